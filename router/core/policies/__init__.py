@@ -1,0 +1,19 @@
+"""Policies: one file each, one signature, and this table of names.
+
+A policy gives each candidate a score, lower is better. It is a pure function; the rotation that
+decides between equals belongs to the scheduler, so that no policy has to be fair by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from router.core.policies.least_loaded import least_loaded
+from router.core.policies.round_robin import round_robin
+from router.core.values import Candidate, Facts
+
+__all__ = ["POLICIES", "Policy"]
+
+Policy = Callable[[Sequence[Candidate], Facts, float, Random], Sequence[float]]
+"""(candidates, facts, now in seconds, random source) -> a score for each candidate."""
+
+POLICIES: dict[str, Policy] = {"round_robin": round_robin, "least_loaded": least_loaded}

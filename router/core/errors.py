@@ -1,0 +1,136 @@
+"""Typed failures: whose fault it is, and what the client is told.
+
+An error knows its HTTP status and its body in OpenAI's shape, as vLLM spells it:
+`{"error": {"message", "type", "param", "code"}}` with the status as code. Nothing here
+knows how an answer is written or which library noticed the failure.
+"""
+
+from typing import ClassVar
+
+import orjson
+
+__all__ = [
+    "BadRequest",
+    "BodyTooLarge",
+    "BodyTooSlow",
+    "EngineFailed",
+    "EngineTimedOut",
+    "InternalError",
+    "LengthRequired",
+    "MethodNotAllowed",
+    "NoEngine",
+    "NotFound",
+    "RouterError",
+    "ShuttingDown",
+    "UnsupportedBody",
+]
+
+
+class RouterError(Exception):
+    """A failure that ends a request with `status` and a body in OpenAI's shape."""
+
+    status: ClassVar[int]
+    type: ClassVar[str]
+    retry_after: ClassVar[int | None] = None
+    """Seconds for the Retry-After header; None sends none."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def body(self) -> bytes:
+        """The JSON body of the error response; also the data of an SSE error frame."""
+        return orjson.dumps(
+            {
+                "error": {
+                    "message": self.message,
+                    "type": self.type,
+                    "param": self.param,
+                    "code": self.status,
+                }
+            }
+        )
+
+
+class BadRequest(RouterError):
+    """The client sent something that no engine could answer."""
+
+    status = 400
+    type = "BadRequestError"
+
+
+class NotFound(RouterError):
+    """Unknown model or route."""
+
+    status = 404
+    type = "NotFoundError"
+
+
+class MethodNotAllowed(RouterError):
+    """The route exists, for another method."""
+
+    status = 405
+    type = "MethodNotAllowedError"
+
+
+class BodyTooSlow(RouterError):
+    """The request's body did not arrive in time."""
+
+    status = 408
+    type = "RequestTimeoutError"
+
+
+class LengthRequired(RouterError):
+    """A POST that declares no body at all."""
+
+    status = 411
+    type = "LengthRequiredError"
+
+
+class BodyTooLarge(RouterError):
+    """The request's body is over the limit."""
+
+    status = 413
+    type = "RequestTooLargeError"
+
+
+class UnsupportedBody(RouterError):
+    """A body that is compressed or not of the route's content type."""
+
+    status = 415
+    type = "UnsupportedMediaTypeError"
+
+
+class InternalError(RouterError):
+    """A fault of the router itself."""
+
+    status = 500
+    type = "InternalServerError"
+
+
+class EngineFailed(RouterError):
+    """An engine broke off, refused, or sent something that is not HTTP."""
+
+    status = 502
+    type = "EngineError"
+
+
+class NoEngine(RouterError):
+    """No engine can take the request now; another moment may do."""
+
+    status = 503
+    type = "ServiceUnavailableError"
+    # Engines that are down are probed every second: sooner than that nothing can change.
+    retry_after: ClassVar[int | None] = 1
+
+
+class ShuttingDown(NoEngine):
+    """The router is going away; another replica will answer."""
+
+
+class EngineTimedOut(RouterError):
+    """An engine stayed silent for longer than the setting allows."""
+
+    status = 504
+    type = "EngineTimeoutError"

@@ -1,0 +1,84 @@
+"""What the shell saw of engines and requests, on its way to the fleet and the metrics."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.core.health import Sight
+from router.core.values import Endpoint, FailureKind, Gauges, Role, Way
+
+__all__ = ["Event", "FellBack", "LegAnswered", "LegFailed", "Probed", "RequestEnded", "Scraped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """A probe of an engine. `cards` are the entries of its /v1/models, None when not learned."""
+
+    endpoint: Endpoint
+    sight: Sight
+    cards: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """A scrape of an engine's /metrics; `own` is what this router had in flight there then."""
+
+    endpoint: Endpoint
+    gauges: Gauges | None
+    own: int
+
+
+@dataclass(frozen=True, slots=True)
+class LegAnswered:
+    """An engine began to answer a leg after `seconds`."""
+
+    endpoint: Endpoint
+    status: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LegFailed:
+    """An engine did not answer a leg, or broke off."""
+
+    endpoint: Endpoint
+    kind: FailureKind
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack:
+    """A leg did not go as planned and the request took another way."""
+
+    leg: Role
+    reason: str
+
+
+@dataclass(slots=True)
+class RequestEnded:
+    """One request's whole story, filled in while it runs and observed once at its end."""
+
+    request_id: str
+    route: str
+    started: float
+    model: str | None = None
+    stream: bool = False
+    tokens: int = 0
+    way: Way | None = None
+    reason: str = ""
+    prefill: Endpoint | None = None
+    decode: Endpoint | None = None
+    fallbacks: list[FellBack] = field(default_factory=list)
+    status: int = 0
+    """The status sent to the client; 0 if it left before one was."""
+    outcome: str = "error"
+    """ok, error, client_left or aborted (by the router's shutdown)."""
+    error: str | None = None
+    prefill_seconds: float | None = None
+    first_byte: float | None = None
+    """When the first byte of the answer's body went to the client; the clock of `started`."""
+    ended: float = 0.0
+    chunks: int = 0
+    """Reads from the engine that were passed on; about one per token at moderate load."""
+    bytes_out: int = 0
+
+
+Event = Probed | Scraped | LegAnswered | LegFailed | FellBack | RequestEnded

@@ -1,0 +1,128 @@
+"""The one parse of a request: from bytes to `Facts`.
+
+The body's bytes are kept as the client sent them. They are serialised anew in one case only: when
+the client sent keys that would tell an engine whose KV cache to read.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from router.core import tokens
+from router.core.errors import BadRequest
+from router.core.values import Facts, Route, RouteKind
+
+__all__ = ["TRANSFER_KEYS", "read"]
+
+TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
+"""They pick the host that a decode engine dials and the blocks it reads: only the router sets
+them (vllm's VLLM_P2P_MAX_PEERS note; server-side request forgery otherwise)."""
+
+
+def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> Facts:
+    """Read a request's body. Raises BadRequest when it must be a JSON object and is not."""
+    if not route.generates:
+        return _pass_through(route, content_type, raw, query)
+    body = _json_object(raw)
+    if _has_transfer_keys(body):
+        body = _without_transfer_keys(body)
+        raw = orjson.dumps(body)
+    estimate = tokens.estimate(route.kind, body)
+    return Facts(
+        route=route,
+        model=_model(body),
+        stream=body.get("stream") is True,
+        tokens=estimate.tokens,
+        rule=estimate.rule,
+        direct_reason=_direct_reason(route.kind, body),
+        raw=raw,
+        body=body,
+        query=query,
+    )
+
+
+def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -> Facts:
+    """Only the model is read; what is not JSON passes unread but for a multipart `model` field."""
+    model = None
+    if b"json" in content_type:
+        body = _json_object(raw)
+        model = _model(body)
+        if _has_transfer_keys(body):
+            raw = orjson.dumps(_without_transfer_keys(body))
+    elif b"multipart/form-data" in content_type:
+        model = _multipart_model(raw)
+    return Facts(route, model, False, 0, tokens.NONE, "route", raw, query=query)
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}", "body") from None
+    if not isinstance(body, dict):
+        raise BadRequest("The body must be a JSON object.", "body")
+    return body
+
+
+def _model(body: Mapping[str, Any]) -> str | None:
+    model = body.get("model")
+    if model is None or isinstance(model, str):
+        return model
+    raise BadRequest("`model` must be a string.", "model")
+
+
+_MULTIPART_MODEL = re.compile(
+    rb'content-disposition:\s*form-data;\s*name="?model"?\s*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n',
+    re.IGNORECASE,
+)
+
+
+def _multipart_model(raw: bytes) -> str | None:
+    found = _MULTIPART_MODEL.search(raw)
+    return found.group(1).decode(errors="replace") if found else None
+
+
+def _has_transfer_keys(body: Mapping[str, Any]) -> bool:
+    xargs = body.get("vllm_xargs")
+    return any(key in body for key in TRANSFER_KEYS) or (
+        isinstance(xargs, dict) and any(key in xargs for key in TRANSFER_KEYS)
+    )
+
+
+def _without_transfer_keys(body: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in body.items() if key not in TRANSFER_KEYS}
+    if isinstance(xargs := kept.get("vllm_xargs"), dict):
+        kept["vllm_xargs"] = _without_transfer_keys(xargs)
+    return kept
+
+
+def _direct_reason(kind: RouteKind, body: Mapping[str, Any]) -> str | None:
+    """Why the request must not be disaggregated; the names are those of the logs and metrics.
+
+    Several answers share one KV reference, which may be read once only (vllm#43509, CVE-2026-94623
+    for prompt lists); prompt logprobs need the prompt computed where they are returned
+    (vllm#27449); beam search ignores the reference; stored responses live in one engine's memory.
+    """
+    if kind is RouteKind.COMPLETIONS and len(tokens.prompts(body.get("prompt"))) > 1:
+        return "several_prompts"
+    return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
+
+
+def _over_one(value: object) -> bool:
+    return isinstance(value, (int, float)) and value > 1
+
+
+_DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
+    ("several_answers", lambda body: _over_one(body.get("n"))),
+    ("best_of", lambda body: _over_one(body.get("best_of"))),
+    ("beam_search", lambda body: bool(body.get("use_beam_search"))),
+    ("prompt_logprobs", lambda body: body.get("prompt_logprobs") is not None),
+    (
+        "echo_logprobs",
+        lambda body: bool(body.get("echo")) and body.get("logprobs") not in (None, False),
+    ),
+    ("stored_response", lambda body: body.get("previous_response_id") is not None),
+    ("background", lambda body: bool(body.get("background"))),
+)

@@ -1,0 +1,62 @@
+"""Which headers pass, in either direction, and the bytes they are written as.
+
+Hop-by-hop headers belong to one connection (RFC 9110 section 7.6.1), as do those that `Connection`
+names. Framing, Host and request ids are written anew for each connection.
+"""
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["Headers", "block", "clean_request_id", "end_to_end", "value"]
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"content-length",
+    }
+)
+
+REQUEST_ONLY = frozenset({b"host", b"expect", b"x-request-id"})
+"""Never copied to an engine: each attempt has its own."""
+
+RESPONSE_ONLY = frozenset({b"x-request-id"})
+"""Never copied to a client: the router names the request."""
+
+# Longer ids are copied by vLLM into every chunk; 128 characters hold two UUIDs and a prefix.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+/=-]{1,128}")
+
+
+def end_to_end(headers: Headers, drop: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers that pass on, less those in `drop`; names are lower case."""
+    items = list(headers)
+    stop = _HOP_BY_HOP | drop
+    for name, value_ in items:
+        if name == b"connection":
+            stop |= {token.strip().lower() for token in value_.split(b",")}
+    return [(name, value_) for name, value_ in items if name not in stop]
+
+
+def block(headers: Headers) -> bytes:
+    """Headers as they stand on the wire, each line ended."""
+    return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+
+
+def value(headers: Headers, name: bytes) -> bytes | None:
+    """The first value of a header; `name` in lower case."""
+    return next((value_ for key, value_ in headers if key == name), None)
+
+
+def clean_request_id(given: bytes | None) -> str | None:
+    """The client's X-Request-Id when it is short and harmless, else None."""
+    text = (given or b"").decode("latin-1")
+    return text if _REQUEST_ID.fullmatch(text) else None

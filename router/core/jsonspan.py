@@ -1,0 +1,82 @@
+"""JSON by its bytes: take one member's value out, or add a member, leaving the rest untouched.
+
+A KV reference must reach the decode engine byte for byte: parsing and serialising it would turn an
+integer over 64 bits into a float. Nothing here builds a tree of the document it edits.
+"""
+
+import json
+import re
+from json.decoder import scanstring  # type: ignore[attr-defined]
+
+__all__ = ["member", "value_end", "with_member"]
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_SCALAR_END = re.compile(rb"[,}\]\s]")
+_decode = json.JSONDecoder().raw_decode
+
+
+def member(document: bytes, key: str) -> bytes | None:
+    """The bytes of a top-level member's value; None when the object has no such member.
+
+    Of members with the same name the last one counts, as in every JSON parser here. Raises
+    ValueError when the document is not a JSON object.
+    """
+    try:
+        return _member(document.decode(), key)
+    except (RecursionError, IndexError) as error:
+        raise ValueError(f"not a JSON object: {error}") from None
+
+
+def _member(text: str, key: str) -> bytes | None:
+    found = None
+    at = _skip(text, 0)
+    if text[at] != "{":
+        raise ValueError("not a JSON object")
+    at = _skip(text, at + 1)
+    while text[at] != "}":
+        if text[at] != '"':
+            raise ValueError(f"no member name at character {at}")
+        name, at = scanstring(text, at + 1, True)
+        at = _skip(text, at)
+        if text[at] != ":":
+            raise ValueError(f"no colon at character {at}")
+        start = _skip(text, at + 1)
+        _, end = _decode(text, start)
+        if name == key:
+            found = text[start:end].encode()
+        at = _skip(text, end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+        elif text[at] != "}":
+            raise ValueError(f"neither a comma nor the end at character {at}")
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None  # the pattern matches the empty string
+    return found.end()
+
+
+def with_member(document: bytes, key: str, value: bytes) -> bytes:
+    """Add a member at the end of a JSON object, which must be valid and not have the key yet."""
+    head = document.rstrip()[:-1]
+    comma = b"" if head.rstrip().endswith(b"{") else b","
+    return b'%b%b"%b":%b}' % (head, comma, key.encode(), value)
+
+
+def value_end(document: bytes, start: int) -> int:
+    """Where the JSON value that begins at `start` ends; the document's length if it is cut off."""
+    if document[start : start + 1] not in (b'"', b"{", b"["):
+        found = _SCALAR_END.search(document, start)
+        return found.start() if found else len(document)
+    depth = 0
+    for token in _TOKEN.finditer(document, start):
+        if token.group() in (b"{", b"["):
+            depth += 1
+        elif token.group() in (b"}", b"]"):
+            depth -= 1
+        if depth == 0:
+            return token.end()
+    return len(document)

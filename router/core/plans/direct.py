@@ -1,0 +1,56 @@
+"""direct: the client's own request to one decode engine, or to the next one if that is safe."""
+
+from collections.abc import Generator
+from typing import Any
+
+from router.core.errors import NoEngine
+from router.core.events import FellBack
+from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
+from router.core.retry import ATTEMPTS, BUSY, error_of, may_move, reason_of
+from router.core.values import Endpoint, Facts, Reply, Role
+
+__all__ = ["conclude", "direct", "plain"]
+
+NOBODY: frozenset[Endpoint] = frozenset()
+
+
+def direct(facts: Facts) -> Plan:
+    """Choose a decode engine and let it do everything."""
+    endpoint = yield Lease(Role.DECODE)
+    yield from plain(facts, endpoint)
+
+
+def plain(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBODY) -> Plan:
+    """Send the client's body to a leased decode engine; move on while that is safe."""
+    for tries_left in reversed(range(ATTEMPTS)):
+        outcome = yield Stream(endpoint, facts.path, facts.raw, keep=BUSY)
+        if outcome is None:
+            return
+        tried |= {endpoint}
+        other = None
+        if tries_left and may_move(outcome, facts):
+            other = yield from move(endpoint, tried, outcome)
+        if other is None:
+            yield from conclude(outcome)
+            return
+        endpoint = other
+
+
+def move(
+    endpoint: Endpoint, tried: frozenset[Endpoint], outcome: Outcome
+) -> Generator[Step, Any, Endpoint | None]:
+    """Give an endpoint back and lease another one; None when there is no other."""
+    yield Release(endpoint)
+    try:
+        other = yield Lease(endpoint.role, tried)
+    except NoEngine:
+        return None
+    yield FellBack(endpoint.role, reason_of(outcome))
+    return other  # type: ignore[no-any-return]
+
+
+def conclude(outcome: Outcome) -> Plan:
+    """Give the client the engine's own answer, or raise what its failure means."""
+    if not isinstance(outcome, Reply):
+        raise error_of(outcome)
+    yield Send(outcome)

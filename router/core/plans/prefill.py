@@ -1,0 +1,84 @@
+"""The prefill leg, common to all connectors: the body that is asked, and who is asked next."""
+
+from collections.abc import Generator
+from typing import Any
+
+from router.core.errors import NoEngine
+from router.core.events import FellBack
+from router.core.plans.steps import Call, Lease, Release, Step
+from router.core.retry import reason_of
+from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
+
+__all__ = ["body_for_prefill", "prefill"]
+
+ATTEMPTS = 2
+"""Prefill engines that are asked before the decode engine computes the prompt itself: each try
+adds its whole delay to the time to first token."""
+
+
+def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply | None]:
+    """A prefill engine's good reply, or its 4xx; None when the decode engine must do without.
+
+    Each engine that fails is recorded. The lease ends with the reply.
+    """
+    tried: frozenset[Endpoint] = frozenset()
+    for _ in range(ATTEMPTS):
+        try:
+            endpoint = yield Lease(Role.PREFILL, tried)
+        except NoEngine:
+            if not tried:
+                yield FellBack(Role.PREFILL, "no_prefill_engine")
+            return None
+        outcome = yield Call(endpoint, path, body)
+        yield Release(endpoint)
+        if isinstance(outcome, Reply) and outcome.status < 500:
+            return outcome
+        yield FellBack(Role.PREFILL, reason_of(outcome))
+        tried |= {endpoint}
+    return None
+
+
+_ONE_TOKEN = {RouteKind.RESPONSES: "max_output_tokens"}
+_DROP = frozenset(
+    {
+        "stream_options",  # 400 without stream
+        "min_tokens",  # 400 when above max_tokens
+        "min_completion_tokens",
+        "stop",
+        "stop_token_ids",
+        "stop_sequences",  # the name of `stop` on /v1/messages
+        "best_of",
+    }
+)
+
+
+def body_for_prefill(facts: Facts) -> dict[str, Any]:
+    """The client's body, made to produce one token and to end for its length.
+
+    Up to vLLM 0.20 an engine hands its KV cache over only when it ended for length, so nothing
+    else may end it: no stop strings, no end-of-sequence.
+    """
+    body = {key: value for key, value in facts.body.items() if key not in _DROP}
+    body[_ONE_TOKEN.get(facts.route.kind, "max_tokens")] = 1
+    if "max_completion_tokens" in body:  # on chat it takes precedence over max_tokens
+        body["max_completion_tokens"] = 1
+    if "n" in body:
+        body["n"] = 1
+    if _forces_a_tool(body.get("tool_choice")):
+        body["tool_choice"] = _no_tool(body["tool_choice"])
+    body["ignore_eos"] = True
+    body["stream"] = False
+    return body
+
+
+def _forces_a_tool(choice: object) -> bool:
+    """One token is no valid call of a required or named tool: vLLM answers 400 or 500 to it."""
+    return choice in ("required", "any") or (
+        isinstance(choice, dict) and choice.get("type") not in ("auto", "none")
+    )
+
+
+def _no_tool(choice: object) -> object:
+    """The tools themselves stay: they are part of the prompt."""
+    is_messages = isinstance(choice, dict) and choice.get("type") in ("any", "tool")
+    return {"type": "none"} if is_messages else "none"

@@ -1,0 +1,98 @@
+"""The steps of a plan, and what each is answered with.
+
+A plan is a generator: it yields steps and is sent their answers, and never touches a socket or a
+clock. Whoever runs it (`net/exchange.py`, or a test) answers:
+
+| step | answer |
+|---|---|
+| `Lease` | the leased `Endpoint`; `NoEngine` is raised inside the plan when there is none |
+| `Release` | None |
+| `Call` | a `Reply` or a `Failure` |
+| `Stream` | None once the answer went to the client, else the `Reply` or `Failure` that did not |
+| `AwaitKV` | True when the KV cache is ready, False when the time is up |
+| `FellBack` | None |
+| `Send` | None |
+
+The plan ends after a `Stream` that answered None, after a `Send`, or by raising a `RouterError`.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from router.core.events import FellBack
+from router.core.values import Endpoint, Failure, Reply, Role
+
+__all__ = ["AwaitKV", "Call", "Lease", "Plan", "Release", "Send", "Splice", "Step", "Stream"]
+
+
+class Splice(Protocol):
+    """Rewrites an engine's answer on its way to the client."""
+
+    def events(self, data: bytes) -> bytes:
+        """Rewrite whole SSE events."""
+
+    def body(self, data: bytes) -> bytes:
+        """Rewrite a whole JSON body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Choose an endpoint of `role`, not one of `exclude`, and count this request there."""
+
+    role: Role
+    exclude: frozenset[Endpoint] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Stop counting this request on an endpoint."""
+
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """POST and read the whole reply into memory."""
+
+    endpoint: Endpoint
+    path: str
+    body: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """POST and pass the reply on to the client, unless it turns out to be one to keep back.
+
+    Replies with a status in `keep` come back to the plan. With `hold` the head waits for the
+    first content: an error event before it comes back as a `Reply` with that error's status.
+    `replay` allows sending the request a second time when a pooled connection was closed under it.
+    """
+
+    endpoint: Endpoint
+    path: str
+    body: bytes = field(repr=False)
+    keep: frozenset[int] = frozenset()
+    hold: bool = False
+    replay: bool = True
+    splice: Splice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitKV:
+    """Wait until `count` ranks of a prefill engine have reported `transfer_id` as sent."""
+
+    transfer_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Answer the client from memory."""
+
+    reply: Reply = field(repr=False)
+
+
+Step = Lease | Release | Call | Stream | AwaitKV | FellBack | Send
+Outcome = Reply | Failure
+Plan = Generator[Step, Any, None]

@@ -1,0 +1,19 @@
+"""least_loaded: the fewest requests in flight, this router's and everybody else's."""
+
+from collections.abc import Sequence
+from random import Random
+
+from router.core.values import Candidate, Facts
+
+__all__ = ["least_loaded"]
+
+
+def least_loaded(
+    candidates: Sequence[Candidate], _facts: Facts, _now: float, _rng: Random
+) -> Sequence[float]:
+    """Own in-flight requests, which are exact and immediate, plus what the gauges say of others.
+
+    A candidate whose gauges are missing counts its own requests only. With no counts to tell
+    engines apart all scores are equal, and the choice is round-robin.
+    """
+    return [float(c.in_flight + (c.others or 0)) for c in candidates]

@@ -1,0 +1,15 @@
+"""round_robin: all candidates are equal, so the rotation decides."""
+
+from collections.abc import Sequence
+from random import Random
+
+from router.core.values import Candidate, Facts
+
+__all__ = ["round_robin"]
+
+
+def round_robin(
+    candidates: Sequence[Candidate], _facts: Facts, _now: float, _rng: Random
+) -> Sequence[float]:
+    """The same score for everybody."""
+    return [0.0] * len(candidates)

@@ -1,0 +1,41 @@
+"""What may be tried again elsewhere, and when it may not."""
+
+from router.core.errors import EngineFailed, EngineTimedOut, RouterError
+from router.core.values import Facts, Failure, FailureKind, Reply
+
+__all__ = ["ATTEMPTS", "BUSY", "error_of", "may_move", "reason_of"]
+
+ATTEMPTS = 3
+"""Engines that one leg tries. A request that kills engines must not meet them all."""
+
+BUSY = frozenset({503})
+"""An engine's 503 means that it took nothing on: vLLM's admission control says "try again on a
+different instance"."""
+
+
+def may_move(outcome: Reply | Failure, facts: Facts) -> bool:
+    """Whether the leg may be sent to another engine; nothing has gone to the client yet.
+
+    Always when the engine took nothing on. After a reset it may have: a generation can be computed
+    twice without harm, one that leaves something behind in the engine cannot. A silent engine may
+    still be at work, and the client has waited long enough to be told so.
+    """
+    if isinstance(outcome, Reply):
+        return outcome.status in BUSY
+    if outcome.kind is FailureKind.REFUSED:
+        return True
+    leaves_traces = facts.body.get("background") or facts.body.get("store")
+    return outcome.kind in (FailureKind.RESET, FailureKind.BROKEN) and not leaves_traces
+
+
+def reason_of(outcome: Reply | Failure) -> str:
+    """A bounded name for what went wrong, for logs and metrics."""
+    if isinstance(outcome, Failure):
+        return outcome.kind
+    return "busy" if outcome.status in BUSY else f"status_{outcome.status // 100}xx"
+
+
+def error_of(failure: Failure) -> RouterError:
+    """What the client is told."""
+    kind = EngineTimedOut if failure.kind is FailureKind.TIMEOUT else EngineFailed
+    return kind(failure.message)

@@ -1,0 +1,43 @@
+"""The routes that reach an engine: an explicit list, so that nothing else can.
+
+An engine's administration (/sleep, /wake_up, /reset_prefix_cache, /collective_rpc,
+/v1/load_lora_adapter, ...) is absent on purpose. A path is looked up after percent-decoding and
+the engine is asked for the path as spelled here, never as the client spelled it.
+"""
+
+from router.core.values import Route, RouteKind
+
+__all__ = ["ROUTES"]
+
+_GENERATION = {
+    "/v1/chat/completions": RouteKind.CHAT,
+    "/v1/completions": RouteKind.COMPLETIONS,
+    "/v1/responses": RouteKind.RESPONSES,
+    "/v1/messages": RouteKind.MESSAGES,
+}
+
+_PASS_THROUGH = (
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v2/embed",
+    "/pooling",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/audio/speech",
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/tokenize",
+    "/detokenize",
+)
+
+ROUTES: dict[str, Route] = {
+    **{path: Route(path, kind) for path, kind in _GENERATION.items()},
+    **{path: Route(path, RouteKind.PASS_THROUGH) for path in _PASS_THROUGH},
+}
+"""POST routes by decoded path."""

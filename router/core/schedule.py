@@ -1,0 +1,90 @@
+"""The scheduler: facts and the fleet in, a decision and an endpoint out, with the reasons.
+
+Selection and lease are one step, so two requests never see the same free place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from router.core import threshold
+from router.core.errors import BadRequest, NoEngine, NotFound
+from router.core.fleet import Fleet
+from router.core.ledger import Lease
+from router.core.policies import Policy
+from router.core.values import Candidate, Decision, Endpoint, Facts, Role
+
+__all__ = ["Ranking", "Scheduler"]
+
+NOBODY: frozenset[Endpoint] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The candidates with their scores, and the place of the chosen one."""
+
+    candidates: tuple[Candidate, ...]
+    scores: tuple[float, ...]
+    chosen: int
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The chosen endpoint."""
+        return self.candidates[self.chosen].endpoint
+
+
+class Scheduler:
+    """Decides for one router process. Holds the rotation of each role, nothing else."""
+
+    def __init__(
+        self, fleet: Fleet, policies: dict[Role, Policy], threshold: int, rng: Random
+    ) -> None:
+        self._fleet = fleet
+        self._policies = policies
+        self._threshold = threshold
+        self._rng = rng
+        self._last = dict.fromkeys(Role, -1)
+
+    def decide(self, facts: Facts) -> Decision:
+        """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
+        self._check_model(facts)
+        return threshold.decide(facts, self._threshold, bool(self._fleet.pool(Role.PREFILL)))
+
+    def lease(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> Lease:
+        """Choose an endpoint and lease it, in one step. Raises NoEngine when there is none."""
+        ranking = self.rank(role, facts, exclude, now)
+        self._last[role] = ranking.candidates[ranking.chosen].ordinal
+        return self._fleet.lease(ranking.endpoint, facts.tokens)
+
+    def rank(
+        self, role: Role, facts: Facts, exclude: frozenset[Endpoint] = NOBODY, now: float = 0.0
+    ) -> Ranking:
+        """Score the candidates without taking anything. Raises NoEngine when there is none."""
+        candidates = self._fleet.candidates(role, facts.model, exclude, now)
+        if not candidates:
+            raise NoEngine(f"No {role} engine is available for this request; try again later.")
+        scores = self._policies[role](candidates, facts, now, self._rng)
+        chosen = _next_among_best(candidates, scores, self._last[role])
+        return Ranking(tuple(candidates), tuple(scores), chosen)
+
+    def _check_model(self, facts: Facts) -> None:
+        known = self._fleet.known_models()
+        if facts.model is None:
+            if len(known) > 1:
+                names = ", ".join(sorted(known))
+                raise BadRequest(f"`model` is required; this router serves {names}.", "model")
+        elif known and facts.model not in known and not self._some_model_is_unknown():
+            # vLLM's own words for it.
+            raise NotFound(f"The model `{facts.model}` does not exist.", "model")
+
+    def _some_model_is_unknown(self) -> bool:
+        """Whether a usable engine has not told what it serves (its /v1/models needs a key)."""
+        pool = self._fleet.pool(Role.DECODE)
+        return any(m.models is None and m.health.is_usable for m in pool)
+
+
+def _next_among_best(candidates: Sequence[Candidate], scores: Sequence[float], last: int) -> int:
+    """The place of the best score; among equals the first one behind the last choice, in order."""
+    best = min(scores)
+    places = [place for place, score in enumerate(scores) if score == best]
+    return next((p for p in places if candidates[p].ordinal > last), places[0])

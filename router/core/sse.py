@@ -1,0 +1,147 @@
+"""Server-sent events by their bytes: where an event ends, and which is the first that matters.
+
+The reader never parses more than it is asked to: the relay asks only where whole events end, and
+looks into events only until the first one that carries content or an error.
+"""
+
+import re
+from enum import Enum, auto
+from typing import Any
+
+import orjson
+
+from router.core.errors import RouterError
+
+__all__ = [
+    "DONE",
+    "MAX_EVENT_BYTES",
+    "Cutter",
+    "First",
+    "data_of",
+    "error_frame",
+    "events",
+    "first_sign",
+]
+
+DONE = b"data: [DONE]\n\n"
+
+MAX_EVENT_BYTES = 4 << 20
+"""An event larger than this passes in pieces: holding it back would not be bounded. The first
+chunk of a chat can carry the prompt's token ids, about 0.5 MB for 60k tokens."""
+
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+
+
+class Cutter:
+    """Cuts a stream of bytes at the ends of events, so that only whole events are passed on.
+
+    A stream that breaks in the middle of an event can then still end in a valid error frame.
+    """
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The whole events that `data` completes; what follows them is kept."""
+        if self._tail:
+            data = self._tail + data
+            self._tail = b""
+        if data.endswith(b"\n\n"):
+            return data
+        cut = _last_end(data)
+        if cut == 0 and len(data) > MAX_EVENT_BYTES:
+            return data
+        self._tail = data[cut:]
+        return data[:cut]
+
+    def rest(self) -> bytes:
+        """What came after the last whole event."""
+        rest, self._tail = self._tail, b""
+        return rest
+
+
+def _last_end(data: bytes) -> int:
+    """The offset behind the last event end, 0 if there is none."""
+    cut = data.rfind(b"\n\n") + 2
+    crlf = data.rfind(b"\n\r\n") + 3
+    return max(cut if cut > 1 else 0, crlf if crlf > 2 else 0)
+
+
+def events(data: bytes) -> list[bytes]:
+    """Split whole events; each keeps its terminator."""
+    ends = [found.end() for found in _EVENT_END.finditer(data)]
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def data_of(event: bytes) -> bytes:
+    """The data of one event, its lines joined; empty for a comment."""
+    lines = [line for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
+
+
+class First(Enum):
+    """What an event means to a client that has seen nothing yet."""
+
+    PREAMBLE = auto()
+    """A comment, a role, an empty delta: it can still be replaced."""
+    CONTENT = auto()
+    """The answer has begun."""
+    ERROR = auto()
+    """The engine reports a failure."""
+
+
+_PREAMBLE_TYPES = frozenset(
+    {
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "message_start",
+        "content_block_start",
+        "ping",
+    }
+)
+
+
+def first_sign(event: bytes) -> First:
+    """Classify an event; anything not understood is content, so that nothing is held for ever."""
+    data = data_of(event)
+    if not data:
+        return First.PREAMBLE
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return First.CONTENT
+    if not isinstance(document, dict):
+        return First.CONTENT
+    if document.get("error") or document.get("type") in ("error", "response.failed"):
+        return First.ERROR
+    return First.PREAMBLE if _is_preamble(document) else First.CONTENT
+
+
+def _is_preamble(document: dict[str, Any]) -> bool:
+    if "choices" in document:
+        choices = document["choices"]
+        return bool(choices) and all(_is_empty(choice) for choice in choices)
+    return document.get("type") in _PREAMBLE_TYPES
+
+
+# A chat delta's fields that say nothing by themselves.
+_SILENT_FIELDS = frozenset({"role"})
+
+
+def _is_empty(choice: object) -> bool:
+    if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
+        return False
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return choice.get("text") == ""
+    return not any(value for field, value in delta.items() if field not in _SILENT_FIELDS)
+
+
+def error_frame(error: RouterError) -> bytes:
+    """The end of a stream that failed: the error as an event, then the terminator."""
+    return b"data: %b\n\n%b" % (error.body(), DONE)

@@ -1,0 +1,66 @@
+"""Engine URLs: one spelling for each, and the parts a connection needs."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+__all__ = ["Origin", "normalise", "origin"]
+
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an engine listens: `host` without brackets, `prefix` without a trailing slash."""
+
+    host: str
+    port: int
+    tls: bool
+    prefix: str
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == DEFAULT_PORTS[self._scheme] else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The normalised URL."""
+        return f"{self._scheme}://{self.authority}{self.prefix}"
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.tls else "http"
+
+
+def origin(url: str) -> Origin:
+    """Split an engine's base URL.
+
+    Single-label hosts, IPv6 literals, https and a path prefix are accepted. Raises ValueError,
+    naming the URL, for anything that is not an http(s) base URL.
+    """
+    text = url.strip()
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{url!r} is not a URL: {error}") from None
+    if parts.scheme not in DEFAULT_PORTS:
+        raise ValueError(f"{url!r} must start with http:// or https://")
+    if not parts.hostname or any(c.isspace() or ord(c) < 32 for c in text):
+        raise ValueError(f"{url!r} names no host")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(f"{url!r} must hold no credentials, query or fragment")
+    if port == 0:
+        raise ValueError(f"{url!r} has port 0")
+    return Origin(
+        host=parts.hostname,
+        port=port or DEFAULT_PORTS[parts.scheme],
+        tls=parts.scheme == "https",
+        prefix=parts.path.rstrip("/"),
+    )
+
+
+def normalise(url: str) -> str:
+    """The one spelling by which URLs compare: `HTTP://D0:80/` is `http://d0`."""
+    return origin(url).url

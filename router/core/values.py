@@ -1,0 +1,156 @@
+"""The nouns: frozen, and free of behaviour beyond naming themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Candidate",
+    "Decision",
+    "Endpoint",
+    "Facts",
+    "Failure",
+    "FailureKind",
+    "Gauges",
+    "Reply",
+    "Role",
+    "Route",
+    "RouteKind",
+    "Way",
+]
+
+
+class Role(StrEnum):
+    """What an engine does for a request; also the name of the leg."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Way(StrEnum):
+    """A request's way through the pools."""
+
+    DIRECT = "direct"
+    REMOTE = "remote_prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An engine's address in a role. `url` is normalised."""
+
+    url: str
+    role: Role
+
+
+class RouteKind(StrEnum):
+    """How a route is treated."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    PASS_THROUGH = "pass_through"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path that the router serves and its kind. The path is also what the engine is asked."""
+
+    path: str
+    kind: RouteKind
+
+    @property
+    def generates(self) -> bool:
+        """Whether the route produces tokens, and so may be prefilled remotely."""
+        return self.kind is not RouteKind.PASS_THROUGH
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that is decided from a request; read once, from one parse of its body."""
+
+    route: Route
+    model: str | None
+    stream: bool
+    tokens: int
+    """Estimated input tokens."""
+    rule: str
+    """The rule that gave `tokens`."""
+    direct_reason: str | None
+    """Why this request must not be disaggregated, or None."""
+    raw: bytes = field(repr=False)
+    """The body as bytes, without the keys that clients may not send."""
+    body: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    """The same body parsed (read-only); empty for pass-through routes that are not JSON."""
+    query: bytes = b""
+    """The query string, without its question mark."""
+
+    @property
+    def path(self) -> str:
+        """The request target for the engine."""
+        return (
+            f"{self.route.path}?{self.query.decode('latin-1')}" if self.query else self.route.path
+        )
+
+
+class Candidate(NamedTuple):
+    """What a policy sees of an endpoint."""
+
+    endpoint: Endpoint
+    ordinal: int
+    """The endpoint's place in its pool; stable for the life of the process."""
+    in_flight: int
+    """Requests of this router that are on the endpoint now."""
+    tokens: int
+    """Their estimated input tokens."""
+    others: int | None
+    """Requests that others put there, from the engine's gauges; None when not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which way a request goes, and why."""
+
+    way: Way
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What an engine's /metrics says of its load; None where a gauge is missing."""
+
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Share of the KV cache in use, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An engine's whole answer, in memory."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = field(repr=False, default=b"")
+
+
+class FailureKind(StrEnum):
+    """How an engine failed to answer."""
+
+    REFUSED = "refused"
+    """No connection came about: the engine never saw the request."""
+    RESET = "reset"
+    """The connection broke before the answer began; the engine may have seen the request."""
+    BROKEN = "broken"
+    """The answer began and broke off, or is not HTTP."""
+    TIMEOUT = "timeout"
+    """Silence for longer than the setting allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An engine that did not answer."""
+
+    kind: FailureKind
+    message: str
