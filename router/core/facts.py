@@ -110,8 +110,12 @@ def _direct_reason(kind: RouteKind, body: Mapping[str, Any]) -> str | None:
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
 
 
-def _over_one(value: object) -> bool:
-    return isinstance(value, (int, float)) and value > 1
+def _over_one(value: Any) -> bool:
+    """vLLM's request models are lax: "2" is a number there."""
+    try:
+        return float(value) > 1
+    except (TypeError, ValueError):
+        return False
 
 
 _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (

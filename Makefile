@@ -1,0 +1,34 @@
+# The same commands at home and in CI. PYTHON is the interpreter that the environment is made from.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test check test-engines clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	command -v kubectl >/dev/null || { apt-get update -qq && apt-get install -y -qq kubernetes-client; }
+	touch $@
+
+demo: install
+	$(BIN)/pd-router demo
+
+test: install
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test-engines: install
+	$(BIN)/python -m tests.engines.lab install
+	$(BIN)/python -m pytest -m engines tests/engines
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* build *.egg-info

@@ -1,0 +1,182 @@
+"""One keep-alive HTTP/1.1 connection to an engine, as an asyncio protocol.
+
+It parses answers and hands them to a sink: the head, then one piece of body per read, then the
+end. It does not know what is done with them, and decides nothing about retries.
+"""
+
+import asyncio
+from typing import Protocol
+
+import httptools
+
+from router.core.values import Failure, FailureKind
+
+__all__ = ["EngineConnection", "HeaderList", "Owner", "Sink"]
+
+HeaderList = list[tuple[bytes, bytes]]
+
+
+class Sink(Protocol):
+    """Takes one answer. `on_end` or `on_lost` comes last, exactly once, unless it is aborted."""
+
+    def on_head(self, status: int, headers: HeaderList) -> None:
+        """The status and headers (names in lower case) have arrived."""
+
+    def on_data(self, data: bytes) -> None:
+        """The body bytes of one read have arrived."""
+
+    def on_end(self) -> None:
+        """The answer is complete."""
+
+    def on_lost(self, failure: Failure) -> None:
+        """The answer will not be completed."""
+
+
+class Owner(Protocol):
+    """The pool that a connection returns to."""
+
+    def put(self, connection: "EngineConnection") -> None:
+        """The connection is idle and may be used again."""
+
+    def forget(self, connection: "EngineConnection") -> None:
+        """The connection is closed."""
+
+
+class EngineConnection(asyncio.Protocol):
+    """Sends one request at a time and feeds its answer to the request's sink."""
+
+    def __init__(self, owner: Owner, name: str) -> None:
+        self._owner = owner
+        self._name = name
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpResponseParser(self)
+        self._sink: Sink | None = None
+        self._headers: HeaderList = []
+        self._parts: list[bytes] = []
+        self._status = 0
+        self._head_ready = False
+        self._has_head = False
+        self._until_close = False
+        self._complete = False
+        self._keep_alive = False
+        self._excess = False
+        self.idle_since = 0.0
+        """When the pool got it back; the pool's clock."""
+
+    # What the relay calls.
+
+    def start(self, head: bytes, body: bytes, sink: Sink) -> None:
+        """Send a request; its answer goes to `sink`."""
+        self._sink = sink
+        self._has_head = self._complete = False
+        self._transport.writelines((head, body))
+
+    def abort(self) -> None:
+        """Close at once, which tells the engine to stop; the sink hears nothing more."""
+        self._sink = None
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        """Let the kernel's buffers, and then the engine, wait for a slow client."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take up reading again."""
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the connection is of no more use."""
+        return self._transport.is_closing()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        """Parse one read and pass on what it held."""
+        sink = self._sink
+        if sink is None:  # an engine speaks only when asked; what else it says is no answer
+            self._transport.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(FailureKind.BROKEN, f"sent what is not HTTP: {error}")
+            return
+        if self._head_ready:
+            self._head_ready = False
+            headers, self._headers = self._headers, []
+            sink.on_head(self._status, headers)
+        if self._parts and self._sink is sink:
+            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            sink.on_data(data)
+        if self._complete and self._sink is sink:
+            self._finish(sink)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the sink, if it still waits."""
+        self._owner.forget(self)
+        if self._sink is None:
+            return
+        if self._has_head and self._until_close and exc is None:
+            sink, self._sink = self._sink, None
+            sink.on_end()
+        elif self._has_head:
+            self._fail(FailureKind.BROKEN, "closed the connection in the middle of its answer")
+        else:
+            self._fail(FailureKind.RESET, "closed the connection before it answered")
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """An answer begins; a second one was never asked for."""
+        self._excess = self._complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header."""
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is there, unless it is an interim answer (100 Continue, 103)."""
+        self._status = self._parser.get_status_code()
+        if self._status < 200:
+            return
+        self._head_ready = self._has_head = True
+        self._until_close = not any(
+            name in (b"content-length", b"transfer-encoding") for name, _ in self._headers
+        )
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a piece of body."""
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        if self._status < 200:
+            self._headers = []
+            return
+        self._complete = True
+        self._keep_alive = self._parser.should_keep_alive()
+
+    # What follows from it.
+
+    def _finish(self, sink: Sink) -> None:
+        self._sink = None
+        all_sent = self._transport.get_write_buffer_size() == 0
+        if self._keep_alive and not self._excess and all_sent and not self._transport.is_closing():
+            self._owner.put(self)
+        else:
+            self._transport.abort()
+        sink.on_end()
+
+    def _fail(self, kind: FailureKind, what: str) -> None:
+        sink, self._sink = self._sink, None
+        self._transport.abort()
+        if sink is not None:
+            sink.on_lost(Failure(kind, f"The engine at {self._name} {what}."))

@@ -1,0 +1,292 @@
+"""What becomes of one engine's answer: read into memory, or passed on to the client.
+
+A `Relay` passes bytes from the engine's read callback to the client's transport with no task
+switch in between; the request's task sleeps on `outcome` until the answer is over. Its current
+handler of body bytes is its state: keep, hold, events, whole body, or as it comes.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from router.core import headers as http
+from router.core.errors import EngineFailed, EngineTimedOut, RouterError
+from router.core.events import RequestEnded
+from router.core.plans.steps import Stream
+from router.core.redact import redact
+from router.core.sse import Cutter, First, events, first_sign
+from router.core.values import Failure, FailureKind, Reply
+from router.net.client import ClientReply
+from router.net.engine_connection import EngineConnection, HeaderList
+
+__all__ = ["Collector", "Relay"]
+
+MAX_REPLY_BYTES = 256 << 20
+"""The largest reply that is read into memory; more is an engine out of its mind. A unary reply
+with logprobs for 100k tokens stays under a third of it."""
+
+
+class Collector:
+    """Reads a whole reply into memory."""
+
+    def __init__(self, seen: Callable[[int], None]) -> None:
+        self.outcome: asyncio.Future[Reply | Failure] = asyncio.get_running_loop().create_future()
+        self.connection: EngineConnection | None = None
+        self._seen = seen
+        self._reply = Reply(0)
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def on_head(self, status: int, headers: HeaderList) -> None:
+        """Keep the head."""
+        self._seen(status)
+        self._reply = Reply(status, tuple(headers))
+
+    def on_data(self, data: bytes) -> None:
+        """Keep a piece of body."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > MAX_REPLY_BYTES and self.connection is not None:
+            self.connection.abort()
+            self.on_lost(Failure(FailureKind.BROKEN, "The engine's reply is too large."))
+
+    def on_end(self) -> None:
+        """The reply is whole."""
+        reply = Reply(self._reply.status, self._reply.headers, b"".join(self._parts))
+        _settle(self.outcome, reply)
+
+    def on_lost(self, failure: Failure) -> None:
+        """There will be no reply."""
+        _settle(self.outcome, failure)
+
+    def close(self) -> None:
+        """Stop the engine's work if it is not over."""
+        if self.connection is not None and not self.outcome.done():
+            self.connection.abort()
+
+
+class Relay:
+    """Passes one engine's answer on to the client, or keeps it back as the step demands."""
+
+    def __init__(
+        self,
+        step: Stream,
+        reply: ClientReply,
+        record: RequestEnded,
+        *,
+        generates: bool,
+        extra_headers: HeaderList,
+        first_byte_seconds: float,
+        idle_seconds: float,
+        seen: Callable[[int], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Reply | Failure | None] = self._loop.create_future()
+        self.connection: EngineConnection | None = None
+        self._step = step
+        self._reply = reply
+        self._record = record
+        self._generates = generates
+        self._extra_headers = extra_headers
+        self._idle_seconds = idle_seconds
+        self._first_byte_seconds = first_byte_seconds
+        self._seen = seen
+        self._head = Reply(0)
+        self._cutter = Cutter()
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._is_stream = False
+        self._asked_at = self._loop.time()
+        self._heard_at: float | None = None
+        self._timer = self._loop.call_later(first_byte_seconds, self._check_silence)
+        self._on_data: Callable[[bytes], None] = self._collect
+        self._on_end: Callable[[], None] = self._end_kept
+
+    # The engine connection's side.
+
+    def on_head(self, status: int, headers: HeaderList) -> None:
+        """Choose what becomes of the body."""
+        self._seen(status)
+        self._head = Reply(status, tuple(headers))
+        kind = http.value(headers, b"content-type") or b""
+        if status in self._step.keep:
+            return
+        if self._generates and kind.startswith(b"text/event-stream"):
+            self._is_stream = True
+            self._on_data = self._hold if self._step.hold else self._pass_events
+            self._on_end = self._end_events
+            if not self._step.hold:
+                self._start(None)
+                self._loop.call_soon(self._flush)
+        elif self._generates:
+            self._on_end = self._end_whole
+        else:
+            self._start(_length(headers))
+            self._on_data = self._pass
+            self._on_end = self._end
+
+    def on_data(self, data: bytes) -> None:
+        """Take one read's worth of body."""
+        self._heard_at = self._loop.time()
+        self._on_data(data)
+
+    def on_end(self) -> None:
+        """The engine's answer is complete."""
+        self._on_end()
+
+    def on_lost(self, failure: Failure) -> None:
+        """The engine broke off: an error frame if the client has seen a stream, else its plan."""
+        self._break_off(EngineFailed(failure.message), failure)
+
+    def close(self) -> None:
+        """Stop: the timer, and the engine's work if it is not over."""
+        self._timer.cancel()
+        self._reply.unbind()
+        if self.connection is not None and not self.outcome.done():
+            self.connection.abort()
+
+    # Handlers of body bytes, and of their end.
+
+    def _collect(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > MAX_REPLY_BYTES:
+            self._stop(Failure(FailureKind.BROKEN, "The engine's reply is too large."))
+
+    def _end_kept(self) -> None:
+        self._settle(Reply(self._head.status, self._head.headers, b"".join(self._parts)))
+
+    def _end_whole(self) -> None:
+        body = redact(b"".join(self._parts))
+        if self._step.splice is not None and self._head.status < 400:
+            body = self._step.splice.body(body)
+        self._start(len(body))
+        self._write(body)
+        self._end()
+
+    def _pass(self, data: bytes) -> None:
+        self._write(data)
+
+    def _pass_events(self, data: bytes) -> None:
+        data = self._cutter.feed(data)
+        if data:
+            self._write(self._clean(data))
+
+    def _hold(self, data: bytes) -> None:
+        data = self._cutter.feed(data)
+        for event in events(data):
+            sign = first_sign(event)
+            if sign is First.ERROR:
+                self._stop(Reply(_status_of(event), self._head.headers, event))
+                return
+            if sign is First.CONTENT:
+                break
+        else:
+            self._parts.append(data)
+            return
+        self._parts.append(data)
+        self._release_hold()
+
+    def _release_hold(self) -> None:
+        self._start(None)
+        self._on_data = self._pass_events
+        held, self._parts = b"".join(self._parts), []
+        if held:
+            self._write(self._clean(held))
+
+    def _end_events(self) -> None:
+        if not self._reply.is_started:
+            self._release_hold()
+        if rest := self._cutter.rest():
+            self._write(self._clean(rest))
+        self._end()
+
+    def _end(self) -> None:
+        self._reply.finish()
+        self._settle(None)
+
+    # What they share.
+
+    def _start(self, length: int | None) -> None:
+        passed = http.end_to_end(self._head.headers, http.RESPONSE_ONLY)
+        block = http.block([*passed, *self._extra_headers])
+        self._reply.start(self._head.status, block, length, is_stream=self._is_stream)
+        self._record.status = self._head.status
+        if self.connection is not None:
+            self._reply.bind(self.connection)
+
+    def _flush(self) -> None:
+        if not self.outcome.done():
+            self._reply.flush()
+
+    def _clean(self, data: bytes) -> bytes:
+        data = redact(data)
+        return data if self._step.splice is None else self._step.splice.events(data)
+
+    def _write(self, data: bytes) -> None:
+        record = self._record
+        if record.first_byte is None:
+            record.first_byte = time.monotonic()
+        record.chunks += 1
+        record.bytes_out += len(data)
+        self._reply.write(data)
+
+    def _settle(self, outcome: Reply | Failure | None) -> None:
+        self._timer.cancel()
+        self._reply.unbind()
+        _settle(self.outcome, outcome)
+
+    def _stop(self, outcome: Reply | Failure) -> None:
+        """Enough is known: the engine need not go on."""
+        if self.connection is not None:
+            self.connection.abort()
+        self._settle(outcome)
+
+    def _check_silence(self) -> None:
+        """Fires when silence may have lasted too long, and waits on when it has not."""
+        if self._heard_at is None:
+            limit, since = self._first_byte_seconds, self._asked_at
+        else:
+            limit, since = self._idle_seconds, self._heard_at
+        now = self._loop.time()
+        # While the client is the one to wait for, the engine's silence is not its own.
+        due = (now if self._reply.is_paused else since) + limit
+        if now < due:
+            self._timer = self._loop.call_at(due, self._check_silence)
+            return
+        text = f"The engine at {self._step.endpoint.url} sent nothing for {limit:g} s."
+        failure = Failure(FailureKind.TIMEOUT, text)
+        if self.connection is not None:
+            self.connection.abort()
+        self._break_off(EngineTimedOut(text), failure)
+
+    def _break_off(self, error: RouterError, failure: Failure) -> None:
+        if not self._reply.is_started:
+            self._settle(failure)
+            return
+        self._record.error = error.message
+        self._reply.fail(error)
+        self._settle(None)
+
+
+def _settle(future: "asyncio.Future[Any]", outcome: object) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+def _length(headers: HeaderList) -> int | None:
+    length = http.value(headers, b"content-length")
+    return int(length) if length is not None and length.isdigit() else None
+
+
+def _status_of(event: bytes) -> int:
+    """The status that an error event stands for: its `code` if that is one, else 500."""
+    try:
+        document: Any = orjson.loads(event[event.index(b"{") :])
+        code = document["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return 500
+    return code if isinstance(code, int) and 400 <= code <= 599 else 500

@@ -1,0 +1,147 @@
+"""Asks every engine, over and over: are you there, what do you serve, how loaded are you.
+
+Each engine has its own two loops with jitter, so that a slow one delays nobody and a hundred are
+not asked in the same millisecond. Results leave as events; nothing is decided here.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import aiohttp
+import orjson
+
+from router.core import exposition
+from router.core.events import Event, Probed, Scraped
+from router.core.fleet import Fleet, Member
+from router.core.health import Sight
+from router.core.values import Endpoint, Gauges
+from router.net.tasks import TaskSet
+
+__all__ = ["Prober"]
+
+log = logging.getLogger(__name__)
+
+ABSENT_SECONDS = 1.0
+"""Between probes of an engine that is not up: its users wait for it."""
+
+JITTER = 0.1
+
+MAX_ANSWER_BYTES = 16 << 20
+"""vLLM's /metrics has 50 kB; an engine that sends more than this is not read to its end."""
+
+
+class Prober:
+    """Probes /health and /v1/models, and scrapes /metrics, until it is closed."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        observe: Callable[[Event], None],
+        *,
+        health_seconds: float,
+        stats_seconds: float,
+        timeout_seconds: float,
+        session: Callable[[], aiohttp.ClientSession],
+        rng: Random,
+    ) -> None:
+        self._fleet = fleet
+        self._observe = observe
+        self._health_seconds = health_seconds
+        self._stats_seconds = stats_seconds
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._make_session = session
+        self._rng = rng
+        self._tasks = TaskSet()
+        self._session: aiohttp.ClientSession | None = None
+
+    def start(self) -> None:
+        """Begin with every engine at once."""
+        self._session = self._make_session()
+        for member in self._fleet:
+            self._tasks.spawn(self._probe_for_ever(member), f"probe {member.endpoint.url}")
+            self._tasks.spawn(self._scrape_for_ever(member), f"scrape {member.endpoint.url}")
+
+    async def close(self) -> None:
+        """Stop."""
+        await self._tasks.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _probe_for_ever(self, member: Member) -> None:
+        while True:
+            before = member.health.state
+            self._observe(await self._probe(member.endpoint))
+            if member.health.state is not before:
+                log.info("%s %s is %s", *_names(member.endpoint), member.health.state)
+            seconds = self._health_seconds
+            if not member.health.is_usable:
+                seconds = min(seconds, ABSENT_SECONDS)
+            await self._sleep(seconds)
+
+    async def _scrape_for_ever(self, member: Member) -> None:
+        while True:
+            if member.health.is_usable:
+                await self._scrape(member.endpoint)
+            await self._sleep(self._stats_seconds)
+
+    async def _probe(self, endpoint: Endpoint) -> Probed:
+        status, _ = await self._get(endpoint, "/health")
+        if status is None:
+            return Probed(endpoint, Sight.FAILED)
+        if status == 503:
+            return Probed(endpoint, Sight.UNWILLING)
+        if status >= 400:
+            return Probed(endpoint, Sight.FAILED)
+        status, text = await self._get(endpoint, "/v1/models")
+        return Probed(endpoint, Sight.OK, _cards(text) if status == 200 else None)
+
+    async def _scrape(self, endpoint: Endpoint) -> None:
+        before = self._fleet.ledger.in_flight(endpoint)
+        status, text = await self._get(endpoint, "/metrics")
+        # The engine counted somewhere between: taking the larger count of our own never invents
+        # a request that others put there.
+        own = max(before, self._fleet.ledger.in_flight(endpoint))
+        gauges: Gauges | None = exposition.read(text) if status == 200 else None
+        self._observe(Scraped(endpoint, gauges, own))
+
+    async def _get(self, endpoint: Endpoint, path: str) -> tuple[int | None, bytes]:
+        """Status and body; no status when there was no answer."""
+        assert self._session is not None
+        try:
+            async with self._session.get(
+                endpoint.url + path, timeout=self._timeout, allow_redirects=False
+            ) as response:
+                return response.status, await _bounded(response)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            log.debug("%s%s: %s", endpoint.url, path, error)
+            return None, b""
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    parts = bytearray()
+    async for part in response.content.iter_any():
+        parts += part
+        if len(parts) > MAX_ANSWER_BYTES:
+            raise ValueError(f"more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(parts)
+
+
+def _cards(text: bytes) -> tuple[dict[str, Any], ...] | None:
+    """The entries of a /v1/models answer; None when it is not one."""
+    try:
+        listed = orjson.loads(text)["data"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return None
+    if not isinstance(listed, list):
+        return None
+    return tuple(c for c in listed if isinstance(c, dict) and isinstance(c.get("id"), str))
+
+
+def _names(endpoint: Endpoint) -> tuple[str, str]:
+    return endpoint.role, endpoint.url

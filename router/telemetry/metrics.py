@@ -1,0 +1,192 @@
+"""Prometheus metrics: counters and histograms from events, gauges read from state at scrape time.
+
+Labels are bounded: endpoints and routes come from the configuration, reasons and kinds from the
+code, never from a client.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router import __version__
+from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
+from router.core.fleet import Fleet
+from router.core.health import State
+from router.core.values import Endpoint
+
+__all__ = ["Connections", "Metrics"]
+
+Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
+"""Endpoint, open connections, idle ones among them."""
+
+# TTFT: 10 ms is a warm small model on loopback, 120 s a queue that nobody waits out.
+TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+TOKEN_BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+class Metrics:
+    """The router's metrics in a registry of their own."""
+
+    def __init__(self, fleet: Fleet, connections: Connections) -> None:
+        # Each counter's birth as a second series doubles the text and answers nobody's question.
+        disable_created_metrics()
+        registry = CollectorRegistry()
+        self._registry = registry
+        self._requests = Counter(
+            "pd_router_requests",
+            "Requests by route, way, status and outcome.",
+            ["route", "way", "status", "outcome"],
+            registry=registry,
+        )
+        self._decisions = Counter(
+            "pd_router_decisions",
+            "Direct or remote prefill, and why.",
+            ["way", "reason"],
+            registry=registry,
+        )
+        self._fallbacks = Counter(
+            "pd_router_fallbacks",
+            "Legs that did not go as planned, and why.",
+            ["leg", "reason"],
+            registry=registry,
+        )
+        self._answers = Counter(
+            "pd_router_engine_answers",
+            "Answers that engines began, by status.",
+            ["role", "endpoint", "status"],
+            registry=registry,
+        )
+        self._failures = Counter(
+            "pd_router_engine_failures",
+            "Legs that an engine did not answer or broke off.",
+            ["role", "endpoint", "kind"],
+            registry=registry,
+        )
+        self._chunks = Counter(
+            "pd_router_relayed_chunks", "Reads passed on to clients.", registry=registry
+        )
+        self._bytes = Counter(
+            "pd_router_relayed_bytes", "Body bytes sent to clients.", registry=registry
+        )
+        self._ttft = Histogram(
+            "pd_router_time_to_first_byte_seconds",
+            "From the request's arrival to the first byte of its answer's body.",
+            ["way"],
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self._duration = Histogram(
+            "pd_router_request_duration_seconds",
+            "From the request's arrival to the end of its answer.",
+            ["way"],
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self._prefill = Histogram(
+            "pd_router_prefill_duration_seconds",
+            "Remote prefills, from the request to the whole reply.",
+            buckets=TTFT_BUCKETS,
+            registry=registry,
+        )
+        self._tokens = Histogram(
+            "pd_router_estimated_input_tokens",
+            "Estimated input tokens of requests.",
+            ["way"],
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
+        registry.register(_FleetCollector(fleet, connections))
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self._registry)
+
+    def observe(self, event: Event) -> None:
+        """Count an event."""
+        match event:
+            case LegAnswered(endpoint, status):
+                self._answers.labels(endpoint.role, endpoint.url, status).inc()
+            case LegFailed(endpoint, kind):
+                self._failures.labels(endpoint.role, endpoint.url, kind).inc()
+            case FellBack(leg, reason):
+                self._fallbacks.labels(leg, reason).inc()
+            case RequestEnded():
+                self._ended(event)
+
+    def _ended(self, record: RequestEnded) -> None:
+        way = record.way or "none"
+        self._requests.labels(record.route, way, record.status or "none", record.outcome).inc()
+        self._duration.labels(way).observe(record.ended - record.started)
+        if record.way is not None:
+            self._decisions.labels(way, record.reason).inc()
+            self._tokens.labels(way).observe(record.tokens)
+        if record.first_byte is not None:
+            self._ttft.labels(way).observe(record.first_byte - record.started)
+        if record.prefill_seconds is not None:
+            self._prefill.observe(record.prefill_seconds)
+        self._chunks.inc(record.chunks)
+        self._bytes.inc(record.bytes_out)
+
+
+class _FleetCollector(Collector):
+    """Gauges that are derived from the fleet when they are asked for."""
+
+    def __init__(self, fleet: Fleet, connections: Connections) -> None:
+        self._fleet = fleet
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges of this moment."""
+        info = GaugeMetricFamily("pd_router_info", "The router's version.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        labels = ["role", "endpoint"]
+        in_flight = GaugeMetricFamily(
+            "pd_router_endpoint_in_flight", "This router's requests in flight.", labels=labels
+        )
+        tokens = GaugeMetricFamily(
+            "pd_router_endpoint_in_flight_tokens", "Their estimated input tokens.", labels=labels
+        )
+        others = GaugeMetricFamily(
+            "pd_router_endpoint_other_requests",
+            "Requests of others there, by the engine's own gauges.",
+            labels=labels,
+        )
+        kv = GaugeMetricFamily(
+            "pd_router_endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.", labels=labels
+        )
+        state = GaugeMetricFamily(
+            "pd_router_endpoint_state", "1 for the state that it is in.", labels=[*labels, "state"]
+        )
+        for member in self._fleet:
+            endpoint = member.endpoint
+            names = [endpoint.role, endpoint.url]
+            in_flight.add_metric(names, self._fleet.ledger.in_flight(endpoint))
+            tokens.add_metric(names, self._fleet.ledger.tokens(endpoint))
+            if member.others is not None:
+                others.add_metric(names, member.others)
+            if member.gauges is not None and member.gauges.kv_usage is not None:
+                kv.add_metric(names, member.gauges.kv_usage)
+            for one in State:
+                state.add_metric([*names, one], float(member.health.state is one))
+        yield from (in_flight, tokens, others, kv, state)
+        yield self._connection_gauges(labels)
+
+    def _connection_gauges(self, labels: list[str]) -> Metric:
+        gauge = GaugeMetricFamily(
+            "pd_router_engine_connections", "Connections to engines.", labels=[*labels, "state"]
+        )
+        for endpoint, is_open, idle in self._connections():
+            names = [endpoint.role, endpoint.url]
+            gauge.add_metric([*names, "idle"], idle)
+            gauge.add_metric([*names, "active"], is_open - idle)
+        return gauge

@@ -1,0 +1,154 @@
+"""Builds the whole router from its settings: the only place that knows all of its parts."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import aiohttp
+from fastapi import FastAPI
+
+from router.core.events import Event
+from router.core.fleet import Fleet
+from router.core.health import Rules
+from router.core.ledger import Ledger
+from router.core.plans.direct import direct
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import Plan
+from router.core.policies import POLICIES
+from router.core.schedule import Scheduler
+from router.core.urls import origin
+from router.core.values import Decision, Endpoint, Facts, Role, Way
+from router.net.exchange import Network, Timeouts
+from router.net.pool import EnginePool
+from router.net.prober import Prober
+from router.settings import Settings
+from router.telemetry.logs import AccessLog
+from router.telemetry.metrics import Metrics
+from router.web.front import Front, Limits
+from router.web.operations import Lifecycle, create_operations
+
+__all__ = ["Router", "create_app", "endpoints_of", "scheduler_of"]
+
+STALE_SCRAPES = 3
+"""Scrapes that may be missed before an engine's gauges count as absent."""
+
+
+class Router:
+    """A router's parts, for the server and for tests. `app` is the ASGI application."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.lifecycle = Lifecycle()
+        self.fleet = fleet_of(settings)
+        self.pools = _pools(settings)
+        self.metrics = Metrics(self.fleet, self._connections)
+        self._access_log = AccessLog()
+        scheduler = scheduler_of(settings, self.fleet)
+        network = Network(
+            scheduler=scheduler,
+            pools=self.pools,
+            timeouts=Timeouts(
+                prefill=settings.prefill_timeout,
+                first_byte=settings.first_byte_timeout,
+                idle=settings.stream_idle_timeout,
+                kv_ready=settings.lmcache_notify_timeout,
+            ),
+            observe=self.observe,
+            engine_api_key=settings.engine_api_key,
+        )
+        self._prober = Prober(
+            self.fleet,
+            self.observe,
+            health_seconds=settings.health_check_interval,
+            stats_seconds=settings.engine_stats_interval,
+            timeout_seconds=settings.health_check_timeout,
+            session=lambda: _session(settings),
+            rng=Random(),
+        )
+        operations = create_operations(self.fleet, self.metrics, self.lifecycle, self._lifespan)
+        self.app = Front(
+            operations,
+            scheduler,
+            network,
+            self._plan,
+            self.observe,
+            Limits(settings.max_body_bytes, settings.body_timeout, settings.client_stall_timeout),
+        )
+
+    def observe(self, event: Event) -> None:
+        """The one door through which everything that was seen comes back."""
+        self.fleet.observe(event, asyncio.get_running_loop().time())
+        self.metrics.observe(event)
+        self._access_log.observe(event)
+
+    def _plan(self, facts: Facts, decision: Decision) -> Plan:
+        return nixl(facts) if decision.way is Way.REMOTE else direct(facts)
+
+    def _connections(self) -> Iterator[tuple[Endpoint, int, int]]:
+        for endpoint, pool in self.pools.items():
+            yield endpoint, pool.open, pool.idle
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        self._prober.start()
+        try:
+            yield
+        finally:
+            await self._prober.close()
+            for pool in self.pools.values():
+                pool.close()
+
+
+def create_app(settings: Settings) -> Front:
+    """The ASGI application of a router."""
+    return Router(settings).app
+
+
+def endpoints_of(settings: Settings) -> list[Endpoint]:
+    """The endpoints that the settings name, prefill first."""
+    return [
+        *(Endpoint(url, Role.PREFILL) for url in settings.prefill),
+        *(Endpoint(url, Role.DECODE) for url in settings.decode),
+    ]
+
+
+def fleet_of(settings: Settings) -> Fleet:
+    """The fleet that the settings name; nothing is known of it yet."""
+    stale_after = STALE_SCRAPES * settings.engine_stats_interval
+    return Fleet(endpoints_of(settings), Ledger(), Rules(), stale_after)
+
+
+def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:
+    """The scheduler that the settings name, for a fleet."""
+    common = settings.load_balancing_strategy
+    policies = {
+        Role.PREFILL: POLICIES[settings.prefill_load_balancing_strategy or common],
+        Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
+    }
+    return Scheduler(fleet, policies, settings.routing_threshold, Random())
+
+
+def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:
+    tls = ssl.create_default_context(cafile=settings.engine_ca_file)
+    return {
+        endpoint: EnginePool(
+            origin(endpoint.url),
+            connect_seconds=settings.connect_timeout,
+            idle_seconds=settings.idle_connection_timeout,
+            max_idle=settings.max_idle_connections,
+            tls=tls,
+        )
+        for endpoint in endpoints_of(settings)
+    }
+
+
+def _session(settings: Settings) -> aiohttp.ClientSession:
+    headers = {}
+    if settings.engine_api_key is not None:
+        headers["authorization"] = f"Bearer {settings.engine_api_key}"
+    tls = ssl.create_default_context(cafile=settings.engine_ca_file)
+    # Engines close idle connections after 5 s; probes that reuse one would meet that.
+    connector = aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True)
+    return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)

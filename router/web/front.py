@@ -1,0 +1,174 @@
+"""The front door: inference POSTs go to the relay, everything else to the FastAPI application.
+
+It reads a request's body within its limits, has it decided, runs its plan, and sees to it that
+every request ends with one answer and one record, whatever happened.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from router.core import facts as facts_of
+from router.core import headers as http
+from router.core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    BodyTooSlow,
+    InternalError,
+    LengthRequired,
+    MethodNotAllowed,
+    RouterError,
+    ShuttingDown,
+    UnsupportedBody,
+)
+from router.core.events import Event, RequestEnded
+from router.core.plans.steps import Plan
+from router.core.routes import ROUTES
+from router.core.schedule import Scheduler
+from router.core.values import Decision, Facts, Route
+from router.net.client import REPLY, ClientReply
+from router.net.exchange import Exchange, Network
+
+__all__ = ["Front", "Limits"]
+
+log = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may take."""
+
+    body_bytes: int
+    body_seconds: float
+    stall_seconds: float
+
+
+class Front:
+    """The ASGI application that the server runs."""
+
+    def __init__(
+        self,
+        operations: App,
+        scheduler: Scheduler,
+        network: Network,
+        plans: Callable[[Facts, Decision], Plan],
+        observe: Callable[[Event], None],
+        limits: Limits,
+    ) -> None:
+        self._operations = operations
+        self._scheduler = scheduler
+        self._network = network
+        self._plans = plans
+        self._observe = observe
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the application's lifespan."""
+        route = ROUTES.get(scope["path"]) if scope["type"] == "http" else None
+        if route is None:
+            await self._operations(scope, receive, send)
+        else:
+            await self._serve(route, scope, receive)
+
+    async def _serve(self, route: Route, scope: Scope, receive: Receive) -> None:
+        given = http.clean_request_id(http.value(scope["headers"], b"x-request-id"))
+        record = RequestEnded(given or uuid.uuid4().hex, route.path, time.monotonic())
+        reply: ClientReply = scope["extensions"][REPLY]
+        reply.stall_seconds = self._limits.stall_seconds
+        task = asyncio.current_task()
+        assert task is not None
+        reply.attach(task)
+        try:
+            await self._answer(route, scope, receive, reply, record)
+            is_good = record.error is None and record.status < 400
+            record.outcome = "ok" if is_good else "error"
+        except RouterError as error:
+            _fail(reply, record, error)
+        except asyncio.CancelledError:
+            record.outcome = "client_left" if reply.is_gone else "aborted"
+            _fail(reply, record, ShuttingDown("The router is shutting down."))
+        except Exception as error:
+            log.exception("request %s failed inside the router", record.request_id)
+            _fail(reply, record, InternalError(f"The router failed: {type(error).__name__}."))
+        finally:
+            reply.detach()
+            record.ended = time.monotonic()
+            self._observe(record)
+
+    async def _answer(
+        self,
+        route: Route,
+        scope: Scope,
+        receive: Receive,
+        reply: ClientReply,
+        record: RequestEnded,
+    ) -> None:
+        if scope["method"] != "POST":
+            raise MethodNotAllowed(f"{route.path} takes POST, not {scope['method']}.")
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        raw = await self._body(headers, receive)
+        kind = http.value(headers, b"content-type") or b""
+        facts = facts_of.read(route, kind, raw, scope["query_string"])
+        record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
+        decision = self._scheduler.decide(facts)
+        record.way, record.reason = decision.way, decision.reason
+        exchange = Exchange(self._network, facts, headers, reply, record)
+        await exchange.run(self._plans(facts, decision))
+
+    async def _body(self, headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes:
+        limit = self._limits.body_bytes
+        _check_framing(headers, limit)
+        parts = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._limits.body_seconds):
+                more = True
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise asyncio.CancelledError
+                    parts.append(message["body"])
+                    size += len(message["body"])
+                    if size > limit:
+                        raise BodyTooLarge(f"The body is larger than {limit} bytes.")
+                    more = message["more_body"]
+        except TimeoutError:
+            seconds = self._limits.body_seconds
+            raise BodyTooSlow(f"The body did not arrive within {seconds:g} s.") from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_framing(headers: list[tuple[bytes, bytes]], limit: int) -> None:
+    """Refuse by the headers what need not be read."""
+    length = http.value(headers, b"content-length")
+    if length is None and http.value(headers, b"transfer-encoding") is None:
+        raise LengthRequired("A body is required: send Content-Length or chunked encoding.")
+    if length is not None:
+        if not length.isdigit():
+            raise BadRequest("Content-Length is not a number.")
+        if int(length) > limit:
+            raise BodyTooLarge(f"The body is larger than {limit} bytes.")
+    coding = http.value(headers, b"content-encoding")
+    if coding is not None and coding.lower() != b"identity":
+        raise UnsupportedBody("Compressed bodies are not accepted: engines cannot read them.")
+
+
+def _fail(reply: ClientReply, record: RequestEnded, error: RouterError) -> None:
+    """Tell the client, if it is there, and the record."""
+    if not reply.is_gone:
+        if not reply.is_started:
+            record.status = error.status
+        record.error = record.error or error.message
+        block = [(b"x-request-id", record.request_id.encode())]
+        if error.status == 405:
+            block.append((b"allow", b"POST"))
+        reply.fail(error, http.block(block))

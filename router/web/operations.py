@@ -1,0 +1,109 @@
+"""Everything but inference: models, health, readiness, version, metrics, in FastAPI."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from router import __version__
+from router.core.errors import MethodNotAllowed, NoEngine, NotFound, RouterError
+from router.core.fleet import Fleet
+from router.telemetry.metrics import Metrics
+
+__all__ = ["Lifecycle", "create_operations"]
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+class Lifecycle:
+    """Whether the router is on its way out."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+
+
+def create_operations(
+    fleet: Fleet, metrics: Metrics, lifecycle: Lifecycle, lifespan: Lifespan
+) -> FastAPI:
+    """The application behind the front door."""
+    app = FastAPI(
+        title="pd-router",
+        version=__version__,
+        description="Routes LLM requests to pools of prefill and decode engines.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+
+    _add_models(app, fleet)
+    _add_states(app, fleet, lifecycle)
+    _add_errors(app)
+
+    @app.get("/metrics")
+    async def exposition() -> Response:
+        """Prometheus metrics."""
+        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")
+
+    return app
+
+
+# Endpoints are coroutines although none awaits: FastAPI runs plain functions in threads, where
+# the fleet could change under them.
+
+
+def _add_models(app: FastAPI, fleet: Fleet) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, object]:
+        """The models of all usable engines."""
+        return {"object": "list", "data": list(fleet.models().values())}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, object]:
+        """One model."""
+        card = fleet.models().get(name)
+        if card is None:
+            raise NotFound(f"The model `{name}` does not exist.", "model")
+        return card
+
+
+def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """200 while the process lives."""
+        return Response()
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        """200 while a decode engine is usable and the router is not shutting down."""
+        if lifecycle.is_draining:
+            raise NoEngine("The router is shutting down.")
+        if not fleet.is_ready:
+            raise NoEngine("No decode engine is up.")
+        return {"status": "ready"}
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        """The router's version."""
+        return {"version": __version__}
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(RouterError)
+    async def routed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RouterError)
+        return _response(error)
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        text = f"{request.method} {request.url.path}"
+        if error.status_code == 405:
+            response = _response(MethodNotAllowed(f"{text}: method not allowed."))
+            response.headers.update(error.headers or {})
+            return response
+        return _response(NotFound(f"{text}: no such route."))
+
+
+def _response(error: RouterError) -> Response:
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    return Response(error.body(), error.status, media_type="application/json", headers=headers)

@@ -1,0 +1,70 @@
+"""Runs the application on uvicorn: our client protocol, uvloop, and a shutdown that drains."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from router.net.client import ClientProtocol
+from router.settings import Settings
+from router.web.app import Router
+
+__all__ = ["Server"]
+
+BACKLOG = 4096
+"""Connections that may wait for accept(): a load test's first burst is 2048, the kernel's cap
+(net.core.somaxconn) 4096."""
+
+FLUSH_SECONDS = 1.0
+"""For the last error frames to leave the process."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server for one router."""
+
+    def __init__(self, router: Router) -> None:
+        settings: Settings = router.settings
+        super().__init__(
+            uvicorn.Config(
+                router.app,
+                host=settings.host,
+                port=settings.port,
+                http=ClientProtocol,
+                loop="uvloop",
+                ws="none",
+                lifespan="on",
+                backlog=BACKLOG,
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=int(settings.keep_alive_timeout),
+                timeout_graceful_shutdown=int(settings.shutdown_grace),
+            )
+        )
+        self._lifecycle = router.lifecycle
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say so in /ready, let streams finish within the grace, then end them with a frame."""
+        self._lifecycle.is_draining = True
+        await super().shutdown(sockets)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """End with status 0 after a graceful shutdown; uvicorn would raise the signal again."""
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM)
+        for number in signals:
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
