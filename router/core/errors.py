@@ -15,6 +15,7 @@ __all__ = [
     "BodyTooSlow",
     "EngineFailed",
     "EngineTimedOut",
+    "HeadersTooLarge",
     "InternalError",
     "LengthRequired",
     "MethodNotAllowed",
@@ -100,6 +101,13 @@ class UnsupportedBody(RouterError):
 
     status = 415
     type = "UnsupportedMediaTypeError"
+
+
+class HeadersTooLarge(RouterError):
+    """The request line and headers are over the limit."""
+
+    status = 431
+    type = "RequestHeaderFieldsTooLargeError"
 
 
 class InternalError(RouterError):

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from router.core.errors import BadRequest, RouterError
+from router.core.errors import BadRequest, HeadersTooLarge, RouterError
 from router.core.sse import error_frame
 from router.net.engine_connection import EngineConnection
 
@@ -105,10 +105,13 @@ class ClientProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets its answer in the same shape as every other error."""
-        body = BadRequest(msg).body()
+        error: RouterError = BadRequest(msg)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            error = HeadersTooLarge(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
+        body = error.body()
         self.transport.write(
             b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[400], len(body), body)
+            % (STATUS_LINE[error.status], len(body), body)
         )
         self.transport.close()
 
@@ -209,7 +212,7 @@ class ClientReply:
     def left(self) -> None:
         """The client is gone."""
         self.is_gone = True
-        if self._task is not None:
+        if self._task is not None and not self._cycle.response_complete:
             self._task.cancel()
 
     def pause(self) -> None:
@@ -296,7 +299,7 @@ class ClientReply:
         Before the head: a response of its own, with `block` as further headers. In an event
         stream: an error frame. In any other body: a broken connection.
         """
-        if self.is_gone:
+        if self.is_gone or self._cycle.response_complete:
             return
         if not self.is_started:
             body = error.body()

@@ -38,6 +38,9 @@ class Owner(Protocol):
     def put(self, connection: "EngineConnection") -> None:
         """The connection is idle and may be used again."""
 
+    def made(self, connection: "EngineConnection") -> None:
+        """The connection is established."""
+
     def forget(self, connection: "EngineConnection") -> None:
         """The connection is closed."""
 
@@ -68,7 +71,7 @@ class EngineConnection(asyncio.Protocol):
     def start(self, head: bytes, body: bytes, sink: Sink) -> None:
         """Send a request; its answer goes to `sink`."""
         self._sink = sink
-        self._has_head = self._complete = False
+        self._has_head = self._complete = self._excess = False
         self._transport.writelines((head, body))
 
     def abort(self) -> None:
@@ -96,6 +99,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = transport  # type: ignore[assignment]
+        self._owner.made(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse one read and pass on what it held."""
@@ -135,15 +139,18 @@ class EngineConnection(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        """An answer begins; a second one was never asked for."""
+        """An answer begins; behind a complete one it was never asked for, and is not read."""
         self._excess = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect a header."""
-        self._headers.append((name.lower(), value))
+        if not self._excess:
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         """The head is there, unless it is an interim answer (100 Continue, 103)."""
+        if self._excess:
+            return
         self._status = self._parser.get_status_code()
         if self._status < 200:
             return
@@ -154,10 +161,13 @@ class EngineConnection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Collect a piece of body."""
-        self._parts.append(body)
+        if not self._excess:
+            self._parts.append(body)
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
+        if self._excess:
+            return
         if self._status < 200:
             self._headers = []
             return

@@ -181,7 +181,7 @@ class Exchange:
         nothing of the engine, so if `replay` allows it the request goes out once more.
         """
         pool = self._network.pools[step.endpoint]
-        if (connection := pool.take()) is not None:
+        if (connection := pool.take(replay=replay)) is not None:
             outcome = await self._ask_on(connection, pool, step, sink())
             is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
             if not (is_stale and replay):

@@ -11,6 +11,10 @@ from router.net.engine_connection import EngineConnection
 __all__ = ["EnginePool"]
 
 
+UNREPLAYABLE_SECONDS = 1.0
+"""A fifth of vLLM's keep-alive limit."""
+
+
 class EnginePool:
     """Connections to one engine. Any number may be in use; at most `max_idle` wait for reuse.
 
@@ -49,9 +53,16 @@ class EnginePool:
         """Connections that wait for reuse."""
         return len(self._idle)
 
-    def take(self) -> EngineConnection | None:
-        """An idle connection that is fresh enough, or None."""
-        oldest = asyncio.get_running_loop().time() - self._idle_seconds
+    def take(self, *, replay: bool) -> EngineConnection | None:
+        """An idle connection that is fresh enough, or None.
+
+        For a request that may not be sent twice only a connection that was in use a moment ago is
+        fresh enough: no engine closes one so soon.
+        """
+        seconds = self._idle_seconds if replay else min(self._idle_seconds, UNREPLAYABLE_SECONDS)
+        oldest = asyncio.get_running_loop().time() - seconds
+        if not replay and (not self._idle or self._idle[-1].idle_since <= oldest):
+            return None
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since > oldest and not connection.is_closing:
@@ -76,7 +87,6 @@ class EnginePool:
             return Failure(FailureKind.REFUSED, text)
         except OSError as error:
             return Failure(FailureKind.REFUSED, f"The engine at {name} cannot be reached: {error}.")
-        self._open.add(connection)
         return connection
 
     def put(self, connection: EngineConnection) -> None:
@@ -89,6 +99,10 @@ class EnginePool:
         self._idle.append(connection)
         if self._reaper is None:
             self._reaper = loop.call_later(self._idle_seconds, self._reap)
+
+    def made(self, connection: EngineConnection) -> None:
+        """The connection is established."""
+        self._open.add(connection)
 
     def forget(self, connection: EngineConnection) -> None:
         """The connection is closed."""
