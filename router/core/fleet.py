@@ -104,6 +104,15 @@ class Fleet:
         """Every model that any decode engine has ever listed, usable now or not."""
         return frozenset().union(*(m.models or () for m in self._pools[Role.DECODE]))
 
+    def base_models(self) -> frozenset[str]:
+        """The models behind those names: aliases of one model and its adapters count once."""
+        return frozenset(
+            str(card.get("root") or card["id"])
+            for member in self._pools[Role.DECODE]
+            for card in member.cards or ()
+            if card.get("parent") is None
+        )
+
     def observe(self, event: Event, now: float) -> None:
         """Learn from an event; events that say nothing of an engine are ignored."""
         match event:

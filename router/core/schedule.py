@@ -70,7 +70,7 @@ class Scheduler:
     def _check_model(self, facts: Facts) -> None:
         known = self._fleet.known_models()
         if facts.model is None:
-            if len(known) > 1:
+            if len(self._fleet.base_models()) > 1:
                 names = ", ".join(sorted(known))
                 raise BadRequest(f"`model` is required; this router serves {names}.", "model")
         elif known and facts.model not in known and not self._some_model_is_unknown():

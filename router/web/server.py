@@ -2,17 +2,21 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 
+from router import __version__
 from router.net.client import ClientProtocol
 from router.settings import Settings
 from router.web.app import Router
 
 __all__ = ["Server"]
+
+log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 """Connections that may wait for accept(): a load test's first burst is 2048, the kernel's cap
@@ -47,6 +51,14 @@ class Server(uvicorn.Server):
             )
         )
         self._lifecycle = router.lifecycle
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where: with port 0 nobody else knows."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            log.info("listening", extra={"fields": {"url": url, "version": __version__}})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so in /ready, let streams finish within the grace, then end them with a frame."""
