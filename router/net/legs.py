@@ -64,7 +64,7 @@ class Collector:
 
     def close(self) -> None:
         """Stop the engine's work if it is not over."""
-        if self.connection is not None and not self.outcome.done():
+        if self.connection is not None and not _is_settled(self.outcome):
             self.connection.abort()
 
 
@@ -145,7 +145,7 @@ class Relay:
         """Stop: the timer, and the engine's work if it is not over."""
         self._timer.cancel()
         self._reply.unbind()
-        if self.connection is not None and not self.outcome.done():
+        if self.connection is not None and not _is_settled(self.outcome):
             self.connection.abort()
 
     # Handlers of body bytes, and of their end.
@@ -275,6 +275,11 @@ class Relay:
 def _settle(future: "asyncio.Future[Any]", outcome: object) -> None:
     if not future.done():
         future.set_result(outcome)
+
+
+def _is_settled(future: "asyncio.Future[Any]") -> bool:
+    """Whether it has a result: a task that is cancelled cancels the future that it waits for."""
+    return future.done() and not future.cancelled()
 
 
 def _length(headers: HeaderList) -> int | None:
