@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from router.core.errors import RouterError
+from router.core.values import RouteKind
 
 __all__ = [
     "DONE",
@@ -142,6 +143,12 @@ def _is_empty(choice: object) -> bool:
     return not any(value for field, value in delta.items() if field not in _SILENT_FIELDS)
 
 
-def error_frame(error: RouterError) -> bytes:
+NAMED_EVENTS = frozenset({RouteKind.RESPONSES, RouteKind.MESSAGES})
+"""Routes whose clients go by the name of an event and by the `type` in its data."""
+
+
+def error_frame(error: RouterError, kind: RouteKind) -> bytes:
     """The end of a stream that failed: the error as an event, then the terminator."""
+    if kind in NAMED_EVENTS:
+        return b'event: error\ndata: {"type":"error",%b\n\n%b' % (error.body()[1:], DONE)
     return b"data: %b\n\n%b" % (error.body(), DONE)

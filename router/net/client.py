@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from router.core.errors import BadRequest, HeadersTooLarge, RouterError
 from router.core.sse import error_frame
+from router.core.values import RouteKind
 from router.net.engine_connection import EngineConnection
 
 __all__ = ["REPLY", "ClientProtocol", "ClientReply"]
@@ -152,10 +153,10 @@ class ClientReply:
         "_chunked",
         "_cycle",
         "_head",
-        "_is_stream",
         "_paused",
         "_protocol",
         "_stall_timer",
+        "_stream_of",
         "_task",
         "_transport",
         "_upstream",
@@ -172,7 +173,7 @@ class ClientReply:
         self._upstream: EngineConnection | None = None
         self._head = b""
         self._chunked = False
-        self._is_stream = False
+        self._stream_of: RouteKind | None = None
         self._paused = False
         self._stall_timer: asyncio.TimerHandle | None = None
         self.stall_seconds = 300.0
@@ -237,14 +238,20 @@ class ClientReply:
     # Writing.
 
     def start(
-        self, status: int, block: bytes, length: int | None, *, is_stream: bool = False
+        self,
+        status: int,
+        block: bytes,
+        length: int | None,
+        *,
+        stream_of: RouteKind | None = None,
     ) -> None:
         """Begin the response. `block` is its headers as bytes; without `length` it is chunked.
 
-        Nothing is sent before the first `write`, `flush` or `finish`.
+        `stream_of` says that it is an event stream, of which route. Nothing is sent before the
+        first `write`, `flush` or `finish`.
         """
         self.is_started = self._cycle.response_started = True
-        self._is_stream = is_stream
+        self._stream_of = stream_of
         self._cycle.waiting_for_100_continue = False
         self._chunked = length is None and self._cycle.scope["http_version"] != "1.0"
         lines = [STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status, block]
@@ -309,10 +316,11 @@ class ClientReply:
             if error.retry_after is not None:
                 block += b"retry-after: %d\r\n" % error.retry_after
             self.start(error.status, block, len(body))
-            self.write(body)
+            if self._cycle.scope["method"] != "HEAD":
+                self.write(body)
             self.finish()
-        elif self._is_stream:
-            self.write(error_frame(error))
+        elif self._stream_of is not None:
+            self.write(error_frame(error, self._stream_of))
             self.finish()
         else:
             self.abort()

@@ -159,7 +159,7 @@ class Exchange:
                 step,
                 self._reply,
                 self._record,
-                generates=self._facts.route.generates,
+                kind=self._facts.route.kind,
                 extra_headers=self._extra_headers(),
                 first_byte_seconds=timeouts.first_byte,
                 idle_seconds=timeouts.idle,

@@ -18,7 +18,7 @@ from router.core.events import RequestEnded
 from router.core.plans.steps import Stream
 from router.core.redact import redact
 from router.core.sse import Cutter, First, events, first_sign
-from router.core.values import Failure, FailureKind, Reply
+from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
 
@@ -77,7 +77,7 @@ class Relay:
         reply: ClientReply,
         record: RequestEnded,
         *,
-        generates: bool,
+        kind: RouteKind,
         extra_headers: HeaderList,
         first_byte_seconds: float,
         idle_seconds: float,
@@ -89,7 +89,7 @@ class Relay:
         self._step = step
         self._reply = reply
         self._record = record
-        self._generates = generates
+        self._kind = kind
         self._extra_headers = extra_headers
         self._idle_seconds = idle_seconds
         self._first_byte_seconds = first_byte_seconds
@@ -111,17 +111,18 @@ class Relay:
         """Choose what becomes of the body."""
         self._seen(status)
         self._head = Reply(status, tuple(headers))
-        kind = http.value(headers, b"content-type") or b""
+        content_type = http.value(headers, b"content-type") or b""
         if status in self._step.keep:
             return
-        if self._generates and kind.startswith(b"text/event-stream"):
+        generates = self._kind is not RouteKind.PASS_THROUGH
+        if generates and content_type.startswith(b"text/event-stream"):
             self._is_stream = True
             self._on_data = self._hold if self._step.hold else self._pass_events
             self._on_end = self._end_events
             if not self._step.hold:
                 self._start(None)
                 self._loop.call_soon(self._flush)
-        elif self._generates:
+        elif generates:
             self._on_end = self._end_whole
         else:
             self._start(_length(headers))
@@ -213,7 +214,9 @@ class Relay:
     def _start(self, length: int | None) -> None:
         passed = http.end_to_end(self._head.headers, http.RESPONSE_ONLY)
         block = http.block([*passed, *self._extra_headers])
-        self._reply.start(self._head.status, block, length, is_stream=self._is_stream)
+        self._reply.start(
+            self._head.status, block, length, stream_of=self._kind if self._is_stream else None
+        )
         self._record.status = self._head.status
         if self.connection is not None:
             self._reply.bind(self.connection)
