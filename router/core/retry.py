@@ -6,7 +6,7 @@ from router.core.values import Facts, Failure, FailureKind, Reply
 __all__ = ["ATTEMPTS", "BUSY", "error_of", "may_move", "reason_of"]
 
 ATTEMPTS = 3
-"""Engines that one leg tries. A request that kills engines must not meet them all."""
+"""Decode engines that one request tries. One that kills engines must not meet them all."""
 
 BUSY = frozenset({503})
 """An engine's 503 means that it took nothing on: vLLM's admission control says "try again on a

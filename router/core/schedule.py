@@ -86,5 +86,8 @@ class Scheduler:
 def _next_among_best(candidates: Sequence[Candidate], scores: Sequence[float], last: int) -> int:
     """The place of the best score; among equals the first one behind the last choice, in order."""
     best = min(scores)
-    places = [place for place, score in enumerate(scores) if score == best]
-    return next((p for p in places if candidates[p].ordinal > last), places[0])
+    first = scores.index(best)
+    for place in range(first, len(scores)):
+        if scores[place] == best and candidates[place].ordinal > last:
+            return place
+    return first

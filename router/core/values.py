@@ -27,6 +27,9 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    # Endpoints are looked up several times per request, and Enum's own hash is a Python function.
+    __hash__ = str.__hash__
+
 
 class Way(StrEnum):
     """A request's way through the pools."""
@@ -35,8 +38,7 @@ class Way(StrEnum):
     REMOTE = "remote_prefill"
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """An engine's address in a role. `url` is normalised."""
 
     url: str

@@ -17,7 +17,7 @@ from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.plans.steps import Stream
 from router.core.redact import redact
-from router.core.sse import Cutter, First, events, first_sign
+from router.core.sse import Cutter, First, data_of, events, first_sign
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
@@ -27,6 +27,9 @@ __all__ = ["Collector", "Relay"]
 MAX_REPLY_BYTES = 256 << 20
 """The largest reply that is read into memory; more is an engine out of its mind. A unary reply
 with logprobs for 100k tokens stays under a third of it."""
+
+
+JSON_HEADERS = ((b"content-type", b"application/json"),)
 
 
 class Collector:
@@ -172,8 +175,7 @@ class Relay:
         self._write(data)
 
     def _pass_events(self, data: bytes) -> None:
-        data = self._cutter.feed(data)
-        if data:
+        if data := self._cutter.feed(data):
             self._write(self._clean(data))
 
     def _hold(self, data: bytes) -> None:
@@ -181,7 +183,8 @@ class Relay:
         for event in events(data):
             sign = first_sign(event)
             if sign is First.ERROR:
-                self._stop(Reply(_status_of(event), self._head.headers, event))
+                # It was never shown as a stream: whoever gets it gets it as an error response.
+                self._stop(Reply(_status_of(event), JSON_HEADERS, data_of(event)))
                 return
             if sign is First.CONTENT:
                 break
@@ -293,7 +296,7 @@ def _length(headers: HeaderList) -> int | None:
 def _status_of(event: bytes) -> int:
     """The status that an error event stands for: its `code` if that is one, else 500."""
     try:
-        document: Any = orjson.loads(event[event.index(b"{") :])
+        document: Any = orjson.loads(data_of(event))
         code = document["error"]["code"]
     except (ValueError, KeyError, TypeError):
         return 500

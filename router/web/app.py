@@ -149,6 +149,7 @@ def _session(settings: Settings) -> aiohttp.ClientSession:
     if settings.engine_api_key is not None:
         headers["authorization"] = f"Bearer {settings.engine_api_key}"
     tls = ssl.create_default_context(cafile=settings.engine_ca_file)
-    # Engines close idle connections after 5 s; probes that reuse one would meet that.
-    connector = aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True)
+    connector = aiohttp.TCPConnector(
+        ssl=tls, limit=0, keepalive_timeout=settings.idle_connection_timeout
+    )
     return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)

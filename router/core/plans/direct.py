@@ -21,8 +21,11 @@ def direct(facts: Facts) -> Plan:
 
 
 def plain(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBODY) -> Plan:
-    """Send the client's body to a leased decode engine; move on while that is safe."""
-    for tries_left in reversed(range(ATTEMPTS)):
+    """Send the client's body to a leased decode engine; move on while that is safe.
+
+    Those in `tried` have failed this request before: they are not asked again, and count.
+    """
+    for tries_left in reversed(range(max(1, ATTEMPTS - len(tried)))):
         outcome = yield Stream(endpoint, facts.path, facts.raw, keep=BUSY)
         if outcome is None:
             return

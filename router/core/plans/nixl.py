@@ -19,7 +19,7 @@ from router.core.jsonspan import member, with_member
 from router.core.plans.direct import conclude, move, plain
 from router.core.plans.prefill import body_for_prefill, prefill
 from router.core.plans.steps import Lease, Outcome, Plan, Step, Stream
-from router.core.retry import BUSY, may_move
+from router.core.retry import ATTEMPTS, BUSY, may_move
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
 
 __all__ = ["nixl"]
@@ -49,34 +49,35 @@ def nixl(facts: Facts) -> Plan:
     """Lease a decode engine, prefill remotely, decode with the reference."""
     decode = yield Lease(Role.DECODE)
     tried: frozenset[Endpoint] = frozenset()
+    body = yield from _prefill_body(facts)
+    if body is None:
+        yield from plain(facts, decode)
+        return
     for _ in range(PREFILLS):
-        reply = yield from prefill(facts, facts.path, _prefill_body(facts))
+        reply = yield from prefill(facts, facts.path, body)
         if reply is not None and reply.status >= 400:
             yield from conclude(reply)
             return
         reference = yield from _reference(reply)
         if reference is None:
             break
-        decode, outcome = yield from _decode(facts, decode, reference)
+        asked, tried, outcome = yield from _decode(facts, decode, tried, reference)
         if outcome is None:
             return
-        if not _may_repeat(outcome, facts):
+        following = yield from _follow(facts, asked, tried, outcome)
+        if following is None:
             yield from conclude(outcome)
             return
-        if _is_load_failure(outcome):
-            yield FellBack(Role.DECODE, "kv_load_failed")
-        else:
-            tried |= {decode}
-            moved = yield from move(decode, tried, outcome)
-            if moved is None:
-                yield from conclude(outcome)
-                return
-            decode = moved
+        decode, tried = following
     yield from plain(facts, decode, tried)
 
 
-def _prefill_body(facts: Facts) -> bytes:
-    return orjson.dumps({**body_for_prefill(facts), KV_KEY: ASK})
+def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
+    try:
+        return orjson.dumps({**body_for_prefill(facts), KV_KEY: ASK})
+    except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
+        yield FellBack(Role.PREFILL, "nested_too_deep")
+        return None
 
 
 def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
@@ -95,22 +96,41 @@ def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
 
 
 def _decode(
-    facts: Facts, decode: Endpoint, reference: bytes
-) -> Generator[Step, Any, tuple[Endpoint, Outcome | None]]:
-    """Send the client's own body with the reference; a refused connection leaves it unused."""
+    facts: Facts, decode: Endpoint, tried: frozenset[Endpoint], reference: bytes
+) -> Generator[Step, Any, tuple[Endpoint | None, frozenset[Endpoint], Outcome | None]]:
+    """Send the client's own body with the reference.
+
+    A refused connection leaves the reference unused, so it goes to another engine as it is. The
+    engine that is returned is leased and has the outcome; None when nobody is left.
+    """
     body = with_member(facts.raw, KV_KEY, reference)
-    tried: frozenset[Endpoint] = frozenset()
     while True:
         outcome = yield Stream(
             decode, facts.path, body, keep=BUSY | LOAD_FAILED, hold=True, replay=False
         )
-        if not _is_refused(outcome):
-            return decode, outcome
+        if not _is_refused(outcome) or len(tried) + 1 >= ATTEMPTS:
+            return decode, tried, outcome
         tried |= {decode}
         moved = yield from move(decode, tried, outcome)
         if moved is None:
-            return decode, outcome
+            return None, tried, outcome
         decode = moved
+
+
+def _follow(
+    facts: Facts, asked: Endpoint | None, tried: frozenset[Endpoint], outcome: Outcome
+) -> Generator[Step, Any, tuple[Endpoint, frozenset[Endpoint]] | None]:
+    """The leased engine that decodes next, after a failure that another prefill can mend."""
+    if asked is None:
+        return None
+    if _is_load_failure(outcome):
+        yield FellBack(Role.DECODE, "kv_load_failed")
+        return asked, tried
+    if not may_move(outcome, facts):
+        return None
+    tried |= {asked}
+    moved = yield from move(asked, tried, outcome)
+    return None if moved is None else (moved, tried)
 
 
 def _is_refused(outcome: Outcome | None) -> bool:
@@ -118,8 +138,4 @@ def _is_refused(outcome: Outcome | None) -> bool:
 
 
 def _is_load_failure(outcome: Outcome) -> bool:
-    return isinstance(outcome, Reply) and outcome.status not in BUSY
-
-
-def _may_repeat(outcome: Outcome, facts: Facts) -> bool:
-    return _is_load_failure(outcome) or may_move(outcome, facts)
+    return isinstance(outcome, Reply) and outcome.status in LOAD_FAILED
