@@ -6,9 +6,9 @@ left) its leases are released and the engine connection that was at work is clos
 
 import asyncio
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
 from router.core import headers as http
@@ -23,6 +23,7 @@ from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
 from router.net.legs import Collector, Relay
 from router.net.pool import EnginePool
+from router.net.silence import Silence
 
 __all__ = ["Exchange", "Network", "Timeouts"]
 
@@ -60,8 +61,10 @@ class Network:
     pools: dict[Endpoint, EnginePool]
     timeouts: Timeouts
     observe: Callable[[Event], None]
+    silence: Silence
     engine_api_key: str | None = None
     kv_ready: KVReady | None = None
+    rng: Random = field(default_factory=Random)
 
 
 class Exchange:
@@ -83,7 +86,7 @@ class Exchange:
         self._leases: dict[Endpoint, Lease] = {}
         self._engine_headers: bytes | None = None
         # A client may use one request id twice at a time; engines must not see that (vllm#10583).
-        self._engine_id = f"{record.request_id}-{uuid.uuid4().hex[:8]}"
+        self._engine_id = f"{record.request_id}-{network.rng.getrandbits(32):08x}"
         self._attempts = 0
         self._loop = asyncio.get_running_loop()
 
@@ -163,6 +166,7 @@ class Exchange:
                 extra_headers=self._extra_headers(),
                 first_byte_seconds=timeouts.first_byte,
                 idle_seconds=timeouts.idle,
+                silence=self._network.silence,
                 seen=seen,
             )
 

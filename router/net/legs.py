@@ -21,6 +21,7 @@ from router.core.sse import Cutter, First, data_of, events, first_sign
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
+from router.net.silence import Silence
 
 __all__ = ["Collector", "Relay"]
 
@@ -84,6 +85,7 @@ class Relay:
         extra_headers: HeaderList,
         first_byte_seconds: float,
         idle_seconds: float,
+        silence: Silence,
         seen: Callable[[int], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -104,7 +106,8 @@ class Relay:
         self._is_stream = False
         self._asked_at = self._loop.time()
         self._heard_at: float | None = None
-        self._timer = self._loop.call_later(first_byte_seconds, self._check_silence)
+        self._silence = silence
+        silence.watch(self)
         self._on_data: Callable[[bytes], None] = self._collect
         self._on_end: Callable[[], None] = self._end_kept
 
@@ -147,10 +150,25 @@ class Relay:
 
     def close(self) -> None:
         """Stop: the timer, and the engine's work if it is not over."""
-        self._timer.cancel()
+        self._silence.forget(self)
         self._reply.unbind()
         if self.connection is not None and not _is_settled(self.outcome):
             self.connection.abort()
+
+    def check_silence(self, now: float) -> None:
+        """Give up on an engine that has been silent for too long."""
+        if self._reply.is_paused:  # it is the client that everybody waits for
+            self._heard_at = now
+        if self._heard_at is None:
+            limit, since = self._first_byte_seconds, self._asked_at
+        else:
+            limit, since = self._idle_seconds, self._heard_at
+        if now - since < limit:
+            return
+        text = f"The engine at {self._step.endpoint.url} sent nothing for {limit:g} s."
+        if self.connection is not None:
+            self.connection.abort()
+        self._break_off(EngineTimedOut(text), Failure(FailureKind.TIMEOUT, text))
 
     # Handlers of body bytes, and of their end.
 
@@ -241,7 +259,7 @@ class Relay:
         self._reply.write(data)
 
     def _settle(self, outcome: Reply | Failure | None) -> None:
-        self._timer.cancel()
+        self._silence.forget(self)
         self._reply.unbind()
         _settle(self.outcome, outcome)
 
@@ -250,24 +268,6 @@ class Relay:
         if self.connection is not None:
             self.connection.abort()
         self._settle(outcome)
-
-    def _check_silence(self) -> None:
-        """Fires when silence may have lasted too long, and waits on when it has not."""
-        if self._heard_at is None:
-            limit, since = self._first_byte_seconds, self._asked_at
-        else:
-            limit, since = self._idle_seconds, self._heard_at
-        now = self._loop.time()
-        # While the client is the one to wait for, the engine's silence is not its own.
-        due = (now if self._reply.is_paused else since) + limit
-        if now < due:
-            self._timer = self._loop.call_at(due, self._check_silence)
-            return
-        text = f"The engine at {self._step.endpoint.url} sent nothing for {limit:g} s."
-        failure = Failure(FailureKind.TIMEOUT, text)
-        if self.connection is not None:
-            self.connection.abort()
-        self._break_off(EngineTimedOut(text), failure)
 
     def _break_off(self, error: RouterError, failure: Failure) -> None:
         if not self._reply.is_started:

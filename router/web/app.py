@@ -23,6 +23,7 @@ from router.core.values import Decision, Endpoint, Facts, Role, Way
 from router.net.exchange import Network, Timeouts
 from router.net.pool import EnginePool
 from router.net.prober import Prober
+from router.net.silence import Silence
 from router.settings import Settings
 from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics
@@ -46,9 +47,11 @@ class Router:
         self.metrics = Metrics(self.fleet, self._connections)
         self._access_log = AccessLog()
         scheduler = scheduler_of(settings, self.fleet)
+        self._silence = Silence(min(settings.first_byte_timeout, settings.stream_idle_timeout))
         network = Network(
             scheduler=scheduler,
             pools=self.pools,
+            silence=self._silence,
             timeouts=Timeouts(
                 prefill=settings.prefill_timeout,
                 first_byte=settings.first_byte_timeout,
@@ -97,6 +100,7 @@ class Router:
             yield
         finally:
             await self._prober.close()
+            self._silence.close()
             for pool in self.pools.values():
                 pool.close()
 

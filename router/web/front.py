@@ -7,9 +7,9 @@ every request ends with one answer and one record, whatever happened.
 import asyncio
 import logging
 import time
-import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from router.core import facts as facts_of
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Fields = Mapping[bytes, bytes]
+"""Headers by lower-case name; of those that come twice the last one."""
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -70,6 +72,7 @@ class Front:
         self._plans = plans
         self._observe = observe
         self._limits = limits
+        self._random = Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the application's lifespan."""
@@ -80,15 +83,16 @@ class Front:
             await self._serve(route, scope, receive)
 
     async def _serve(self, route: Route, scope: Scope, receive: Receive) -> None:
-        given = http.clean_request_id(http.value(scope["headers"], b"x-request-id"))
-        record = RequestEnded(given or uuid.uuid4().hex, route.path, time.monotonic())
+        fields = dict(scope["headers"])
+        given = http.clean_request_id(fields.get(b"x-request-id"))
+        record = RequestEnded(given or self._new_id(), route.path, time.monotonic())
         reply: ClientReply = scope["extensions"][REPLY]
         reply.stall_seconds = self._limits.stall_seconds
         task = asyncio.current_task()
         assert task is not None
         reply.attach(task)
         try:
-            await self._answer(route, scope, receive, reply, record)
+            await self._answer(route, scope, fields, receive, reply, record)
             is_good = record.error is None and record.status < 400
             record.outcome = "ok" if is_good else "error"
         except RouterError as error:
@@ -108,25 +112,29 @@ class Front:
         self,
         route: Route,
         scope: Scope,
+        fields: Fields,
         receive: Receive,
         reply: ClientReply,
         record: RequestEnded,
     ) -> None:
         if scope["method"] != "POST":
             raise MethodNotAllowed(f"{route.path} takes POST, not {scope['method']}.")
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        raw = await self._body(headers, receive)
-        kind = http.value(headers, b"content-type") or b""
+        raw = await self._body(fields, receive)
+        kind = fields.get(b"content-type", b"")
         facts = facts_of.read(route, kind, raw, scope["query_string"])
         record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
         decision = self._scheduler.decide(facts)
         record.way, record.reason = decision.way, decision.reason
-        exchange = Exchange(self._network, facts, headers, reply, record)
+        exchange = Exchange(self._network, facts, scope["headers"], reply, record)
         await exchange.run(self._plans(facts, decision))
 
-    async def _body(self, headers: list[tuple[bytes, bytes]], receive: Receive) -> bytes:
+    def _new_id(self) -> str:
+        """Unique, not secret: uuid4 asks the kernel for every one."""
+        return f"{self._random.getrandbits(128):032x}"
+
+    async def _body(self, fields: Fields, receive: Receive) -> bytes:
         limit = self._limits.body_bytes
-        _check_framing(headers, limit)
+        _check_framing(fields, limit)
         parts = []
         size = 0
         try:
@@ -147,17 +155,17 @@ class Front:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _check_framing(headers: list[tuple[bytes, bytes]], limit: int) -> None:
+def _check_framing(fields: Fields, limit: int) -> None:
     """Refuse by the headers what need not be read."""
-    length = http.value(headers, b"content-length")
-    if length is None and http.value(headers, b"transfer-encoding") is None:
+    length = fields.get(b"content-length")
+    if length is None and b"transfer-encoding" not in fields:
         raise LengthRequired("A body is required: send Content-Length or chunked encoding.")
     if length is not None:
         if not length.isdigit():
             raise BadRequest("Content-Length is not a number.")
         if int(length) > limit:
             raise BodyTooLarge(f"The body is larger than {limit} bytes.")
-    coding = http.value(headers, b"content-encoding")
+    coding = fields.get(b"content-encoding")
     if coding is not None and coding.lower() != b"identity":
         raise UnsupportedBody("Compressed bodies are not accepted: engines cannot read them.")
 
