@@ -13,7 +13,6 @@ from typing import Any
 
 import aiohttp
 import orjson
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -246,7 +245,7 @@ def _read(answer: Answer, document: Mapping[str, Any]) -> None:
 def _table(rows: list[Row], urls: list[str]) -> Table:
     names = {url: f"p{n}" for n, url in enumerate(urls[:PREFILLS])}
     names |= {url: f"d{n}" for n, url in enumerate(urls[PREFILLS:])}
-    table = Table(title=f"Routing threshold: {THRESHOLD} tokens", box=SIMPLE_HEAD)
+    table = Table(title=f"Routing threshold: {THRESHOLD} tokens", box=None, pad_edge=False)
     for column in ("request", "estimate", "route", "prefill", "decode", "TTFT", "tokens", ""):
         table.add_column(column, justify="right" if column in _RIGHT else "left", no_wrap=True)
     for row in rows:
