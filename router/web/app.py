@@ -1,7 +1,9 @@
 """Builds the whole router from its settings: the only place that knows all of its parts."""
 
 import asyncio
+import itertools
 import ssl
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -14,6 +16,8 @@ from router.core.fleet import Fleet
 from router.core.health import Rules
 from router.core.ledger import Ledger
 from router.core.plans.direct import direct
+from router.core.plans.lmcache import lmcache
+from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
 from router.core.policies import POLICIES
@@ -21,10 +25,11 @@ from router.core.schedule import Scheduler
 from router.core.urls import origin
 from router.core.values import Decision, Endpoint, Facts, Role, Way
 from router.net.exchange import Network, Timeouts
+from router.net.kv_ready import KVReadySocket
 from router.net.pool import EnginePool
 from router.net.prober import Prober
 from router.net.silence import Silence
-from router.settings import Settings
+from router.settings import Settings, SettingsError
 from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics
 from router.web.front import Front, Limits
@@ -47,6 +52,9 @@ class Router:
         self.metrics = Metrics(self.fleet, self._connections)
         self._access_log = AccessLog()
         scheduler = scheduler_of(settings, self.fleet)
+        self._receivers = _receivers(settings)
+        self._kv_ready = _kv_ready(settings)
+        self._transfers = _transfer_ids()
         self._silence = Silence(min(settings.first_byte_timeout, settings.stream_idle_timeout))
         network = Network(
             scheduler=scheduler,
@@ -60,6 +68,7 @@ class Router:
             ),
             observe=self.observe,
             engine_api_key=settings.engine_api_key,
+            kv_ready=self._kv_ready,
         )
         self._prober = Prober(
             self.fleet,
@@ -87,7 +96,12 @@ class Router:
         self._access_log.observe(event)
 
     def _plan(self, facts: Facts, decision: Decision) -> Plan:
-        return nixl(facts) if decision.way is Way.REMOTE else direct(facts)
+        if decision.way is Way.DIRECT:
+            return direct(facts)
+        if not self._receivers:
+            return nixl(facts)
+        notify = self._kv_ready is not None
+        return lmcache(facts, self._receivers, self._transfers.__next__, notify=notify)
 
     def _connections(self) -> Iterator[tuple[Endpoint, int, int]]:
         for endpoint, pool in self.pools.items():
@@ -96,11 +110,15 @@ class Router:
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         self._prober.start()
+        if self._kv_ready is not None:
+            self._kv_ready.start()
         try:
             yield
         finally:
             await self._prober.close()
             self._silence.close()
+            if self._kv_ready is not None:
+                self._kv_ready.close()
             for pool in self.pools.values():
                 pool.close()
 
@@ -132,6 +150,31 @@ def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:
         Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
     }
     return Scheduler(fleet, policies, settings.routing_threshold, Random())
+
+
+def _receivers(settings: Settings) -> dict[Endpoint, Receiver]:
+    """Where each decode engine takes KV caches; empty for connectors that need not be told."""
+    return {
+        Endpoint(url, Role.DECODE): Receiver(
+            given.receiver_host, given.receiver_init_port, given.receiver_alloc_port
+        )
+        for url, given in settings.receivers.items()
+    }
+
+
+def _transfer_ids() -> Iterator[str]:
+    """Unique across routers and restarts: LMCache's notifications are counted by them."""
+    router = uuid.uuid4().hex
+    return (f"{router}-{number}" for number in itertools.count())
+
+
+def _kv_ready(settings: Settings) -> KVReadySocket | None:
+    if settings.lmcache_notify_bind is None:
+        return None
+    try:
+        return KVReadySocket(settings.lmcache_notify_bind)
+    except ImportError as error:
+        raise SettingsError(f"--lmcache-notify-bind: {error}") from None
 
 
 def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:

@@ -1,22 +1,36 @@
 """The prefill leg, common to all connectors: the body that is asked, and who is asked next."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from router.core.errors import NoEngine
 from router.core.events import FellBack
-from router.core.plans.steps import Call, Lease, Release, Step
+from router.core.plans.steps import Call, Lease, Outcome, Release, Step
 from router.core.retry import reason_of
 from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
 
-__all__ = ["body_for_prefill", "prefill"]
+__all__ = ["Ask", "body_for_prefill", "prefill", "prefill_by"]
 
 ATTEMPTS = 2
 """Prefill engines that are asked before the decode engine computes the prompt itself: each try
 adds its whole delay to the time to first token."""
 
 
+Ask = Callable[[Endpoint], Generator[Step, Any, Outcome]]
+"""What one leased prefill engine is asked, and what came of it."""
+
+
 def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply | None]:
+    """Ask each engine the same; see `prefill_by`."""
+
+    def ask(endpoint: Endpoint) -> Generator[Step, Any, Outcome]:
+        outcome: Outcome = yield Call(endpoint, path, body)
+        return outcome
+
+    return prefill_by(ask)
+
+
+def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
     """A prefill engine's good reply, or its 4xx; None when the decode engine must do without.
 
     Each engine that fails is recorded. The lease ends with the reply.
@@ -29,7 +43,7 @@ def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply 
             if not tried:
                 yield FellBack(Role.PREFILL, "no_prefill_engine")
             return None
-        outcome = yield Call(endpoint, path, body)
+        outcome = yield from ask(endpoint)
         yield Release(endpoint)
         if isinstance(outcome, Reply) and outcome.status < 500:
             return outcome

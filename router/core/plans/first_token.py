@@ -1,0 +1,245 @@
+"""LMCache's short cut: the prefill engine samples the first token, the decode engine goes on.
+
+Which requests may take it, and what each of the two engines is asked. The decode engine sees the
+first token as the end of its prompt, so this is exact only for what treats a token of the prompt
+and a token of the answer alike. Every other request is decoded from the client's own body.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from router.core.tokens import prompts
+from router.core.values import Facts, Reply, RouteKind
+
+__all__ = [
+    "Sampled",
+    "decode_body",
+    "is_exact",
+    "limit",
+    "own_tokens",
+    "prefill_body",
+    "read_sampled",
+    "read_tokens",
+    "tokenize_body",
+]
+
+DEFAULT_LIMIT = 16
+"""vLLM's max_tokens for /v1/completions that name none."""
+
+
+def _is_whole(value: object, least: int) -> bool:
+    """vLLM's lax "8" or 8.0 is left to the engine to read."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_ids(prompt: object) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and all(_is_whole(i, 0) for i in prompt)
+
+
+def _is_one_prompt(prompt: object) -> bool:
+    given = prompts(prompt)
+    return len(given) == 1 and (isinstance(given[0], str) or _is_ids(given[0]))
+
+
+def _are_stops(ids: object) -> bool:
+    return ids is None or ids == [] or _is_ids(ids)
+
+
+def _are_usage_options(options: object) -> bool:
+    if options is None:
+        return True
+    return isinstance(options, dict) and all(
+        key in ("include_usage", "continuous_usage_stats") and _is_flag(value)
+        for key, value in options.items()
+    )
+
+
+# What shapes each token by itself, or does not shape it at all: any scalar goes to both engines,
+# and is theirs to refuse. repetition_penalty counts tokens of the prompt and of the answer alike
+# (vLLM's apply_repetition_penalties masks their union).
+_ALIKE = frozenset(
+    {
+        "model",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "ignore_eos",
+        "user",
+        "priority",
+        "cache_salt",
+        "seed",  # with temperature 0 only, see below
+    }
+)
+
+# What is read or rewritten here, and the values that are understood. `max_tokens: null` is not:
+# older engines take it for "no limit", newer ones for 16.
+_UNDERSTOOD: Mapping[str, Callable[[object], bool]] = {
+    "prompt": _is_one_prompt,
+    "max_tokens": lambda value: _is_whole(value, 1),
+    "min_tokens": lambda value: _is_whole(value, 0),
+    "stop_token_ids": _are_stops,
+    "n": lambda value: value == 1,
+    "add_special_tokens": _is_flag,
+    "skip_special_tokens": lambda value: value is True,
+    "stream": lambda value: value is None or _is_flag(value),
+    "stream_options": _are_usage_options,
+}
+
+# What must be off, in the spellings that clients send by default: penalties on the answer alone
+# forget the first token, stop strings may begin in it, echo would repeat it, and so on.
+_OFF: Mapping[str, tuple[object, ...]] = {
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "stop": (None, []),
+    "include_stop_str_in_output": (False,),
+    "echo": (None, False),
+    "suffix": (None,),
+    "logprobs": (None,),
+    "prompt_logprobs": (None,),
+    "logit_bias": (None, {}),
+    "best_of": (None, 1),
+    "use_beam_search": (False,),
+    "response_format": (None,),
+    "structured_outputs": (None,),
+    "return_token_ids": (None, False),
+    "truncate_prompt_tokens": (None,),
+}
+
+
+def is_exact(facts: Facts) -> bool:
+    """Whether the answer is the same when two engines share it at its first token."""
+    body = facts.body
+    return (
+        facts.route.kind is RouteKind.COMPLETIONS
+        and "prompt" in body
+        and all(_is_fit(key, value) for key, value in body.items())
+        # A seeded generator would start anew on the decode engine.
+        and (body.get("seed") is None or body.get("temperature") == 0)
+        # These two are errors that the prefill engine would not see.
+        and body.get("min_tokens", 0) <= limit(body)
+        and (body.get("stream_options") is None or facts.stream)
+    )
+
+
+def _is_fit(key: str, value: object) -> bool:
+    if key in _UNDERSTOOD:
+        return _UNDERSTOOD[key](value)
+    if key in _ALIKE:
+        return not isinstance(value, dict | list)
+    return value in _OFF.get(key, ())
+
+
+def limit(body: Mapping[str, Any]) -> int:
+    """The tokens that the client wants at most."""
+    wanted: int = body.get("max_tokens", DEFAULT_LIMIT)
+    return wanted
+
+
+# The bodies.
+
+
+def own_tokens(body: Mapping[str, Any]) -> list[int] | None:
+    """The client's prompt if it is token ids; None when it is text."""
+    prompt = prompts(body["prompt"])[0]
+    return prompt if isinstance(prompt, list) else None
+
+
+def tokenize_body(body: Mapping[str, Any]) -> bytes:
+    """What /tokenize is asked for the tokens of a prompt that is text."""
+    kept = {key: body[key] for key in ("model", "add_special_tokens") if key in body}
+    return orjson.dumps({**kept, "prompt": prompts(body["prompt"])[0]})
+
+
+def read_tokens(reply: Reply) -> list[int] | None:
+    """The token ids in a /tokenize reply; None when it has none."""
+    tokens = _object(reply.body).get("tokens") if reply.status == 200 else None
+    return tokens if isinstance(tokens, list) and _is_ids(tokens) else None
+
+
+def prefill_body(body: Mapping[str, Any], tokens: list[int]) -> dict[str, Any]:
+    """One token, sampled as the client asked: nothing forces it, since the client will see it."""
+    asked = _with_prompt(body, tokens) | {"max_tokens": 1, "stream": False}
+    asked.pop("stream_options", None)  # 400 without stream
+    if asked.pop("min_tokens", 0):
+        asked["min_tokens"] = 1
+    return asked
+
+
+def decode_body(body: Mapping[str, Any], tokens: list[int], first: int) -> dict[str, Any]:
+    """The rest of the answer: one token less is wanted, at most and at least."""
+    asked = _with_prompt(body, [*tokens, first]) | {"max_tokens": limit(body) - 1}
+    if "min_tokens" in asked:
+        asked["min_tokens"] = max(asked["min_tokens"] - 1, 0)
+    return asked
+
+
+def _with_prompt(body: Mapping[str, Any], tokens: list[int]) -> dict[str, Any]:
+    """`add_special_tokens` has done its work in /tokenize."""
+    kept = {key: value for key, value in body.items() if key != "add_special_tokens"}
+    return kept | {"prompt": tokens}
+
+
+# The prefill engine's reply.
+
+REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the prefill engine made of the first token."""
+
+    document: dict[str, Any]
+    token: int | None
+    """None when LMCache did not name it."""
+    text: str
+    finish: str | None
+
+    def ends(self, most: int) -> bool:
+        """Whether it is the whole answer: an end of sequence, or `most` is one token."""
+        return self.finish == "stop" or (self.finish == "length" and most == 1)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a decode engine can go on from it; an aborted prefill finishes with "abort"."""
+        return self.finish == "length" and self.token is not None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether its text can be shown by itself.
+
+        vLLM holds back the first bytes of a character, so the text is empty then. An engine whose
+        prompt ends within a character shows the whole prompt with it (tokenizers' DecodeStream).
+        """
+        return bool(self.text) and REPLACEMENT not in self.text
+
+
+def read_sampled(reply: Reply) -> Sampled | None:
+    """Read a prefill reply to a body from `prefill_body`; None when it is something else."""
+    document = _object(reply.body)
+    try:
+        choice = document["choices"][0]
+        text, finish = choice["text"], choice["finish_reason"]
+    except (LookupError, TypeError):
+        return None
+    params = document.get("kv_transfer_params")
+    token = params.get("first_tok") if isinstance(params, dict) else None
+    known = token if isinstance(token, int) and _is_whole(token, 0) else None
+    return Sampled(document, known, text if isinstance(text, str) else "", finish)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    """A JSON object; an empty one for anything else."""
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,148 @@
+"""Puts a first token that one engine sampled before the rest that another one generates.
+
+The client must see one answer: one id, the first token's text as the first chunk, and the usage
+of the prompt that it sent. The decode engine's prompt was one token longer, its answer one shorter.
+A stream's first chunk is parsed, and after it only those that carry usage.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from router.core import sse
+from router.core.redact import redact
+from router.core.values import Facts, Reply
+
+__all__ = ["FirstToken", "whole_answer"]
+
+Json = dict[str, Any]
+
+_USAGE_KEY = b'"usage"'
+# A quote inside a JSON string is escaped, so text that talks about usage is not taken for it.
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+
+_IDENTITY = ("id", "object", "created", "model")
+
+
+@dataclass(slots=True)
+class FirstToken:
+    """The splice for one answer; `text` is the first token's."""
+
+    text: str
+    _is_out: bool = field(default=False, init=False)
+
+    def events(self, data: bytes) -> bytes:
+        """Put the first chunk before the first event that can name it; mend every usage."""
+        if self._is_out and _USAGE_KEY not in data:
+            return data
+        events = sse.events(data)
+        rest = data[sum(map(len, events)) :]
+        return b"".join([*map(self._event, events), rest])
+
+    def body(self, data: bytes) -> bytes:
+        """Put the text before that of a whole answer, and mend its usage."""
+        document = _chunk(data)
+        if document is None:
+            return data
+        try:
+            choice = document["choices"][0]
+            choice["text"] = self.text + choice["text"]
+        except (LookupError, TypeError):
+            return data
+        _mend(document)
+        return orjson.dumps(document)
+
+    def _event(self, event: bytes) -> bytes:
+        if self._is_out and not _USAGE.search(event):
+            return event
+        document = _chunk(sse.data_of(event))
+        if document is None:
+            return event
+        head = b""
+        is_mended = _mend(document)
+        if not self._is_out:
+            self._is_out = True
+            head = _frame(self._head(document))
+        return head + (_frame(document) if is_mended else event)
+
+    def _head(self, document: Json) -> Json:
+        """The first token's chunk, in the shape of the decode engine's own (already mended)."""
+        choice = _first_choice(document)
+        shown = {**dict.fromkeys(choice), "index": choice.get("index", 0), "text": self.text}
+        head = {key: document[key] for key in _IDENTITY if key in document}
+        head["choices"] = [{"finish_reason": None, **shown}]
+        if isinstance(usage := document.get("usage"), dict):
+            prompt = usage.get("prompt_tokens", 0)
+            head["usage"] = {
+                "prompt_tokens": prompt,
+                "total_tokens": prompt + 1,
+                "completion_tokens": 1,
+            }
+        return head
+
+
+def _chunk(data: bytes) -> Json | None:
+    """A part of an answer; None for anything else, as `[DONE]` or an error."""
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return document if isinstance(document, dict) and "choices" in document else None
+
+
+def _first_choice(document: Json) -> Json:
+    """The first choice; an empty one when there is none, as beside the final usage."""
+    choices = document["choices"]
+    is_one = isinstance(choices, list) and choices and isinstance(choices[0], dict)
+    return choices[0] if is_one else {}
+
+
+def _mend(document: Json) -> bool:
+    """Count the first token to the answer and not to the prompt; False if nothing is counted."""
+    usage = document.get("usage")
+    if not isinstance(usage, dict):
+        return False
+    for key, change in (("prompt_tokens", -1), ("completion_tokens", 1)):
+        if isinstance(count := usage.get(key), int):
+            usage[key] = count + change
+    return True
+
+
+def _frame(document: Json) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(document)
+
+
+# An answer that is complete with its first token.
+
+
+def whole_answer(facts: Facts, reply: Reply) -> Reply:
+    """The prefill engine's unary reply as the answer that the client asked for."""
+    if not facts.stream:
+        return Reply(reply.status, reply.headers, redact(reply.body))
+    headers = ((b"content-type", b"text/event-stream; charset=utf-8"),)
+    options = facts.body.get("stream_options") or {}
+    return Reply(reply.status, headers, _as_stream(orjson.loads(reply.body), options))
+
+
+# A streamed choice has fewer members than a unary one.
+_STREAMED = ("index", "text", "logprobs", "finish_reason", "stop_reason")
+
+
+def _as_stream(document: Json, options: Mapping[str, Any]) -> bytes:
+    """The chunks that the engine itself would have sent."""
+    identity = {key: document[key] for key in _IDENTITY if key in document}
+    fingerprint = "system_fingerprint"
+    last = {fingerprint: document[fingerprint]} if fingerprint in document else {}
+    # Unlike a unary reply, a stream leaves out what is null.
+    counts = document.get("usage") or {}
+    usage = {key: value for key, value in counts.items() if value is not None}
+    choice = {key: value for key, value in document["choices"][0].items() if key in _STREAMED}
+    chunk = {**identity, "choices": [choice]}
+    if not options.get("include_usage"):
+        return _frame({**chunk, **last}) + sse.DONE
+    if options.get("continuous_usage_stats"):
+        chunk["usage"] = usage
+    return _frame(chunk) + _frame({**identity, "choices": [], "usage": usage, **last}) + sse.DONE

@@ -1,0 +1,199 @@
+"""lmcache: the prefill engine pushes its KV cache to the decode engine, which finds it by tokens.
+
+The protocol is that of LMCache's disaggregated prefill (examples/disagg_prefill/
+disagg_proxy_server.py, 0.3.7 to 0.5.6). A request takes one of two ways:
+
+- /v1/completions whose answer can be shared exactly (`first_token.is_exact`): the prefill engine
+  gets token ids and samples the first token, the decode engine goes on behind it.
+- All others: both engines get the client's own request, so that messages, tools, response_format
+  and logprobs mean what they mean on one engine. The decode engine samples the first token.
+
+What this file guards:
+
+- A transfer's id is used for one attempt: the ranks' notifications are counted by it.
+- The KV cache is at one decode engine. Another one gets the client's own body and computes the
+  prompt; so does this one when anything goes wrong, which is slow and always correct.
+"""
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import orjson
+
+from router.core.events import FellBack
+from router.core.jsonspan import with_member
+from router.core.plans import first_token
+from router.core.plans.direct import conclude, move, plain
+from router.core.plans.first_token import Sampled
+from router.core.plans.first_token_splice import FirstToken, whole_answer
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.plans.prefill import body_for_prefill, prefill_by
+from router.core.plans.steps import AwaitKV, Call, Lease, Outcome, Plan, Step, Stream
+from router.core.retry import BUSY, may_move
+from router.core.values import Endpoint, Facts, Reply, Role
+
+__all__ = ["lmcache"]
+
+KV_KEY = "kv_transfer_params"
+
+PREFILLS = 2
+"""As with nixl: a failed KV load is worth one more prefill, then the decode engine computes."""
+
+LOAD_FAILED = frozenset({500})
+"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
+
+REFUSALS = frozenset(range(400, 500))
+"""Of a body that the client did not write: a prompt of the engine's full length has no place for
+the first token, and the client must hear of its own request only."""
+
+
+def lmcache(
+    facts: Facts,
+    receivers: Mapping[Endpoint, Receiver],
+    new_transfer_id: Callable[[], str],
+    *,
+    notify: bool,
+) -> Plan:
+    """Lease a decode engine, prefill into its receiver, decode.
+
+    `receivers` holds every decode engine. `new_transfer_id` must never return an id twice, nor one
+    of another router's. `notify` says that the prefill engines report finished transfers.
+    """
+    decode = yield Lease(Role.DECODE)
+    transfer = _Transfer(facts, receivers[decode], new_transfer_id)
+    if not transfer.can_ask:
+        yield FellBack(Role.PREFILL, "nested_too_deep")
+        yield from plain(facts, decode)
+        return
+    for _ in range(PREFILLS):
+        reply = yield from prefill_by(transfer.ask)
+        if reply is None:
+            break
+        answer = transfer.take(reply)
+        if answer is not None:
+            yield from conclude(answer)
+            return
+        if not (yield from transfer.arrives(notify=notify)):
+            break
+        leg = transfer.decode(decode)
+        outcome = yield leg
+        if outcome is None:
+            return
+        if leg.splice is not None and _has(outcome, REFUSALS):
+            yield FellBack(Role.DECODE, "splice_refused")
+            break
+        if not _has(outcome, LOAD_FAILED):
+            yield from _elsewhere(facts, decode, outcome)
+            return
+        yield FellBack(Role.DECODE, "kv_load_failed")
+    yield from plain(facts, decode)
+
+
+class _Transfer:
+    """One request's prefill into one receiver: what is asked, and what the reply allows."""
+
+    def __init__(
+        self, facts: Facts, receiver: Receiver, new_transfer_id: Callable[[], str]
+    ) -> None:
+        self._facts = facts
+        self._receiver = receiver
+        self._new_id = new_transfer_id
+        self._id = ""
+        self._shares = first_token.is_exact(facts)
+        """Whether the prefill engine's first token is the client's."""
+        self._tokens = first_token.own_tokens(facts.body) if self._shares else None
+        self._own_body = None if self._shares else _own_body(facts)
+        self._sampled: Sampled | None = None
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether there is a body to ask prefill engines."""
+        return self._shares or self._own_body is not None
+
+    def ask(self, endpoint: Endpoint) -> Generator[Step, Any, Outcome]:
+        """Tokenise where that is still to be done, then prefill under an id of its own."""
+        if self._shares and self._tokens is None:
+            failed = yield from self._tokenize(endpoint)
+            if failed is not None:
+                return failed
+        self._id = self._new_id()
+        outcome: Outcome = yield Call(endpoint, self._facts.path, self._prefill_body())
+        return outcome
+
+    def _tokenize(self, endpoint: Endpoint) -> Generator[Step, Any, Outcome | None]:
+        """Ask for the prompt's tokens; returns what came instead if the engine has failed."""
+        body = first_token.tokenize_body(self._facts.body)
+        outcome: Outcome = yield Call(endpoint, "/tokenize", body)
+        if not isinstance(outcome, Reply) or outcome.status >= 500:
+            return outcome
+        self._tokens = first_token.read_tokens(outcome)
+        if self._tokens is None:
+            # Perhaps a gateway that serves /v1 only: the client's own prompt does on both engines.
+            yield FellBack(Role.PREFILL, "tokenize_failed")
+            self._shares = False
+            self._own_body = _own_body(self._facts)
+        return None
+
+    def _prefill_body(self) -> bytes:
+        params: dict[str, Any] = {"disagg_spec": self._receiver.spec(self._id)}
+        body = self._own_body
+        if self._tokens is not None:
+            body = orjson.dumps(first_token.prefill_body(self._facts.body, self._tokens))
+            params = {"ret_first_tok": True, **params}
+        assert body is not None  # see can_ask
+        return with_member(body, KV_KEY, orjson.dumps(params))
+
+    def take(self, reply: Reply) -> Reply | None:
+        """Note what the prefill engine made; the client's answer if that is all of it."""
+        if reply.status >= 400:
+            return reply
+        if not self._shares:
+            return None
+        self._sampled = first_token.read_sampled(reply)
+        if self._sampled is not None and self._sampled.ends(first_token.limit(self._facts.body)):
+            return whole_answer(self._facts, reply)
+        return None
+
+    def arrives(self, *, notify: bool) -> Generator[Step, Any, bool]:
+        """Whether the decode engine may expect the KV cache; recorded when it may not."""
+        if self._shares and (self._sampled is None or not self._sampled.goes_on):
+            yield FellBack(Role.PREFILL, "no_first_tok")
+            return False
+        if notify and not (yield AwaitKV(self._id, self._receiver.ranks)):
+            yield FellBack(Role.PREFILL, "kv_ready_timeout")
+            return False
+        return True
+
+    def decode(self, endpoint: Endpoint) -> Stream:
+        """The decode leg: behind the first token if that can be shown, else the client's own."""
+        facts, sampled = self._facts, self._sampled
+        keep = BUSY | LOAD_FAILED
+        if self._tokens is None or sampled is None or sampled.token is None or not sampled.is_shown:
+            return Stream(endpoint, facts.path, facts.raw, keep=keep, hold=True)
+        body = orjson.dumps(first_token.decode_body(facts.body, self._tokens, sampled.token))
+        splice = FirstToken(sampled.text)
+        return Stream(endpoint, facts.path, body, keep | REFUSALS, hold=True, splice=splice)
+
+
+def _own_body(facts: Facts) -> bytes | None:
+    """The client's request for one token; None when it cannot be written."""
+    try:
+        return orjson.dumps(body_for_prefill(facts))
+    except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
+        return None
+
+
+def _has(outcome: Outcome, statuses: frozenset[int]) -> bool:
+    return isinstance(outcome, Reply) and outcome.status in statuses
+
+
+def _elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
+    """Let another decode engine compute the prompt, if the request may move at all."""
+    other = None
+    tried = frozenset({decode})
+    if may_move(outcome, facts):
+        other = yield from move(decode, tried, outcome)
+    if other is None:
+        yield from conclude(outcome)
+    else:
+        yield from plain(facts, other, tried)

@@ -1,0 +1,157 @@
+"""Listens for LMCache's word that a KV cache has reached its decode engine.
+
+Each tensor-parallel rank of a prefill engine connects here and pushes one message per transfer, in
+no order relative to the prefill's HTTP reply. So messages are counted by transfer whether or not
+anybody waits for them yet.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["KVReadySocket"]
+
+log = logging.getLogger(__name__)
+
+KEPT = 4096
+"""Transfers whose early messages are kept, the oldest are forgotten. They are waited for as soon as
+their prefill has replied: an order of magnitude above the prefills that a router has under way."""
+
+MAX_MESSAGE_BYTES = 4096
+"""A notification has about 70; a longer one is not from LMCache, and its sender is cut off."""
+
+BATCH = 256
+"""Messages that are read in one go, so that a flood cannot keep the event loop from its streams."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    missing: int
+    is_ready: asyncio.Future[bool]
+
+
+class KVReadySocket:
+    """A ZeroMQ PULL socket: what LMCache calls pd_proxy_host:pd_proxy_port.
+
+    `received` counts the notifications, `ignored` the messages that were none.
+    """
+
+    def __init__(self, address: str) -> None:
+        """`address` is like tcp://0.0.0.0:7500. Raises ImportError, naming the extra to install."""
+        try:
+            import msgpack  # noqa: PLC0415 - an extra: only LMCache with notifications needs it
+            import zmq  # noqa: PLC0415
+        except ImportError as error:
+            raise ImportError(
+                f"KV-ready notifications need {error.name}: pip install 'pd-router[lmcache]'"
+            ) from None
+        self._zmq = zmq
+        self._msgpack = msgpack
+        self.address = address
+        self.received = self.ignored = 0
+        self._early: OrderedDict[str, int] = OrderedDict()
+        self._waits: dict[str, _Wait] = {}
+        self._context: zmq.Context[Any] | None = None
+        self._socket: zmq.Socket[Any] | None = None
+
+    def start(self) -> None:
+        """Bind and listen on the running event loop. Raises OSError when the address is not ours.
+
+        Sets `address` to the bound one, which matters for port 0 or `*`.
+        """
+        zmq = self._zmq
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.linger = 0
+        self._socket.ipv6 = "[" in self.address
+        self._socket.maxmsgsize = MAX_MESSAGE_BYTES
+        try:
+            self._socket.bind(self.address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise OSError(error.errno, f"cannot listen on {self.address}: {error}") from None
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
+        self._read()
+
+    def close(self) -> None:
+        """Stop listening; whoever waits is told that nothing came. Harmless when not started."""
+        for wait in self._waits.values():
+            _settle(wait, is_ready=False)
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        if self._context is not None:
+            self._context.term()
+            self._context = None
+
+    async def wait(self, transfer_id: str, count: int, timeout: float) -> bool:
+        """Whether `count` ranks report `transfer_id` within `timeout` seconds.
+
+        Call it once per transfer: what was counted is forgotten.
+        """
+        missing = count - self._early.pop(transfer_id, 0)
+        if missing <= 0:
+            return True
+        wait = _Wait(missing, asyncio.get_running_loop().create_future())
+        self._waits[transfer_id] = wait
+        try:
+            async with asyncio.timeout(timeout):
+                return await wait.is_ready
+        except TimeoutError:
+            return False
+        finally:
+            del self._waits[transfer_id]
+
+    def _read(self) -> None:
+        """Read what is there. The descriptor signals anew only after all has been read."""
+        for _ in range(BATCH):
+            if self._socket is None:
+                return
+            try:
+                frames = self._socket.recv_multipart(self._zmq.NOBLOCK)
+            except self._zmq.Again:
+                return
+            self._take(frames)
+        asyncio.get_running_loop().call_soon(self._read)
+
+    def _take(self, frames: list[bytes]) -> None:
+        transfer_id = self._transfer_id(frames)
+        if transfer_id is None:
+            self.ignored += 1
+            log.debug("ignored a message of %d frames on %s", len(frames), self.address)
+            return
+        self.received += 1
+        wait = self._waits.get(transfer_id)
+        if wait is None:
+            self._keep(transfer_id)
+            return
+        wait.missing -= 1
+        if wait.missing <= 0:
+            _settle(wait, is_ready=True)
+
+    def _keep(self, transfer_id: str) -> None:
+        self._early[transfer_id] = self._early.pop(transfer_id, 0) + 1
+        if len(self._early) > KEPT:
+            self._early.popitem(last=False)
+
+    def _transfer_id(self, frames: list[bytes]) -> str | None:
+        """The transfer that a ProxyNotif names; None for anything else."""
+        if len(frames) != 1:
+            return None
+        try:
+            message = self._msgpack.unpackb(frames[0])
+        except (ValueError, self._msgpack.UnpackException):
+            return None
+        if not isinstance(message, dict) or message.get("type") != "ProxyNotif":
+            return None
+        transfer_id = message.get("req_id")
+        return transfer_id if isinstance(transfer_id, str) else None
+
+
+def _settle(wait: _Wait, *, is_ready: bool) -> None:
+    if not wait.is_ready.done():
+        wait.is_ready.set_result(is_ready)
