@@ -1,0 +1,182 @@
+"""NIXL and LMCache from end to end: what one engine alone says is said, and KV really moves."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from router.simulator import EngineConfig, RunningEngine, serve_engine
+from tests.e2e.connectors import ask, router_process, urls
+
+MODEL = "m"
+THRESHOLD = 40
+LONG = "the quick brown fox jumps over the lazy dog " * 6
+SHORT = "hello there"
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def completion(prompt: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    return COMPLETIONS, {"model": MODEL, "prompt": prompt, "temperature": 0, **more}
+
+
+def chat(prompt: str, **more: Any) -> tuple[str, dict[str, Any]]:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": prompt}]},
+    ]
+    return CHAT, {"model": MODEL, "messages": messages, "temperature": 0, **more}
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+
+REQUESTS = {
+    "completion": completion(LONG, max_tokens=8),
+    "completion, streamed": completion(LONG, max_tokens=8, **STREAM),
+    "completion without max_tokens": completion(LONG),
+    "completion of one token": completion(LONG, max_tokens=1),
+    "completion of one token, streamed": completion(LONG, max_tokens=1, **STREAM),
+    "completion that ends at once": completion("<<eos:1>>" + LONG, max_tokens=8),
+    "completion that ends at once, streamed": completion(
+        "<<eos:1>>" + LONG, max_tokens=8, **STREAM
+    ),
+    "completion that ends by itself": completion("<<eos:3>>" + LONG, max_tokens=8, **STREAM),
+    "completion with a stop string": completion(LONG, max_tokens=8, stop=["a", "e"]),
+    "completion with min_tokens": completion("<<eos:2>>" + LONG, max_tokens=8, min_tokens=4),
+    "completion with logprobs": completion(LONG, max_tokens=4, logprobs=2),
+    "chat": chat(LONG, max_tokens=8),
+    "chat, streamed": chat(LONG, max_completion_tokens=8, **STREAM),
+    "chat with tools": chat(LONG, max_tokens=8, tools=TOOLS, tool_choice="none"),
+}
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def moved(engine: RunningEngine) -> int:
+    """Prompt tokens whose KV cache came from another engine."""
+    tokens: Mapping[str, int] = engine.state["tokens"]
+    return tokens["external_kv_transfer"]
+
+
+async def compare(
+    session: aiohttp.ClientSession, router: str, alone: str, path: str, body: dict[str, Any]
+) -> None:
+    """The same text, usage and finish through the router as from one engine alone."""
+    routed = await ask(session, router, path, body)
+    expected = await ask(session, alone, path, body)
+    assert routed.status == expected.status == 200
+    assert (routed.text, routed.usage, routed.finish) == (
+        expected.text,
+        expected.usage,
+        expected.finish,
+    )
+    assert b"transfer_params" not in routed.raw
+
+
+async def test_nixl_answers_as_one_engine_does_and_moves_the_kv_cache(
+    session: aiohttp.ClientSession,
+) -> None:
+    extra = {"a_key_of_tomorrow": {"deep": [1.0, None]}, "big": 2**63 - 1}
+    async with (
+        serve_engine(EngineConfig(model=MODEL)) as alone,
+        serve_engine(EngineConfig(model=MODEL, role="prefill", kv_params_extra=extra)) as prefill,
+        serve_engine(EngineConfig(model=MODEL, role="decode")) as d0,
+        serve_engine(EngineConfig(model=MODEL, role="decode")) as d1,
+        router_process(
+            *("--prefill", prefill.url, "--decode", urls([d0, d1])),
+            *("--routing-threshold", str(THRESHOLD)),
+        ) as router,
+    ):
+        for path, body in REQUESTS.values():
+            await compare(session, router, alone.url, path, body)
+        assert moved(d0) + moved(d1) > 0
+        assert prefill.state["references"]["read"] == len(REQUESTS)
+        assert prefill.state["pinned_blocks"] == 0
+
+        before = moved(d0) + moved(d1)
+        await compare(session, router, alone.url, *completion(SHORT, max_tokens=4))
+        assert moved(d0) + moved(d1) == before
+
+
+@pytest.mark.parametrize("notify", [True, False])
+async def test_lmcache_answers_as_one_engine_does_and_moves_the_kv_cache(
+    session: aiohttp.ClientSession, notify: bool, unused_tcp_port: int
+) -> None:
+    bind = f"tcp://127.0.0.1:{unused_tcp_port}"
+    lmcache = {"model": MODEL, "connector": "lmcache"}
+    async with (
+        serve_engine(EngineConfig(model=MODEL)) as alone,
+        serve_engine(EngineConfig(**lmcache, role="decode")) as d0,
+        serve_engine(EngineConfig(**lmcache, role="decode")) as d1,
+        serve_engine(
+            EngineConfig(
+                **lmcache,
+                role="prefill",
+                receivers={"h0:7300": d0.url, "h1:7300": d1.url},
+                notify=bind.removeprefix("tcp://") if notify else None,
+            )
+        ) as prefill,
+        router_process(
+            *("--prefill", prefill.url, "--decode", urls([d0, d1])),
+            *("--routing-threshold", str(THRESHOLD), "--disagg-connector-type", "lmcache"),
+            *("--decoder-registry", _registry({d0.url: "h0", d1.url: "h1"})),
+            *(("--lmcache-notify-bind", bind) if notify else ()),
+        ) as router,
+    ):
+        for path, body in REQUESTS.values():
+            await compare(session, router, alone.url, path, body)
+        assert moved(d0) + moved(d1) > 0
+
+
+def _registry(hosts: Mapping[str, str]) -> str:
+    return orjson.dumps(
+        {
+            url: {
+                "receiver_host": host,
+                "receiver_init_port": [7300],
+                "receiver_alloc_port": [7400],
+            }
+            for url, host in hosts.items()
+        }
+    ).decode()
+
+
+async def test_a_failed_kv_load_is_not_shown_to_the_client(session: aiohttp.ClientSession) -> None:
+    async with (
+        serve_engine(EngineConfig(model=MODEL)) as alone,
+        serve_engine(EngineConfig(model=MODEL, role="prefill")) as prefill,
+        serve_engine(EngineConfig(model=MODEL, role="decode")) as decode,
+        router_process(
+            *("--prefill", prefill.url, "--decode", decode.url),
+        ) as router,
+    ):
+        for failures in (1, 2):
+            for path, body in (REQUESTS["chat, streamed"], REQUESTS["completion"]):
+                await decode.set_faults(fail_kv_loads=failures)
+                await compare(session, router, alone.url, path, body)
+        prefills = [r for r in prefill.requests if r.path in (CHAT, COMPLETIONS)]
+        ids = [dict(r.headers).get("x-request-id") for r in prefills]
+        assert len(prefills) == 8  # a failed load is prefilled again once, under a new id
+        assert len(set(ids)) == 8
+
+
+async def test_a_dead_prefill_engine_costs_no_answer(session: aiohttp.ClientSession) -> None:
+    async with (
+        serve_engine(EngineConfig(model=MODEL)) as alone,
+        serve_engine(EngineConfig(model=MODEL, role="prefill")) as prefill,
+        serve_engine(EngineConfig(model=MODEL, role="decode")) as decode,
+        router_process(
+            *("--prefill", prefill.url, "--decode", decode.url),
+        ) as router,
+    ):
+        await prefill.set_faults(refuse=True)
+        prefill.drop_connections()
+        for path, body in REQUESTS.values():
+            await compare(session, router, alone.url, path, body)
