@@ -108,8 +108,10 @@ class Relay:
         self._heard_at: float | None = None
         self._silence = silence
         silence.watch(self)
-        self._on_data: Callable[[bytes], None] = self._collect
-        self._on_end: Callable[[], None] = self._end_kept
+        # Functions, not methods of this object: a cycle would leave every request, its body
+        # included, to the garbage collector.
+        self._on_data: Callable[[Relay, bytes], None] = Relay._collect
+        self._on_end: Callable[[Relay], None] = Relay._end_kept
 
     # The engine connection's side.
 
@@ -123,26 +125,26 @@ class Relay:
         generates = self._kind is not RouteKind.PASS_THROUGH
         if generates and content_type.startswith(b"text/event-stream"):
             self._is_stream = True
-            self._on_data = self._hold if self._step.hold else self._pass_events
-            self._on_end = self._end_events
+            self._on_data = Relay._hold if self._step.hold else Relay._pass_events
+            self._on_end = Relay._end_events
             if not self._step.hold:
                 self._start(None)
                 self._loop.call_soon(self._flush)
         elif generates:
-            self._on_end = self._end_whole
+            self._on_end = Relay._end_whole
         else:
             self._start(_length(headers))
-            self._on_data = self._pass
-            self._on_end = self._end
+            self._on_data = Relay._pass
+            self._on_end = Relay._end
 
     def on_data(self, data: bytes) -> None:
         """Take one read's worth of body."""
         self._heard_at = self._loop.time()
-        self._on_data(data)
+        self._on_data(self, data)
 
     def on_end(self) -> None:
         """The engine's answer is complete."""
-        self._on_end()
+        self._on_end(self)
 
     def on_lost(self, failure: Failure) -> None:
         """The engine broke off: an error frame if the client has seen a stream, else its plan."""
@@ -214,7 +216,7 @@ class Relay:
 
     def _release_hold(self) -> None:
         self._start(None)
-        self._on_data = self._pass_events
+        self._on_data = Relay._pass_events
         held, self._parts = b"".join(self._parts), []
         if held:
             self._write(self._clean(held))

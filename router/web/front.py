@@ -76,17 +76,23 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the application's lifespan."""
-        route = ROUTES.get(scope["path"]) if scope["type"] == "http" else None
+        if scope["type"] != "http":
+            await self._operations(scope, receive, send)
+            return
+        # Taken out of the scope: it knows the scope's owner, and a cycle would live on.
+        reply: ClientReply = scope["extensions"].pop(REPLY)
+        route = ROUTES.get(scope["path"])
         if route is None:
             await self._operations(scope, receive, send)
         else:
-            await self._serve(route, scope, receive)
+            await self._serve(route, scope, receive, reply)
 
-    async def _serve(self, route: Route, scope: Scope, receive: Receive) -> None:
+    async def _serve(
+        self, route: Route, scope: Scope, receive: Receive, reply: ClientReply
+    ) -> None:
         fields = dict(scope["headers"])
         given = http.clean_request_id(fields.get(b"x-request-id"))
         record = RequestEnded(given or self._new_id(), route.path, time.monotonic())
-        reply: ClientReply = scope["extensions"][REPLY]
         reply.stall_seconds = self._limits.stall_seconds
         task = asyncio.current_task()
         assert task is not None
