@@ -1,0 +1,180 @@
+"""One simulated engine without its listener: the machine, its time, and whom it talks to."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from datetime import UTC, datetime
+from random import Random
+from uuid import uuid4
+
+from router.simulator.asks import Ask
+from router.simulator.config import EngineConfig
+from router.simulator.driver import Driver
+from router.simulator.errors import engine_dead, internal
+from router.simulator.faults import NO_FAULTS, FaultPlan, Faults
+from router.simulator.kv_client import KvClient
+from router.simulator.language import Language
+from router.simulator.lmcache import BadSpec, DisaggSpec, HandOver
+from router.simulator.machine import EngineDead, Machine
+from router.simulator.records import Records
+from router.simulator.sequence import Prompt, RemoteRead, Sequence, Stage
+
+__all__ = ["Engine"]
+
+
+async def _nowhere(_open: bool) -> None:
+    """An engine without a server."""
+
+
+_HEARTBEATS_PER_LEASE = 6
+"""vLLM renews a lease so often while the request waits at the decode engine."""
+
+
+class Engine:
+    """What one engine is made of. `start` and `close` frame its life."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.engine_id = config.engine_id or str(uuid4())
+        self.machine = Machine(config, self.engine_id)
+        self.faults = FaultPlan(config.faults, Random(config.seed))
+        self.records = Records(config.request_log)
+        self.driver = Driver(self.machine, self.faults, self._load)
+        self.client = KvClient(config)
+        self.transfers = HandOver(config, self.faults, self.client)
+        self.started = self.wall_clock()
+        self.died = asyncio.Event()
+        self.listen: Callable[[bool], Awaitable[None]] = _nowhere
+        """Opens or closes the listener; the server puts itself here."""
+        self.connections: Callable[[], int] = lambda: 0
+        self.drop_connections: Callable[[], None] = lambda: None
+        self._languages = {model: Language(model, config.eos_one_in) for model in config.models}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def wall_clock(self) -> int:
+        """Seconds since the epoch, as answers carry them."""
+        return int(datetime.now(UTC).timestamp())
+
+    def start(self, host: str, port: int) -> None:
+        self.machine.kv.references.address = (host, port)
+        self.spawn(self.driver.run())
+        self.spawn(self._heartbeats())
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.client.close()
+        self.transfers.close()
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run something that outlives the request it is for; it ends with the engine."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def set_faults(self, faults: Faults, for_s: float | None = None) -> None:
+        """Put these faults in force instead of those before, for a while or until the next call."""
+        self.faults.put(faults)
+        await self.listen(not faults.refuse)
+        self.driver.wake()
+        if for_s is not None:
+            self.spawn(self._clear_faults(faults, for_s))
+
+    async def _clear_faults(self, faults: Faults, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        if self.faults.given is faults:
+            await self.set_faults(NO_FAULTS)
+
+    # Requests
+
+    def sequences(self, ask: Ask, answer_id: str) -> list[Sequence]:
+        """The sequences that a request asks for. Raises ApiError for bad KV parameters."""
+        remote, keep = self._nixl(ask)
+        self._check_spec(ask)
+        language, salt = self._languages[ask.model], f"{ask.model}\0{ask.cache_salt}"
+        sequences = []
+        for place, tokens in enumerate(ask.prompts):
+            prompt = Prompt.of(tokens, language, self.config.block_size, salt)
+            number = f"-{place}" if ask.api == "completions" else ""
+            for _ in range(ask.n):
+                name = f"{answer_id}{number}-{uuid4().hex[:8]}"
+                sequences.append(Sequence(name, prompt, ask.sampling, remote=remote, keep=keep))
+        return sequences
+
+    def _nixl(self, ask: Ask) -> tuple[RemoteRead | None, bool]:
+        """Where to read the KV cache from, and whether to keep it.
+
+        What vLLM asserts and does not check ends the whole engine: incomplete parameters, and one
+        reference for several prompts (CVE-2026-94623).
+        """
+        if self.config.connector != "nixl" or not ask.kv:
+            return None, False
+        remote = None
+        if ask.kv.get("do_remote_prefill"):
+            remote = RemoteRead.parse(ask.kv)
+            if remote is None or len(ask.prompts) > 1:
+                self.die()
+                raise engine_dead()
+        return remote, bool(ask.kv.get("do_remote_decode"))
+
+    def _check_spec(self, ask: Ask) -> None:
+        if self.config.connector == "lmcache" and ask.kv and "disagg_spec" in ask.kv:
+            try:
+                self.transfers.check(ask.kv["disagg_spec"])
+            except BadSpec:
+                raise internal() from None
+
+    def hand_over(self, ask: Ask, sequence: Sequence) -> None:
+        """LMCache: the prompt has been computed; its KV cache and first token are passed on."""
+        if self.config.connector != "lmcache" or not ask.kv:
+            return
+        if "ret_first_tok" in ask.kv:  # LMCache looks for the key; its value is not read
+            sequence.kv_params = {"first_tok": sequence.tokens[len(sequence.prompt)]}
+        if "disagg_spec" in ask.kv:
+            spec = DisaggSpec.parse(ask.kv["disagg_spec"])
+            self.spawn(self.transfers.run(spec, sequence.prompt))
+
+    def forget(self, sequences: Iterable[Sequence]) -> None:
+        """A request is over, for whatever reason. References that were not read are given back."""
+        for sequence in sequences:
+            if sequence.stage in (Stage.NEW, Stage.WAITING) and sequence.remote is not None:
+                self.release(sequence.remote)
+        self.driver.forget(sequences)
+
+    def release(self, remote: RemoteRead) -> None:
+        """Tell the prefill engine that nobody will read."""
+        self.spawn(self.client.tell(remote, "release"))
+
+    # KV caches from elsewhere
+
+    def _load(self, sequence: Sequence) -> None:
+        self.spawn(self._pull(sequence))
+
+    async def _pull(self, sequence: Sequence) -> None:
+        remote = sequence.remote
+        assert remote is not None
+        try:
+            blocks = self.machine.wanted(sequence)
+        except EngineDead:
+            self.die()
+            return
+        contents = None
+        if not self.faults.take_kv_failure():
+            contents = await self.client.pull(remote, blocks, len(sequence.prompt))
+        if contents is None:
+            self.driver.deliver(self.machine.load_failed(sequence))
+        else:
+            self.machine.loaded(sequence, contents)
+        self.driver.wake()
+
+    async def _heartbeats(self) -> None:
+        """Keep the references alive that wait in the queue."""
+        while True:
+            await asyncio.sleep(self.config.kv_lease_s / _HEARTBEATS_PER_LEASE)
+            for remote in self.machine.queued_references():
+                await self.client.tell(remote, "heartbeat")
+
+    def die(self) -> None:
+        """The engine fails for good; its server goes on to say so, for a while."""
+        self.driver.deliver(self.machine.kill())
+        self.died.set()

@@ -1,0 +1,153 @@
+"""Faults on demand: what an engine does wrong, to which requests and how often. No sockets here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from random import Random
+from typing import Any
+
+__all__ = ["NO_FAULTS", "FaultError", "FaultPlan", "Faults"]
+
+
+class FaultError(ValueError):
+    """A fault that cannot be set; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What is wrong with an engine. The defaults are a sound one.
+
+    The first group befalls single requests: those under `paths` that take part in `only`, at the
+    `rate` given, the `next` so many of them.
+    """
+
+    status: int | None = None
+    """Answer with this status and an error in vLLM's shape."""
+    hang: bool = False
+    """Read the request and never answer; the connection stays open."""
+    reset: str | None = None
+    """Reset the connection: on "accept", or when a whole "request" has been read."""
+    delay_s: float = 0.0
+    """Wait before looking at the request."""
+    cut_after_tokens: int | None = None
+    """Send so many tokens, then half of the next frame, then reset the connection."""
+    freeze_after_tokens: int | None = None
+    """Send so many tokens and nothing more; the connection stays open."""
+    error_after_tokens: int | None = None
+    """Send so many tokens, then an error event and [DONE]."""
+
+    paths: tuple[str, ...] = ("/v1/",)
+    """Prefixes of the paths concerned; /sim/ never is."""
+    only: str | None = None
+    """Only the "prefill" leg (do_remote_decode, disagg_spec), the "decode" leg (do_remote_prefill)
+    or "plain" requests."""
+    next: int | None = None
+    """How many requests more; None for all."""
+    rate: float = 1.0
+    """The share of the requests concerned, 0 to 1."""
+
+    slow: float = 1.0
+    """Factor on the time of every step."""
+    stall: bool = False
+    """No step is ever made: requests are accepted and get no token."""
+    refuse: bool = False
+    """Do not listen: new connections are refused, open ones live on."""
+    close_idle: bool = False
+    """Close every connection as soon as it is idle, unannounced."""
+    fail_kv_loads: int = 0
+    """The next so many KV loads fail."""
+    drop_notifications: bool = False
+    """LMCache: never say that the KV cache has arrived."""
+
+    def __post_init__(self) -> None:
+        if self.reset not in (None, "accept", "request"):
+            raise FaultError(f"reset: expected accept or request, got {self.reset!r}")
+        if self.only not in (None, "prefill", "decode", "plain"):
+            raise FaultError(f"only: expected prefill, decode or plain, got {self.only!r}")
+        if not 0 <= self.rate <= 1:
+            raise FaultError(f"rate: expected 0 to 1, got {self.rate!r}")
+        if self.slow <= 0:
+            raise FaultError(f"slow: expected more than 0, got {self.slow!r}")
+        if self.status is not None and not 400 <= self.status <= 599:
+            raise FaultError(f"status: expected 400 to 599, got {self.status!r}")
+
+    @property
+    def is_per_request(self) -> bool:
+        return self.reset == "request" or any(
+            getattr(self, name) != getattr(NO_FAULTS, name) for name in _PER_REQUEST
+        )
+
+    @classmethod
+    def parse(cls, document: object) -> "Faults":
+        """Faults from JSON. Raises FaultError for a field that does not exist or has no sense."""
+        if not isinstance(document, dict):
+            raise FaultError("expected an object")
+        known = {field.name for field in fields(cls)}
+        for name in document:
+            if name not in known:
+                raise FaultError(f"{name}: no such fault")
+        values = dict(document)
+        try:
+            if "paths" in values:
+                values["paths"] = tuple(map(str, values["paths"]))
+            return cls(**values)
+        except TypeError as error:
+            raise FaultError(str(error)) from error
+
+
+NO_FAULTS = Faults()
+
+_PER_REQUEST = (
+    "status",
+    "hang",
+    "delay_s",
+    "cut_after_tokens",
+    "freeze_after_tokens",
+    "error_after_tokens",
+)
+
+
+class FaultPlan:
+    """The faults in force, and whom they befall next."""
+
+    def __init__(self, faults: Faults, random: Random) -> None:
+        self.now = faults
+        self.given = faults
+        """As they were put in force: `now` counts down."""
+        self._random = random
+
+    def put(self, faults: Faults) -> None:
+        self.now = self.given = faults
+
+    def take(self, path: str, leg: Callable[[], str]) -> Faults:
+        """What goes wrong with this request; uses up one of `next`.
+
+        `leg` is asked only if it matters: it has to read the body.
+        """
+        faults = self.now
+        if not faults.is_per_request or path.startswith("/sim/"):
+            return NO_FAULTS
+        if not path.startswith(faults.paths) or faults.only not in (None, leg()):
+            return NO_FAULTS
+        return faults if self._is_due() else NO_FAULTS
+
+    def take_reset(self) -> bool:
+        """Whether a new connection is reset; uses up one of `next`."""
+        return self.now.reset == "accept" and self._is_due()
+
+    def _is_due(self) -> bool:
+        faults = self.now
+        if faults.next == 0 or (faults.rate < 1 and self._random.random() >= faults.rate):
+            return False
+        if faults.next is not None:
+            self.now = replace(faults, next=faults.next - 1)
+        return True
+
+    def take_kv_failure(self) -> bool:
+        """Whether this KV load fails; uses up one of `fail_kv_loads`."""
+        left = self.now.fail_kv_loads
+        if left > 0:
+            self.now = replace(self.now, fail_kv_loads=left - 1)
+        return left > 0
+
+    def as_json(self) -> dict[str, Any]:
+        return {field.name: getattr(self.now, field.name) for field in fields(self.now)}

@@ -1,0 +1,84 @@
+"""What an engine was asked: the wire conversation as tests want to see it, within bounds."""
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+__all__ = ["Records", "Request"]
+
+_BYTES = 64 << 20
+"""All remembered bodies together; the oldest requests are forgotten first."""
+_IDS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as it came in. Header names are lower-case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    raw: bytes
+
+    @property
+    def body(self) -> Any:
+        """The parsed body; None if it is no JSON."""
+        try:
+            return orjson.loads(self.raw)
+        except orjson.JSONDecodeError:
+            return None
+
+    def as_json(self) -> dict[str, Any]:
+        """`raw` is there because parsing may hide what a router did to a number."""
+        return {
+            "method": self.method,
+            "path": self.path,
+            "headers": dict(self.headers),
+            "body": self.body,
+            "raw": self.raw.decode("utf-8", "replace"),
+        }
+
+
+class Records:
+    """The last requests, and how often each path was asked for."""
+
+    def __init__(self, limit: int) -> None:
+        self.requests: deque[Request] = deque()
+        self.paths: dict[str, int] = {}
+        self.duplicate_ids = 0
+        self._limit = limit
+        self._bytes = 0
+        self._ids: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, request: Request) -> None:
+        """Probes and the simulator's own routes are counted, not remembered."""
+        name = f"{request.method} {request.path}"
+        if name in self.paths or len(self.paths) < self._limit:
+            self.paths[name] = self.paths.get(name, 0) + 1
+        if request.path.startswith("/sim/") or request.path in _PROBES:
+            return
+        self._note_id(request)
+        self.requests.append(request)
+        self._bytes += len(request.raw)
+        while self.requests and (len(self.requests) > self._limit or self._bytes > _BYTES):
+            self._bytes -= len(self.requests.popleft().raw)
+
+    def _note_id(self, request: Request) -> None:
+        """vLLM below 0.14 breaks when two requests come with the same id."""
+        given = request.headers.get("x-request-id")
+        if given is None or request.method != "POST":
+            return
+        self.duplicate_ids += given in self._ids
+        self._ids[given] = None
+        if len(self._ids) > _IDS:
+            self._ids.popitem(last=False)
+
+    def clear(self) -> None:
+        self.requests.clear()
+        self._bytes = 0
+
+
+_PROBES = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})

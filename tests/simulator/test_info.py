@@ -1,0 +1,174 @@
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.simulator import EngineConfig, serve_engine
+from tests.simulator.talk import PROMPT, ask, complete, until
+
+VLLM_NAMES = """
+num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc
+prefix_cache_queries_total prefix_cache_hits_total external_prefix_cache_queries_total
+external_prefix_cache_hits_total num_preemptions_total prompt_tokens_total
+prompt_tokens_by_source_total prompt_tokens_cached_total generation_tokens_total
+request_success_total admission_rejections_total nixl_num_failed_transfers_total
+nixl_num_kv_expired_reqs_total nixl_num_notifications_after_expiry_total
+time_to_first_token_seconds_bucket time_to_first_token_seconds_count
+inter_token_latency_seconds_sum e2e_request_latency_seconds_count engine_sleep_state
+cache_config_info
+"""
+
+
+async def metrics(client, engine) -> dict[str, float]:
+    """Every series by its name and labels."""
+    async with client.get(engine.url + "/metrics") as reply:
+        assert reply.headers["content-type"] == "text/plain; version=1.0.0; charset=utf-8"
+        lines = (await reply.text()).splitlines()
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
+    }
+
+
+def value(series: dict[str, float], name: str, labels: str = "") -> float:
+    inner = 'engine="0",model_name="sim"' + (f",{labels}" if labels else "")
+    return series[f"vllm:{name}{{{inner}}}"]
+
+
+class TestMetrics:
+    async def test_the_names_are_vllms_and_every_line_is_well_formed(self, client, engine):
+        await complete(client, engine)
+        async with client.get(engine.url + "/metrics") as reply:
+            text = await reply.text()
+        for name in VLLM_NAMES.split():
+            assert f"\nvllm:{name}{{" in text
+        sample = re.compile(r'vllm:\w+\{(\w+="[^"]*",?)+\} [0-9.e+-]+')
+        comment = re.compile(r"# (HELP|TYPE) vllm:\w+ \S.*")
+        for line in text.splitlines():
+            assert sample.fullmatch(line) or comment.fullmatch(line)
+
+    async def test_prometheus_own_parser_reads_it(self, client, engine):
+        await complete(client, engine)
+        async with client.get(engine.url + "/metrics") as reply:
+            families = list(text_string_to_metric_families(await reply.text()))
+        kinds = {family.name: family.type for family in families}
+        assert kinds["vllm:num_requests_running"] == "gauge"
+        assert kinds["vllm:prompt_tokens"] == "counter"
+        assert kinds["vllm:time_to_first_token_seconds"] == "histogram"
+
+    async def test_tokens_are_counted_by_where_they_came_from(self, client, engine):
+        size = (await ask(client, engine, prompt=PROMPT, max_tokens=3))["usage"]["prompt_tokens"]
+        await ask(client, engine, prompt=PROMPT, max_tokens=4)
+        series = await metrics(client, engine)
+        cached = (size - 1) // 16 * 16
+        name = "prompt_tokens_by_source_total"
+        assert value(series, name, 'source="local_compute"') == 2 * size - cached
+        assert value(series, name, 'source="local_cache_hit"') == cached
+        assert value(series, "prompt_tokens_total") == 2 * size
+        assert value(series, "generation_tokens_total") == 7
+        assert value(series, "request_success_total", 'finished_reason="length"') == 2
+        assert value(series, "time_to_first_token_seconds_count") == 2
+        assert value(series, "inter_token_latency_seconds_count") == 5
+
+    async def test_what_runs_and_waits_can_be_seen(self, client):
+        async with serve_engine(EngineConfig(max_num_seqs=1, step_s=30.0)) as engine:
+            body = {"prompt": PROMPT, "stream": True}
+            async with (
+                client.post(engine.url + "/v1/completions", json=body),
+                client.post(engine.url + "/v1/completions", json=body),
+            ):
+                await until(lambda: engine.state["running"])
+                series = await metrics(client, engine)
+        assert value(series, "num_requests_running") == 1
+        assert value(series, "num_requests_waiting") == 1
+        assert value(series, "num_requests_waiting_by_reason", 'reason="capacity"') == 1
+        assert 0 < value(series, "kv_cache_usage_perc") < 1
+
+
+async def test_health_ping_and_version(client, engine):
+    for path in ("/health", "/ping"):
+        async with client.get(engine.url + path) as reply:
+            assert (reply.status, await reply.read()) == (200, b"")
+            assert "content-type" not in reply.headers
+    async with client.get(engine.url + "/version") as reply:
+        assert await reply.json() == {"version": "0.32.0"}
+    async with client.get(engine.url + "/load") as reply:
+        assert await reply.json() == {"server_load": 0}
+
+
+async def test_models_are_listed_with_their_adapters(client):
+    config = EngineConfig(model="base", loras=("fine",))
+    async with serve_engine(config) as engine, client.get(engine.url + "/v1/models") as reply:
+        document = await reply.json()
+    base, fine = document["data"]
+    assert (base["id"], base["parent"], base["max_model_len"]) == ("base", None, 32_768)
+    assert (fine["id"], fine["parent"], fine["max_model_len"]) == ("fine", "base", None)
+    assert " ".join(base) == "id object created owned_by root parent max_model_len permission"
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/reset_prefix_cache"])
+async def test_dangerous_routes_are_there_and_their_use_is_seen(client, engine, path):
+    await ask(client, engine, path)
+    assert engine.state["paths"] == {f"POST {path}": 1}
+    assert [request.path for request in engine.requests] == [path]
+
+
+async def test_a_sleeping_engine_gives_no_token_until_it_wakes(client, engine):
+    await ask(client, engine, "/sleep")
+    async with client.post(
+        engine.url + "/v1/completions", json={"prompt": PROMPT, "stream": True}
+    ) as reply:
+        assert engine.state["waiting"] == 1
+        await ask(client, engine, "/wake_up")
+        assert b"[DONE]" in await reply.read()
+
+
+async def test_a_reset_prefix_cache_finds_nothing(client, engine):
+    await complete(client, engine)
+    await ask(client, engine, "/reset_prefix_cache")
+    await complete(client, engine)
+    assert engine.state["tokens"]["local_cache_hit"] == 0
+
+
+async def test_embeddings_depend_on_the_input(client, engine):
+    answer = await ask(client, engine, "/v1/embeddings", input=["a", "b", "a"])
+    first, second, third = (item["embedding"] for item in answer["data"])
+    assert first == third != second
+    await ask(client, engine, "/v1/embeddings", input="a", model="nope", status=404)
+
+
+class TestRecords:
+    async def test_requests_are_shown_as_they_came_in(self, client, engine):
+        raw = b'{"prompt": "a", "max_tokens":1, "big": 12345678901234567890123}'
+        headers = {"content-type": "application/json", "X-Session": "s1"}
+        async with client.post(engine.url + "/v1/completions", data=raw, headers=headers):
+            pass
+        async with client.get(engine.url + "/sim/requests") as reply:
+            (seen,) = (await reply.json())["requests"]
+        assert (seen["method"], seen["path"]) == ("POST", "/v1/completions")
+        assert seen["headers"]["x-session"] == "s1"
+        assert seen["raw"] == raw.decode()
+        assert engine.requests[0].raw == raw
+
+    async def test_probes_are_counted_and_not_remembered(self, client, engine):
+        for _ in range(3):
+            async with client.get(engine.url + "/health"):
+                pass
+        assert engine.state["paths"]["GET /health"] == 3
+        assert not engine.requests
+
+    async def test_only_so_many_are_remembered(self, client):
+        async with serve_engine(EngineConfig(request_log=2)) as engine:
+            for prompt in "abc":
+                await complete(client, engine, prompt=prompt)
+            assert [request.body["prompt"] for request in engine.requests] == ["b", "c"]
+
+    async def test_they_can_be_forgotten(self, client, engine):
+        await complete(client, engine)
+        async with client.delete(engine.url + "/sim/requests"):
+            assert not engine.requests
+
+    async def test_a_request_id_that_comes_twice_is_counted(self, client, engine):
+        for name in ("a", "b", "a"):
+            await ask(client, engine, prompt=PROMPT, headers={"X-Request-Id": name})
+        assert engine.state["duplicate_request_ids"] == 1
