@@ -10,7 +10,8 @@ from router.core.values import Gauges
 
 __all__ = ["read"]
 
-_NUMBER = rb"\s+([0-9.eE+-]+)\s*(?:[0-9-]+\s*)?$"
+# A value, and the time that may follow it.
+_NUMBER = rb"[ \t]+([0-9.eE+-]+)(?:[ \t]+-?[0-9]+)?[ \t]*\r?$"
 
 
 def _series(name: bytes) -> re.Pattern[bytes]:

@@ -28,7 +28,7 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
     body = _json_object(raw)
     if _has_transfer_keys(body):
         body = _without_transfer_keys(body)
-        raw = orjson.dumps(body)
+        raw = _dumps(body)
     estimate = tokens.estimate(route.kind, body)
     return Facts(
         route=route,
@@ -46,11 +46,12 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
 def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -> Facts:
     """Only the model is read; what is not JSON passes unread but for a multipart `model` field."""
     model = None
+    content_type = content_type.lower()
     if b"json" in content_type:
         body = _json_object(raw)
         model = _model(body)
         if _has_transfer_keys(body):
-            raw = orjson.dumps(_without_transfer_keys(body))
+            raw = _dumps(_without_transfer_keys(body))
     elif b"multipart/form-data" in content_type:
         model = _multipart_model(raw)
     return Facts(route, model, False, 0, tokens.NONE, "route", raw, query=query)
@@ -66,6 +67,13 @@ def _json_object(raw: bytes) -> dict[str, Any]:
     return body
 
 
+def _dumps(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:  # it writes 254 levels and reads 1024
+        raise BadRequest("The body is nested too deeply.", "body") from None
+
+
 def _model(body: Mapping[str, Any]) -> str | None:
     model = body.get("model")
     if model is None or isinstance(model, str):
@@ -74,7 +82,8 @@ def _model(body: Mapping[str, Any]) -> str | None:
 
 
 _MULTIPART_MODEL = re.compile(
-    rb'content-disposition:\s*form-data;\s*name="?model"?\s*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n',
+    rb'content-disposition:[ \t]*form-data;[ \t]*name="?model"?[ \t]*\r\n'
+    rb"(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n",
     re.IGNORECASE,
 )
 
@@ -94,7 +103,7 @@ def _has_transfer_keys(body: Mapping[str, Any]) -> bool:
 def _without_transfer_keys(body: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in body.items() if key not in TRANSFER_KEYS}
     if isinstance(xargs := kept.get("vllm_xargs"), dict):
-        kept["vllm_xargs"] = _without_transfer_keys(xargs)
+        kept["vllm_xargs"] = {k: v for k, v in xargs.items() if k not in TRANSFER_KEYS}
     return kept
 
 
@@ -118,15 +127,21 @@ def _over_one(value: Any) -> bool:
         return False
 
 
+def _echo_has_logprobs(body: Mapping[str, Any]) -> bool:
+    """vLLM makes prompt logprobs of a completion's `logprobs` (0 is a number of them) and of a
+    chat's `top_logprobs`, which is 0 unless the client says null."""
+    given = body.get("top_logprobs", 0) if "messages" in body else body.get("logprobs")
+    return given is not None and given is not False
+
+
 _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("several_answers", lambda body: _over_one(body.get("n"))),
     ("best_of", lambda body: _over_one(body.get("best_of"))),
     ("beam_search", lambda body: bool(body.get("use_beam_search"))),
+    # Each embedding is one more prompt, and its tokens are not counted.
+    ("prompt_embeds", lambda body: body.get("prompt_embeds") is not None),
     ("prompt_logprobs", lambda body: body.get("prompt_logprobs") is not None),
-    (
-        "echo_logprobs",
-        lambda body: bool(body.get("echo")) and body.get("logprobs") not in (None, False),
-    ),
+    ("echo_logprobs", lambda body: bool(body.get("echo")) and _echo_has_logprobs(body)),
     ("stored_response", lambda body: body.get("previous_response_id") is not None),
     ("background", lambda body: bool(body.get("background"))),
 )

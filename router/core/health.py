@@ -42,10 +42,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """An engine's state and the sights in a row that speak against it."""
+    """An engine's state, and how many sights in a row speak for which other one."""
 
     state: State = State.STARTING
     streak: int = 0
+    toward: State | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -57,10 +58,10 @@ def after(health: Health, sight: Sight, rules: Rules) -> Health:
     """The health after one more sight."""
     target = _TABLE[health.state, sight]
     if target is health.state:
-        return Health(health.state, 0)
+        return Health(health.state)
     needed = {State.UP: rules.up_after, State.DOWN: rules.down_after}.get(target, 1)
-    streak = health.streak + 1
-    return Health(target, 0) if streak >= needed else Health(health.state, streak)
+    streak = health.streak + 1 if health.toward is target else 1
+    return Health(target) if streak >= needed else Health(health.state, streak, target)
 
 
 _TABLE = {

@@ -48,8 +48,12 @@ def _member(text: str, key: str) -> bytes | None:
         at = _skip(text, end)
         if text[at] == ",":
             at = _skip(text, at + 1)
+            if text[at] == "}":
+                raise ValueError(f"no member behind the comma at character {at}")
         elif text[at] != "}":
             raise ValueError(f"neither a comma nor the end at character {at}")
+    if _skip(text, at + 1) != len(text):
+        raise ValueError(f"more than one value at character {at + 1}")
     return found
 
 

@@ -126,8 +126,9 @@ def first_sign(event: bytes) -> First:
 def _is_preamble(document: dict[str, Any]) -> bool:
     if "choices" in document:
         choices = document["choices"]
-        return bool(choices) and all(_is_empty(choice) for choice in choices)
-    return document.get("type") in _PREAMBLE_TYPES
+        return isinstance(choices, list) and bool(choices) and all(map(_is_empty, choices))
+    kind = document.get("type")
+    return isinstance(kind, str) and kind in _PREAMBLE_TYPES
 
 
 # A chat delta's fields that say nothing by themselves.

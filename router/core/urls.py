@@ -1,11 +1,17 @@
 """Engine URLs: one spelling for each, and the parts a connection needs."""
 
+import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 __all__ = ["Origin", "normalise", "origin"]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
+
+# The host and the path are written into request heads as they are.
+_PRINTABLE = re.compile(r"[!-~]*")
+# Python before 3.11.12 lets text stand around the brackets of an IPv6 literal.
+_NETLOC = re.compile(r"(?:[^@\[\]]*@)?(?:[^@\[\]]+|\[[^\[\]]+\](?::\d*)?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,9 @@ def origin(url: str) -> Origin:
         raise ValueError(f"{url!r} is not a URL: {error}") from None
     if parts.scheme not in DEFAULT_PORTS:
         raise ValueError(f"{url!r} must start with http:// or https://")
-    if not parts.hostname or any(c.isspace() or ord(c) < 32 for c in text):
+    if not _PRINTABLE.fullmatch(text):
+        raise ValueError(f"{url!r} must be printable ASCII without spaces")
+    if not parts.hostname or not _NETLOC.fullmatch(parts.netloc):
         raise ValueError(f"{url!r} names no host")
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError(f"{url!r} must hold no credentials, query or fragment")

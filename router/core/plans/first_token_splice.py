@@ -74,8 +74,9 @@ class FirstToken:
         shown = {**dict.fromkeys(choice), "index": choice.get("index", 0), "text": self.text}
         head = {key: document[key] for key in _IDENTITY if key in document}
         head["choices"] = [{"finish_reason": None, **shown}]
-        if isinstance(usage := document.get("usage"), dict):
-            prompt = usage.get("prompt_tokens", 0)
+        usage = document.get("usage")
+        prompt = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        if isinstance(prompt, int):
             head["usage"] = {
                 "prompt_tokens": prompt,
                 "total_tokens": prompt + 1,

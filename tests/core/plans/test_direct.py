@@ -1,0 +1,160 @@
+"""The dialogues of the direct plan: one decode engine, or the next one where that is safe."""
+
+from collections.abc import Callable
+
+import pytest
+
+from router.core.errors import EngineFailed, EngineTimedOut, NoEngine
+from router.core.events import FellBack
+from router.core.plans.direct import direct, plain
+from router.core.plans.steps import Lease, Plan, Release, Send, Stream
+from router.core.values import Endpoint, Facts, Failure, Reply, Role
+from tests.core.cast import (
+    BROKEN,
+    D0,
+    D1,
+    D2,
+    REFUSED,
+    RESET,
+    RESPONSES,
+    SILENT,
+    reply,
+    request,
+    sample,
+)
+from tests.core.plans.conversation import END, Conversation, Raises
+
+Converse = Callable[[Plan], Conversation]
+
+FACTS = request(prompt="Hello", model="tiny")
+BUSY = reply(503, sample("queue_full.json"))
+NOBODY = NoEngine("no decode engine")
+
+
+def asks(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:
+    """The client's own body, with the answer passed on unless it is a 503."""
+    return Stream(endpoint, facts.path, facts.raw, keep=frozenset({503}))
+
+
+def test_one_engine_answers_and_that_is_all(converse: Converse) -> None:
+    converse(direct(FACTS)) << Lease(Role.DECODE) >> D0 << asks(D0) >> None << END
+
+
+def test_without_an_engine_the_client_gets_the_503(converse: Converse) -> None:
+    converse(direct(FACTS)) << Lease(Role.DECODE) >> NOBODY << Raises(NoEngine)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [(REFUSED, "refused"), (RESET, "reset"), (BROKEN, "broken"), (BUSY, "busy")],
+)
+def test_what_took_nothing_on_is_followed_by_another_engine(
+    converse: Converse, outcome: Reply | Failure, reason: str
+) -> None:
+    (
+        converse(direct(FACTS))
+        << Lease(Role.DECODE)
+        >> D0
+        << asks(D0)
+        >> outcome
+        << Release(D0)
+        << Lease(Role.DECODE, frozenset({D0}))
+        >> D1
+        << FellBack(Role.DECODE, reason)
+        << asks(D1)
+        >> None
+        << END
+    )
+
+
+def test_a_silent_engine_is_not_followed_by_another(converse: Converse) -> None:
+    (
+        converse(direct(FACTS))
+        << Lease(Role.DECODE)
+        >> D0
+        << asks(D0)
+        >> SILENT
+        << Raises(EngineTimedOut, "sent nothing")
+    )
+
+
+def test_a_stored_response_is_not_sent_to_a_second_engine_after_a_reset(
+    converse: Converse,
+) -> None:
+    stored = request(RESPONSES, input="Hello", store=True)
+    (
+        converse(direct(stored))
+        << Lease(Role.DECODE)
+        >> D0
+        << asks(D0, stored)
+        >> RESET
+        << Raises(EngineFailed, "reset")
+    )
+
+
+def test_three_engines_are_tried_and_no_more(converse: Converse) -> None:
+    (
+        converse(direct(FACTS))
+        << Lease(Role.DECODE)
+        >> D0
+        << asks(D0)
+        >> RESET
+        << Release(D0)
+        << Lease(Role.DECODE, frozenset({D0}))
+        >> D1
+        << FellBack(Role.DECODE, "reset")
+        << asks(D1)
+        >> RESET
+        << Release(D1)
+        << Lease(Role.DECODE, frozenset({D0, D1}))
+        >> D2
+        << FellBack(Role.DECODE, "reset")
+        << asks(D2)
+        >> RESET
+        << Raises(EngineFailed)
+    )
+
+
+def test_with_no_other_engine_the_client_gets_the_engines_own_503(converse: Converse) -> None:
+    (
+        converse(direct(FACTS))
+        << Lease(Role.DECODE)
+        >> D0
+        << asks(D0)
+        >> BUSY
+        << Release(D0)
+        << Lease(Role.DECODE, frozenset({D0}))
+        >> NOBODY
+        << Send(BUSY)
+        << END
+    )
+
+
+def test_with_no_other_engine_a_refusal_becomes_a_502(converse: Converse) -> None:
+    (
+        converse(direct(FACTS))
+        << Lease(Role.DECODE)
+        >> D0
+        << asks(D0)
+        >> REFUSED
+        << Release(D0)
+        << Lease(Role.DECODE, frozenset({D0}))
+        >> NOBODY
+        << Raises(EngineFailed, "connection refused")
+    )
+
+
+def test_the_query_string_goes_along() -> None:
+    plan = plain(Facts(FACTS.route, None, False, 0, "", None, b"{}", query=b"a=1"), D0)
+    step = next(plan)
+    assert isinstance(step, Stream)
+    assert step.path == "/v1/completions?a=1"
+
+
+def test_engines_tried_before_are_not_tried_again(converse: Converse) -> None:
+    plan = plain(FACTS, D1, tried=frozenset({D0}))
+    step = next(plan)
+    assert step == asks(D1)
+    assert plan.send(REFUSED) == Release(D1)
+    assert next(plan) == Lease(Role.DECODE, frozenset({D0, D1}))
+    plan.close()

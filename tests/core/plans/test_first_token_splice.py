@@ -1,0 +1,221 @@
+"""The splice: two engines' bytes become one answer, however the events come in."""
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core import sse
+from router.core.plans.first_token_splice import FirstToken, whole_answer
+from router.core.values import Reply
+from tests.core.cast import reply, request, sample
+
+STREAM = sample("completions_stream.sse")
+HEAD = (
+    b'data: {"id":"cmpl-ab6948aff66e09d1","object":"text_completion","created":1795232911,'
+    b'"model":"tiny","choices":[{"finish_reason":null,"index":0,"text":"Once","logprobs":null,'
+    b'"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
+)
+USAGE = b'"usage":{"prompt_tokens":9,"total_tokens":17,"completion_tokens":8}'
+MENDED = b'"usage":{"prompt_tokens":8,"total_tokens":17,"completion_tokens":9}'
+SPLICED = HEAD + STREAM.replace(USAGE, MENDED)
+
+
+def chunk(text: str = "b", usage: object = None, **more: object) -> bytes:
+    """A decode engine's chunk; with these counts of prompt and completion if they are given."""
+    choice = {"index": 0, "text": text, "finish_reason": None, **more}
+    document: dict[str, Any] = {"id": "d", "model": "m", "choices": [choice]}
+    if isinstance(usage, tuple):
+        prompt, completion = usage
+        document["usage"] = counted(prompt, completion)
+    return b"data: %b\n\n" % orjson.dumps(document)
+
+
+def counted(prompt: int, completion: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+    }
+
+
+def documents(data: bytes) -> list[Any]:
+    """The chunks of a stream."""
+    found = [sse.data_of(event) for event in sse.events(data)]
+    return [orjson.loads(text) for text in found if text not in (b"", b"[DONE]")]
+
+
+def test_a_recorded_stream_begins_with_the_first_token_and_counts_it() -> None:
+    assert FirstToken("Once").events(STREAM) == SPLICED
+
+
+@given(st.data())
+def test_the_grouping_of_events_makes_no_difference(data: st.DataObject) -> None:
+    noise = [b": keep-alive\n\n", chunk(text='he said "usage":{} \\ and "usage"')]
+    events = sse.events(STREAM)
+    for event in data.draw(st.lists(st.sampled_from(noise), max_size=4)):
+        events.insert(data.draw(st.integers(1, len(events))), event)
+    cuts = data.draw(st.lists(st.integers(0, len(events)), max_size=6).map(sorted))
+    splice, out = FirstToken("Once"), b""
+    for start, end in zip([0, *cuts], [*cuts, len(events)], strict=True):
+        out += splice.events(b"".join(events[start:end]))
+    assert out == HEAD + b"".join(events).replace(USAGE, MENDED)
+
+
+def test_comments_may_come_first() -> None:
+    alive = b": keep-alive\n\n"
+    splice = FirstToken("Once")
+    assert splice.events(alive) == alive
+    assert splice.events(alive + STREAM) == alive + SPLICED
+
+
+def test_the_first_chunk_does_not_finish_although_the_second_does() -> None:
+    out = documents(FirstToken("a").events(chunk(finish_reason="length", stop_reason=7)))
+    assert out[0]["choices"] == [
+        {"finish_reason": None, "index": 0, "text": "a", "stop_reason": None}
+    ]
+    assert out[1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_an_event_without_usage_is_passed_on_as_it_is() -> None:
+    odd = b'data:  {"choices" : [ {"text":"\\u0041"} ],  "id":1}\n\n'
+    out = FirstToken("a").events(odd)
+    assert out.endswith(odd)
+
+
+def test_behind_the_first_chunk_nothing_is_copied_or_read() -> None:
+    splice = FirstToken("a")
+    splice.events(chunk())
+    data = chunk("c") * 3
+    assert splice.events(data) is data
+
+
+def test_continuous_usage_counts_the_first_token_from_the_first_chunk_on() -> None:
+    splice = FirstToken("a")
+    out = splice.events(chunk("b", usage=(4, 1))) + splice.events(chunk("c", usage=(4, 2)))
+    assert [part["choices"][0]["text"] for part in documents(out)] == ["a", "b", "c"]
+    usages = [part["usage"] for part in documents(out)]
+    assert usages == [counted(3, 1), counted(3, 2), counted(3, 3)]
+
+
+@pytest.mark.parametrize("choices", [[], None, [None]])
+def test_a_stream_that_has_only_usage_still_shows_the_first_token(choices: object) -> None:
+    event = b"data: %b\n\n" % orjson.dumps(
+        {"id": "d", "choices": choices, "usage": counted(4, 0) | {"details": {"cached": 2}}}
+    )
+    first, last = documents(FirstToken("a").events(event))
+    assert first["choices"] == [{"finish_reason": None, "index": 0, "text": "a"}]
+    assert first["usage"] == counted(3, 1)
+    assert last["usage"] == counted(3, 1) | {"details": {"cached": 2}}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"data: [DONE]\n\n",
+        b'data: {"error":{"code":500}}\n\n',
+        b"data: [1]\n\n",
+        b"data: {half\n\n",
+        b"\n\n",
+        b'data: {"choices":[{"text":"cut of',
+        b"",
+    ],
+)
+def test_what_is_no_chunk_passes_unread(event: bytes) -> None:
+    splice = FirstToken("a")
+    assert splice.events(event) == event
+    splice.events(chunk())
+    assert splice.events(event + b'"usage":{') == event + b'"usage":{'
+
+
+@pytest.mark.parametrize("usage", [None, [], {}, {"prompt_tokens": "4"}])
+def test_odd_usage_is_left_alone(usage: object) -> None:
+    event = b"data: %b\n\n" % orjson.dumps({"choices": [], "usage": usage})
+    assert documents(FirstToken("a").events(event))[-1]["usage"] == usage
+
+
+# Unary answers.
+
+
+def test_a_whole_answer_gets_the_text_and_the_count() -> None:
+    rest = {"choices": [{"index": 0, "text": " upon", "finish_reason": "stop"}], "id": "d"}
+    data = orjson.dumps(rest | {"usage": counted(4, 1) | {"prompt_tokens_details": None}})
+    assert orjson.loads(FirstToken("Once").body(data)) == {
+        "choices": [{"index": 0, "text": "Once upon", "finish_reason": "stop"}],
+        "id": "d",
+        "usage": counted(3, 2) | {"prompt_tokens_details": None},
+    }
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"nonsense",
+        b"[]",
+        b"{}",
+        b'{"choices":[]}',
+        b'{"choices":[{}]}',
+        b'{"choices":[1]}',
+        b'{"choices":null}',
+        b'{"choices":[{"text":null}]}',
+        b'{"error":{}}',
+    ],
+)
+def test_what_is_no_answer_is_left_alone(data: bytes) -> None:
+    assert FirstToken("Once").body(data) == data
+
+
+# Answers that end with their first token.
+
+UNARY = (
+    b'{"id":"cmpl-1","object":"text_completion","created":5,"model":"tiny","choices":[{"index":0,'
+    b'"text":"X","logprobs":null,"finish_reason":"stop","stop_reason":7,"token_ids":null,'
+    b'"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}],"service_tier":null,'
+    b'"system_fingerprint":"fp","usage":{"prompt_tokens":6,"total_tokens":7,'
+    b'"completion_tokens":1,"prompt_tokens_details":null},"kv_transfer_params":{"first_tok":212}}'
+)
+WHO = b'data: {"id":"cmpl-1","object":"text_completion","created":5,"model":"tiny",'
+CHOICE = b'"choices":[{"index":0,"text":"X","logprobs":null,"finish_reason":"stop","stop_reason":7}'
+COUNTS = b'"usage":{"prompt_tokens":6,"total_tokens":7,"completion_tokens":1}'
+DONE = b"data: [DONE]\n\n"
+
+
+def test_a_unary_client_gets_the_reply_without_kv_parameters() -> None:
+    answer = whole_answer(request(prompt="Hello"), reply(200, UNARY))
+    unspoken = UNARY.replace(b',"kv_transfer_params":{"first_tok":212}', b"")
+    assert answer == Reply(200, reply(200).headers, unspoken)
+
+
+@pytest.mark.parametrize(
+    ("options", "stream"),
+    [
+        ({}, WHO + CHOICE + b'],"system_fingerprint":"fp"}\n\n'),
+        (None, WHO + CHOICE + b'],"system_fingerprint":"fp"}\n\n'),
+        ({"continuous_usage_stats": True}, WHO + CHOICE + b'],"system_fingerprint":"fp"}\n\n'),
+        (
+            {"include_usage": True},
+            WHO + CHOICE + b"]}\n\n"
+            b"%b%b,%b}\n\n" % (WHO, b'"choices":[]', COUNTS + b',"system_fingerprint":"fp"'),
+        ),
+        (
+            {"include_usage": True, "continuous_usage_stats": True},
+            WHO + CHOICE + b"]," + COUNTS + b"}\n\n"
+            b"%b%b,%b}\n\n" % (WHO, b'"choices":[]', COUNTS + b',"system_fingerprint":"fp"'),
+        ),
+    ],
+)
+def test_a_streaming_client_gets_a_stream(options: object, stream: bytes) -> None:
+    facts = request(prompt="Hello", stream=True, stream_options=options)
+    answer = whole_answer(facts, reply(200, UNARY))
+    assert answer.headers == ((b"content-type", b"text/event-stream; charset=utf-8"),)
+    assert answer.body == stream + DONE
+
+
+def test_an_older_engines_reply_makes_a_stream_too() -> None:
+    facts = request(prompt="Hello", stream=True)
+    answer = whole_answer(facts, reply(200, b'{"choices":[{"text":"X","finish_reason":"stop"}]}'))
+    expected = b'data: {"choices":[{"text":"X","finish_reason":"stop"}]}\n\n'
+    assert answer.body == expected + DONE

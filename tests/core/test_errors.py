@@ -1,0 +1,50 @@
+"""What a client is told: a status, and a body in OpenAI's shape."""
+
+import inspect
+
+import orjson
+import pytest
+
+from router.core import errors
+from router.core.errors import BadRequest, NoEngine, RouterError, ShuttingDown
+
+KINDS = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, RouterError) and kind is not RouterError
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_failure_has_an_error_status_and_is_public(kind: type[RouterError]) -> None:
+    assert 400 <= kind.status <= 599
+    assert kind.__name__ in errors.__all__
+
+
+def test_the_body_is_openais() -> None:
+    error = BadRequest("`model` must be a string.", "model")
+    assert orjson.loads(error.body()) == {
+        "error": {
+            "message": "`model` must be a string.",
+            "type": "BadRequestError",
+            "param": "model",
+            "code": 400,
+        }
+    }
+
+
+def test_a_failure_without_a_parameter_says_null() -> None:
+    assert orjson.loads(NoEngine("x").body())["error"]["param"] is None
+
+
+def test_the_message_is_also_the_exceptions_text() -> None:
+    assert str(NoEngine("No engine.")) == "No engine."
+
+
+def test_any_text_can_be_told() -> None:
+    assert orjson.loads(BadRequest('"\n\x00é').body())["error"]["message"] == '"\n\x00é'
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_passes_by_itself_may_be_tried_again_later(kind: type[RouterError]) -> None:
+    assert (kind.retry_after is not None) == (kind in (NoEngine, ShuttingDown))

@@ -1,0 +1,251 @@
+"""The fleet: what it learns from events, and who may take a request."""
+
+from typing import Any
+
+import pytest
+
+from router.core.events import Event, FellBack, LegAnswered, LegFailed, Probed, Scraped
+from router.core.fleet import Fleet
+from router.core.health import Rules, Sight, State
+from router.core.ledger import Ledger
+from router.core.values import Endpoint, FailureKind, Gauges, Role
+from tests.core.cast import D0, D1, P0, P1
+
+NOBODY: frozenset[Endpoint] = frozenset()
+
+
+def fleet_of(*endpoints: Endpoint, stale_after: float = 5.0) -> Fleet:
+    """A fleet that has seen nothing yet."""
+    return Fleet(endpoints, Ledger(), Rules(), stale_after)
+
+
+def card(name: str, **members: Any) -> dict[str, Any]:
+    """An entry of /v1/models."""
+    return {"id": name, "object": "model", **members}
+
+
+def up(endpoint: Endpoint, *cards: dict[str, Any]) -> Probed:
+    """A good probe; without cards the engine has not told what it serves."""
+    return Probed(endpoint, Sight.OK, cards or None)
+
+
+def fleet_up(*endpoints: Endpoint) -> Fleet:
+    """A fleet of engines that are up."""
+    fleet = fleet_of(*endpoints)
+    for endpoint in endpoints:
+        fleet.observe(up(endpoint), 0.0)
+    return fleet
+
+
+def taking(fleet: Fleet, role: Role, model: str | None = None) -> list[Endpoint]:
+    """Who may take a request for a model."""
+    return [it.endpoint for it in fleet.candidates(role, model, NOBODY, 0.0)]
+
+
+# Who there is.
+
+
+def test_pools_keep_the_order_of_the_configuration() -> None:
+    fleet = fleet_of(D1, P1, D0, P0)
+    assert [member.endpoint for member in fleet] == [D1, P1, D0, P0]
+    assert [member.endpoint for member in fleet.pool(Role.DECODE)] == [D1, D0]
+    assert [member.endpoint for member in fleet.pool(Role.PREFILL)] == [P1, P0]
+    assert [member.ordinal for member in fleet] == [0, 1, 2, 3]
+
+
+def test_an_engine_in_two_roles_is_two_members() -> None:
+    both = Endpoint(P0.url, Role.DECODE)
+    fleet = fleet_of(P0, both)
+    fleet.observe(up(both), 0.0)
+    assert not fleet.member(P0).health.is_usable
+    assert fleet.member(both).health.is_usable
+
+
+# Who may take a request.
+
+
+def test_an_engine_that_was_never_seen_takes_nothing() -> None:
+    assert taking(fleet_of(D0), Role.DECODE) == []
+
+
+def test_an_engine_that_is_up_takes_requests_of_its_role() -> None:
+    fleet = fleet_up(D0, P0)
+    assert taking(fleet, Role.DECODE) == [D0]
+    assert taking(fleet, Role.PREFILL) == [P0]
+
+
+def test_an_excluded_engine_takes_nothing() -> None:
+    assert fleet_up(D0).candidates(Role.DECODE, None, frozenset({D0}), 0.0) == []
+
+
+def test_an_engine_takes_requests_for_the_models_that_it_listed() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.observe(up(D0, card("a"), card("b")), 0.0)
+    fleet.observe(up(D1, card("b")), 0.0)
+    assert taking(fleet, Role.DECODE, "a") == [D0]
+    assert taking(fleet, Role.DECODE, "b") == [D0, D1]
+    assert taking(fleet, Role.DECODE, "c") == []
+    assert taking(fleet, Role.DECODE, None) == [D0, D1]
+
+
+def test_an_engine_that_has_not_told_its_models_takes_any() -> None:
+    assert taking(fleet_up(D0), Role.DECODE, "a") == [D0]
+
+
+def test_an_engine_that_lists_nothing_takes_no_model() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(Probed(D0, Sight.OK, ()), 0.0)
+    assert taking(fleet, Role.DECODE, "a") == []
+
+
+def test_what_an_engine_listed_is_kept_when_it_does_not_tell_again() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(up(D0, card("a")), 0.0)
+    fleet.observe(up(D0), 0.0)
+    assert taking(fleet, Role.DECODE, "b") == []
+
+
+def test_a_fleet_is_ready_when_a_decode_engine_is_up() -> None:
+    assert not fleet_of(D0).is_ready
+    assert not fleet_up(P0).is_ready
+    assert fleet_up(D0).is_ready
+
+
+# Load.
+
+
+def test_leases_are_seen_at_once() -> None:
+    fleet = fleet_up(D0)
+    lease = fleet.lease(D0, 100)
+    (it,) = fleet.candidates(Role.DECODE, None, NOBODY, 0.0)
+    assert (it.in_flight, it.tokens, it.others) == (1, 100, None)
+    lease.release()
+    (it,) = fleet.candidates(Role.DECODE, None, NOBODY, 0.0)
+    assert (it.in_flight, it.tokens) == (0, 0)
+
+
+def others(gauges: Gauges | None, own: int = 0, at: float = 0.0, now: float = 0.0) -> int | None:
+    """What a fleet says of the requests of others after one scrape."""
+    fleet = fleet_up(D0)
+    fleet.observe(Scraped(D0, gauges, own), at)
+    return fleet.candidate(fleet.member(D0), now).others
+
+
+@pytest.mark.parametrize(
+    ("gauges", "own", "expected"),
+    [
+        (Gauges(running=5, waiting=2), 3, 4),
+        (Gauges(running=5), 3, 2),
+        (Gauges(running=5, waiting=2), 0, 7),
+        (Gauges(running=1, waiting=0), 3, 0),
+        (Gauges(waiting=2), 0, None),
+        (Gauges(), 0, None),
+        (None, 0, None),
+    ],
+)
+def test_others_are_what_the_gauges_count_beyond_our_own(
+    gauges: Gauges | None, own: int, expected: int | None
+) -> None:
+    assert others(gauges, own) == expected
+
+
+@pytest.mark.parametrize(("now", "expected"), [(10.0, 7), (15.0, 7), (15.001, None), (99.0, None)])
+def test_a_scrape_expires_by_age(now: float, expected: int | None) -> None:
+    assert others(Gauges(running=7), at=10.0, now=now) == expected
+
+
+def test_a_failed_scrape_takes_the_last_one_back() -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
+    fleet.observe(Scraped(D0, None, 0), 1.0)
+    assert fleet.member(D0).gauges is None
+    assert fleet.candidate(fleet.member(D0), 1.0).others is None
+
+
+# Models.
+
+
+def test_the_first_usable_engine_that_lists_a_model_names_it() -> None:
+    fleet = fleet_of(D0, D1, P0)
+    fleet.observe(up(D0, card("a", owner=0), card("b", owner=0)), 0.0)
+    fleet.observe(up(D1, card("b", owner=1), card("c", owner=1)), 0.0)
+    fleet.observe(up(P0, card("p")), 0.0)
+    assert {name: it["owner"] for name, it in fleet.models().items()} == {"a": 0, "b": 0, "c": 1}
+
+
+def test_an_engine_that_is_away_lists_nothing_and_is_still_known() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(up(D0, card("a")), 0.0)
+    fleet.observe(Probed(D0, Sight.UNWILLING), 0.0)
+    assert fleet.models() == {}
+    assert fleet.known_models() == {"a"}
+
+
+def test_an_engine_that_has_not_told_lists_nothing() -> None:
+    fleet = fleet_up(D0)
+    assert fleet.models() == {}
+    assert fleet.known_models() == frozenset()
+    assert fleet.base_models() == frozenset()
+
+
+def test_aliases_and_adapters_are_one_base_model() -> None:
+    fleet = fleet_of(D0, D1)
+    cards = (
+        card("tiny", root="/models/tiny", parent=None),
+        card("alias", root="/models/tiny", parent=None),
+        card("adapter", root="/adapters/a", parent="tiny"),
+    )
+    fleet.observe(up(D0, *cards), 0.0)
+    fleet.observe(up(D1, *cards), 0.0)
+    assert fleet.base_models() == {"/models/tiny"}
+
+
+def test_models_without_a_root_are_told_apart_by_name() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(up(D0, card("a"), card("b", root=None)), 0.0)
+    assert fleet.base_models() == {"a", "b"}
+
+
+# What is learned from requests.
+
+REFUSED = LegFailed(D0, FailureKind.REFUSED)
+ANSWERED = LegAnswered(D0, 200, 0.1)
+
+
+@pytest.mark.parametrize("kind", [FailureKind.REFUSED, FailureKind.RESET])
+def test_connections_that_fail_three_times_in_a_row_bring_an_engine_down(kind: FailureKind) -> None:
+    fleet = fleet_up(D0)
+    states = []
+    for _ in range(3):
+        fleet.observe(LegFailed(D0, kind), 0.0)
+        states.append(fleet.member(D0).health.state)
+    assert states == [State.UP, State.UP, State.DOWN]
+
+
+@pytest.mark.parametrize("kind", [FailureKind.BROKEN, FailureKind.TIMEOUT])
+def test_a_bad_or_slow_answer_says_nothing_of_an_engines_presence(kind: FailureKind) -> None:
+    fleet = fleet_up(D0)
+    for _ in range(9):
+        fleet.observe(LegFailed(D0, kind), 0.0)
+    assert fleet.member(D0).health.state is State.UP
+
+
+@pytest.mark.parametrize("status", [200, 400, 503])
+def test_an_answer_clears_the_doubts(status: int) -> None:
+    fleet = fleet_up(D0)
+    for event in (REFUSED, REFUSED, LegAnswered(D0, status, 0.1), REFUSED, REFUSED):
+        fleet.observe(event, 0.0)
+    assert fleet.member(D0).health.state is State.UP
+
+
+def test_an_answer_does_not_bring_up_what_probes_call_down() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(ANSWERED, 0.0)
+    assert fleet.member(D0).health.state is State.STARTING
+
+
+@pytest.mark.parametrize("event", [FellBack(Role.DECODE, "reset")])
+def test_what_says_nothing_of_an_engine_is_ignored(event: Event) -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(event, 0.0)
+    assert fleet.is_ready

@@ -1,0 +1,136 @@
+"""Is an engine there? What a row of sights amounts to."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from router.core.health import Health, Rules, Sight, State, after
+
+OK, UNWILLING, FAILED = Sight.OK, Sight.UNWILLING, Sight.FAILED
+STARTING, UP, DRAINING, DOWN = State.STARTING, State.UP, State.DRAINING, State.DOWN
+
+
+def seen(*sights: Sight, rules: Rules | None = None) -> State:
+    """The state after these sights of an engine that was never seen before."""
+    health = Health()
+    for sight in sights:
+        health = after(health, sight, rules or Rules())
+    return health.state
+
+
+@pytest.mark.parametrize(
+    ("sights", "state"),
+    [
+        ([], STARTING),
+        ([FAILED] * 9, STARTING),
+        ([UNWILLING], STARTING),
+        ([OK], UP),
+        ([FAILED, OK], UP),
+        ([OK, FAILED, FAILED], UP),
+        ([OK, FAILED, FAILED, FAILED], DOWN),
+        ([OK, FAILED, FAILED, OK, FAILED, FAILED], UP),
+        ([OK, UNWILLING], DRAINING),
+        ([OK, FAILED, UNWILLING], DRAINING),
+        ([OK, UNWILLING, OK], UP),
+        ([OK, UNWILLING, FAILED, FAILED], DRAINING),
+        ([OK, UNWILLING, FAILED, FAILED, FAILED], DOWN),
+        ([OK, UNWILLING, FAILED, UNWILLING, FAILED, FAILED], DRAINING),
+        ([OK, FAILED, FAILED, FAILED, UNWILLING], DOWN),
+        ([OK, FAILED, FAILED, FAILED, OK], UP),
+    ],
+)
+def test_sights_amount_to_a_state(sights: list[Sight], state: State) -> None:
+    assert seen(*sights) is state
+
+
+@pytest.mark.parametrize("state", State)
+def test_only_an_engine_that_is_up_takes_requests(state: State) -> None:
+    assert Health(state).is_usable == (state is UP)
+
+
+@pytest.mark.parametrize(("state", "sight"), list(product(State, Sight)))
+def test_every_state_has_an_answer_to_every_sight(state: State, sight: Sight) -> None:
+    assert after(Health(state), sight, Rules(1, 1)).state in State
+
+
+def test_coming_up_can_take_several_good_sights_in_a_row() -> None:
+    rules = Rules(down_after=1, up_after=2)
+    assert seen(OK, rules=rules) is STARTING
+    assert seen(OK, FAILED, OK, rules=rules) is STARTING
+    assert seen(OK, OK, rules=rules) is UP
+
+
+def test_a_bad_sight_of_a_draining_engine_does_not_help_it_up() -> None:
+    rules = Rules(down_after=3, up_after=2)
+    assert seen(OK, OK, UNWILLING, FAILED, OK, rules=rules) is DRAINING
+    assert seen(OK, OK, UNWILLING, FAILED, OK, OK, rules=rules) is UP
+
+
+class Watch(RuleBasedStateMachine):
+    """Any row of sights under any rules; what must be true is read off the row itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = Rules()
+        self.health = Health()
+        self.before = Health()
+        self.sights: list[Sight] = []
+
+    @initialize(down_after=st.integers(1, 4), up_after=st.integers(1, 4))
+    def choose(self, down_after: int, up_after: int) -> None:
+        """Choose the rules."""
+        self.limits = Rules(down_after, up_after)
+
+    @rule(sight=st.sampled_from(Sight))
+    def see(self, sight: Sight) -> None:
+        """See something."""
+        self.sights.append(sight)
+        self.before, self.health = self.health, after(self.health, sight, self.limits)
+
+    def ends_with(self, sight: Sight, times: int) -> bool:
+        """Whether the last sights were all of one kind."""
+        return self.sights[-times:] == [sight] * times
+
+    @invariant()
+    def enough_failures_bring_it_down(self) -> None:
+        """An engine that failed often enough in a row is not used."""
+        if self.ends_with(FAILED, self.limits.down_after):
+            assert self.health.state in (DOWN, STARTING)
+
+    @invariant()
+    def enough_good_sights_bring_it_up(self) -> None:
+        """An engine that answered often enough in a row is used."""
+        if self.ends_with(OK, self.limits.up_after):
+            assert self.health.state is UP
+
+    @precondition(lambda self: self.before.state is not self.health.state)
+    @invariant()
+    def a_change_has_its_cause(self) -> None:
+        """It takes as many sights in a row as the rules say, and not one less."""
+        match self.health.state:
+            case State.UP:
+                assert self.ends_with(OK, self.limits.up_after)
+            case State.DOWN:
+                assert self.ends_with(FAILED, self.limits.down_after)
+            case State.DRAINING:
+                assert self.ends_with(UNWILLING, 1)
+                assert self.before.state is UP
+            case State.STARTING:
+                raise AssertionError("an engine starts once")
+
+
+TestAnyRowOfSights = Watch.TestCase
+
+
+@given(st.lists(st.sampled_from(Sight)), st.builds(Rules, st.integers(1, 4), st.integers(1, 4)))
+def test_a_state_that_was_reached_owes_nothing_to_the_past(
+    sights: list[Sight], rules: Rules
+) -> None:
+    health = Health()
+    for sight in sights:
+        before, health = health, after(health, sight, rules)
+        if before.state is not health.state:
+            assert health == Health(health.state)

@@ -1,0 +1,69 @@
+"""What may be tried again elsewhere, and what is said of it."""
+
+from typing import Any
+
+import pytest
+
+from router.core.errors import EngineFailed, EngineTimedOut, RouterError
+from router.core.retry import error_of, may_move, reason_of
+from router.core.values import Failure, FailureKind, Reply
+from tests.core.cast import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply, request
+
+PLAIN = request(prompt="x")
+TRACES: list[dict[str, Any]] = [{"store": True}, {"background": True}]
+
+
+@pytest.mark.parametrize("outcome", [REFUSED, RESET, BROKEN, reply(503)])
+def test_what_took_nothing_on_or_can_be_computed_twice_moves(outcome: Reply | Failure) -> None:
+    assert may_move(outcome, PLAIN)
+
+
+@pytest.mark.parametrize(
+    "outcome", [SILENT, *(reply(status) for status in (200, 400, 429, 500, 502, 504))]
+)
+def test_an_answer_or_a_silence_does_not(outcome: Reply | Failure) -> None:
+    assert not may_move(outcome, PLAIN)
+
+
+@pytest.mark.parametrize("body", TRACES)
+@pytest.mark.parametrize(
+    ("outcome", "moves"), [(REFUSED, True), (reply(503), True), (RESET, False), (BROKEN, False)]
+)
+def test_what_leaves_traces_moves_only_if_no_engine_began_it(
+    body: dict[str, Any], outcome: Reply | Failure, moves: bool
+) -> None:
+    assert may_move(outcome, request(RESPONSES, **body)) is moves
+
+
+@pytest.mark.parametrize("body", [{"store": False}, {"store": None}, {"background": False}])
+def test_what_says_that_it_leaves_none_moves(body: dict[str, Any]) -> None:
+    assert may_move(RESET, request(RESPONSES, **body))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (reply(503), "busy"),
+        (reply(500), "status_5xx"),
+        (reply(599), "status_5xx"),
+        (reply(404), "status_4xx"),
+        *((Failure(kind, "x"), kind.value) for kind in FailureKind),
+    ],
+)
+def test_each_outcome_has_a_bounded_name(outcome: Reply | Failure, reason: str) -> None:
+    assert reason_of(outcome) == reason
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (SILENT, EngineTimedOut),
+        (REFUSED, EngineFailed),
+        (RESET, EngineFailed),
+        (BROKEN, EngineFailed),
+    ],
+)
+def test_a_silence_is_a_504_and_all_else_a_502(failure: Failure, kind: type[RouterError]) -> None:
+    error = error_of(failure)
+    assert type(error) is kind
+    assert error.message == failure.message

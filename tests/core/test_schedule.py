@@ -1,0 +1,214 @@
+"""The scheduler: the way, the engine, and the refusals."""
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.errors import BadRequest, NoEngine, NotFound
+from router.core.events import Probed
+from router.core.fleet import Fleet
+from router.core.health import Rules, Sight
+from router.core.ledger import Ledger
+from router.core.policies import POLICIES, Policy
+from router.core.schedule import Scheduler
+from router.core.values import Candidate, Decision, Endpoint, Facts, Role, Way
+from tests.core.cast import D0, D1, D2, P0, P1, request
+
+NOBODY: frozenset[Endpoint] = frozenset()
+FACTS = request(prompt="x" * 40)
+
+
+def fleet_of(*endpoints: Endpoint, models: Sequence[str] | None = None) -> Fleet:
+    """A fleet of engines that are up and serve these models; None: they have not told."""
+    fleet = Fleet(endpoints, Ledger(), Rules(), stale_after=5.0)
+    cards = None if models is None else tuple({"id": name} for name in models)
+    for endpoint in endpoints:
+        fleet.observe(Probed(endpoint, Sight.OK, cards), 0.0)
+    return fleet
+
+
+def scheduler_of(
+    fleet: Fleet, policy: Policy = POLICIES["round_robin"], threshold: int = 512
+) -> Scheduler:
+    """A scheduler with one policy for both roles."""
+    return Scheduler(fleet, dict.fromkeys(Role, policy), threshold, Random(0))
+
+
+def chosen(
+    scheduler: Scheduler, times: int, exclude: frozenset[Endpoint] = NOBODY
+) -> list[Endpoint]:
+    """The decode engines of so many requests, each of them over before the next."""
+    endpoints = []
+    for _ in range(times):
+        with scheduler.lease(Role.DECODE, FACTS, exclude, 0.0) as lease:
+            endpoints.append(lease.endpoint)
+    return endpoints
+
+
+# Which engine.
+
+
+def test_round_robin_visits_all_in_order() -> None:
+    assert chosen(scheduler_of(fleet_of(D0, D1, D2)), 7) == [D0, D1, D2, D0, D1, D2, D0]
+
+
+def test_each_role_has_its_own_turn() -> None:
+    scheduler = scheduler_of(fleet_of(P0, P1, D0, D1))
+    assert scheduler.lease(Role.PREFILL, FACTS, NOBODY, 0.0).endpoint == P0
+    assert chosen(scheduler, 2) == [D0, D1]
+    assert scheduler.lease(Role.PREFILL, FACTS, NOBODY, 0.0).endpoint == P1
+
+
+def test_an_excluded_engine_is_passed_over_and_the_turn_goes_on() -> None:
+    scheduler = scheduler_of(fleet_of(D0, D1, D2))
+    assert chosen(scheduler, 1) == [D0]
+    assert chosen(scheduler, 1, frozenset({D1})) == [D2]
+    assert chosen(scheduler, 1) == [D0]
+
+
+def test_the_least_loaded_engine_is_chosen_and_equals_take_turns() -> None:
+    scheduler = scheduler_of(fleet_of(D0, D1, D2), POLICIES["least_loaded"])
+    leases = [scheduler.lease(Role.DECODE, FACTS, NOBODY, 0.0) for _ in range(6)]
+    assert [lease.endpoint for lease in leases] == [D0, D1, D2, D0, D1, D2]
+    leases[4].release()
+    leases[5].release()
+    assert chosen(scheduler, 3) == [D1, D2, D1]
+
+
+def test_a_lease_counts_the_requests_tokens_at_once() -> None:
+    fleet = fleet_of(D0)
+    scheduler_of(fleet).lease(Role.DECODE, FACTS, NOBODY, 0.0)
+    assert (fleet.ledger.in_flight(D0), fleet.ledger.tokens(D0)) == (1, FACTS.tokens)
+
+
+def test_ranking_takes_nothing_and_does_not_end_the_turn() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet)
+    ranking = scheduler.rank(Role.DECODE, FACTS)
+    assert ranking == scheduler.rank(Role.DECODE, FACTS)
+    assert ranking.endpoint == D0
+    assert [it.endpoint for it in ranking.candidates] == [D0, D1]
+    assert ranking.scores == (0.0, 0.0)
+    assert fleet.ledger.total() == 0
+
+
+@pytest.mark.parametrize("role", Role)
+def test_without_an_engine_the_client_is_told_to_come_back(role: Role) -> None:
+    with pytest.raises(NoEngine, match=f"No {role} engine"):
+        scheduler_of(fleet_of()).lease(role, FACTS, NOBODY, 0.0)
+
+
+def test_a_policy_sees_the_facts_the_time_and_the_random_source() -> None:
+    seen = []
+
+    def policy(
+        candidates: Sequence[Candidate], facts: Facts, now: float, rng: Random
+    ) -> Sequence[float]:
+        seen.append((facts, now, rng.random()))
+        return [0.0] * len(candidates)
+
+    scheduler_of(fleet_of(D0), policy).lease(Role.DECODE, FACTS, NOBODY, 3.5)
+    assert seen == [(FACTS, 3.5, Random(0).random())]
+
+
+decodes = [Endpoint(f"http://d{number}", Role.DECODE) for number in range(5)]
+
+
+@given(
+    st.lists(st.floats(min_value=0, max_value=3), min_size=1, max_size=5),
+    st.lists(st.frozensets(st.sampled_from(decodes), max_size=3), max_size=12),
+)
+def test_the_best_score_is_chosen_whoever_was_chosen_before(
+    scores: list[float], exclusions: list[frozenset[Endpoint]]
+) -> None:
+    engines = decodes[: len(scores)]
+    score_of = dict(zip(engines, scores, strict=True))
+    scheduler = scheduler_of(
+        fleet_of(*engines), lambda candidates, *_: [score_of[it.endpoint] for it in candidates]
+    )
+    for exclude in exclusions:
+        free = [engine for engine in engines if engine not in exclude]
+        if not free:
+            continue
+        (choice,) = chosen(scheduler, 1, exclude)
+        assert choice in free
+        assert score_of[choice] == min(score_of[engine] for engine in free)
+
+
+@given(st.integers(1, 5), st.integers(0, 23))
+def test_equals_are_chosen_equally_often(engines: int, times: int) -> None:
+    counts = Counter(chosen(scheduler_of(fleet_of(*decodes[:engines])), times))
+    assert max(counts.values(), default=0) - min(counts.get(e, 0) for e in decodes[:engines]) <= 1
+
+
+# Which way.
+
+
+def test_the_threshold_and_the_prefill_pool_decide_the_way() -> None:
+    remote = Decision(Way.REMOTE, "at_or_above_threshold")
+    assert scheduler_of(fleet_of(P0, D0), threshold=10).decide(FACTS) == remote
+    assert scheduler_of(fleet_of(P0, D0), threshold=11).decide(FACTS).way is Way.DIRECT
+    alone = scheduler_of(fleet_of(D0), threshold=10).decide(FACTS)
+    assert alone == Decision(Way.DIRECT, "no_prefill_pool")
+
+
+# Which model.
+
+
+def decide(fleet: Fleet, model: str | None) -> Decision:
+    """The decision for a request that names a model, or none."""
+    return scheduler_of(fleet).decide(request(prompt="x", model=model))
+
+
+def test_an_unknown_model_is_not_found_in_vllms_words() -> None:
+    with pytest.raises(NotFound, match=r"The model `big` does not exist\.") as refusal:
+        decide(fleet_of(D0, models=["tiny"]), "big")
+    assert refusal.value.param == "model"
+
+
+@pytest.mark.parametrize("model", ["tiny", "alias"])
+def test_a_listed_model_is_served(model: str) -> None:
+    assert decide(fleet_of(D0, models=["tiny", "alias"]), model).way is Way.DIRECT
+
+
+def test_while_nothing_is_known_any_model_may_exist() -> None:
+    assert decide(fleet_of(D0), "big").way is Way.DIRECT
+
+
+def test_while_a_usable_engine_has_not_told_any_model_may_exist() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.observe(Probed(D0, Sight.OK, ({"id": "tiny"},)), 0.0)
+    assert decide(fleet, "big").way is Way.DIRECT
+
+
+def test_an_engine_that_is_away_and_never_told_leaves_no_doubt() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.observe(Probed(D0, Sight.OK, ({"id": "tiny"},)), 0.0)
+    fleet.observe(Probed(D1, Sight.UNWILLING), 0.0)
+    with pytest.raises(NotFound):
+        decide(fleet, "big")
+
+
+def test_a_model_whose_engine_is_away_is_known_and_has_no_engine() -> None:
+    fleet = fleet_of(D0, models=["tiny"])
+    fleet.observe(Probed(D0, Sight.UNWILLING), 0.0)
+    scheduler = scheduler_of(fleet)
+    facts = request(prompt="x", model="tiny")
+    assert scheduler.decide(facts).way is Way.DIRECT
+    with pytest.raises(NoEngine):
+        scheduler.lease(Role.DECODE, facts, NOBODY, 0.0)
+
+
+def test_a_request_without_a_model_goes_to_the_only_one() -> None:
+    assert decide(fleet_of(D0, models=["tiny"]), None).way is Way.DIRECT
+    assert decide(fleet_of(D0), None).way is Way.DIRECT
+
+
+def test_a_request_without_a_model_is_refused_where_there_are_several() -> None:
+    with pytest.raises(BadRequest, match="serves a, b") as refusal:
+        decide(fleet_of(D0, models=["b", "a"]), None)
+    assert refusal.value.param == "model"

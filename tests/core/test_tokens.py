@@ -1,0 +1,137 @@
+"""Prompt sizes: the rule for each shape of prompt, and that malformed ones count nothing."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.tokens import Estimate, estimate, prompts
+from router.core.values import RouteKind
+
+TEXT = "characters / 4"
+IDS = "token ids"
+BOTH = "characters / 4 + token ids"
+NONE = "no text"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("", Estimate(0, TEXT)),
+        ("abc", Estimate(0, TEXT)),
+        ("abcd", Estimate(1, TEXT)),
+        ("abcdefg", Estimate(1, TEXT)),
+        ("é" * 8, Estimate(2, TEXT)),
+        ([1, 2, 3], Estimate(3, IDS)),
+        ([[1, 2, 3]], Estimate(3, IDS)),
+        (["abcdefgh"], Estimate(2, TEXT)),
+        (["abcdefgh", "abcd"], Estimate(3, TEXT)),
+        ([[1, 2], [3]], Estimate(3, IDS)),
+        (["abcd", [1, 2]], Estimate(3, BOTH)),
+        ([], Estimate(0, IDS)),
+        (None, Estimate(0, NONE)),
+        (7, Estimate(0, NONE)),
+        ({"a": 1}, Estimate(0, NONE)),
+        ([None], Estimate(0, NONE)),
+        ([{"a": 1}, "abcd"], Estimate(1, TEXT)),
+    ],
+)
+def test_a_completion_counts_characters_or_ids(prompt: object, expected: Estimate) -> None:
+    assert estimate(RouteKind.COMPLETIONS, {"prompt": prompt}) == expected
+
+
+def test_several_prompts_are_rounded_one_by_one() -> None:
+    assert estimate(RouteKind.COMPLETIONS, {"prompt": ["abc", "abc"]}).tokens == 0
+
+
+def test_a_completion_without_a_prompt_has_no_tokens() -> None:
+    assert estimate(RouteKind.COMPLETIONS, {}) == Estimate(0, NONE)
+
+
+def user(content: object) -> dict[str, object]:
+    """A message."""
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([user("abcdefgh")], 2),
+        ([user("abc"), user("abcde")], 2),
+        ([user([{"type": "text", "text": "abcdefgh"}])], 2),
+        ([user([{"type": "text", "text": "abcd"}, {"type": "text", "text": "abcd"}])], 2),
+        ([user([{"type": "image_url", "image_url": {"url": "x" * 99}}])], 0),
+        ([user([{"type": "image_url", "text": "abcdefgh"}])], 0),
+        ([user([{"type": "text", "text": 7}, {"type": "text"}, "abcd", None])], 0),
+        ([user(None), "abcd", None, {}], 0),
+        (user("abcd"), 0),
+        ("abcd", 0),
+        (None, 0),
+    ],
+)
+def test_a_chat_counts_the_text_of_its_messages(messages: object, expected: int) -> None:
+    rule = TEXT if expected else NONE
+    assert estimate(RouteKind.CHAT, {"messages": messages}) == Estimate(expected, rule)
+
+
+@pytest.mark.parametrize("system", ["abcd", [{"type": "text", "text": "abcd"}]])
+def test_messages_count_the_system_prompt_too(system: object) -> None:
+    body = {"system": system, "messages": [user("abcd")]}
+    assert estimate(RouteKind.MESSAGES, body) == Estimate(2, TEXT)
+
+
+@pytest.mark.parametrize(
+    "given_input",
+    [
+        "abcd",
+        [user("abcd")],
+        [user([{"type": "input_text", "text": "abcd"}])],
+        [user([{"type": "output_text", "text": "abcd"}])],
+    ],
+)
+def test_responses_count_instructions_and_input(given_input: object) -> None:
+    body = {"instructions": "abcd", "input": given_input}
+    assert estimate(RouteKind.RESPONSES, body) == Estimate(2, TEXT)
+
+
+def test_a_route_that_generates_nothing_has_no_prompt() -> None:
+    assert estimate(RouteKind.PASS_THROUGH, {"prompt": "abcd"}) == Estimate(0, NONE)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (None, []),
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1], [2]], [[1], [2]]),
+        ([], [[]]),
+    ],
+)
+def test_a_list_of_ids_is_one_prompt(prompt: object, expected: list[object]) -> None:
+    assert prompts(prompt) == expected
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["content", "text", "type", "role", "x"]), inner, max_size=3
+        )
+    ),
+)
+bodies = st.dictionaries(
+    st.sampled_from(["prompt", "messages", "input", "instructions", "system"]), anything
+)
+
+
+@given(st.sampled_from(RouteKind), bodies)
+def test_no_body_is_malformed_enough_to_break_the_estimate(
+    kind: RouteKind, body: dict[str, Any]
+) -> None:
+    assert estimate(kind, body).tokens >= 0

@@ -1,0 +1,41 @@
+"""The nouns say what they are, and no more."""
+
+import pytest
+
+from router.core.routes import ROUTES
+from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
+from tests.core.cast import COMPLETIONS, D0
+
+
+@pytest.mark.parametrize(
+    ("query", "path"),
+    [
+        (b"", "/v1/completions"),
+        (b"a=1", "/v1/completions?a=1"),
+        (b"a=%20\xe9", "/v1/completions?a=%20\u00e9"),
+    ],
+)
+def test_a_request_target_keeps_the_query_as_it_came(query: bytes, path: str) -> None:
+    facts = Facts(ROUTES[COMPLETIONS], None, False, 0, "", None, b"", query=query)
+    assert facts.path == path
+
+
+@pytest.mark.parametrize("kind", RouteKind)
+def test_all_but_pass_through_routes_generate(kind: RouteKind) -> None:
+    routes = [route for route in ROUTES.values() if route.kind is kind]
+    assert {route.generates for route in routes} == {kind is not RouteKind.PASS_THROUGH}
+
+
+def test_an_address_in_two_roles_is_two_endpoints() -> None:
+    there = Endpoint(D0.url, Role.PREFILL)
+    assert there != D0
+    assert {there: 1, D0: 2}[Endpoint(D0.url, Role.DECODE)] == 2
+
+
+def test_a_role_is_found_by_its_name() -> None:
+    assert {"decode": 1}[Role.DECODE] == 1
+    assert {Role.DECODE: 1}["decode"] == 1  # type: ignore[index]
+
+
+def test_bodies_stay_out_of_logs() -> None:
+    assert "secret" not in repr(Reply(200, (), b"secret"))

@@ -1,0 +1,421 @@
+"""The shelves, read off the imports.
+
+A file imports only from shelves below its own, or from its own room; core touches neither the
+clock nor the network nor the environment; nothing at module level changes while the program runs.
+The second half of this file shows that the rules catch what they are meant to catch.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+SHELVES = {
+    "core": 0,
+    "net": 1,
+    "telemetry": 1,
+    "settings": 1,
+    "simulator": 1,
+    "web": 2,
+    "commands": 3,  # what the command line can do
+    "cli": 4,
+}
+
+CORE_MAY_IMPORT = frozenset(
+    {
+        *("abc", "base64", "binascii", "bisect", "collections", "copy", "dataclasses", "decimal"),
+        *("enum", "fractions", "functools", "hashlib", "heapq", "ipaddress", "itertools", "json"),
+        *("math", "operator", "orjson", "random.Random", "re", "statistics", "string", "struct"),
+        *("types", "typing", "unicodedata", "urllib.parse", "zlib"),
+    }
+)
+"""What neither knows the time nor rolls dice nor reaches out of the process. Of `random` only the
+class, which must be handed in. Add what is as pure as these."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file, by its dotted name."""
+
+    name: str
+    source: str
+    is_package: bool = False
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The file parsed."""
+        return ast.parse(self.source)
+
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """What it imports anywhere, as dotted names; names taken from a module are added to it."""
+        return frozenset(_imports(self.tree))
+
+    @property
+    def room(self) -> str | None:
+        """The part of the router it belongs to; None for the package itself."""
+        parts = self.name.split(".")
+        return parts[1].removesuffix("_values") if len(parts) > 1 else None
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules_in(folder: Path, package: str) -> list[Module]:
+    """All modules of a package."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join((package, *(parts[:-1] if is_package else parts)))
+        found.append(Module(name, path.read_text(encoding="utf-8"), is_package))
+    return found
+
+
+ROUTER = modules_in(ROOT / "router", "router")
+BENCHMARKS = modules_in(ROOT / "benchmarks", "benchmarks")
+CORE = [module for module in ROUTER if module.room == "core"]
+
+
+def of_router(module: Module) -> Iterator[str]:
+    """The parts of the router that a module imports; `router.__version__` is nobody's."""
+    for name in module.imports:
+        if name.startswith("router.") and name != "router.__version__":
+            yield name
+
+
+# The rules. Each returns what breaks it.
+
+
+def wrong_shelf(module: Module) -> list[str]:
+    """Imports from the own shelf's other rooms, or from above."""
+    wrong = []
+    for name in of_router(module):
+        room = Module(name, "").room
+        if room == module.room:
+            continue
+        below = module.room is not None and SHELVES[str(room)] < SHELVES[module.room]
+        if not below:
+            wrong.append(name)
+    return sorted(wrong)
+
+
+def impure(module: Module) -> list[str]:
+    """Imports that reach out of the process, or further than orjson."""
+    return sorted(
+        name
+        for name in module.imports
+        if not any(f"{name}.".startswith(f"{pure}.") for pure in (*CORE_MAY_IMPORT, "router"))
+    )
+
+
+def tasks(module: Module) -> list[str]:
+    """Coroutines and awaits."""
+    kinds = ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith
+    return [f"line {node.lineno}" for node in ast.walk(module.tree) if isinstance(node, kinds)]
+
+
+def globals_of(module: Module) -> list[str]:
+    """`global` statements."""
+    nodes = ast.walk(module.tree)
+    return [name for node in nodes if isinstance(node, ast.Global) for name in node.names]
+
+
+EMPTY_MAKERS = frozenset({"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict"})
+MUTATING = frozenset(
+    {
+        *("add", "append", "appendleft", "clear", "difference_update", "discard", "extend"),
+        *("insert", "intersection_update", "pop", "popitem", "popleft", "remove", "reverse"),
+        *("setdefault", "sort", "symmetric_difference_update", "update"),
+    }
+)
+CACHES = frozenset({"cache", "lru_cache", "functools.cache", "functools.lru_cache"})
+
+
+def mutable_state(module: Module) -> list[str]:
+    """Module-level containers that are made to be filled, or that some function changes.
+
+    A container that nobody changes is a constant. Caches around functions are such state too.
+    """
+    names = _module_level_names(module.tree)
+    empty = [name for name, value in names.items() if value is not None and _is_empty(value)]
+    functions = [n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef)]
+    cached = [f.name for f in functions if any(_text(d) in CACHES for d in f.decorator_list)]
+    changed = [
+        name
+        for node in ast.walk(module.tree)
+        if (name := _changes(node)) is not None and (name in names or name.isupper())
+    ]
+    return sorted({*empty, *cached, *changed} - {"__all__"})
+
+
+def _module_level_names(tree: ast.Module) -> dict[str, ast.expr | None]:
+    names: dict[str, ast.expr | None] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            names |= {t.id: node.value for t in node.targets if isinstance(t, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names[node.target.id] = node.value
+    return names
+
+
+def _is_empty(value: ast.expr) -> bool:
+    match value:
+        case ast.List(elts=[]) | ast.Dict(keys=[]):
+            return True
+        case ast.Call():
+            return _text(value) in EMPTY_MAKERS and not (
+                value.args and _text(value) in ("dict", "list", "set")
+            )
+    return False
+
+
+def _text(node: ast.expr) -> str:
+    """A decorator's or a call's dotted name."""
+    return ast.unparse(node.func if isinstance(node, ast.Call) else node)
+
+
+def _changes(node: ast.AST) -> str | None:
+    """The plain name whose object a statement changes in place."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in MUTATING:
+            return name
+        case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()):
+            return name
+        case ast.Attribute(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()) if name.isupper():
+            return name
+    return None
+
+
+def cycle(modules: list[Module]) -> list[str]:
+    """Modules that import each other in a circle.
+
+    Importing a module runs its packages too, but a package that gathers its own modules is no
+    circle of theirs.
+    """
+    known = {module.name for module in modules}
+    graph = {
+        module.name: {_module_of(name, known) for name in module.imports} for module in modules
+    }
+    edges = {
+        name: {there for there in to if there not in (None, name)} for name, to in graph.items()
+    }
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return [str(name) for name in error.args[1]]
+    return []
+
+
+def _module_of(name: str, known: set[str]) -> str | None:
+    """The module behind a dotted name: itself, or the one that it is taken from."""
+    if name in known:
+        return name
+    parent = name.rpartition(".")[0]
+    return parent if parent in known else None
+
+
+# The router keeps them.
+
+
+def by_name(module: Module) -> str:
+    """How pytest names a case."""
+    return module.name
+
+
+@pytest.mark.parametrize("module", ROUTER, ids=by_name)
+class TestEachModule:
+    """What every file of the router keeps to."""
+
+    def test_imports_from_shelves_below_only(self, module: Module) -> None:
+        assert wrong_shelf(module) == []
+
+    def test_has_no_globals(self, module: Module) -> None:
+        assert globals_of(module) == []
+
+    def test_has_no_state_at_module_level(self, module: Module) -> None:
+        assert mutable_state(module) == []
+
+
+@pytest.mark.parametrize("module", CORE, ids=by_name)
+class TestEachModuleOfCore:
+    """What makes core testable without a loop."""
+
+    def test_is_pure(self, module: Module) -> None:
+        assert impure(module) == []
+
+    def test_is_synchronous(self, module: Module) -> None:
+        assert tasks(module) == []
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    assert cycle(ROUTER) == []
+    assert cycle(BENCHMARKS) == []
+
+
+def test_benchmarks_can_aim_at_a_bare_engine() -> None:
+    assert [name for module in BENCHMARKS for name in of_router(module)] == []
+
+
+def test_every_room_has_a_shelf() -> None:
+    assert {module.room for module in ROUTER} - {None} <= set(SHELVES)
+
+
+# Nouns: they hold nothing that could be wrong by itself.
+NOUNS = {"events", "plans.steps"}
+
+
+def test_every_module_of_core_has_its_tests() -> None:
+    missing = []
+    for module in CORE:
+        inner = module.name.removeprefix("router.core").removeprefix(".")
+        folder, _, last = inner.rpartition(".")
+        path = ROOT / "tests/core" / folder / f"test_{last}.py"
+        if module.is_package:
+            path = ROOT / "tests/core" / inner / f"test_{last}.py"
+        is_empty = not any(isinstance(n, ast.stmt) for n in module.tree.body[1:])
+        if not (is_empty or inner in NOUNS or path.exists()):
+            missing.append(str(path.relative_to(ROOT)))
+    assert missing == []
+
+
+# The rules catch what they are meant to catch.
+
+
+def code(source: str, name: str = "router.core.x") -> Module:
+    """A module that was never written."""
+    return Module(name, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("router.core.x", "from router.net import pool"),
+        ("router.core.x", "import router.settings"),
+        ("router.net.x", "from router.telemetry.metrics import Metrics"),
+        ("router.net.x", "def f():\n    from router.settings import Settings"),
+        ("router.settings", "from router.simulator import engine"),
+        ("router.settings_values", "from router.net import pool"),
+        ("router.simulator.x", "if TYPE_CHECKING:\n    from router.net.pool import EnginePool"),
+        ("router.telemetry.x", "from router.web.app import Router"),
+        ("router.web.x", "import router.cli"),
+        ("router", "from router.core import urls"),
+    ],
+)
+def test_an_import_from_beside_or_above_is_caught(name: str, source: str) -> None:
+    assert wrong_shelf(code(source, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("router.core.x", "from router.core.plans import steps"),
+        ("router.net.x", "from router.core.values import Role\nfrom router.net.pool import P"),
+        ("router.settings", "from router.settings_values import split"),
+        ("router.web.x", "from router.net.pool import P\nfrom router import __version__"),
+        ("router.cli", "from router.web.app import Router\nfrom router.commands import demo"),
+        ("router.telemetry.x", "import prometheus_client"),
+    ],
+)
+def test_an_import_from_below_is_fine(name: str, source: str) -> None:
+    assert wrong_shelf(code(source, name)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import asyncio",
+        "import os.path",
+        "from time import monotonic",
+        "import random",
+        "from random import random",
+        "from random import choice, Random",
+        "def f():\n    import logging",
+        "from concurrent.futures import Future",
+        "import urllib.request",
+        "from urllib import request",
+        "import prometheus_client",
+        "from datetime import datetime",
+        "import uuid",
+    ],
+)
+def test_an_impure_import_is_caught(source: str) -> None:
+    assert impure(code(source))
+
+
+def test_a_random_source_may_be_named() -> None:
+    assert (
+        impure(code("from random import Random\nimport orjson, json.decoder, urllib.parse")) == []
+    )
+
+
+@pytest.mark.parametrize(
+    "source", ["async def f():\n    pass", "async def f():\n    async with x:\n        await y"]
+)
+def test_a_coroutine_is_caught(source: str) -> None:
+    assert tasks(code(source))
+
+
+def test_a_global_is_caught() -> None:
+    assert globals_of(code("def f():\n    global x, y\n    x = 1")) == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "SEEN = {}",
+        "SEEN: dict[str, int] = {}",
+        "SEEN = set()",
+        "SEEN = []",
+        "SEEN = defaultdict(list)",
+        "SEEN = deque(maxlen=5)",
+        "TABLE = {1: 2}\ndef f():\n    TABLE[3] = 4",
+        "TABLE = {1: 2}\ndef f():\n    del TABLE[1]",
+        "TABLE = {1: 2}\ndef f():\n    TABLE.update(x)",
+        "names = ['a']\ndef f():\n    names.append('b')",
+        "from x import ROUTES\ndef f():\n    ROUTES.pop('/')",
+        "from x import CONFIG\ndef f():\n    CONFIG.level = 1",
+        "@lru_cache\ndef f():\n    pass",
+        "@functools.lru_cache(maxsize=5)\ndef f():\n    pass",
+    ],
+)
+def test_state_at_module_level_is_caught(source: str) -> None:
+    assert mutable_state(code(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "TABLE = {1: 2}\ndef f():\n    return TABLE[1]",
+        "__all__ = []",
+        "log = logging.getLogger()",
+        "def f():\n    seen = {}\n    seen[1] = 2\n    seen.pop(1)",
+        "class C:\n    def __init__(self):\n        self.seen = []\n        self.seen.append(1)",
+        "NAMES = list(OTHER)",
+        "EMPTY = frozenset()",
+    ],
+)
+def test_constants_and_local_state_are_fine(source: str) -> None:
+    assert mutable_state(code(source)) == []
+
+
+def test_a_circle_is_caught_and_a_gathering_package_is_none() -> None:
+    a = code("from b import x", "a")
+    b = code("import c.d", "b")
+    back = code("from a import y", "c.d")
+    assert cycle([a, b, back])
+    assert cycle([a, b, code("", "c.d")]) == []
+    gathering = Module("p", "from p.one import f", is_package=True)
+    assert cycle([gathering, code("from p.two import g", "p.one"), code("", "p.two")]) == []
