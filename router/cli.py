@@ -1,13 +1,19 @@
-"""pd-router's command line: serve."""
+"""pd-router's command line: each command's flags. What a command does is in router/commands."""
 
 import argparse
+import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic.fields import FieldInfo
 
 from router import __version__
-from router.settings import Settings, SettingsError, flag, load
+from router.commands import check, explain
+from router.commands.settings_table import default_text
+from router.commands.usage import UsageError, one_line
+from router.settings import Settings, SettingsError, flag, load, suggestion
 from router.telemetry import logs
 from router.web.app import Router
 from router.web.server import Server
@@ -15,56 +21,150 @@ from router.web.server import Server
 __all__ = ["main"]
 
 USAGE_ERROR = 2
+INTERRUPTED = 130
+"""What a shell reports of a process that SIGINT ended."""
+
+GLOBAL = ("-h", "--help", "--version")
+"""The flags that need no command."""
+
+Options = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the process's exit status."""
-    options = vars(_parser().parse_args(arguments))
-    command = options.pop("command")
     try:
-        return int(command(options))
-    except SettingsError as error:
-        print(f"pd-router: {error}", file=sys.stderr)
+        options = _parse(sys.argv[1:] if arguments is None else arguments)
+        command: Callable[[Options], int] = options.pop("command")
+        return command(options)
+    except (SettingsError, UsageError) as error:
+        print(one_line(f"pd-router: {error}"), file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+# Commands. Each takes its options and returns the exit status.
+
+
+def _serve(options: Options) -> int:
+    settings = _settings(options)
+    logs.configure(settings.log_level, settings.log_format)
+    server = Server(Router(settings))
+    # Modules and application live as long as the process: the collector need not visit them. What
+    # a request makes dies with it by reference counting, so collecting rarely loses nothing.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    server.run()
+    return 0
+
+
+def _check(options: Options) -> int:
+    return check.run(_settings(options))
+
+
+def _explain(options: Options) -> int:
+    body, route, as_json = (options.pop(name) for name in ("body", "route", "as_json"))
+    return explain.run(_settings(options), body, route, as_json=as_json)
+
+
+def _demo(options: Options) -> int:
+    from router.commands import demo  # noqa: PLC0415 - it pulls in the simulator, for itself only
+
+    return demo.run(options)
+
+
+def _settings(options: Options) -> Settings:
+    return load(options, options.pop("config"))
+
+
+# Flags.
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but for errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Name the culprit. Raises UsageError."""
+        raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+def _parse(arguments: Sequence[str]) -> Options:
+    parser = _parser()
+    if arguments and arguments[0].startswith("-") and arguments[0] not in GLOBAL:
+        wrong = arguments[0].partition("=")[0]
+        raise UsageError(f"{wrong}: stands before the COMMAND; see {parser.prog} --help")
+    known, unknown = parser.parse_known_args(arguments)
+    options = vars(known)
+    name = options.pop("name")
+    prog = parser.prog if name is None else f"{parser.prog} {name}"
+    if unknown:
+        # What stands behind it, or behind its =, may be a secret.
+        wrong = unknown[0].partition("=")[0]
+        near = suggestion(wrong, map(flag, Settings.model_fields))
+        raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
+    if name is None:
+        raise UsageError(f"COMMAND is missing: serve, check, explain or demo; see {prog} --help")
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pd-router", description="A router in front of prefill and decode vLLM engines."
+    parser = _Parser(
+        prog="pd-router",
+        description="A router in front of prefill and decode vLLM engines.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"pd-router {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    serve = commands.add_parser("serve", help="run the router", allow_abbrev=False)
-    serve.set_defaults(command=_serve)
-    _add_settings(serve)
+    commands = parser.add_subparsers(metavar="COMMAND", dest="name")
+
+    def add(name: str, command: Callable[[Options], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        added.set_defaults(command=command)
+        return added
+
+    _add_settings(add("serve", _serve, "Run the router."))
+    _add_settings(add("check", _check, "Ask every engine whether it and the settings fit."))
+    explaining = add("explain", _explain, "Say what would happen to a request, without a network.")
+    explaining.add_argument("body", metavar="BODY.json", help="the request's body; - reads stdin")
+    explaining.add_argument(
+        "--route",
+        default="/v1/chat/completions",
+        metavar="PATH",
+        help="the route it is sent to (default %(default)s)",
+    )
+    explaining.add_argument("--json", dest="as_json", action="store_true", help="for machines")
+    _add_settings(explaining)
+    add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
     return parser
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting; pydantic checks all values, wherever they come from."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
+    group.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with settings, keyed like routing_threshold",
+    )
     for name, field in Settings.model_fields.items():
         is_list = isinstance(field.default, tuple)
-        default = "" if field.default in (None, ()) else f" (default {field.default})"
-        parser.add_argument(
+        default = default_text(field) and f" (default {default_text(field)})"
+        group.add_argument(
             flag(name),
             action="append" if is_list else "store",
             default=argparse.SUPPRESS,
-            metavar="VALUE",
+            metavar=_metavar(field),
             help=f"{field.description}{default}".replace("%", "%%"),
         )
 
 
-def _settings(options: dict[str, Any]) -> Settings:
-    config = options.pop("config")
-    return load(options, config)
-
-
-def _serve(options: dict[str, Any]) -> int:
-    settings = _settings(options)
-    logs.configure(settings.log_level, settings.log_format)
-    Server(Router(settings)).run()
-    return 0
+def _metavar(field: FieldInfo) -> str:
+    """What kind of value it is; of a choice, the choices."""
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not None]
+    choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
+    if choices:
+        return "|".join(choices[0])
+    return {int: "N", float: "SECONDS"}.get(kinds[0], "VALUE")
 
 
 if __name__ == "__main__":

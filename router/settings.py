@@ -4,80 +4,54 @@ Order of precedence: command line, environment (`PD_ROUTER_*`), the file given b
 default. The README's table is generated from this class. No other file reads the environment.
 """
 
-import json
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
+    EnvSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    YamlConfigSettingsSource,
 )
 
-from router.core.urls import normalise
+from router.settings_values import (
+    Bind,
+    Certificates,
+    Key,
+    Ports,
+    Receiver,
+    Registry,
+    Seconds,
+    SecondsOrZero,
+    Strategy,
+    Text,
+    Urls,
+    Whole,
+    read_yaml,
+)
 
-__all__ = ["ENV_PREFIX", "Settings", "SettingsError", "flag", "load"]
+__all__ = ["ENV_PREFIX", "Receiver", "Settings", "SettingsError", "flag", "load", "suggestion"]
 
 ENV_PREFIX = "PD_ROUTER_"
 
-# Kubernetes puts the address of every Service into the environment of every pod; a Service named
-# pd-router makes variables that look like settings.
-_SERVICE_LINK = re.compile(r"PD_ROUTER_(SERVICE_(HOST|PORT)|PORT_\d+_(TCP|UDP))")
+# Kubernetes puts the address of every Service into the environment of every pod: those of
+# Services named pd-router or pd-router-metrics look like settings.
+_SERVICE_LINK = re.compile(
+    r"PD_ROUTER_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+
+MAX_SHOWN = 80
+"""Characters of a wrong value in an error's line: enough for a URL; a registry would fill pages."""
 
 
 class SettingsError(Exception):
     """A configuration that cannot be used; the text names the setting in one line."""
-
-
-def _split(value: object) -> object:
-    """A comma list, or a repeated flag whose values may be comma lists themselves."""
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list | tuple):
-        return value
-    parts: list[object] = []
-    for item in value:
-        parts += item.split(",") if isinstance(item, str) else [item]
-    return [part.strip() if isinstance(part, str) else part for part in parts if part != ""]
-
-
-def _json(value: object) -> object:
-    """JSON text, or the path of a file that holds it behind an @."""
-    if not isinstance(value, str):
-        return value
-    text = value
-    if value.startswith("@"):
-        try:
-            text = Path(value[1:]).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ValueError(f"cannot read {value[1:]}: {error.strerror}") from None
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON: {error}") from None
-
-
-def _unique(urls: tuple[str, ...]) -> tuple[str, ...]:
-    for place, url in enumerate(urls):
-        if url in urls[:place]:
-            raise ValueError(f"{url} is given twice")
-    return urls
-
-
-Url = Annotated[str, AfterValidator(normalise)]
-Urls = Annotated[tuple[Url, ...], NoDecode, BeforeValidator(_split), AfterValidator(_unique)]
-Ports = Annotated[
-    tuple[Annotated[int, Field(ge=1, le=65535)], ...], NoDecode, BeforeValidator(_split)
-]
-Seconds = Annotated[float, Field(gt=0, le=86400)]
-Strategy = Literal["round_robin", "least_loaded"]
 
 
 class Settings(BaseSettings):
@@ -87,8 +61,8 @@ class Settings(BaseSettings):
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
     )
 
-    host: str = Field("0.0.0.0", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    host: Text = Field("0.0.0.0", description="Address to listen on; :: for IPv6 too.")
+    port: Whole = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
 
     prefill: Urls = Field(
         (),
@@ -98,7 +72,7 @@ class Settings(BaseSettings):
     decode: Urls = Field(
         (), description="Decode engine URL; repeat the flag or give a comma list. At least one."
     )
-    routing_threshold: int = Field(
+    routing_threshold: Whole = Field(
         0,
         ge=0,
         description="Requests of at least this many estimated input tokens are prefilled "
@@ -116,34 +90,39 @@ class Settings(BaseSettings):
     )
 
     disagg_connector_type: Literal["nixl", "lmcache"] = Field(
-        "nixl", description="The engines' KV connector: nixl (NixlConnector) or lmcache."
+        "nixl",
+        description="The engines' KV connector: nixl (NixlConnector) or lmcache "
+        "(LMCacheConnectorV1).",
     )
-    decoder_host: str | None = Field(
-        None, description="LMCache, one decoder: the host on which it receives KV caches."
+    decoder_host: Text | None = Field(
+        None, description="LMCache, one decode engine: the host on which it receives KV caches."
     )
     decoder_init_port: Ports = Field(
-        (), description="LMCache, one decoder: its init ports, one per tensor-parallel rank."
+        (),
+        description="LMCache, one decode engine: its init ports, a comma list of one per "
+        "tensor-parallel rank.",
     )
     decoder_alloc_port: Ports = Field(
-        (), description="LMCache, one decoder: its alloc ports, one per tensor-parallel rank."
+        (),
+        description="LMCache, one decode engine: its alloc ports, a comma list of one per "
+        "tensor-parallel rank.",
     )
-    decoder_registry: Annotated[
-        dict[str, dict[str, Any]] | None, NoDecode, BeforeValidator(_json)
-    ] = Field(
+    decoder_registry: Registry | None = Field(
         None,
-        description="LMCache, several decoders: JSON (or @FILE) from decode URL to receiver_host, "
-        "receiver_init_port and receiver_alloc_port. Every decode URL must be in it.",
+        description="LMCache, several decode engines: JSON (or @FILE) from decode URL to "
+        "receiver_host, receiver_init_port and receiver_alloc_port. Every decode URL must be in "
+        "it.",
     )
-    lmcache_notify_bind: str | None = Field(
+    lmcache_notify_bind: Bind | None = Field(
         None,
-        description="LMCache: bind here (tcp://0.0.0.0:7500) for KV-ready notifications and "
+        description="LMCache: listen here (tcp://0.0.0.0:7500) for KV-ready notifications and "
         "decode only after them. Off by default: engines may run with "
         "pd_skip_proxy_notification.",
     )
     lmcache_notify_timeout: Seconds = Field(
         10.0,
-        description="Seconds to wait for those notifications; then the decode engine computes "
-        "the prompt itself.",
+        description="LMCache: seconds to wait for those notifications; then the decode engine "
+        "computes the prompt itself.",
     )
 
     engine_stats_interval: Seconds = Field(
@@ -161,12 +140,13 @@ class Settings(BaseSettings):
         description="Seconds that a probe or scrape may take; /health answers in "
         "milliseconds even under load.",
     )
-    engine_api_key: str | None = Field(
+    engine_api_key: Key | None = Field(
         None,
         repr=False,
-        description="Sent to engines as the bearer token, in place of the client's.",
+        description="Sent to engines as the bearer token, in place of the client's. Better given "
+        "by the environment: other users can see a process's flags.",
     )
-    engine_ca_file: Path | None = Field(
+    engine_ca_file: Certificates | None = Field(
         None, description="CA certificates (PEM) for https engines; default: the system's."
     )
 
@@ -191,35 +171,34 @@ class Settings(BaseSettings):
         "capture takes up to a minute.",
     )
     body_timeout: Seconds = Field(
-        60.0, description="Seconds for a request's body to arrive: 64 MiB at 10 Mbit/s."
+        60.0,
+        description="Seconds for a request's body to arrive: the largest, 64 MiB, does at "
+        "10 Mbit/s.",
     )
     client_stall_timeout: Seconds = Field(
         300.0,
         description="Seconds that a client may refuse to read before its connection is cut: it "
         "holds a slot of its engine.",
     )
-    shutdown_grace: float = Field(
+    shutdown_grace: SecondsOrZero = Field(
         30.0,
-        ge=0,
-        le=86400,
         description="Seconds that streams get to finish after SIGTERM; then they end with an "
         "error frame. Kubernetes kills after terminationGracePeriodSeconds: keep that longer.",
     )
 
-    max_body_bytes: int = Field(
+    max_body_bytes: Whole = Field(
         64 << 20,
         ge=1024,
         description="Largest request body in bytes; it is held in memory while it is routed.",
     )
-    max_idle_connections: int = Field(
+    max_idle_connections: Whole = Field(
         512,
         ge=0,
         description="Idle connections kept per engine. In use there may be any number: engines "
         "queue, the router does not.",
     )
-    idle_connection_timeout: float = Field(
+    idle_connection_timeout: Seconds = Field(
         4.0,
-        gt=0,
         description="Seconds that an idle connection to an engine is kept; must stay below the "
         "engine's own limit, 5 s in vLLM (VLLM_HTTP_TIMEOUT_KEEP_ALIVE).",
     )
@@ -230,9 +209,13 @@ class Settings(BaseSettings):
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="What is logged. info holds one line per request."
+        "info",
+        description="What is logged: debug, info, warning or error. info holds one line per "
+        "request.",
     )
-    log_format: Literal["text", "json"] = Field("text", description="How it is logged.")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="How it is logged: text or json, one line each."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -240,15 +223,61 @@ class Settings(BaseSettings):
             raise ValueError("--decode: at least one decode engine is needed")
         if both := set(self.prefill) & set(self.decode):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
-        if self.disagg_connector_type == "lmcache" and self.prefill:
+        if self.disagg_connector_type == "lmcache":
             self._check_receivers()
+        else:
+            self._refuse_lmcache()
         return self
 
     def _check_receivers(self) -> None:
-        if self.decoder_registry is None and self.decoder_host is None:
+        if self.decoder_registry is not None:
+            self._check_registry()
+        elif self.decoder_host is not None or self.decoder_init_port or self.decoder_alloc_port:
+            self._check_one_receiver()
+        elif self.prefill:
             raise ValueError("--decoder-registry (or --decoder-host): lmcache needs a receiver")
-        if self.decoder_registry is None and len(self.decode) > 1:
+
+    def _check_registry(self) -> None:
+        if self.decoder_host is not None or self.decoder_init_port or self.decoder_alloc_port:
+            raise ValueError("--decoder-registry: give it or --decoder-host, not both")
+        for url in self.decode:
+            if url not in (self.decoder_registry or {}):
+                raise ValueError(f"--decoder-registry: decode engine {url} is not in it")
+
+    def _check_one_receiver(self) -> None:
+        if len(self.decode) > 1:
             raise ValueError("--decoder-registry: several decode engines need one receiver each")
+        if self.decoder_host is None:
+            raise ValueError("--decoder-host: it goes with the receiver's ports")
+        for name in ("decoder_init_port", "decoder_alloc_port"):
+            if not getattr(self, name):
+                raise ValueError(f"{flag(name)}: lmcache needs a port per tensor-parallel rank")
+        init, alloc = len(self.decoder_init_port), len(self.decoder_alloc_port)
+        if init != alloc:
+            raise ValueError(
+                f"--decoder-alloc-port: {alloc} ports, but --decoder-init-port has {init}: "
+                "one of each per tensor-parallel rank"
+            )
+
+    def _refuse_lmcache(self) -> None:
+        names = ("decoder_host", "decoder_init_port", "decoder_alloc_port", "decoder_registry")
+        for name in (*names, "lmcache_notify_bind"):
+            if getattr(self, name):
+                raise ValueError(f"{flag(name)}: needs --disagg-connector-type lmcache")
+
+    @property
+    def receivers(self) -> dict[str, Receiver]:
+        """LMCache's receivers by decode URL; empty when there is nothing to receive."""
+        if self.decoder_registry is not None:
+            return {url: self.decoder_registry[url] for url in self.decode}
+        if self.decoder_host is None:
+            return {}
+        one = Receiver(
+            receiver_host=self.decoder_host,
+            receiver_init_port=self.decoder_init_port,
+            receiver_alloc_port=self.decoder_alloc_port,
+        )
+        return dict.fromkeys(self.decode, one)
 
     @classmethod
     def settings_customise_sources(
@@ -259,8 +288,8 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags come as arguments; then the environment; then the file."""
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+        """Arguments, then the environment; `load` makes arguments of the flags and the file."""
+        return init_settings, env_settings
 
 
 def flag(name: str) -> str:
@@ -268,52 +297,84 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def suggestion(wrong: str, names: Iterable[str]) -> str:
+    """ ", did you mean ...?" for a misspelt name, or nothing."""
+    near = difflib.get_close_matches(wrong, list(names), 1)
+    return f", did you mean {near[0]}?" if near else ""
+
+
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     """Read the settings. Raises SettingsError, in one line that names the culprit."""
     _refuse_unknown_environment(os.environ)
-    if config is not None:
-        _check_file(config)
-    with_file = type("Settings", (Settings,), {"model_config": {"yaml_file": config}})
+    from_file = {} if config is None else _file(config)
+    from_environment = EnvSettingsSource(Settings)()
+
+    def source(name: str) -> str:
+        if name in flags:
+            return flag(name)
+        if name in from_environment:
+            return ENV_PREFIX + name.upper()
+        return f"--config {config}: {name}"
+
     try:
-        return with_file(**flags)  # type: ignore[no-any-return]
+        return Settings(**{**from_file, **from_environment, **flags})
     except ValidationError as error:
-        raise SettingsError(_one_line(error)) from None
+        raise SettingsError(_one_line(error, source)) from None
 
 
-def _check_file(config: Path) -> None:
-    """pydantic-settings passes over a file that it cannot find."""
+def _file(config: Path) -> dict[str, Any]:
+    """The settings in a file; their values are not checked yet."""
     try:
-        content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"--config: cannot read {config}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).replace("\n", " ")
-        raise SettingsError(f"--config: {config} is not YAML: {reason}") from None
-    if content is not None and not isinstance(content, dict):
+        content = read_yaml(config)
+    except ValueError as error:
+        raise SettingsError(f"--config: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
         raise SettingsError(f"--config: {config} must hold keys and values")
+    for key in content:
+        if key not in Settings.model_fields:
+            near = suggestion(str(key), Settings.model_fields)
+            raise SettingsError(f"--config {config}: {key}: no such setting{near}")
+    return content
 
 
 def _refuse_unknown_environment(environment: Mapping[str, str]) -> None:
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
     for name, value in environment.items():
-        if not name.startswith(ENV_PREFIX) or _SERVICE_LINK.match(name):
+        is_ours = name.upper().startswith(ENV_PREFIX)
+        if not is_ours or _SERVICE_LINK.fullmatch(name):
             continue
-        if name not in known and name != ENV_PREFIX + "PORT":
-            raise SettingsError(f"{name}: no such setting; see pd-router serve --help")
-        if name == ENV_PREFIX + "PORT" and value.startswith("tcp://"):
+        is_url = name.endswith("_PORT") and _SERVICE_URL.match(value)
+        if name == ENV_PREFIX + "PORT" and is_url:
             raise SettingsError(
                 f"{name}={value} was set by Kubernetes for a Service of that name; "
                 "set enableServiceLinks: false in the pod"
             )
+        if name.upper() not in known and not is_url:
+            raise SettingsError(f"{name}: no such setting{suggestion(name, known)}")
 
 
-def _one_line(error: ValidationError) -> str:
-    """The first problem; pydantic's own text spans lines and names classes."""
-    problem = error.errors(include_url=False)[0]
-    text = problem["msg"].removeprefix("Value error, ").replace("\n", " ")
+def _one_line(error: ValidationError, source: Callable[[str], str]) -> str:
+    """The problem to mend first; pydantic's own text spans lines and names classes."""
+    problems = error.errors(include_url=False)
+    # A misspelt key is a missing one too, and its name is the better hint.
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    problem = next(unknown, problems[0])
+    text = problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
         return text
-    name = str(problem["loc"][0])
+    name, *path = problem["loc"]
+    places = [source(str(name)), *(place for place in path if isinstance(place, str))]
     if problem["type"] == "extra_forbidden":
-        return f"{name}: no such setting; see pd-router serve --help"
-    return f"{flag(name)}: {text}, got {problem['input']!r}"
+        text = "no such key"
+    elif problem["type"] == "missing":
+        text = "is missing"
+    elif problem["type"] != "value_error" and Settings.model_fields[str(name)].repr:
+        text += f", got {_shown(problem['input'])}"
+    return ": ".join([*places, text])
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -1,7 +1,13 @@
-"""Logs: one line per request, as text or as JSON, on standard error."""
+"""Logs: one line per request, as text or as JSON, on standard error.
 
+What clients and engines wrote is in there: a line of text can neither be broken nor forged by it,
+nor can it drive a terminal, and every line of JSON is valid.
+"""
+
+import json
 import logging
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -14,19 +20,22 @@ _access = logging.getLogger("pd_router.access")
 
 
 class _Text(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
+    """Time, level, message and the fields as words; a traceback follows in indented lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", None)
-        text = super().format(record)
-        return f"{text} {_pairs(fields)}" if fields else text
+        text = f"{_time(record)} {record.levelname:<7} {_flat(record.getMessage())}"
+        if fields := getattr(record, "fields", None):
+            text = f"{text} {_pairs(fields)}"
+        if record.exc_info:
+            trace = self.formatException(record.exc_info)
+            text = "\n    ".join([text, *map(_flat, trace.split("\n"))])
+        return text
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -34,7 +43,27 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        try:
+            return orjson.dumps(line, default=str).decode()
+        except TypeError:  # half a surrogate pair, a number of more than 64 bits
+            return orjson.dumps({key: _utf8(str(value)) for key, value in line.items()}).decode()
+
+
+def _time(record: logging.LogRecord) -> str:
+    """UTC to the millisecond: replicas' lines sort together."""
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _utf8(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _flat(text: str) -> str:
+    """`text` without line ends and control characters, those of Unicode included."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _pairs(fields: dict[str, Any]) -> str:
@@ -42,10 +71,11 @@ def _pairs(fields: dict[str, Any]) -> str:
 
 
 def _word(value: object) -> str:
-    """One word: what a client sent must not break the line or look like another field."""
+    """One word: what a client sent must not look like another field."""
     text = f"{value:.4f}" if isinstance(value, float) else str(value)
-    is_plain = text.isascii() and text.isprintable() and not set(' "=') & set(text)
-    return text if is_plain else orjson.dumps(text).decode()
+    if text and text.isascii() and text.isprintable() and not set(' "=') & set(text):
+        return text
+    return json.dumps(text)
 
 
 def configure(level: str, form: str) -> None:
@@ -53,7 +83,11 @@ def configure(level: str, form: str) -> None:
     out = logging.StreamHandler(sys.stderr)
     out.setFormatter(_Json() if form == "json" else _Text())
     logging.basicConfig(level=level.upper(), handlers=[out], force=True)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # What no format shows is not collected for each line (the logging HOWTO's "Optimization").
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # noqa: SLF001
+    # uvicorn's info tells of its own start and end; the router says where it listens.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 class AccessLog:
@@ -79,7 +113,7 @@ def _fields(record: RequestEnded) -> dict[str, Any]:
         "decode": record.decode and record.decode.url,
         "fallbacks": ",".join(f"{f.leg}:{f.reason}" for f in record.fallbacks) or None,
         "prefill_s": record.prefill_seconds,
-        "first_byte_s": record.first_byte and record.first_byte - record.started,
+        "first_byte_s": None if record.first_byte is None else record.first_byte - record.started,
         "total_s": record.ended - record.started,
         "chunks": record.chunks,
         "bytes": record.bytes_out,

@@ -10,6 +10,7 @@ from prometheus_client import (
     CollectorRegistry,
     Counter,
     Histogram,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
@@ -20,7 +21,7 @@ from router import __version__
 from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
 from router.core.health import State
-from router.core.values import Endpoint
+from router.core.values import Endpoint, FailureKind
 
 __all__ = ["Connections", "Metrics"]
 
@@ -38,7 +39,7 @@ class Metrics:
 
     def __init__(self, fleet: Fleet, connections: Connections) -> None:
         # Each counter's birth as a second series doubles the text and answers nobody's question.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
         self._registry = registry
         self._requests = Counter(
@@ -79,8 +80,9 @@ class Metrics:
         )
         self._ttft = Histogram(
             "pd_router_time_to_first_byte_seconds",
-            "From the request's arrival to the first byte of its answer's body.",
-            ["way"],
+            "From a request's arrival to the first byte of its answer's body, errors left out. "
+            "A unary answer (stream false) has none before all its tokens are made.",
+            ["way", "stream"],
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
@@ -105,6 +107,11 @@ class Metrics:
             registry=registry,
         )
         registry.register(_FleetCollector(fleet, connections))
+        ProcessCollector(namespace="pd_router", registry=registry)
+        # A counter that first appears with 1 has not increased, so no alert on its rate fires.
+        for member in fleet:
+            for kind in FailureKind:
+                self._failures.labels(member.endpoint.role, member.endpoint.url, kind)
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -129,8 +136,10 @@ class Metrics:
         if record.way is not None:
             self._decisions.labels(way, record.reason).inc()
             self._tokens.labels(way).observe(record.tokens)
-        if record.first_byte is not None:
-            self._ttft.labels(way).observe(record.first_byte - record.started)
+        # A refusal comes fast: among the answers it would make them look so.
+        if record.first_byte is not None and record.status < 400:
+            stream = "true" if record.stream else "false"
+            self._ttft.labels(way, stream).observe(record.first_byte - record.started)
         if record.prefill_seconds is not None:
             self._prefill.observe(record.prefill_seconds)
         self._chunks.inc(record.chunks)
@@ -149,44 +158,49 @@ class _FleetCollector(Collector):
         info = GaugeMetricFamily("pd_router_info", "The router's version.", labels=["version"])
         info.add_metric([__version__], 1)
         yield info
-        labels = ["role", "endpoint"]
-        in_flight = GaugeMetricFamily(
-            "pd_router_endpoint_in_flight", "This router's requests in flight.", labels=labels
+        yield from self._endpoint_gauges()
+        yield self._states()
+        yield self._connection_gauges()
+
+    def _endpoint_gauges(self) -> Iterator[Metric]:
+        in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
+        tokens = _gauge("endpoint_in_flight_tokens", "Their estimated input tokens.")
+        others = _gauge(
+            "endpoint_other_requests", "Requests of others there, by the engine's own gauges."
         )
-        tokens = GaugeMetricFamily(
-            "pd_router_endpoint_in_flight_tokens", "Their estimated input tokens.", labels=labels
-        )
-        others = GaugeMetricFamily(
-            "pd_router_endpoint_other_requests",
-            "Requests of others there, by the engine's own gauges.",
-            labels=labels,
-        )
-        kv = GaugeMetricFamily(
-            "pd_router_endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.", labels=labels
-        )
-        state = GaugeMetricFamily(
-            "pd_router_endpoint_state", "1 for the state that it is in.", labels=[*labels, "state"]
-        )
+        kv = _gauge("endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.")
+        ledger = self._fleet.ledger
         for member in self._fleet:
-            endpoint = member.endpoint
-            names = [endpoint.role, endpoint.url]
-            in_flight.add_metric(names, self._fleet.ledger.in_flight(endpoint))
-            tokens.add_metric(names, self._fleet.ledger.tokens(endpoint))
+            names = _names(member.endpoint)
+            in_flight.add_metric(names, ledger.in_flight(member.endpoint))
+            tokens.add_metric(names, ledger.tokens(member.endpoint))
+            if not member.health.is_usable:
+                continue  # who is not up is not scraped: what it said last is of the past
             if member.others is not None:
                 others.add_metric(names, member.others)
             if member.gauges is not None and member.gauges.kv_usage is not None:
                 kv.add_metric(names, member.gauges.kv_usage)
-            for one in State:
-                state.add_metric([*names, one], float(member.health.state is one))
-        yield from (in_flight, tokens, others, kv, state)
-        yield self._connection_gauges(labels)
+        yield from (in_flight, tokens, others, kv)
 
-    def _connection_gauges(self, labels: list[str]) -> Metric:
-        gauge = GaugeMetricFamily(
-            "pd_router_engine_connections", "Connections to engines.", labels=[*labels, "state"]
-        )
-        for endpoint, is_open, idle in self._connections():
-            names = [endpoint.role, endpoint.url]
-            gauge.add_metric([*names, "idle"], idle)
-            gauge.add_metric([*names, "active"], is_open - idle)
+    def _states(self) -> Metric:
+        gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
+        for member in self._fleet:
+            for state in State:
+                is_in = float(member.health.state is state)
+                gauge.add_metric([*_names(member.endpoint), state], is_in)
         return gauge
+
+    def _connection_gauges(self) -> Metric:
+        gauge = _gauge("engine_connections", "Connections to engines.", "state")
+        for endpoint, is_open, idle in self._connections():
+            gauge.add_metric([*_names(endpoint), "idle"], idle)
+            gauge.add_metric([*_names(endpoint), "active"], is_open - idle)
+        return gauge
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"pd_router_{name}", text, labels=["role", "endpoint", *labels])
+
+
+def _names(endpoint: Endpoint) -> list[str]:
+    return [endpoint.role, endpoint.url]

@@ -1,0 +1,62 @@
+"""pd-router check: does every engine answer, and do the pools fit together?"""
+
+import asyncio
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from router.commands.console import cell, make_console
+from router.commands.fit import misfits
+from router.commands.survey import Finding, survey
+from router.core.values import Role
+from router.settings import Settings
+
+__all__ = ["run"]
+
+COLUMNS = ("role", "url", "health", "version", "models", "max_model_len")
+
+
+def run(settings: Settings) -> int:
+    """Print what was found. 0 when all is well, 1 when an engine or the whole is unusable."""
+    findings = asyncio.run(survey(settings))
+    wrong = misfits(findings, settings.disagg_connector_type)
+    console = make_console()
+    console.print(_table(findings, is_terminal=console.is_terminal))
+    for finding in findings:
+        if finding.advice is not None:
+            console.print(cell(f"{finding.endpoint.role} {finding.endpoint.url}: {finding.advice}"))
+    for sentence in wrong:
+        console.print(cell(sentence))
+    bad = sum(f.advice is not None for f in findings)
+    console.print(_verdict(findings, bad, len(wrong)))
+    return 1 if bad or wrong else 0
+
+
+def _table(findings: Sequence[Finding], *, is_terminal: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, overflow="fold", no_wrap=column not in ("url", "models"))
+    for finding in findings:
+        known = finding.models or {"-": None}
+        models, lengths = list(known), ["-" if n is None else str(n) for n in known.values()]
+        if not is_terminal:  # in a pipe an engine is one line
+            models, lengths = [",".join(models)], [",".join(lengths)]
+        table.add_row(
+            finding.endpoint.role,
+            cell(finding.endpoint.url),
+            cell(finding.health, style="green" if finding.advice is None else "red"),
+            cell(finding.version or "-"),
+            cell(*models),
+            cell(*lengths),
+        )
+    return table
+
+
+def _verdict(findings: Sequence[Finding], bad: int, wrong: int) -> str:
+    if bad:
+        return f"{bad} of {len(findings)} engines cannot be used as they are."
+    if wrong:
+        return "The engines answer, but the pools do not fit together."
+    prefill = sum(f.endpoint.role is Role.PREFILL for f in findings)
+    return f"All is well: {prefill} prefill and {len(findings) - prefill} decode engines."

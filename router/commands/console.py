@@ -1,0 +1,24 @@
+"""Standard output for commands: tables and colours on a terminal, plain whole lines elsewhere."""
+
+from rich.console import Console
+from rich.text import Text
+
+from router.commands.usage import one_line
+
+__all__ = ["cell", "make_console"]
+
+UNBOUNDED = 100_000
+"""Columns of a pipe: what greps a line wants all of it."""
+
+
+def make_console() -> Console:
+    """The console that commands print on. Nothing printed is taken for markup."""
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = UNBOUNDED
+    return console
+
+
+def cell(*lines: str, style: str = "") -> Text:
+    """Text for a terminal, whoever wrote it: engines name models, clients write prompts."""
+    return Text("\n".join(map(one_line, lines)), style)

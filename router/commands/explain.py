@@ -1,0 +1,221 @@
+"""pd-router explain: what would happen to a request, and why. No network.
+
+The router's own parts decide, for a fleet in which every engine is up and idle and has not said
+what it serves.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from router.commands.console import cell, make_console
+from router.commands.usage import UsageError
+from router.core import facts as facts_of
+from router.core.errors import BadRequest
+from router.core.events import FellBack, Probed
+from router.core.health import Sight
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import Call, Lease, Plan
+from router.core.routes import ROUTES
+from router.core.schedule import Ranking
+from router.core.values import Candidate, Decision, Endpoint, Facts, Role, Way
+from router.settings import Settings, suggestion
+from router.web.app import fleet_of, scheduler_of
+
+__all__ = ["run"]
+
+MAX_TEXT = 200
+"""Characters of a prompt that a reader is shown; --json shows all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Story:
+    """What is told of a request."""
+
+    facts: Facts
+    decision: Decision
+    threshold: int
+    strategies: Mapping[Role, str]
+    rankings: Mapping[Role, Ranking]
+    prefill: Call | None
+    """The prefill leg's request; None when there is none, or another connector writes it."""
+    fallbacks: tuple[FellBack, ...]
+    """What cannot go as decided, whatever the engines say."""
+
+
+def run(settings: Settings, body: str, route: str, *, as_json: bool) -> int:
+    """Print the story. Raises UsageError for a body or route that cannot be used."""
+    story = _story(settings, _facts(body, route))
+    if as_json:
+        sys.stdout.write(_json(story) + "\n")
+    else:
+        _print(make_console(), story)
+    return 0
+
+
+def _facts(body: str, path: str) -> Facts:
+    if path not in ROUTES:
+        near = suggestion(path, ROUTES)
+        raise UsageError(f"--route {path}: no such route{near}; {len(ROUTES)} are served")
+    try:
+        return facts_of.read(ROUTES[path], b"application/json", _read(body))
+    except BadRequest as error:
+        raise UsageError(f"{body}: {error.message}") from None
+
+
+def _read(body: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if body == "-" else Path(body).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{body}: cannot be read: {reason}") from None
+
+
+def _story(settings: Settings, facts: Facts) -> _Story:
+    fleet = fleet_of(settings)
+    for member in fleet:
+        fleet.observe(Probed(member.endpoint, Sight.OK), 0.0)
+    scheduler = scheduler_of(settings, fleet)
+    decision = scheduler.decide(facts)
+    is_remote = decision.way is Way.REMOTE
+    # The order in which a plan leases.
+    roles = (Role.DECODE, Role.PREFILL) if is_remote else (Role.DECODE,)
+    rankings = {role: scheduler.rank(role, facts) for role in roles}
+    chosen = {role: ranking.endpoint for role, ranking in rankings.items()}
+    call: Call | None = None
+    fallbacks: tuple[FellBack, ...] = ()
+    if is_remote and settings.disagg_connector_type == "nixl":
+        call, fallbacks = _first_call(nixl(facts), chosen)
+    common = settings.load_balancing_strategy
+    return _Story(
+        facts,
+        decision,
+        settings.routing_threshold,
+        {
+            Role.PREFILL: settings.prefill_load_balancing_strategy or common,
+            Role.DECODE: settings.decode_load_balancing_strategy or common,
+        },
+        rankings,
+        call,
+        fallbacks,
+    )
+
+
+def _first_call(
+    plan: Plan, chosen: Mapping[Role, Endpoint]
+) -> tuple[Call | None, tuple[FellBack, ...]]:
+    """Run a plan, its engines granted as chosen, until it asks a first one."""
+    fallbacks = []
+    step = next(plan)
+    while isinstance(step, Lease | FellBack):
+        if isinstance(step, FellBack):
+            fallbacks.append(step)
+        step = plan.send(chosen[step.role] if isinstance(step, Lease) else None)
+    plan.close()
+    return (step if isinstance(step, Call) else None), tuple(fallbacks)
+
+
+# For machines.
+
+
+def _json(story: _Story) -> str:
+    facts = story.facts
+    document = {
+        "route": facts.route.path,
+        "model": facts.model,
+        "stream": facts.stream,
+        "estimate": {"tokens": facts.tokens, "rule": facts.rule},
+        "threshold": story.threshold,
+        "way": story.decision.way,
+        "reason": story.decision.reason,
+        "decode": _ranking(story, Role.DECODE),
+        "prefill": _ranking(story, Role.PREFILL),
+        "fallbacks": [{"leg": f.leg, "reason": f.reason} for f in story.fallbacks],
+        "prefill_request": story.prefill and _request(story.prefill),
+    }
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+
+
+def _ranking(story: _Story, role: Role) -> dict[str, Any] | None:
+    ranking = story.rankings.get(role)
+    if ranking is None:
+        return None
+    return {
+        "strategy": story.strategies[role],
+        "chosen": ranking.endpoint.url,
+        "candidates": [
+            {
+                "url": candidate.endpoint.url,
+                "in_flight": candidate.in_flight,
+                "tokens": candidate.tokens,
+                "others": candidate.others,
+                "score": score,
+            }
+            for candidate, score in zip(ranking.candidates, ranking.scores, strict=True)
+        ],
+    }
+
+
+def _request(call: Call) -> dict[str, Any]:
+    return {"url": call.endpoint.url + call.path, "body": orjson.Fragment(call.body)}
+
+
+# For readers.
+
+
+def _print(console: Console, story: _Story) -> None:
+    facts, decision = story.facts, story.decision
+    for name, text in (
+        ("route", facts.route.path),
+        ("model", facts.model or "-"),
+        ("estimate", f"{facts.tokens} input tokens ({facts.rule})"),
+        ("threshold", f"{story.threshold} tokens"),
+        ("way", decision.way),
+        ("reason", decision.reason),
+        *(("fallback", f"{fallback.leg}: {fallback.reason}") for fallback in story.fallbacks),
+    ):
+        console.print(cell(f"{name:<11}{text}"))
+    for role, ranking in story.rankings.items():
+        console.print(f"\n{role}, {story.strategies[role]} (the lowest score wins):")
+        console.print(_ranking_table(ranking, is_terminal=console.is_terminal))
+    if story.prefill is not None:
+        console.print(cell("", f"POST {story.prefill.endpoint.url}{story.prefill.path}"))
+        body = _shortened(orjson.loads(story.prefill.body))
+        text = orjson.dumps(body, option=orjson.OPT_INDENT_2).decode()
+        console.print(cell(*text.split("\n")))
+
+
+def _ranking_table(ranking: Ranking, *, is_terminal: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False)
+    table.add_column("")
+    table.add_column("url", overflow="fold")
+    for column in ("in flight", "tokens", "others", "score"):
+        table.add_column(column, justify="right")
+    for place, candidate in enumerate(ranking.candidates):
+        mark = "chosen" if place == ranking.chosen else ""
+        table.add_row(mark, *_cells(candidate), f"{ranking.scores[place]:g}")
+    return table
+
+
+def _cells(candidate: Candidate) -> tuple[str, str, str, str]:
+    others = "-" if candidate.others is None else str(candidate.others)
+    return candidate.endpoint.url, str(candidate.in_flight), str(candidate.tokens), others
+
+
+def _shortened(value: Any) -> Any:
+    """A document with its long strings and lists cut, for reading."""
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return f"{value[:MAX_TEXT]}... ({len(value)} characters)"
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, list):
+        kept = [_shortened(item) for item in value[:MAX_TEXT]]
+        return kept if len(value) <= MAX_TEXT else [*kept, f"... ({len(value)} items)"]
+    return value

@@ -1,0 +1,72 @@
+"""The README's table of settings: python -m router.commands.settings_table [--write]."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from router.settings import ENV_PREFIX, Settings, flag
+
+__all__ = ["BEGIN", "END", "block", "default_text", "main", "table", "with_table"]
+
+BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
+
+
+def default_text(field: FieldInfo) -> str:
+    """A setting's default as a user would write it; empty when there is none."""
+    if field.default in (None, ()):
+        return ""
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def table() -> str:
+    """The table in Markdown, one line per setting."""
+    lines = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = default_text(field) and f"`{default_text(field)}`"
+        meaning = (field.description or "").replace("|", "\\|")
+        lines.append(f"| `{flag(name)}` | `{ENV_PREFIX}{name.upper()}` | {default} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def block(document: str) -> str:
+    """What stands between the markers of a document. Raises ValueError when they are not there."""
+    _, found, rest = document.partition(f"{BEGIN}\n")
+    inside, ended, _ = rest.partition(END)
+    if not found or not ended:
+        raise ValueError(f"it has no lines {BEGIN} and {END}")
+    return inside
+
+
+def with_table(document: str) -> str:
+    """The document with the table between its markers."""
+    return document.replace(f"{BEGIN}\n{block(document)}{END}", f"{BEGIN}\n{table()}{END}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, or write it into a document; 2 when that cannot be done."""
+    parser = argparse.ArgumentParser(prog="settings_table", description=__doc__)
+    parser.add_argument(
+        "--write",
+        nargs="?",
+        type=Path,
+        const=Path("README.md"),
+        metavar="FILE",
+        help=f"put it between {BEGIN} and {END} in FILE (default README.md)",
+    )
+    path: Path | None = parser.parse_args(arguments).write
+    if path is None:
+        sys.stdout.write(table())
+        return 0
+    try:
+        path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"settings_table: --write {path}: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""The kinds of values that settings have: how their text is read, and what is refused.
+
+Nothing here knows a setting's name. What is refused says so without quoting a secret.
+"""
+
+import json
+import re
+import ssl
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import NoDecode
+
+from router.core.urls import normalise
+
+__all__ = [
+    "Bind",
+    "Certificates",
+    "Key",
+    "Port",
+    "Ports",
+    "Receiver",
+    "Registry",
+    "Seconds",
+    "SecondsOrZero",
+    "Strategy",
+    "Text",
+    "Urls",
+    "Whole",
+    "read_yaml",
+]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"cannot read {path}: not UTF-8 text") from None
+
+
+def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A mapping; the parsers themselves would let the last of two equal keys win."""
+    mapping: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in mapping:
+            raise ValueError(f"{key} is given twice")
+        mapping[key] = value
+    return mapping
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key stands once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Build a mapping."""
+        _once((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path) -> object:
+    """A YAML file's content. Raises ValueError when there is none to be had."""
+    text = _read(path)
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        # str(error) quotes the line, which may hold a secret.
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise ValueError(f"{path} is not YAML: {error.problem} in line {line}") from None
+    except yaml.YAMLError:
+        raise ValueError(f"{path} is not YAML: it holds control characters") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not YAML: nested too deep") from None
+    except ValueError as error:  # a key that is given twice, a date that is none
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _json(value: object) -> object:
+    """JSON text, or the path of a file that holds it behind an @."""
+    if not isinstance(value, str):
+        return value
+    text = _read(Path(value[1:])) if value.startswith("@") else value
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not valid JSON: nested too deep") from None
+
+
+def _split(value: object) -> object:
+    """A comma list, or a repeated flag whose values may be comma lists themselves."""
+    if isinstance(value, str | int):
+        value = [value]
+    if not isinstance(value, list | tuple):
+        return value
+    parts: list[object] = []
+    for item in value:
+        parts += [p.strip() for p in item.split(",")] if isinstance(item, str) else [item]
+    return [part for part in parts if part != ""]
+
+
+def _url(url: str) -> str:
+    if "@" in url:  # what stands before it is a secret
+        raise ValueError(f"the URL of {url.rpartition('@')[2]!r} must hold no credentials")
+    return normalise(url)
+
+
+def _unique(urls: tuple[str, ...]) -> tuple[str, ...]:
+    _once((url, None) for url in urls)
+    return urls
+
+
+def _normalised(registry: object) -> object:
+    """URLs compare by their normalised spelling, so two spellings of one are a duplicate."""
+    if not isinstance(registry, dict):
+        return registry
+    return _once((_url(str(url)), entry) for url, entry in registry.items())
+
+
+def _number(value: object) -> object:
+    """YAML's `yes` and `on` are true, which Python takes for 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not yes or no")  # noqa: TRY004 - pydantic wants it
+    return value
+
+
+def _key(key: str) -> str:
+    """A key that goes into a header. Files of secrets tend to end in a newline."""
+    key = key.strip()
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError("must be one word of visible ASCII characters")
+    return key
+
+
+def _bind(address: str) -> str:
+    found = re.fullmatch(r"tcp://(\*|\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*]+):([0-9]{1,5})", address)
+    if found is None or not 1 <= int(found[2]) <= 65535:
+        raise ValueError(f"must be like tcp://0.0.0.0:7500, got {address!r}")
+    return address
+
+
+def _certificates(path: Path) -> Path:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        raise ValueError(f"{path} holds no PEM certificates") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    return path
+
+
+Text = Annotated[str, Field(min_length=1)]
+Key = Annotated[str, AfterValidator(_key)]
+Bind = Annotated[str, AfterValidator(_bind)]
+Certificates = Annotated[Path, AfterValidator(_certificates)]
+Urls = Annotated[
+    tuple[Annotated[str, AfterValidator(_url)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    AfterValidator(_unique),
+]
+Whole = Annotated[int, BeforeValidator(_number)]
+Port = Annotated[Whole, Field(ge=1, le=65535)]
+Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_split)]
+# A day: what is longer is a typing error.
+SecondsOrZero = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86400)]
+Seconds = Annotated[SecondsOrZero, Field(gt=0)]
+Strategy = Literal["round_robin", "least_loaded"]
+
+
+class Receiver(BaseModel):
+    """Where a decode engine's LMCache takes KV caches: a port of each kind per rank."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    receiver_host: Text
+    receiver_init_port: Annotated[Ports, Field(min_length=1)]
+    receiver_alloc_port: Annotated[Ports, Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_per_rank(self) -> Self:
+        init, alloc = len(self.receiver_init_port), len(self.receiver_alloc_port)
+        if init != alloc:
+            raise ValueError(f"{init} init and {alloc} alloc ports: there is one of each per rank")
+        return self
+
+
+Registry = Annotated[
+    dict[str, Receiver], NoDecode, BeforeValidator(_normalised), BeforeValidator(_json)
+]

@@ -1,0 +1,85 @@
+"""Engines for commands to ask, and settings that no environment disturbs."""
+
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from router.settings import ENV_PREFIX
+
+TLS = Path(__file__).parent / "tls"
+
+MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model", "max_model_len": 2048}]}
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Engine:
+    """What an engine answers by path: a status, a document, or a function; and what it was asked.
+
+    A path that it does not know is a 404.
+    """
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers: dict[str, int | dict[str, Any] | str | Answer] = {
+            "/health": 200,
+            "/version": {"version": "0.32.0"},
+            "/v1/models": MODELS,
+            **answers,
+        }
+        self.asked: list[web.Request] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request."""
+        self.asked.append(request)
+        answer = self.answers.get(request.path, 404)
+        if isinstance(answer, int):
+            return web.Response(status=answer)
+        if isinstance(answer, str):
+            return web.Response(text=answer)
+        if isinstance(answer, dict):
+            return web.json_response(answer)
+        return await answer(request)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith(ENV_PREFIX):
+            monkeypatch.delenv(name)
+    for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+async def start():
+    """Starts engines on ports of 127.0.0.1; they end with the test."""
+    servers = []
+
+    async def start_engine(engine: Engine, tls: ssl.SSLContext | None = None) -> Engine:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", engine.answer)
+        server = TestServer(app, host="127.0.0.1", scheme="https" if tls else "http")
+        await server.start_server(ssl=tls)
+        servers.append(server)
+        engine.url = f"{server.scheme}://127.0.0.1:{server.port}"
+        return engine
+
+    yield start_engine
+    for server in servers:
+        await server.close()
+
+
+@pytest.fixture
+def closed_url():
+    """A URL at which nothing listens, nor will while the test runs."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"

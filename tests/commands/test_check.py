@@ -1,0 +1,136 @@
+"""pd-router check: what is printed, and the status."""
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from router.cli import main
+from router.commands import check
+from router.commands.console import cell, make_console
+from router.settings import Settings, load
+from tests.commands.conftest import Engine
+
+
+async def checked(*flags: str) -> tuple[int, str, str]:
+    """A process's status, output and errors."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router.cli", "check", *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def run(capsys: pytest.CaptureFixture[str], **flags: Any) -> tuple[int, str]:
+    """The command in a thread, since it has an event loop of its own."""
+    status = await asyncio.to_thread(check.run, load(flags))
+    return status, capsys.readouterr().out
+
+
+async def test_a_good_fleet_is_status_0_and_plain_text(start):
+    p0, d0, d1 = [await start(Engine()) for _ in range(3)]
+    flags = ("--prefill", p0.url, "--decode", d0.url, "--decode", d1.url)
+    status, out, err = await checked(*flags)
+    assert (status, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert lines == [
+        ["role", "url", "health", "version", "models", "max_model_len"],
+        ["prefill", p0.url, "ok", "0.32.0", "tiny", "2048"],
+        ["decode", d0.url, "ok", "0.32.0", "tiny", "2048"],
+        ["decode", d1.url, "ok", "0.32.0", "tiny", "2048"],
+        ["All", "is", "well:", "1", "prefill", "and", "2", "decode", "engines."],
+    ]
+    assert "\x1b" not in out
+
+
+async def test_an_engine_that_is_not_there_is_status_1_and_says_what_to_do(start, closed_url):
+    engine = await start(Engine())
+    status, out, err = await checked("--prefill", closed_url, "--decode", engine.url)
+    assert (status, err) == (1, "")
+    assert f"prefill {closed_url}: nothing listens there: check host and port" in out
+    assert "1 of 2 engines cannot be used as they are." in out
+
+
+async def test_a_wrong_configuration_is_status_2_and_asks_nobody(start):
+    engine = await start(Engine())
+    status, out, err = await checked("--decode", engine.url, "--port", "x")
+    assert (status, out) == (2, "")
+    assert err.startswith("pd-router: --port: ")
+    assert engine.asked == []
+
+
+async def test_pools_that_do_not_fit_are_status_1(start, capsys):
+    p0, d0 = await start(Engine()), await start(Engine(**{"/version": {"version": "0.33.0"}}))
+    status, out = await run(capsys, prefill=p0.url, decode=d0.url)
+    assert status == 1
+    assert "NIXL needs the same vLLM version on prefill and decode engines" in out
+    assert "The engines answer, but the pools do not fit together." in out
+
+
+async def test_an_engine_with_trouble_is_status_1(start, capsys, closed_url):
+    d0 = await start(Engine(**{"/v1/models": 401}))
+    status, out = await run(capsys, decode=f"{d0.url},{closed_url}")
+    assert status == 1
+    assert f"decode {d0.url}: /v1/models wants a key" in out
+    assert "2 of 2 engines cannot be used as they are." in out
+
+
+async def test_in_a_pipe_an_engine_is_one_line_however_long(start, capsys):
+    cards = [{"id": f"{'model' * 30}-{n}", "max_model_len": n} for n in range(20)]
+    d0 = await start(Engine(**{"/v1/models": {"data": cards}}))
+    status, out = await run(capsys, decode=d0.url)
+    assert status == 0
+    [line] = [line for line in out.splitlines() if d0.url in line]
+    assert ",".join(str(card["id"]) for card in cards) in line
+    assert ",".join(str(n) for n in range(20)) in line
+
+
+async def test_on_a_terminal_a_model_is_a_line_and_health_is_coloured(start, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    cards = [{"id": "one", "max_model_len": 1}, {"id": "two"}]
+    d0 = await start(Engine(**{"/v1/models": {"data": cards}}))
+    status, out = await run(capsys, decode=d0.url)
+    assert status == 0
+    assert "\x1b[32mok" in out
+    assert [line for line in out.splitlines() if "one" in line or "two" in line][1].split() == [
+        "two",
+        "-",
+    ]
+
+
+async def test_what_an_engine_says_cannot_drive_the_terminal(start, capsys):
+    cards = [{"id": "[red]\x1b[2J\nx\u2028", "max_model_len": 1}]
+    versions = {"version": "1\x1b]0;x\x07"}
+    d0 = await start(Engine(**{"/v1/models": {"data": cards}, "/version": versions}))
+    _, out = await run(capsys, decode=d0.url)
+    assert r"[red]\x1b[2J\nx\u2028" in out
+    assert out.replace("\n", "").isprintable()
+
+
+async def test_the_key_is_not_printed(start, capsys):
+    d0 = await start(Engine(**{"/v1/models": 401}))
+    _, out = await run(capsys, decode=d0.url, engine_api_key="sk-secret")
+    assert "secret" not in out
+
+
+def test_check_is_a_command(monkeypatch):
+    seen = []
+
+    def run(settings: Settings) -> int:
+        seen.append(settings)
+        return 1
+
+    monkeypatch.setattr(check, "run", run)
+    assert main(["check", "--decode", "http://d0"]) == 1
+    assert seen == [load({"decode": "http://d0"})]
+
+
+def test_a_cell_keeps_its_own_lines_and_no_others(capsys):
+    make_console().print(cell("a\n", "[b]\x1b\r:smile:"))
+    assert capsys.readouterr().out == "a\\n\n[b]\\x1b\\r:smile:\n"

@@ -1,0 +1,237 @@
+"""pd-router explain: the router's own decision, told without a network."""
+
+import asyncio
+import io
+import json
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from router.cli import main
+
+POOLS = ("--prefill", "http://p0,http://p1", "--decode", "http://d0,http://d1")
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 20}
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("explain used the network")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(asyncio, "run", refuse)
+
+
+@pytest.fixture
+def explain(tmp_path, capsys):
+    """Explains a body; returns the words of what is printed."""
+
+    def run(body: object, *flags: str) -> str:
+        path = tmp_path / "body.json"
+        path.write_text(body if isinstance(body, str) else json.dumps(body))
+        assert main(["explain", str(path), *POOLS, *flags]) == 0
+        out, err = map(str, capsys.readouterr())
+        assert err == ""
+        return out
+
+    return run
+
+
+@pytest.fixture
+def facts(explain):
+    """Explains a body for machines."""
+    return lambda body, *flags: json.loads(explain(body, "--json", *flags))
+
+
+def words(line: str) -> str:
+    return " ".join(line.split())
+
+
+def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(explain):
+    lines = [words(line) for line in explain(CHAT, "--routing-threshold", "100").splitlines()]
+    assert lines[:6] == [
+        "route /v1/chat/completions",
+        "model tiny",
+        "estimate 100 input tokens (characters / 4)",
+        "threshold 100 tokens",
+        "way remote_prefill",
+        "reason at_or_above_threshold",
+    ]
+    assert lines[7:11] == [
+        "decode, round_robin (the lowest score wins):",
+        "url in flight tokens others score",
+        "chosen http://d0 0 0 - 0",
+        "http://d1 0 0 - 0",
+    ]
+    assert lines[12:16] == [
+        "prefill, round_robin (the lowest score wins):",
+        "url in flight tokens others score",
+        "chosen http://p0 0 0 - 0",
+        "http://p1 0 0 - 0",
+    ]
+    assert lines[17] == "POST http://p0/v1/chat/completions"
+    body = json.loads("".join(lines[18:]))
+    assert body["max_tokens"] == 1
+    assert body["kv_transfer_params"]["do_remote_decode"] is True
+
+
+def test_a_reader_is_spared_long_prompts(explain):
+    ids = {"prompt": list(range(5000)), "suffix": "y" * 300}
+    out = explain(ids, "--route", "/v1/completions")
+    assert "5000 input tokens (token ids)" in out
+    assert '"... (5000 items)"' in out
+    assert f'"{"y" * 200}... (300 characters)"' in out
+    assert len(out) < 5000
+
+
+def test_a_direct_request_has_neither_prefill_candidates_nor_a_prefill_request(explain, facts):
+    flags = ("--routing-threshold", "101")
+    out = explain(CHAT, *flags)
+    assert "below_threshold" in out
+    assert "http://p0" not in out
+    document = facts(CHAT, *flags)
+    assert document["prefill"] is document["prefill_request"] is None
+    assert (document["way"], document["reason"]) == ("direct", "below_threshold")
+
+
+def test_a_machine_gets_the_same_and_the_whole_body(facts):
+    document = facts(CHAT, "--decode-load-balancing-strategy", "least_loaded")
+    request = document.pop("prefill_request")
+    candidate = {"in_flight": 0, "tokens": 0, "others": None, "score": 0.0}
+    assert document == {
+        "route": "/v1/chat/completions",
+        "model": "tiny",
+        "stream": False,
+        "estimate": {"tokens": 100, "rule": "characters / 4"},
+        "threshold": 0,
+        "way": "remote_prefill",
+        "reason": "at_or_above_threshold",
+        "decode": {
+            "strategy": "least_loaded",
+            "chosen": "http://d0",
+            "candidates": [{"url": f"http://d{n}", **candidate} for n in (0, 1)],
+        },
+        "prefill": {
+            "strategy": "round_robin",
+            "chosen": "http://p0",
+            "candidates": [{"url": f"http://p{n}", **candidate} for n in (0, 1)],
+        },
+        "fallbacks": [],
+    }
+    assert request["url"] == "http://p0/v1/chat/completions"
+    assert request["body"]["messages"] == CHAT["messages"]
+    assert request["body"]["max_tokens"] == 1
+    assert request["body"]["kv_transfer_params"]["do_remote_decode"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"n": 2}, "several_answers"), ({"prompt_logprobs": 1}, "prompt_logprobs")],
+)
+def test_the_reason_is_the_routers_own(changes, reason, facts):
+    assert facts({**CHAT, **changes})["reason"] == reason
+
+
+def test_a_plain_pool_has_no_prefill(tmp_path, capsys):
+    path = tmp_path / "body.json"
+    path.write_text(json.dumps(CHAT))
+    assert main(["explain", str(path), "--decode", "http://d0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reason"] == "no_prefill_pool"
+
+
+def test_a_pass_through_route_is_direct(facts):
+    document = facts({"model": "tiny", "input": "x"}, "--route", "/v1/embeddings")
+    assert (document["way"], document["reason"]) == ("direct", "route")
+    assert document["estimate"]["tokens"] == 0
+
+
+def test_what_cannot_be_prefilled_is_told(explain, facts):
+    body = json.dumps(CHAT)[:-1] + ', "deep": ' + "[" * 300 + "]" * 300 + "}"
+    assert "fallback   prefill: nested_too_deep" in explain(body)
+    document = facts(body)
+    assert document["fallbacks"] == [{"leg": "prefill", "reason": "nested_too_deep"}]
+    assert document["prefill_request"] is None
+
+
+def test_lmcache_shows_the_decision_but_no_prefill_request(facts):
+    flags = ("--disagg-connector-type", "lmcache", "--decoder-registry")
+    entry = {"receiver_host": "r", "receiver_init_port": [1], "receiver_alloc_port": [2]}
+    registry = json.dumps({"http://d0": entry, "http://d1": entry})
+    document = facts(CHAT, *flags, registry)
+    assert document["way"] == "remote_prefill"
+    assert document["prefill_request"] is None
+
+
+def test_the_body_may_come_from_standard_input(monkeypatch, capsys):
+    stdin = SimpleNamespace(buffer=io.BytesIO(json.dumps(CHAT).encode()))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert main(["explain", "-", "--json", *POOLS]) == 0
+    assert json.loads(capsys.readouterr().out)["estimate"]["tokens"] == 100
+
+
+def test_as_a_process_it_reads_standard_input_and_prints_plain_text():
+    done = subprocess.run(
+        [sys.executable, "-m", "router.cli", "explain", "-", *POOLS],
+        input=json.dumps(CHAT),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "remote_prefill" in done.stdout
+    assert done.stdout.replace("\n", "").isprintable()
+
+
+def test_what_a_body_says_cannot_drive_the_terminal(explain):
+    body = {
+        "model": "[red]\x1b[2J\nx",
+        "messages": [{"role": "user", "content": "\x1b]0;x\x07\u2028"}],
+    }
+    out = explain(body)
+    assert r"[red]\x1b[2J\nx" in out
+    assert out.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'{"model": 7}', "`model` must be a string"),
+        (b"\xff", "not valid JSON"),
+        (b'{"a": "\n"}', "not valid JSON"),
+    ],
+)
+def test_a_malformed_body_is_refused_in_one_line_that_names_the_file(
+    content, said, tmp_path, capsys
+):
+    path = tmp_path / "body.json"
+    path.write_bytes(content)
+    assert main(["explain", str(path), *POOLS]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"pd-router: {path}: ")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("path", ["/no/such/body.json", "/", "a\0b", "a\nb"])
+def test_an_unreadable_body_is_refused_in_one_line_that_names_it(path, capsys):
+    assert main(["explain", path, *POOLS]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"pd-router: {ascii(path)[1:-1]}: cannot be read: ")
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completion", "/sleep", "", "/v1/models"])
+def test_a_route_that_is_not_served_is_refused(route, capsys):
+    assert main(["explain", "-", "--route", route, *POOLS]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"pd-router: --route {route}: no such route")
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,260 @@
+"""Log lines: whole, one each, and not to be forged by what clients and engines wrote."""
+
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from router.core.events import FellBack, LegFailed, RequestEnded
+from router.core.values import Endpoint, FailureKind, Role, Way
+from router.telemetry.logs import AccessLog, configure
+
+QUICK = examples(
+    max_examples=100,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+ANY_TEXT = st.text() | st.text(st.characters(categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    root, uvicorn = logging.getLogger(), logging.getLogger("uvicorn.error")
+    before = root.level, root.handlers[:], uvicorn.level
+    for name in ("logThreads", "logProcesses", "logMultiprocessing", "_srcfile"):
+        monkeypatch.setattr(logging, name, getattr(logging, name))
+    # configure() closes the handlers that it finds, and pytest's are among them.
+    root.handlers = []
+    yield
+    root.level, root.handlers, uvicorn.level = before
+
+
+@pytest.fixture
+def lines(capsys):
+    """Configures logging as asked, logs by calling a function, and returns the lines."""
+
+    def run(log, form: str = "text", level: str = "info") -> list[str]:
+        configure(level, form)
+        log()
+        out, err = map(str, capsys.readouterr())
+        assert out == ""
+        assert err == "" or err.endswith("\n")
+        assert "Logging error" not in err
+        return err.split("\n")[:-1]
+
+    return run
+
+
+def a_request(**changes: object) -> RequestEnded:
+    record = RequestEnded("id-1", "/v1/completions", started=100.0, ended=101.5)
+    for name, value in changes.items():
+        setattr(record, name, value)
+    return record
+
+
+WHOLE = {
+    "model": "tiny",
+    "tokens": 7,
+    "way": Way.REMOTE,
+    "reason": "at_or_above_threshold",
+    "prefill": Endpoint("http://p0", Role.PREFILL),
+    "decode": Endpoint("http://d0", Role.DECODE),
+    "fallbacks": [FellBack(Role.PREFILL, "busy"), FellBack(Role.DECODE, "refused")],
+    "status": 200,
+    "outcome": "ok",
+    "prefill_seconds": 0.25,
+    "first_byte": 100.5,
+    "chunks": 3,
+    "bytes_out": 99,
+}
+
+
+def parse(line: str) -> dict[str, str]:
+    """The words of a text line, as a reader who knows only the rule takes them."""
+    time, level, message, rest = re.fullmatch(r"(\S+) (\S+) +(\w+) (.*)", line).groups()  # type: ignore[union-attr]
+    fields = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|[^ "=]*)(?: |$)', rest)
+    assert " ".join(f"{key}={value}" for key, value in fields) == rest
+    assert len({key for key, _ in fields}) == len(fields)
+    unquoted = {k: json.loads(v) if v.startswith('"') else v for k, v in fields}
+    return {"time": time, "level": level, "message": message, **unquoted}
+
+
+# A request's line.
+
+
+def test_a_request_is_one_line_of_text(lines):
+    [line] = lines(lambda: AccessLog().observe(a_request(**WHOLE)))
+    fields = parse(line)
+    assert fields.pop("time").endswith("Z")
+    assert fields == {
+        "level": "INFO",
+        "message": "request",
+        "id": "id-1",
+        "route": "/v1/completions",
+        "status": "200",
+        "outcome": "ok",
+        "model": "tiny",
+        "way": "remote_prefill",
+        "reason": "at_or_above_threshold",
+        "tokens": "7",
+        "prefill": "http://p0",
+        "decode": "http://d0",
+        "fallbacks": "prefill:busy,decode:refused",
+        "prefill_s": "0.2500",
+        "first_byte_s": "0.5000",
+        "total_s": "1.5000",
+        "chunks": "3",
+        "bytes": "99",
+    }
+
+
+def test_a_request_is_one_line_of_json(lines):
+    [line] = lines(lambda: AccessLog().observe(a_request(**WHOLE)), "json")
+    fields = json.loads(line)
+    assert fields.pop("time").endswith("Z")
+    assert fields == {
+        "level": "info",
+        "logger": "pd_router.access",
+        "message": "request",
+        "id": "id-1",
+        "route": "/v1/completions",
+        "status": 200,
+        "outcome": "ok",
+        "model": "tiny",
+        "way": "remote_prefill",
+        "reason": "at_or_above_threshold",
+        "tokens": 7,
+        "prefill": "http://p0",
+        "decode": "http://d0",
+        "fallbacks": "prefill:busy,decode:refused",
+        "prefill_s": 0.25,
+        "first_byte_s": 0.5,
+        "total_s": 1.5,
+        "chunks": 3,
+        "bytes": 99,
+        "error": None,
+    }
+
+
+def test_what_is_not_known_is_not_in_a_text_line(lines):
+    [line] = lines(lambda: AccessLog().observe(a_request()))
+    assert not {"model", "way", "prefill", "decode", "first_byte_s", "error"} & set(parse(line))
+
+
+@pytest.mark.parametrize(
+    ("level", "count"), [("debug", 1), ("info", 1), ("warning", 0), ("error", 0)]
+)
+def test_requests_are_logged_at_info(level, count, lines):
+    assert len(lines(lambda: AccessLog().observe(a_request()), level=level)) == count
+
+
+def test_other_events_are_counted_not_logged(lines):
+    failed = LegFailed(Endpoint("http://d0", Role.DECODE), FailureKind.REFUSED)
+    assert lines(lambda: AccessLog().observe(failed)) == []
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_time_is_utc_to_the_millisecond(form, lines):
+    before = datetime.now(UTC)
+    [line] = lines(lambda: logging.getLogger("router").info("x"), form)
+    text = json.loads(line)["time"] if form == "json" else line.split()[0]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", text)
+    seconds = (datetime.fromisoformat(text) - before).total_seconds()
+    assert -0.001 <= seconds <= 60
+
+
+# Nobody breaks or forges it.
+
+
+@QUICK
+@given(text=ANY_TEXT)
+@pytest.mark.parametrize("name", ["request_id", "model", "error"])
+def test_what_a_client_sent_stays_in_its_field(name, text, lines):
+    [line] = lines(lambda: AccessLog().observe(a_request(**{name: text})))
+    assert line.isprintable()
+    assert line.isascii()
+    fields = parse(line)
+    # Two halves of a surrogate pair are one character in JSON.
+    assert fields["id" if name == "request_id" else name] == json.loads(json.dumps(text))
+    plain = parse(lines(lambda: AccessLog().observe(a_request()))[0])
+    assert set(fields) - {name} == set(plain) - {name}
+
+
+@pytest.mark.parametrize("text", ["a status=500", "", '"', "x\n2026-01-01T00:00:00.000Z INFO    y"])
+def test_what_looks_like_another_field_or_line_is_quoted(text, lines):
+    [line] = lines(lambda: AccessLog().observe(a_request(model=text)))
+    assert f"model={json.dumps(text)} " in line
+
+
+@QUICK
+@given(text=ANY_TEXT)
+def test_a_message_is_one_line(text, lines):
+    [line] = lines(lambda: logging.getLogger("router").warning("%s", text))
+    assert line.isprintable()
+
+
+@QUICK
+@given(text=ANY_TEXT)
+def test_a_traceback_is_indented_whatever_the_exception_says(text, lines):
+    def fail() -> None:
+        logging.getLogger("router").error("request %s failed", "id-1", exc_info=ValueError(text))
+
+    head, *rest = lines(fail)
+    assert head.endswith("ERROR   request id-1 failed")
+    assert rest
+    assert all(line.startswith("    ") and line.isprintable() for line in rest)
+
+
+# JSON is valid.
+
+
+@QUICK
+@given(text=ANY_TEXT)
+def test_any_text_makes_valid_json(text, lines):
+    def log() -> None:
+        AccessLog().observe(a_request(model=text))
+        logging.getLogger("router").error("%s", text, exc_info=ValueError(text))
+
+    request, failure = (json.loads(line) for line in lines(log, "json"))
+    whole = text.encode(errors="backslashreplace").decode()
+    assert request["model"] == failure["message"] == whole
+    assert failure["exception"].startswith("ValueError")
+
+
+@pytest.mark.parametrize(
+    ("value", "logged"),
+    [(2**70, str(2**70)), (math.nan, None), (Role.DECODE, "decode"), (object, "<class 'object'>")],
+)
+def test_any_value_makes_valid_json(value, logged, lines):
+    log = logging.getLogger("router")
+    [line] = lines(lambda: log.info("x", extra={"fields": {"value": value}}), "json")
+    assert json.loads(line, parse_constant=pytest.fail)["value"] == logged
+
+
+# What is set up.
+
+
+@pytest.mark.parametrize(("level", "count"), [("debug", 1), ("warning", 1), ("error", 0)])
+def test_uvicorn_warns_unless_warnings_are_off_and_never_chats(level, count, lines):
+    def log() -> None:
+        logging.getLogger("uvicorn.error").info("started")
+        logging.getLogger("uvicorn.error").warning("invalid")
+
+    assert len(lines(log, level=level)) == count
+
+
+def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
+    configure("info", "json")
+    assert len(lines(lambda: logging.getLogger("router").info("x"))) == 1
+    assert [h.stream for h in logging.getLogger().handlers] == [sys.stderr]  # type: ignore[attr-defined]

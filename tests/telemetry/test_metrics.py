@@ -1,0 +1,284 @@
+"""The exposition: what Prometheus is told, and what it must never be told."""
+
+import re
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from router import __version__
+from router.core.events import FellBack, LegAnswered, LegFailed, Probed, RequestEnded, Scraped
+from router.core.fleet import Fleet
+from router.core.health import Rules, Sight, State
+from router.core.ledger import Ledger
+from router.core.values import Endpoint, FailureKind, Gauges, Role, Way
+from router.telemetry.metrics import Metrics
+
+P0 = Endpoint("http://p0", Role.PREFILL)
+D0 = Endpoint("http://d0", Role.DECODE)
+ODD = Endpoint('http://[::1]:8000/a"b\\c', Role.DECODE)
+
+Labels = dict[str, str]
+
+
+class Bench:
+    """A fleet with its metrics, and a reader of the exposition."""
+
+    def __init__(self, endpoints: Iterable[Endpoint] = (P0, D0)) -> None:
+        self.fleet = Fleet(endpoints, Ledger(), Rules(), stale_after=3.0)
+        self.connections: list[tuple[Endpoint, int, int]] = []
+        self.metrics = Metrics(self.fleet, lambda: self.connections)
+
+    def families(self) -> dict[str, Metric]:
+        text = self.metrics.exposition().decode()
+        return {family.name: family for family in text_string_to_metric_families(text)}
+
+    def samples(self, name: str) -> list[tuple[Labels, float]]:
+        """The samples of that name; absent and without samples look alike."""
+        every = (sample for family in self.families().values() for sample in family.samples)
+        return [(sample.labels, sample.value) for sample in every if sample.name == name]
+
+    def value(self, name: str, **labels: str) -> float | None:
+        found = [value for given, value in self.samples(name) if labels.items() <= given.items()]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def a_request(**changes: object) -> RequestEnded:
+    record = RequestEnded("id-1", "/v1/completions", started=100.0, ended=104.0)
+    story = {
+        "way": Way.REMOTE,
+        "reason": "at_or_above_threshold",
+        "status": 200,
+        "outcome": "ok",
+        "tokens": 300,
+        "first_byte": 101.0,
+        "prefill_seconds": 0.5,
+        "chunks": 3,
+        "bytes_out": 99,
+    }
+    for name, value in {**story, **changes}.items():
+        setattr(record, name, value)
+    return record
+
+
+def full(bench: Bench) -> Bench:
+    """Every kind of event, so that every family has samples."""
+    for endpoint in (P0, D0):
+        bench.fleet.observe(Probed(endpoint, Sight.OK), 0.0)
+        bench.fleet.observe(Scraped(endpoint, Gauges(3, 1, 0.5), own=1), 0.0)
+    bench.connections = [(endpoint, 3, 2) for endpoint in (P0, D0)]
+    for event in (
+        LegAnswered(P0, 200, 0.1),
+        LegFailed(D0, FailureKind.TIMEOUT),
+        FellBack(Role.PREFILL, "busy"),
+        a_request(),
+        a_request(way=None, reason="", status=0, outcome="client_left", first_byte=None),
+    ):
+        bench.metrics.observe(event)
+    return bench
+
+
+# The text as a whole.
+
+
+def test_every_name_is_the_routers_own(bench):
+    assert {name for name in full(bench).families() if not name.startswith("pd_router_")} == set()
+
+
+def test_no_family_and_no_series_stands_twice(bench):
+    text = full(bench).metrics.exposition().decode()
+    types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+    series = [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(set(types)) == len(types)
+    assert len(set(series)) == len(series)
+
+
+def test_every_family_is_described_in_base_units(bench):
+    for name, family in full(bench).families().items():
+        assert family.documentation.endswith("."), name
+        words = name.split("_")
+        assert not {"ms", "milliseconds", "kb", "mb", "percent", "minutes"} & set(words), name
+        times = {"duration", "time"} & set(words)
+        assert not times or words[-1] == "seconds", name
+
+
+def test_counters_end_in_total_and_nothing_else_does(bench):
+    text = full(bench).metrics.exposition().decode()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)", text, re.MULTILINE):
+        assert name.endswith("_total") is (kind == "counter"), name
+    assert "_created" not in text
+
+
+def test_labels_survive_whatever_a_url_holds():
+    bench = Bench([ODD])
+    bench.metrics.observe(LegAnswered(ODD, 200, 0.1))
+    [(labels, value)] = bench.samples("pd_router_engine_answers_total")
+    assert (labels, value) == ({"role": "decode", "endpoint": ODD.url, "status": "200"}, 1.0)
+
+
+def test_nothing_that_a_client_sent_is_in_it(bench):
+    for number in range(50):
+        bench.metrics.observe(
+            a_request(request_id=f"sent-{number}", model=f"sent-{number}", error=f"sent-{number}")
+        )
+    assert b"sent-" not in bench.metrics.exposition()
+    assert len(bench.samples("pd_router_requests_total")) == 1
+
+
+def test_a_thousand_requests_make_no_more_series_than_one(bench):
+    def count() -> int:
+        return sum(len(family.samples) for family in bench.families().values())
+
+    full(bench)
+    before = count()
+    for number in range(1000):
+        bench.metrics.observe(a_request(request_id=f"id-{number}", model=f"model-{number}"))
+    assert count() == before
+
+
+def test_two_routers_in_one_process_do_not_share_counts():
+    one, other = Bench(), Bench()
+    one.metrics.observe(a_request())
+    assert one.samples("pd_router_requests_total")
+    assert not other.samples("pd_router_requests_total")
+
+
+def test_the_version_is_told(bench):
+    assert bench.value("pd_router_info", version=__version__) == 1.0
+
+
+def test_the_process_is_told(bench):
+    assert (bench.value("pd_router_process_open_fds") or 0) > 0
+    assert (bench.value("pd_router_process_resident_memory_bytes") or 0) > 0
+
+
+# Counters and histograms.
+
+
+def test_a_request_is_counted_once_by_each(bench):
+    bench.metrics.observe(a_request())
+    way = "remote_prefill"
+    route = "/v1/completions"
+    assert bench.value("pd_router_requests_total", route=route, way=way, status="200") == 1
+    reason = "at_or_above_threshold"
+    assert bench.value("pd_router_decisions_total", way=way, reason=reason) == 1
+    assert bench.value("pd_router_request_duration_seconds_sum", way=way) == 4.0
+    assert bench.value("pd_router_time_to_first_byte_seconds_sum", way=way) == 1.0
+    assert bench.value("pd_router_prefill_duration_seconds_sum") == 0.5
+    assert bench.value("pd_router_estimated_input_tokens_sum", way=way) == 300
+    assert bench.value("pd_router_relayed_chunks_total") == 3
+    assert bench.value("pd_router_relayed_bytes_total") == 99
+
+
+def test_a_request_that_was_never_decided_is_counted_without_a_decision(bench):
+    changes = {"way": None, "reason": "", "status": 0, "outcome": "client_left"}
+    bench.metrics.observe(a_request(**changes, first_byte=None, prefill_seconds=None))
+    [(labels, value)] = bench.samples("pd_router_requests_total")
+    assert (labels["way"], labels["status"], labels["outcome"]) == ("none", "none", "client_left")
+    assert value == 1
+    assert bench.value("pd_router_request_duration_seconds_count", way="none") == 1
+    assert bench.samples("pd_router_decisions_total") == []
+    assert bench.samples("pd_router_estimated_input_tokens_count") == []
+    assert bench.value("pd_router_prefill_duration_seconds_count") == 0
+
+
+@pytest.mark.parametrize(("status", "count"), [(200, 1), (399, 1), (400, None), (503, None)])
+def test_a_fast_refusal_does_not_make_answers_look_fast(status, count, bench):
+    bench.metrics.observe(a_request(status=status))
+    assert bench.value("pd_router_time_to_first_byte_seconds_count") == count
+    assert bench.value("pd_router_request_duration_seconds_count") == 1
+
+
+@pytest.mark.parametrize(("stream", "label"), [(True, "true"), (False, "false")])
+def test_the_first_byte_of_a_stream_and_of_a_unary_answer_are_told_apart(stream, label, bench):
+    bench.metrics.observe(a_request(stream=stream))
+    assert bench.value("pd_router_time_to_first_byte_seconds_count", stream=label) == 1
+
+
+def test_engines_answers_failures_and_fallbacks_are_counted(bench):
+    for _ in range(2):
+        bench.metrics.observe(LegAnswered(P0, 500, 0.1))
+        bench.metrics.observe(LegFailed(D0, FailureKind.RESET))
+        bench.metrics.observe(FellBack(Role.DECODE, "reset"))
+    p0 = {"endpoint": "http://p0", "role": "prefill"}
+    assert bench.value("pd_router_engine_answers_total", status="500", **p0) == 2
+    d0 = {"endpoint": "http://d0", "role": "decode"}
+    assert bench.value("pd_router_engine_failures_total", kind="reset", **d0) == 2
+    assert bench.value("pd_router_fallbacks_total", leg="decode", reason="reset") == 2
+
+
+def test_failures_are_there_before_the_first_so_that_it_is_an_increase(bench):
+    samples = bench.samples("pd_router_engine_failures_total")
+    assert {value for _, value in samples} == {0.0}
+    seen = {(labels["endpoint"], labels["kind"]) for labels, _ in samples}
+    assert seen == {(e.url, kind) for e in (P0, D0) for kind in FailureKind}
+
+
+def test_events_that_count_nothing_change_nothing(bench):
+    bench.metrics.observe(Probed(P0, Sight.OK))
+    assert bench.samples("pd_router_engine_answers_total") == []
+
+
+# Gauges.
+
+
+def test_gauges_are_what_the_fleet_says_at_the_moment_of_the_scrape(bench):
+    d0 = {"endpoint": "http://d0", "role": "decode"}
+    with bench.fleet.lease(D0, 300):
+        assert bench.value("pd_router_endpoint_in_flight_requests", **d0) == 1
+        assert bench.value("pd_router_endpoint_in_flight_tokens", **d0) == 300
+    assert bench.value("pd_router_endpoint_in_flight_requests", **d0) == 0
+    assert bench.value("pd_router_endpoint_in_flight_tokens", **d0) == 0
+
+
+def test_an_endpoint_is_in_one_state(bench):
+    for sight, state in ((None, "starting"), (Sight.OK, "up"), (Sight.UNWILLING, "draining")):
+        if sight is not None:
+            bench.fleet.observe(Probed(D0, sight), 0.0)
+        states = {
+            labels["state"]: value
+            for labels, value in bench.samples("pd_router_endpoint_state")
+            if labels["endpoint"] == D0.url
+        }
+        assert states == {one: float(one == state) for one in State}
+
+
+def test_gauges_of_engines_are_told_while_they_are_scraped(bench):
+    d0 = {"endpoint": "http://d0", "role": "decode"}
+    assert bench.value("pd_router_endpoint_other_requests", **d0) is None
+    bench.fleet.observe(Probed(D0, Sight.OK), 0.0)
+    bench.fleet.observe(Scraped(D0, Gauges(3, 1, 0.5), own=1), 0.0)
+    assert bench.value("pd_router_endpoint_other_requests", **d0) == 3
+    assert bench.value("pd_router_endpoint_kv_cache_usage_ratio", **d0) == 0.5
+    assert bench.value("pd_router_endpoint_other_requests", endpoint="http://p0") is None
+
+
+def test_an_engine_that_went_away_takes_its_gauges_along(bench):
+    bench.fleet.observe(Probed(D0, Sight.OK), 0.0)
+    bench.fleet.observe(Scraped(D0, Gauges(3, 1, 0.5), own=1), 0.0)
+    for _ in range(3):
+        bench.fleet.observe(Probed(D0, Sight.FAILED), 1.0)
+    assert bench.samples("pd_router_endpoint_other_requests") == []
+    assert bench.samples("pd_router_endpoint_kv_cache_usage_ratio") == []
+    assert bench.value("pd_router_endpoint_in_flight_requests", endpoint=D0.url) == 0
+
+
+def test_a_missing_gauge_is_absent_not_zero(bench):
+    bench.fleet.observe(Probed(D0, Sight.OK), 0.0)
+    bench.fleet.observe(Scraped(D0, Gauges(running=1), own=1), 0.0)
+    assert bench.value("pd_router_endpoint_other_requests", endpoint=D0.url) == 0
+    assert bench.samples("pd_router_endpoint_kv_cache_usage_ratio") == []
+
+
+def test_connections_are_told_by_state(bench):
+    bench.connections.append((D0, 5, 2))
+    name = "pd_router_engine_connections"
+    assert bench.value(name, endpoint=D0.url, state="idle") == 2
+    assert bench.value(name, endpoint=D0.url, state="active") == 3

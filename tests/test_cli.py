@@ -1,0 +1,264 @@
+"""The command line: what is wrong ends with status 2 and one line that names it."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+import router.commands
+from router import __version__
+from router.cli import main
+from router.commands.usage import one_line
+from router.settings import ENV_PREFIX, Settings, flag
+from router.web.server import Server
+
+PD_ROUTER = str(Path(sys.executable).with_name("pd-router"))
+DECODE = ("--decode", "http://d0")
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.upper().startswith(ENV_PREFIX):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must be refused; returns what it says."""
+
+    def run(*arguments: str) -> str:
+        assert main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        return said(err)
+
+    return run
+
+
+def said(err: str) -> str:
+    """The one line that an operator sees, without the program's name."""
+    assert err.endswith("\n")
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("pd-router: ")
+    return err.removeprefix("pd-router: ").rstrip("\n")
+
+
+# As processes.
+
+
+@pytest.mark.parametrize(
+    "program", [(sys.executable, "-m", "router.cli"), (PD_ROUTER,)], ids=["module", "script"]
+)
+def test_it_runs_as_a_script_and_as_a_module(program):
+    done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"pd-router {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "line"),
+    [
+        (["serve", "--port", "x", *DECODE], {}, r"--port: .*'x'"),
+        (["serve", "--prot=1"], {}, r"--prot: no such argument, did you mean --port\?; see .*"),
+        (["serve"], {"PD_ROUTER_DECODE": "http://d0,http://D0/"}, r"PD_ROUTER_DECODE: .* twice"),
+        (["serve"], {"PD_ROUTER_DECOD": "x"}, r"PD_ROUTER_DECOD: no such setting.*"),
+        (["check", "--config", "/no/such.yaml"], {}, r"--config: cannot read /no/such.yaml: .*"),
+        (["explain", "/no/such.json", *DECODE], {}, r"/no/such.json: cannot be read: No such .*"),
+        (["evaluate"], {}, r"COMMAND: invalid choice: 'evaluate' \(choose from .*"),
+        ([], {}, r"COMMAND is missing: .*; see pd-router --help"),
+    ],
+)
+def test_a_process_that_is_misused_ends_with_2_and_one_line(arguments, environment, line):
+    done = subprocess.run(
+        [PD_ROUTER, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(line, said(done.stderr)), done.stderr
+
+
+async def test_serve_serves_and_ends_with_0_when_it_is_told_to():
+    process = await asyncio.create_subprocess_exec(
+        *(PD_ROUTER, "serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "json"),
+        *("--decode", "http://127.0.0.1:1", "--shutdown-grace", "0"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    try:
+        line: dict[str, str] = {}
+        while line.get("message") != "listening":
+            line = orjson.loads(await process.stderr.readline())
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{line['url']}/version") as response,
+        ):
+            assert await response.json() == {"version": __version__}
+    finally:
+        process.terminate()
+        _, err = await process.communicate()
+    assert process.returncode == 0
+    assert b"Traceback" not in err
+
+
+# In this process.
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+@pytest.mark.parametrize(
+    ("arguments", "start"),
+    [
+        (["--port"], "--port: expected one argument; see pd-router {} --help"),
+        (["--decode", "--port", "1"], "--decode: expected one argument; see pd-router {} --help"),
+        (["--config"], "--config: expected one argument; see pd-router {} --help"),
+        (["--prefil", "http://p0"], "--prefil: no such argument, did you mean --prefill?"),
+        (["--routing", "1"], "--routing: no such argument"),
+        (["-x"], "-x: no such argument"),
+        ([*DECODE, "extra"], "extra: no such argument"),
+        ([*DECODE, "a\nb\x1b[31m\u2028"], r"a\nb\x1b[31m\u2028: no such argument"),
+        ([*DECODE, *DECODE], "--decode: http://d0 is given twice"),
+        ([], "--decode: at least one decode engine is needed"),
+        (["--shutdown-grace", "-1"], "--shutdown-grace: "),
+        (["--routing-threshold", "-1"], "--routing-threshold: "),
+    ],
+)
+def test_a_wrong_flag_is_named(command, arguments, start, refused):
+    assert refused(command, *arguments).startswith(start.format(command))
+
+
+def test_a_flag_before_the_command_is_named(refused):
+    assert refused("--decode", "http://d0", "serve").startswith("--decode: stands before the COM")
+    assert refused("--vers").startswith("--vers: ")
+
+
+def test_a_missing_or_unknown_command_is_named(refused):
+    assert refused().startswith("COMMAND is missing: serve, check, explain or demo")
+    assert refused("evaluate").startswith("COMMAND: invalid choice: 'evaluate' (choose from ")
+    assert refused("explain").startswith("the following arguments are required: BODY.json; see ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--engine-api-key", "sk-secret", "serve"),
+        ("--engine-api-key=sk-secret", "serve"),
+        ("serve", "--engine-api-ky", "sk-secret"),
+        ("serve", "--engine-api-ky=sk-secret"),
+        ("serve", "--engine-api-key", "sk-secret"),
+        ("serve", "--engine-api-key", "sk-secret", "--port", "x"),
+        ("serve", "--engine-api-key", "sk-secret é", *DECODE),
+    ],
+)
+def test_no_error_prints_the_key(arguments, refused):
+    assert "secret" not in refused(*arguments)
+
+
+@pytest.mark.parametrize("content", ["port: \x00", "a\nb: 1", '"x\\ny": 1', "log_level: 'a\n\n b'"])
+def test_a_file_cannot_break_the_line(content, refused, tmp_path):
+    path = tmp_path / "router.yaml"
+    path.write_text(content)
+    assert str(path) in refused("serve", *DECODE, "--config", str(path))
+
+
+@examples(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    words=st.lists(
+        st.sampled_from(sorted(map(flag, Settings.model_fields))) | st.text(max_size=8), max_size=4
+    ),
+    command=st.sampled_from(["serve", "check", "explain"]),
+)
+def test_whatever_comes_with_a_flag_that_does_not_exist_is_refused(words, command, refused):
+    if not {"-h", "--help"} & set(words):
+        refused(command, "--no-such-flag", *words)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["explain", "-h"]])
+def test_help_is_no_error(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 0
+    assert "usage: pd-router" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["serve", "check", "explain"])
+def test_the_help_of_a_command_describes_every_setting(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    words = " ".join(capsys.readouterr().out.replace("-\n", "-").split())
+    for name, field in Settings.model_fields.items():
+        assert flag(name) in words
+        assert "".join((field.description or "").split()) in words.replace(" ", "")
+
+
+def test_serve_runs_a_server_with_the_settings(monkeypatch):
+    served = []
+    levels = []
+    monkeypatch.setattr(Server, "run", lambda server: served.append(server.config))
+    monkeypatch.setattr("router.telemetry.logs.configure", lambda *words: levels.append(words))
+    monkeypatch.setenv("PD_ROUTER_PORT", "1")
+    assert main(["serve", "--host", "::1", *DECODE, "--log-level", "error"]) == 0
+    assert [(config.host, config.port) for config in served] == [("::1", 1)]
+    assert levels == [("error", "text")]
+
+
+def test_the_arguments_are_the_processs_own_by_default(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pd-router", "--vers"])
+    assert main() == 2
+    assert "--vers" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
+    def interrupt(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("router.commands.check.run", interrupt)
+    assert main(["check", *DECODE]) == 130
+
+
+def test_the_demo_is_imported_when_it_is_asked_for(monkeypatch):
+    asked = []
+
+    def run(options: object) -> int:
+        asked.append(options)
+        return 7
+
+    demo = types.SimpleNamespace(run=run)
+    monkeypatch.setitem(sys.modules, "router.commands.demo", demo)
+    monkeypatch.setattr(router.commands, "demo", demo, raising=False)
+    assert main(["demo"]) == 7
+    assert asked == [{}]
+
+
+def test_no_other_command_loads_the_simulator():
+    code = "import sys, router.cli; sys.exit(any('simulator' in name for name in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@given(st.text())
+def test_one_line_is_one_printable_line(text):
+    assert one_line(text).isprintable()
+    assert len(one_line(text).splitlines()) <= 1
+
+
+def test_one_line_leaves_printable_text_alone():
+    assert one_line("Größe: 7 日本") == "Größe: 7 日本"
+    assert one_line("a\n\x1b\u2028\udc80") == r"a\n\x1b\u2028\udc80"
