@@ -1,0 +1,133 @@
+"""Real engines and a real router for the tests of this folder.
+
+They are collected only with `-m engines`: a plain `pytest` must neither start vLLM nor skip, and
+with the marker a lab that is missing is a failure, never a skip.
+"""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.engines import lab, observe
+from tests.engines.layout import LabError, Layout, layout
+from tests.engines.service import Service
+
+ROUTER_PORT = 18200
+THRESHOLD = 64
+"""Estimated tokens, 256 characters: between the short and the long prompts of `traffic`."""
+SECONDS_PER_TEST = 300
+"""Three engines may have to start first, which takes a minute on a busy machine."""
+HERE = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore this folder unless the marker is asked for; None leaves it to others."""
+    return None if "engines" in config.getoption("markexpr") else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test in here needs engines, and time for them to start."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.engines)
+            item.add_marker(pytest.mark.timeout(SECONDS_PER_TEST))
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The fleet of the lab."""
+
+    prefill: Service
+    decodes: tuple[Service, Service]
+
+    @property
+    def all(self) -> tuple[Service, ...]:
+        return (self.prefill, *self.decodes)
+
+    def restore(self) -> None:
+        """Bring back what a test froze or killed."""
+        for engine in self.all:
+            engine.thaw()
+        lab.start(layout(), self.all)
+
+
+@pytest.fixture(scope="session")
+def engines() -> Iterator[Engines]:
+    """One prefill and two decode engines; those that `lab start` left running are used."""
+    where = layout()
+    prefill, *decodes = lab.engines(where)
+    fleet = Engines(prefill, (decodes[0], decodes[1]))
+    try:
+        started = lab.start(where, fleet.all)
+    except LabError as error:
+        pytest.fail(str(error), pytrace=False)
+    yield fleet
+    for engine in started:
+        engine.stop()
+
+
+@pytest.fixture(scope="session")
+def router(engines: Engines) -> Iterator[Service]:
+    """The router in front of the engines, with its default settings but for the threshold."""
+    service = _router(engines, layout())
+    service.stop()  # one that an interrupted run left behind
+    try:
+        service.start()
+        service.wait_ready(30)
+    except LabError as error:
+        pytest.fail(str(error), pytrace=False)
+    yield service
+    service.stop()
+
+
+def _router(engines: Engines, where: Layout) -> Service:
+    options = [
+        *("--host", "127.0.0.1", "--port", str(ROUTER_PORT)),
+        *("--prefill", engines.prefill.url),
+        *(word for engine in engines.decodes for word in ("--decode", engine.url)),
+        *("--routing-threshold", str(THRESHOLD)),
+    ]
+    # PD_ROUTER_LAB is the lab's; the router refuses variables of its prefix that it does not know.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PD_ROUTER_")}
+    return Service(
+        name="router",
+        url=f"http://127.0.0.1:{ROUTER_PORT}",
+        ready_path="/ready",
+        command=(sys.executable, "-m", "router.cli", "serve", *options),
+        environment=environment,
+        run=where.run,
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show what the router said when a test of it fails."""
+    report = yield
+    router = getattr(item, "funcargs", {}).get("router")
+    if report.failed and isinstance(router, Service):
+        report.sections.append(("router", router.tail()))
+    return report
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client with a connection per request: none outlives an engine that is killed."""
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+async def _whole_fleet(engines: Engines, session: aiohttp.ClientSession) -> AsyncIterator[None]:
+    """Each test begins with idle engines and leaves them running."""
+    await observe.settled(session, engines.all, within=40)
+    yield
+    engines.restore()

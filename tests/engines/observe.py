@@ -1,0 +1,117 @@
+"""What the engines say of themselves, and waiting for it to become what it should be."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.engines.service import Service
+
+__all__ = ["Connection", "Load", "connections", "eventually", "load", "loads", "settled", "unread"]
+
+T = TypeVar("T")
+POLL = 0.05
+
+
+@dataclass(frozen=True)
+class Load:
+    """An engine's gauges, and the counters that say what it has done since it started."""
+
+    running: float
+    waiting: float
+    kv_use: float
+    """Share of the KV cache that requests hold, a prefilled one awaiting its decode included."""
+    transferred: float
+    """Prompt tokens whose KV came from another engine."""
+    computed: float
+    """Prompt tokens computed here."""
+    generated: float
+    finished: float
+    """Requests that came to their end; aborted ones do not count."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.running or self.waiting or self.kv_use)
+
+
+async def load(session: aiohttp.ClientSession, engine: Service) -> Load:
+    """Read an engine's /metrics."""
+    async with session.get(f"{engine.url}/metrics") as response:
+        text = await response.text()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+
+    def total(name: str, **labels: str) -> float:
+        return sum(
+            sample.value
+            for sample in samples
+            if sample.name == f"vllm:{name}" and labels.items() <= sample.labels.items()
+        )
+
+    return Load(
+        running=total("num_requests_running"),
+        waiting=total("num_requests_waiting"),
+        kv_use=total("kv_cache_usage_perc"),
+        transferred=total("prompt_tokens_by_source_total", source="external_kv_transfer"),
+        computed=total("prompt_tokens_by_source_total", source="local_compute"),
+        generated=total("generation_tokens_total"),
+        finished=total("request_success_total"),
+    )
+
+
+async def loads(session: aiohttp.ClientSession, engines: Iterable[Service]) -> list[Load]:
+    """Several engines' loads."""
+    return await asyncio.gather(*(load(session, engine) for engine in engines))
+
+
+async def settled(
+    session: aiohttp.ClientSession, engines: Iterable[Service], within: float
+) -> list[Load]:
+    """The engines' loads once none runs, queues or holds anything. Fails after `within` seconds."""
+    targets = list(engines)
+    return await eventually(
+        lambda: loads(session, targets), lambda seen: all(one.is_idle for one in seen), within
+    )
+
+
+async def eventually(
+    look: Callable[[], Awaitable[T]], fits: Callable[[T], bool], within: float
+) -> T:
+    """Look until what is seen fits, and return it. Fails with the last sight when time is up."""
+    deadline = time.monotonic() + within
+    while not fits(seen := await look()):
+        assert time.monotonic() < deadline, f"after {within} s still {seen}"
+        await asyncio.sleep(POLL)
+    return seen
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The server's side of a TCP connection."""
+
+    unread: int
+    """Bytes that arrived and that the server has not read."""
+    left: bool
+    """Whether the client has closed its side."""
+
+
+def connections(port: int) -> list[Connection]:
+    """All connections to a local port, those included that the server has not accepted yet."""
+    established, close_wait = "01", "08"
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split() for line in lines]
+    return [
+        Connection(unread=int(row[4].partition(":")[2], 16), left=row[3] == close_wait)
+        for row in rows
+        if row[1].endswith(f":{port:04X}") and row[3] in (established, close_wait)
+    ]
+
+
+async def unread(engines: Iterable[Service]) -> list[Connection]:
+    """Requests that wait in the sockets of frozen engines; probes are shorter than 500 bytes."""
+    found = [one for engine in engines for one in connections(engine.port)]
+    return [one for one in found if one.unread > 500]
