@@ -25,13 +25,13 @@ def plain(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBODY)
 
     Those in `tried` have failed this request before: they are not asked again, and count.
     """
-    for tries_left in reversed(range(max(1, ATTEMPTS - len(tried)))):
+    while True:
         outcome = yield Stream(endpoint, facts.path, facts.raw, keep=BUSY)
         if outcome is None:
             return
         tried |= {endpoint}
         other = None
-        if tries_left and may_move(outcome, facts):
+        if len(tried) < ATTEMPTS and may_move(outcome, facts):
             other = yield from move(endpoint, tried, outcome)
         if other is None:
             yield from conclude(outcome)

@@ -129,7 +129,10 @@ def whole_answer(facts: Facts, reply: Reply) -> Reply:
 
 
 # A streamed choice has fewer members than a unary one.
-_STREAMED = ("index", "text", "logprobs", "finish_reason", "stop_reason")
+_STREAMED = (
+    *("index", "text", "logprobs", "finish_reason", "stop_reason"),
+    *("prompt_token_ids", "token_ids"),
+)
 
 
 def _as_stream(document: Json, options: Mapping[str, Any]) -> bytes:
@@ -140,7 +143,8 @@ def _as_stream(document: Json, options: Mapping[str, Any]) -> bytes:
     # Unlike a unary reply, a stream leaves out what is null.
     counts = document.get("usage") or {}
     usage = {key: value for key, value in counts.items() if value is not None}
-    choice = {key: value for key, value in document["choices"][0].items() if key in _STREAMED}
+    given = document["choices"][0]
+    choice = {key: given[key] for key in _STREAMED if key in given}
     chunk = {**identity, "choices": [choice]}
     if not options.get("include_usage"):
         return _frame({**chunk, **last}) + sse.DONE

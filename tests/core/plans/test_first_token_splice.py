@@ -178,7 +178,10 @@ UNARY = (
     b'"completion_tokens":1,"prompt_tokens_details":null},"kv_transfer_params":{"first_tok":212}}'
 )
 WHO = b'data: {"id":"cmpl-1","object":"text_completion","created":5,"model":"tiny",'
-CHOICE = b'"choices":[{"index":0,"text":"X","logprobs":null,"finish_reason":"stop","stop_reason":7}'
+CHOICE = (
+    b'"choices":[{"index":0,"text":"X","logprobs":null,"finish_reason":"stop","stop_reason":7,'
+    b'"prompt_token_ids":null,"token_ids":null}'
+)
 COUNTS = b'"usage":{"prompt_tokens":6,"total_tokens":7,"completion_tokens":1}'
 DONE = b"data: [DONE]\n\n"
 
