@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,8 @@ __all__ = ["main"]
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-"""What a shell reports of a process that SIGINT ended."""
+PIPE_CLOSED = 141
+"""What a shell reports of processes that SIGINT and SIGPIPE ended."""
 
 GLOBAL = ("-h", "--help", "--version")
 """The flags that need no command."""
@@ -35,12 +37,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
         command: Callable[[Options], int] = options.pop("command")
-        return command(options)
+        status = command(options)
+        sys.stdout.flush()
+        return status
     except (SettingsError, UsageError) as error:
         print(one_line(f"pd-router: {error}"), file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Who reads the output (head) has seen enough. Python flushes again when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
 
 
 # Commands. Each takes its options and returns the exit status.

@@ -1,6 +1,7 @@
 """The command line: what is wrong ends with status 2 and one line that names it."""
 
 import asyncio
+import gc
 import os
 import re
 import subprocess
@@ -89,6 +90,24 @@ def test_a_process_that_is_misused_ends_with_2_and_one_line(arguments, environme
     assert done.returncode == 2
     assert done.stdout == ""
     assert re.fullmatch(line, said(done.stderr)), done.stderr
+
+
+def test_a_reader_who_has_seen_enough_is_no_reason_for_a_traceback():
+    body = orjson.dumps({"messages": [{"role": "user", "content": "x" * 1_000_000}]})
+    with subprocess.Popen(
+        [PD_ROUTER, "explain", "-", "--json", "--prefill", "http://p0", *DECODE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        process.stdout.close()
+        process.stdin.write(body)
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
 
 
 async def test_serve_serves_and_ends_with_0_when_it_is_told_to():
@@ -214,6 +233,8 @@ def test_serve_runs_a_server_with_the_settings(monkeypatch):
     levels = []
     monkeypatch.setattr(Server, "run", lambda server: served.append(server.config))
     monkeypatch.setattr("router.telemetry.logs.configure", lambda *words: levels.append(words))
+    for name in ("freeze", "set_threshold"):  # this process goes on
+        monkeypatch.setattr(gc, name, lambda *_: None)
     monkeypatch.setenv("PD_ROUTER_PORT", "1")
     assert main(["serve", "--host", "::1", *DECODE, "--log-level", "error"]) == 0
     assert [(config.host, config.port) for config in served] == [("::1", 1)]
@@ -232,6 +253,18 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
 
     monkeypatch.setattr("router.commands.check.run", interrupt)
     assert main(["check", *DECODE]) == 130
+
+
+def test_output_that_nobody_reads_ends_the_command(monkeypatch, tmp_path):
+    def nobody_reads(_: object) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("router.commands.check.run", nobody_reads)
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["check", *DECODE]) == 141
+        print("lost", file=out, flush=True)
+    assert (tmp_path / "out").read_text() == ""
 
 
 def test_the_demo_is_imported_when_it_is_asked_for(monkeypatch):

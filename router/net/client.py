@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from router.core.errors import BadRequest, HeadersTooLarge, RouterError
+from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
 from router.core.sse import error_frame
 from router.core.values import RouteKind
 from router.net.engine_connection import EngineConnection
@@ -32,9 +32,18 @@ HEAD_SECONDS = 20.0
 """From the first byte of a request to the end of its headers, and from the connection's start to
 its first request: a client that sends slower only holds a socket."""
 
+STALL_SECONDS = 300.0
+"""How long a client may refuse to read, unless the settings say otherwise."""
 
 LINGER_SECONDS = 2.0
-"""How long a client that is still sending its body gets to read why it was refused."""
+"""How long a client that is still sending gets to read why it was refused: closing with bytes
+unread makes the kernel take the answer back."""
+
+BODILESS = frozenset({204, 304})
+
+MAX_PIPELINED = 8
+"""Requests that wait behind another one on their connection while it is still read from, which is
+how the client's end is noticed."""
 
 
 class ClientProtocol(HttpToolsProtocol):
@@ -42,10 +51,14 @@ class ClientProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.stall_seconds = STALL_SECONDS
         self._replies: set[ClientReply] = set()
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._unparsed = 0
         self._in_head = False
+        self._is_deaf = False
 
     # The event loop's side.
 
@@ -56,28 +69,42 @@ class ClientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and time a head that does not come whole."""
+        if self._is_deaf:
+            return
+        self._unparsed += len(data)
         super().data_received(data)
-        if self._in_head and self._head_timer is None:
-            self._arm_head_timer()
+        if self._unparsed > MAX_HEAD_BYTES:  # a line without an end: the parser keeps all of it
+            self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
+        elif self._head_timer is None and not self._is_deaf:
+            if self._in_head or not self._is_answering:
+                self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left: whatever works for it stops now."""
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         self._disarm_head_timer()
+        self._disarm_stall_timer()
         for reply in list(self._replies):
             reply.left()
 
     def pause_writing(self) -> None:
         """The client reads slower than its engine writes."""
         super().pause_writing()
+        self._arm_stall_timer()
         for reply in self._replies:
             reply.pause()
 
     def resume_writing(self) -> None:
         """The client caught up."""
         super().resume_writing()
+        self._disarm_stall_timer()
         for reply in self._replies:
             reply.resume()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """The client asked nothing more; if it did not even read its answer it is gone."""
+        self.close()
 
     # The parser's side.
 
@@ -93,28 +120,38 @@ class ClientProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header."""
+        """Count a header; one that follows the body counts too, and is not passed on."""
         self._count(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Give the request its reply before its task starts."""
         self._in_head = False
+        self._unparsed = 0
         self._disarm_head_timer()
         super().on_headers_complete()
         self.scope["extensions"] = {REPLY: ClientReply(self, self.cycle)}  # type: ignore[dict-item]
+        if 0 < len(self.pipeline) <= MAX_PIPELINED:
+            self.flow.resume_reading()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of body."""
+        self._unparsed = 0
+        super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
         """What is not HTTP gets its answer in the same shape as every other error."""
-        error: RouterError = BadRequest(msg)
         if self._head_bytes > MAX_HEAD_BYTES:
-            error = HeadersTooLarge(f"The request's head is larger than {MAX_HEAD_BYTES} bytes.")
-        body = error.body()
-        self.transport.write(
-            b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b"
-            % (STATUS_LINE[error.status], len(body), body)
-        )
-        self.transport.close()
+            text = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
+            self._refuse(HeadersTooLarge(text))
+        else:
+            self._refuse(BadRequest(msg))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An offer of HTTP/2 or of a WebSocket is declined by answering as usual."""
+
+    # What replies need.
 
     def attach(self, reply: "ClientReply") -> None:
         """`reply` wants to hear of disconnects and of pressure."""
@@ -124,7 +161,50 @@ class ClientProtocol(HttpToolsProtocol):
         """`reply` is done."""
         self._replies.discard(reply)
 
+    def close(self) -> None:
+        """Close when the client has read all, or has stopped to read."""
+        self.transport.close()
+        if self.transport.get_write_buffer_size() and self._stall_timer is None:
+            self._arm_stall_timer()
+
+    def hang_up(self) -> None:
+        """Say that the answer was the last, and take what the client still sends for a while."""
+        self._is_deaf = True
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.close)
+
+    # What follows from it.
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a request has come whose answer is not over."""
+        cycle = self.cycle  # None before the first request, whatever its annotation says
+        return cycle is not None and not cycle.response_complete  # type: ignore[redundant-expr]
+
+    def _refuse(self, error: RouterError) -> None:
+        """Read no further: answer, unless an answer is under way, and close."""
+        self._is_deaf = True
+        cycle = self.cycle if self._is_answering else None
+        if cycle is not None and not cycle.more_body:  # it came behind a request that was good
+            cycle.keep_alive = False
+        elif cycle is not None and cycle.response_started:
+            self.transport.abort()
+        else:
+            if cycle is not None:
+                cycle.disconnected = True
+                cycle.message_event.set()
+            for reply in list(self._replies):
+                reply.left()
+            body = error.body()
+            self.transport.write(
+                b"%bcontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%b" % (STATUS_LINE[error.status], len(body), body)
+            )
+            self.hang_up()
+
     def _count(self, size: int) -> None:
+        self._unparsed = 0
         self._head_bytes += size
         if self._head_bytes > MAX_HEAD_BYTES:
             raise ValueError("request head too large")  # httptools turns it into a parser error
@@ -139,7 +219,20 @@ class ClientProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        self.transport.close()
+        if self._is_answering:  # it may be us who do not read on
+            self._arm_head_timer()
+        elif self._in_head:
+            self._refuse(BodyTooSlow(f"The head did not arrive within {HEAD_SECONDS:g} s."))
+        else:
+            self.close()
+
+    def _arm_stall_timer(self) -> None:
+        self._stall_timer = self.loop.call_later(self.stall_seconds, self.transport.abort)
+
+    def _disarm_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
 
 class ClientReply:
@@ -155,14 +248,12 @@ class ClientReply:
         "_head",
         "_paused",
         "_protocol",
-        "_stall_timer",
         "_stream_of",
         "_task",
         "_transport",
         "_upstream",
         "is_gone",
         "is_started",
-        "stall_seconds",
     )
 
     def __init__(self, protocol: ClientProtocol, cycle: RequestResponseCycle) -> None:
@@ -175,26 +266,32 @@ class ClientReply:
         self._chunked = False
         self._stream_of: RouteKind | None = None
         self._paused = False
-        self._stall_timer: asyncio.TimerHandle | None = None
-        self.stall_seconds = 300.0
-        self.is_gone = cycle.disconnected
+        self.is_gone = False
         self.is_started = False
 
     # The request's task.
 
-    def attach(self, task: asyncio.Task[Any]) -> None:
+    def attach(self, task: asyncio.Task[Any], stall_seconds: float) -> None:
         """Tie the reply to the task that makes it."""
         self._task = task
+        self._protocol.stall_seconds = stall_seconds
         self._protocol.attach(self)
-        if self._protocol.flow.write_paused:
-            self.pause()
+        self._paused = self._protocol.flow.write_paused
+        self.is_gone = self._cycle.disconnected
 
     def detach(self) -> None:
         """The task is done with the reply."""
         self._task = None
         self.unbind()
-        self._disarm()
         self._protocol.detach(self)
+
+    def listen(self) -> None:
+        """The whole body was taken: read on, for that is how the client's end is noticed.
+
+        uvicorn stops reading when a body comes faster than it is taken.
+        """
+        if len(self._protocol.pipeline) <= MAX_PIPELINED:
+            self._protocol.flow.resume_reading()
 
     def bind(self, upstream: EngineConnection) -> None:
         """Let back-pressure reach this engine connection."""
@@ -211,22 +308,20 @@ class ClientReply:
     # What the protocol reports.
 
     def left(self) -> None:
-        """The client is gone."""
-        self.is_gone = True
+        """The client is gone, or nothing more can be said to it."""
+        self.is_gone = self._cycle.disconnected = True
         if self._task is not None and not self._cycle.response_complete:
             self._task.cancel()
 
     def pause(self) -> None:
         """The client's buffers are full."""
         self._paused = True
-        self._stall_timer = self._protocol.loop.call_later(self.stall_seconds, self.abort)
         if self._upstream is not None:
             self._upstream.pause_reading()
 
     def resume(self) -> None:
         """The client reads again."""
         self._paused = False
-        self._disarm()
         if self._upstream is not None:
             self._upstream.resume_reading()
 
@@ -253,9 +348,13 @@ class ClientReply:
         self.is_started = self._cycle.response_started = True
         self._stream_of = stream_of
         self._cycle.waiting_for_100_continue = False
-        self._chunked = length is None and self._cycle.scope["http_version"] != "1.0"
+        has_body = status not in BODILESS
+        is_old = self._cycle.scope["http_version"] == "1.0"
+        self._chunked = length is None and has_body and not is_old
         lines = [STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status, block]
-        if length is not None:
+        if not has_body:
+            pass  # these end with their head
+        elif length is not None:
             lines.append(b"content-length: %d\r\n" % length)
         elif self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
@@ -293,11 +392,10 @@ class ClientReply:
         cycle = self._cycle
         cycle.response_complete = True
         cycle.message_event.set()
-        if not cycle.keep_alive and not cycle.more_body:
-            self._transport.close()
-        elif cycle.more_body:
-            # Closing with unread bytes makes the kernel drop the answer: let the client read it.
-            self._protocol.loop.call_later(LINGER_SECONDS, self._transport.close)
+        if cycle.more_body:
+            self._protocol.hang_up()
+        elif not cycle.keep_alive:
+            self._protocol.close()
         cycle.on_response()
 
     def fail(self, error: RouterError, block: bytes = b"") -> None:
@@ -323,13 +421,6 @@ class ClientReply:
             self.write(error_frame(error, self._stream_of))
             self.finish()
         else:
-            self.abort()
-
-    def abort(self) -> None:
-        """Break the connection off: the only honest end of a body that cannot be completed."""
-        self._transport.abort()
-
-    def _disarm(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
+            # The only honest end of a body that cannot be completed.
+            self._cycle.response_complete = True
+            self._transport.abort()

@@ -63,16 +63,21 @@ class EngineConnection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = False
         self._excess = False
+        self._broken: str | None = None
         self.idle_since = 0.0
         """When the pool got it back; the pool's clock."""
 
     # What the relay calls.
 
     def start(self, head: bytes, body: bytes, sink: Sink) -> None:
-        """Send a request; its answer goes to `sink`."""
+        """Send a request; its answer goes to `sink`, even if the connection has just closed."""
         self._sink = sink
         self._has_head = self._complete = self._excess = False
-        self._transport.writelines((head, body))
+        self._broken = None
+        if self._transport.is_closing():
+            self._fail(FailureKind.RESET, "closed the connection before it was asked")
+        else:
+            self._transport.writelines((head, body))
 
     def abort(self) -> None:
         """Close at once, which tells the engine to stop; the sink hears nothing more."""
@@ -109,9 +114,8 @@ class EngineConnection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._fail(FailureKind.BROKEN, f"sent what is not HTTP: {error}")
-            return
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._broken = f"sent what is not HTTP: {error}"  # what came before it may be good
         if self._head_ready:
             self._head_ready = False
             headers, self._headers = self._headers, []
@@ -120,8 +124,12 @@ class EngineConnection(asyncio.Protocol):
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
             sink.on_data(data)
-        if self._complete and self._sink is sink:
+        if self._sink is not sink:
+            return
+        if self._complete:
             self._finish(sink)
+        elif self._broken is not None:
+            self._fail(FailureKind.BROKEN, self._broken)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the sink, if it still waits."""
@@ -143,8 +151,8 @@ class EngineConnection(asyncio.Protocol):
         self._excess = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header."""
-        if not self._excess:
+        """Collect a header, unless it follows the body."""
+        if not self._has_head:
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
@@ -178,8 +186,9 @@ class EngineConnection(asyncio.Protocol):
 
     def _finish(self, sink: Sink) -> None:
         self._sink = None
+        is_clean = not self._excess and self._broken is None
         all_sent = self._transport.get_write_buffer_size() == 0
-        if self._keep_alive and not self._excess and all_sent and not self._transport.is_closing():
+        if self._keep_alive and is_clean and all_sent and not self._transport.is_closing():
             self._owner.put(self)
         else:
             self._transport.abort()

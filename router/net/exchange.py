@@ -104,9 +104,9 @@ class Exchange:
         except StopIteration:
             return
         finally:
-            plan.close()
             for lease in self._leases.values():
                 lease.release()
+            plan.close()
 
     async def _do(self, step: steps.Step) -> object:
         match step:
@@ -186,17 +186,19 @@ class Exchange:
         """
         pool = self._network.pools[step.endpoint]
         if (connection := pool.take(replay=replay)) is not None:
-            outcome = await self._ask_on(connection, pool, step, sink())
+            used = sink()
+            outcome = await self._ask_on(connection, pool, step, used)
             is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
             if not (is_stale and replay):
-                self._report(step.endpoint, outcome)
+                self._report(step.endpoint, used.failure)
                 return outcome
         fresh = await pool.connect()
         if isinstance(fresh, Failure):
-            outcome = fresh
-        else:
-            outcome = await self._ask_on(fresh, pool, step, sink())
-        self._report(step.endpoint, outcome)
+            self._report(step.endpoint, fresh)
+            return fresh
+        used = sink()
+        outcome = await self._ask_on(fresh, pool, step, used)
+        self._report(step.endpoint, used.failure)
         return outcome
 
     async def _ask_on(
@@ -207,8 +209,8 @@ class Exchange:
         sink: Collector | Relay,
     ) -> Reply | Failure | None:
         sink.connection = connection
-        connection.start(self._head(pool, step.path, len(step.body)), step.body, sink)
         try:
+            connection.start(self._head(pool, step.path, len(step.body)), step.body, sink)
             return await sink.outcome
         finally:
             sink.close()
@@ -263,6 +265,6 @@ class Exchange:
 
         return seen
 
-    def _report(self, endpoint: Endpoint, outcome: Reply | Failure | None) -> None:
-        if isinstance(outcome, Failure):
-            self._network.observe(LegFailed(endpoint, outcome.kind))
+    def _report(self, endpoint: Endpoint, failure: Failure | None) -> None:
+        if failure is not None:
+            self._network.observe(LegFailed(endpoint, failure.kind))

@@ -74,7 +74,7 @@ class KVReadySocket:
             raise OSError(error.errno, f"cannot listen on {self.address}: {error}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
-        self._read()
+        self._read()  # a message that has come already may have given its signal
 
     def close(self) -> None:
         """Stop listening; whoever waits is told that nothing came. Harmless when not started."""

@@ -17,7 +17,7 @@ from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.plans.steps import Stream
 from router.core.redact import redact
-from router.core.sse import Cutter, First, data_of, events, first_sign
+from router.core.sse import DONE, Cutter, First, data_of, events, first_sign
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
@@ -39,6 +39,7 @@ class Collector:
     def __init__(self, seen: Callable[[int], None]) -> None:
         self.outcome: asyncio.Future[Reply | Failure] = asyncio.get_running_loop().create_future()
         self.connection: EngineConnection | None = None
+        self.failure: Failure | None = None
         self._seen = seen
         self._reply = Reply(0)
         self._parts: list[bytes] = []
@@ -64,6 +65,7 @@ class Collector:
 
     def on_lost(self, failure: Failure) -> None:
         """There will be no reply."""
+        self.failure = failure
         _settle(self.outcome, failure)
 
     def close(self) -> None:
@@ -91,6 +93,8 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Reply | Failure | None] = self._loop.create_future()
         self.connection: EngineConnection | None = None
+        self.failure: Failure | None = None
+        """How the engine failed, even if the client has been told already."""
         self._step = step
         self._reply = reply
         self._record = record
@@ -104,6 +108,7 @@ class Relay:
         self._parts: list[bytes] = []
         self._size = 0
         self._is_stream = False
+        self._is_done = False
         self._asked_at = self._loop.time()
         self._heard_at: float | None = None
         self._silence = silence
@@ -117,9 +122,11 @@ class Relay:
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Choose what becomes of the body."""
+        if self.outcome.done():
+            return
         self._seen(status)
         self._head = Reply(status, tuple(headers))
-        content_type = http.value(headers, b"content-type") or b""
+        content_type = (http.value(headers, b"content-type") or b"").lower()
         if status in self._step.keep:
             return
         generates = self._kind is not RouteKind.PASS_THROUGH
@@ -139,12 +146,15 @@ class Relay:
 
     def on_data(self, data: bytes) -> None:
         """Take one read's worth of body."""
+        if self.outcome.done():  # the client left in this very turn of the event loop
+            return
         self._heard_at = self._loop.time()
         self._on_data(self, data)
 
     def on_end(self) -> None:
         """The engine's answer is complete."""
-        self._on_end(self)
+        if not self.outcome.done():
+            self._on_end(self)
 
     def on_lost(self, failure: Failure) -> None:
         """The engine broke off: an error frame if the client has seen a stream, else its plan."""
@@ -178,7 +188,8 @@ class Relay:
         self._parts.append(data)
         self._size += len(data)
         if self._size > MAX_REPLY_BYTES:
-            self._stop(Failure(FailureKind.BROKEN, "The engine's reply is too large."))
+            self.failure = Failure(FailureKind.BROKEN, "The engine's reply is too large.")
+            self._stop(self.failure)
 
     def _end_kept(self) -> None:
         self._settle(Reply(self._head.status, self._head.headers, b"".join(self._parts)))
@@ -196,6 +207,7 @@ class Relay:
 
     def _pass_events(self, data: bytes) -> None:
         if data := self._cutter.feed(data):
+            self._is_done = data.endswith(DONE)
             self._write(self._clean(data))
 
     def _hold(self, data: bytes) -> None:
@@ -272,6 +284,12 @@ class Relay:
         self._settle(outcome)
 
     def _break_off(self, error: RouterError, failure: Failure) -> None:
+        if self.outcome.done():
+            return
+        if self._is_done:  # nothing is missing but the end of the framing
+            self._end()
+            return
+        self.failure = failure
         if not self._reply.is_started:
             self._settle(failure)
             return

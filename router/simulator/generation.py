@@ -52,7 +52,7 @@ class Generation:
 
     async def run(self) -> None:
         """Generate and answer. Raises ApiError as long as nothing has been sent."""
-        self._exchange.connection.when_lost(self._leave)
+        self._exchange.connection.when_lost(self._inbox.leave)
         try:
             self._submit()
             if self._ask.stream:
@@ -62,13 +62,8 @@ class Generation:
         except Gone:
             return
         finally:
-            self._exchange.connection.forget(self._leave)
+            self._exchange.connection.forget(self._inbox.leave)
             self._engine.forget(self._sequences)
-
-    def _leave(self) -> None:
-        """The client is gone: slot and blocks are free before anything else happens."""
-        self._engine.forget(self._sequences)
-        self._inbox.leave()
 
     def _submit(self) -> None:
         try:

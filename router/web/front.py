@@ -93,10 +93,9 @@ class Front:
         fields = dict(scope["headers"])
         given = http.clean_request_id(fields.get(b"x-request-id"))
         record = RequestEnded(given or self._new_id(), route.path, time.monotonic())
-        reply.stall_seconds = self._limits.stall_seconds
         task = asyncio.current_task()
         assert task is not None
-        reply.attach(task)
+        reply.attach(task, self._limits.stall_seconds)
         try:
             await self._answer(route, scope, fields, receive, reply, record)
             is_good = record.error is None and record.status < 400
@@ -126,6 +125,7 @@ class Front:
         if scope["method"] != "POST":
             raise MethodNotAllowed(f"{route.path} takes POST, not {scope['method']}.")
         raw = await self._body(fields, receive)
+        reply.listen()
         kind = fields.get(b"content-type", b"")
         facts = facts_of.read(route, kind, raw, scope["query_string"])
         record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens

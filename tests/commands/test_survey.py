@@ -83,6 +83,14 @@ async def test_a_model_without_a_length_is_known(start):
     assert finding.models == {"tiny": 2048, "lora": None}
 
 
+async def test_a_redirect_is_not_followed(start):
+    async def redirect(_: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect("/version")
+
+    engine = await start(Engine(**{"/health": redirect}))
+    assert (await found(engine)).health == "307"
+
+
 @pytest.mark.parametrize(
     ("path", "answer", "health", "advice"),
     [

@@ -3,6 +3,7 @@
 Linux only: reads /proc.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ __all__ = [
     "Process",
     "identify",
     "is_alive",
+    "kill_all_but_janitors",
     "members",
     "remove_unused",
     "shared_memory",
@@ -65,6 +67,23 @@ def signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return
+
+
+def kill_all_but_janitors(group: int) -> None:
+    """SIGKILL the members, save for Python's resource trackers: a tracker removes the semaphores
+    and shared memory of the processes that it served when they are gone, and ends."""
+    for pid in members(group):
+        if not _is_janitor(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    signal_group(group, signal.SIGCONT)  # a tracker may be frozen
+
+
+def _is_janitor(pid: int) -> bool:
+    try:
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def shared_memory(group: int) -> set[str]:

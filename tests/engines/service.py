@@ -155,14 +155,19 @@ class Service:
             processes.signal_group(process.pid, number)
 
     def _kill_group(self) -> None:
-        """The leader may be dead and its children not: the group's id is the leader's."""
+        """SIGKILL all but Python's resource tracker, which then removes what the others left: most
+        semaphores can be found in no other way.
+
+        The leader may be dead and its children not: the group's id is the leader's.
+        """
         process = self._recorded()[0]
         if process is None:
             return
         if processes.identify(process.pid) not in (None, process):
             return  # the id belongs to a stranger by now
-        processes.signal_group(process.pid, signal.SIGKILL)
+        processes.kill_all_but_janitors(process.pid)
         self._wait_gone(GRACE)
+        processes.signal_group(process.pid, signal.SIGKILL)
 
     def _wait_gone(self, seconds: float) -> None:
         process = self._recorded()[0]

@@ -7,7 +7,7 @@ from router.simulator.language import Language
 from router.simulator.machine import EngineDead, QueueFull
 from router.simulator.sequence import Prompt, Sampling, Sequence, Stage
 from router.simulator.tokenizer import EOS, encode
-from tests.simulator.machines import generated, machine, of, run, sequence, submit
+from tests.simulator.machines import generated, machine, of, prefill, run, sequence, submit
 
 
 class TestTime:
@@ -136,6 +136,20 @@ class TestText:
         run(other)
         assert generated(second) == generated(alone)
 
+    def test_who_must_give_way_lets_those_run_who_hold_the_blocks(self):
+        source, engine = machine(), machine(total_blocks=4, max_model_len=64)
+        params = prefill(source, count=40)
+        growing, remote = sequence(15, answer=9, seed=1), sequence(40, params=params)
+        submit(engine, growing)
+        engine.begin(0.0)
+        submit(engine, remote)
+        engine.finish(0.0)
+        engine.begin(0.0)
+        engine.finish(0.0)
+        engine.loaded(remote, remote.prompt.contents)
+        assert len(of(remote, run(engine)[1])) == 4
+        assert growing.generated == 9
+
     def test_a_sequence_ends_at_its_length(self):
         submit(engine := machine(), each := sequence(answer=3))
         assert [output.finish for output in run(engine)[1]] == [None, None, "length"]
@@ -151,6 +165,11 @@ class TestEnd:
 
     def test_the_end_of_sequence_comes_where_the_marker_says(self):
         assert self.ends("x <<eos:3>>") == [(None, None), (None, None), ("stop", None)]
+
+    def test_it_comes_nowhere_else_then(self):
+        prompt = Prompt.of(encode("<<eos:3>>"), Language("sim", 1), 16, "")
+        submit(engine := machine(), Sequence("r", prompt, Sampling(max_tokens=9)))
+        assert len(run(engine)[1]) == 3
 
     def test_it_can_be_ignored(self):
         assert self.ends("x <<eos:3>>", ignore_eos=True)[-1] == ("length", None)

@@ -191,12 +191,13 @@ class TestConnections:
             await engine.set_faults(refuse=True)
             assert (await reply.read()).endswith(b"data: [DONE]\n\n")
 
-    async def test_idle_connections_are_closed_at_once(self, client, engine):
-        await engine.set_faults(close_idle=True)
-        async with client.post(engine.url + COMPLETIONS, json={"prompt": "a"}) as reply:
-            await reply.read()
-            assert reply.headers.get("connection") is None
-        await until(lambda: engine.state["connections"] == 0)
+    async def test_idle_connections_are_closed_at_once(self, client):
+        faults = Faults(close_idle=True)
+        async with serve_engine(EngineConfig(keep_alive_s=3600, faults=faults)) as engine:
+            async with client.post(engine.url + COMPLETIONS, json={"prompt": "a"}) as reply:
+                await reply.read()
+                assert reply.headers.get("connection") is None
+            await until(lambda: engine.state["connections"] == 0)
 
     async def test_idle_connections_are_closed_after_the_keep_alive_time(self, client):
         async with serve_engine(EngineConfig(keep_alive_s=0.01)) as engine:

@@ -6,7 +6,7 @@ A stream's first chunk is parsed, and after it only those that carry usage.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,10 +70,8 @@ class FirstToken:
 
     def _head(self, document: Json) -> Json:
         """The first token's chunk, in the shape of the decode engine's own (already mended)."""
-        choice = _first_choice(document)
-        shown = {**dict.fromkeys(choice), "index": choice.get("index", 0), "text": self.text}
-        head = {key: document[key] for key in _IDENTITY if key in document}
-        head["choices"] = [{"finish_reason": None, **shown}]
+        choice = dict.fromkeys(_members(document)) | {"index": 0, "text": self.text}
+        head = {key: document[key] for key in _IDENTITY if key in document} | {"choices": [choice]}
         usage = document.get("usage")
         prompt = usage.get("prompt_tokens") if isinstance(usage, dict) else None
         if isinstance(prompt, int):
@@ -94,11 +92,11 @@ def _chunk(data: bytes) -> Json | None:
     return document if isinstance(document, dict) and "choices" in document else None
 
 
-def _first_choice(document: Json) -> Json:
-    """The first choice; an empty one when there is none, as beside the final usage."""
+def _members(document: Json) -> Iterable[str]:
+    """The members of the first choice; those of any where there is none, as beside the usage."""
     choices = document["choices"]
     is_one = isinstance(choices, list) and choices and isinstance(choices[0], dict)
-    return choices[0] if is_one else {}
+    return choices[0] if is_one else ("index", "text", "finish_reason")
 
 
 def _mend(document: Json) -> bool:

@@ -1,0 +1,40 @@
+"""The house: engines and routers of one test. A test fails if a router logs an error."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from tests.net.house import Complaints, House
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that the router runs on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def complaints() -> Iterator[list[str]]:
+    """Errors in the log; a test that expects some clears them."""
+    handler = Complaints()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    yield handler.lines
+    root.removeHandler(handler)
+    assert handler.lines == []
+
+
+@pytest.fixture
+async def house(complaints: list[str]) -> AsyncIterator[House]:
+    """Engines and routers; at the end none may hold anything or have failed in a callback."""
+    house = House()
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    yield house
+    await house.close()
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not tasks
+    assert failures == []

@@ -1,0 +1,195 @@
+"""A whole router in the test's own event loop, in front of scripted engines."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from router.core.events import Event, RequestEnded
+from router.core.values import Endpoint, Role
+from router.net.pool import EnginePool
+from router.settings import Settings
+from router.web.app import Router
+from router.web.server import Server
+from tests.net.client import SECONDS, Client
+from tests.net.engine import ScriptedEngine
+
+__all__ = ["House", "Running", "eventually"]
+
+E = TypeVar("E")
+
+NEVER = 3600.0
+"""Seconds between probes, unless a test wants them: no event comes that a test did not cause."""
+
+
+async def eventually(holds: Callable[[], object], what: Callable[[], object] = str) -> None:
+    """Wait until `holds`; for facts that no event tells of. Fails after a deadline."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SECONDS
+    while not holds():
+        assert loop.time() < deadline, what()
+        await asyncio.sleep(0.001)
+
+
+class WatchedRouter(Router):
+    """Notes what is observed, and wakes those who wait for it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.events: list[Event] = []
+        self.news = asyncio.Condition()
+        super().__init__(settings)
+
+    def observe(self, event: Event) -> None:
+        super().observe(event)
+        self.events.append(event)
+
+
+class Running:
+    """A router that listens."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.router = WatchedRouter(settings)
+        self.server = Server(self.router)
+        self.clients: list[Client] = []
+
+    async def start(self) -> None:
+        """As uvicorn's `serve` does, but for signals."""
+        config = self.server.config
+        config.load()
+        self.server.lifespan = config.lifespan_class(config)
+        await self.server.startup()
+
+    async def stop(self) -> None:
+        """End everything at once; see test_server.py for the graceful way."""
+        for client in self.clients:
+            client.leave()
+        for listener in self.server.servers:
+            listener.close()
+        await eventually(lambda: not self.server.server_state.connections)
+        await eventually(lambda: not self.server.server_state.tasks)
+        await self.is_quiet()
+        await self.server.lifespan.shutdown()
+        await eventually(lambda: not any(pool.open for pool in self.router.pools.values()))
+
+    @property
+    def port(self) -> int:
+        port: int = self.server.servers[0].sockets[0].getsockname()[1]
+        return port
+
+    async def client(self, **options: Any) -> Client:
+        """A new connection."""
+        client = await Client.open(self.port, **options)
+        self.clients.append(client)
+        return client
+
+    async def ask(self, path: str, body: object, *headers: tuple[bytes, bytes]) -> Any:
+        """One request on a connection of its own."""
+        return await (await self.client()).ask(path, body, *headers)
+
+    # What it knows.
+
+    def pool(self, engine: ScriptedEngine) -> EnginePool:
+        """The connections to an engine."""
+        pools = self.router.pools
+        return next(pool for endpoint, pool in pools.items() if endpoint.url == engine.url)
+
+    def endpoint(self, engine: ScriptedEngine) -> Endpoint:
+        """The engine's endpoint."""
+        return next(endpoint for endpoint in self.router.pools if endpoint.url == engine.url)
+
+    def all(self, kind: type[E]) -> list[E]:
+        """The events of a kind so far."""
+        return [event for event in self.router.events if isinstance(event, kind)]
+
+    async def records(self, number: int = 1) -> list[RequestEnded]:
+        """The first records; waits until there are so many."""
+        await eventually(lambda: len(self.all(RequestEnded)) >= number, lambda: self.router.events)
+        found = self.all(RequestEnded)
+        assert len(found) == number, found
+        return found
+
+    async def record(self) -> RequestEnded:
+        """The only request's record."""
+        return (await self.records())[0]
+
+    async def usable(self, *engines: ScriptedEngine) -> None:
+        """Wait until the engines are up."""
+        members = [self.router.fleet.member(self.endpoint(engine)) for engine in engines]
+        await eventually(lambda: all(member.health.is_usable for member in members))
+
+    async def is_quiet(self) -> None:
+        """Wait until nothing is held: no lease, no engine connection but idle ones."""
+        pools = self.router.pools.values()
+        ledger = self.router.fleet.ledger
+        await eventually(
+            lambda: ledger.total() == 0 and all(pool.open == pool.idle for pool in pools),
+            lambda: (ledger.total(), list(pools)),
+        )
+        for endpoint in self.router.pools:
+            assert ledger.in_flight(endpoint) == 0
+            assert ledger.tokens(endpoint) == 0
+        assert not self.router._silence._watched
+
+
+class House:
+    """Makes engines and routers for one test, and ends them."""
+
+    def __init__(self) -> None:
+        self.engines: list[ScriptedEngine] = []
+        self.routers: list[Running] = []
+
+    async def engine(self, *, listening: bool = True, **options: Any) -> ScriptedEngine:
+        """An engine."""
+        engine = ScriptedEngine(**options)
+        self.engines.append(engine)
+        if listening:
+            await engine.listen()
+        return engine
+
+    async def router(
+        self,
+        *decode: ScriptedEngine,
+        prefill: tuple[ScriptedEngine, ...] = (),
+        ready: bool = True,
+        **settings: Any,
+    ) -> Running:
+        """A router in front of these engines; waits until they are up unless told otherwise."""
+        calm = {"health_check_interval": NEVER, "engine_stats_interval": NEVER}
+        running = Running(
+            Settings(
+                host="127.0.0.1",
+                port=0,
+                decode=[engine.url for engine in decode],
+                prefill=[engine.url for engine in prefill],
+                **{**calm, **settings},
+            )
+        )
+        self.routers.append(running)
+        await running.start()
+        if ready:
+            await running.usable(*decode, *prefill)
+        return running
+
+    async def close(self) -> None:
+        """End all. Fails if a router holds what it should have given back."""
+        try:
+            for router in self.routers:
+                await router.stop()
+        finally:
+            for engine in self.engines:
+                engine.stop()
+        await eventually(lambda: not any(engine.connections for engine in self.engines))
+
+
+class Complaints(logging.Handler):
+    """What was logged as an error: in a sound router nothing is, whatever peers do."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(logging.Formatter().format(record))
+
+
+DECODE = Role.DECODE

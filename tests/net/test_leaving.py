@@ -1,0 +1,311 @@
+"""A client that leaves ends the work for it at once, in every phase, and nothing stays behind.
+
+That no lease, connection or task is left is checked for every test of this folder at its end; here
+it is checked while client and router go on.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+import pytest
+
+from router.core.events import LegFailed
+from router.core.urls import origin
+from tests.net.asks import (
+    COMPLETIONS,
+    EMBEDDINGS,
+    STREAM,
+    answer_remotely,
+    completion,
+    token,
+)
+from tests.net.client import SECONDS, Client, request
+from tests.net.engine import Call, json_reply
+from tests.net.house import House, Running, eventually
+
+BIG = "x" * 300_000
+"""More than uvicorn takes in before it stops reading, and more than one read of the event loop."""
+
+
+def _leave(client: Client) -> None:
+    client.leave()
+
+
+def _hang_up(client: Client) -> None:
+    client.hang_up()
+
+
+def _stop_sending(client: Client) -> None:
+    client.writer.write_eof()
+
+
+WAYS = {"abort": _leave, "close": _hang_up, "half-close": _stop_sending}
+ways = pytest.mark.parametrize("leave", WAYS.values(), ids=WAYS)
+"""uvicorn takes a half-closed connection for a closed one, and so do we: no client of an LLM API
+half-closes, and one that is gone looks the same."""
+
+bodies = pytest.mark.parametrize("prompt", ["hi", BIG], ids=["small", "big"])
+
+Leave = Callable[[Client], None]
+
+
+async def _is_over(router: Running, *calls: Call) -> None:
+    """The engines were left, nothing is held, and the record tells why."""
+    for call in calls:
+        await call.left()
+    await router.is_quiet()
+    record = await router.record()
+    assert record.outcome == "client_left"
+    assert record.error is None
+    assert router.all(LegFailed) == []
+
+
+@ways
+async def test_during_the_bodys_upload(house: House, leave: Leave) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM)[:-5])
+    await eventually(lambda: router.server.server_state.tasks)
+    leave(client)
+    await _is_over(router)
+    assert (await router.record()).status == 0
+    assert engine.seen == 0
+
+
+@ways
+async def test_before_the_head_is_whole(house: House, leave: Leave) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost:")
+    leave(client)
+    await eventually(lambda: not router.server.server_state.connections)
+    assert engine.seen == 0
+
+
+@ways
+async def test_while_a_connection_is_being_made(house: House, leave: Leave) -> None:
+    """An engine that accepts and then says nothing of TLS leaves the router half connected."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    pool = router.pool(engine)
+    has_come, is_gone = asyncio.Event(), asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        has_come.set()
+        await reader.read()
+        is_gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        pool.origin = origin(f"https://127.0.0.1:{port}")
+        pool._tls = ssl.create_default_context()
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        async with asyncio.timeout(SECONDS):
+            await has_come.wait()
+            leave(client)
+            await is_gone.wait()
+        await _is_over(router)
+
+
+@ways
+@bodies
+async def test_during_the_prefill(house: House, leave: Leave, prompt: str) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion(prompt, stream=True)))
+    call = await prefill.call()
+    leave(client)
+    await _is_over(router, call)
+    assert decode.seen == 0
+
+
+@ways
+async def test_in_the_middle_of_the_prefills_reply(house: House, leave: Leave) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await prefill.call()
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+    leave(client)
+    await _is_over(router, call)
+
+
+@ways
+@bodies
+@pytest.mark.parametrize("way", ["direct", "remote"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
+async def test_before_the_decode_engines_head(
+    house: House, leave: Leave, prompt: str, way: str, stream: bool
+) -> None:
+    router, client, call = await _decoding(house, way, completion(prompt, stream=stream))
+    leave(client)
+    await _is_over(router, call)
+    assert (await router.record()).status == 0
+
+
+async def _decoding(
+    house: House, way: str, body: object, path: str = COMPLETIONS
+) -> tuple[Running, Client, Call]:
+    """A request that has come to the decode engine."""
+    prefill, decode = await house.engine(), await house.engine()
+    prefill.answer_all(answer_remotely)
+    router = await house.router(decode, prefill=(prefill,) if way == "remote" else ())
+    client = await router.client()
+    await client.send(request(path, body))
+    return router, client, await decode.call()
+
+
+@ways
+@bodies
+@pytest.mark.parametrize("way", ["direct", "remote"])
+async def test_in_the_middle_of_a_stream(
+    house: House, leave: Leave, prompt: str, way: str
+) -> None:
+    router, client, call = await _decoding(house, way, completion(prompt, stream=True))
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    leave(client)
+    await _is_over(router, call)
+    record = await router.record()
+    assert (record.status, record.chunks) == (200, 1)
+
+
+@ways
+async def test_between_a_streams_head_and_its_first_event(house: House, leave: Leave) -> None:
+    router, client, call = await _decoding(house, "direct", STREAM)
+    call.stream()
+    await client.begin()
+    leave(client)
+    await _is_over(router, call)
+
+
+@ways
+async def test_while_the_head_is_held_back(house: House, leave: Leave) -> None:
+    router, client, call = await _decoding(house, "remote", STREAM)
+    call.stream(b": keep-alive\n\n")
+    leave(client)
+    await _is_over(router, call)
+
+
+@ways
+async def test_in_the_middle_of_a_unary_answer(house: House, leave: Leave) -> None:
+    router, client, call = await _decoding(house, "direct", completion())
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+    leave(client)
+    await _is_over(router, call)
+    assert (await router.record()).status == 0
+
+
+@ways
+async def test_in_the_middle_of_a_passed_through_answer(house: House, leave: Leave) -> None:
+    router, client, call = await _decoding(house, "direct", {"input": "x"}, EMBEDDINGS)
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+    answer = await client.begin()
+    await answer.until(b"{")
+    leave(client)
+    await _is_over(router, call)
+
+
+async def test_while_it_does_not_read(house: House) -> None:
+    router, client, call = await _decoding(house, "direct", STREAM)
+    client = await router.client(receive_buffer=4096)
+    call.close()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await house.engines[1].call()
+    call.stream(*[token("x" * 10_000)] * 2000)
+    await eventually(lambda: any(c.flow.write_paused for c in router.server.server_state.connections))
+    client.leave()
+    await call.left()
+    await router.is_quiet()
+
+
+@ways
+async def test_with_a_second_request_waiting_behind_the_first(house: House, leave: Leave) -> None:
+    """Reading stops behind a pipelined request, so what tells of the client's end is a write."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM) + request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    leave(client)
+
+    def write_more() -> bool:
+        if not call.connection.closed.is_set():
+            call.events(token("b"))
+        return call.connection.closed.is_set()
+
+    await eventually(write_more)
+    await _is_over(router, call)
+    assert engine.seen == 1
+
+
+async def test_an_engine_that_goes_on_writing_meanwhile_is_not_heard(house: House) -> None:
+    """The engine's bytes and the client's end may come in the same turn of the event loop."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    for _ in range(30):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        call.stream(token("a"))
+        answer = await client.begin()
+        await answer.until(token("a"))
+        client.leave()
+        call.events(token("b"))
+        call.end()
+    await router.is_quiet()
+
+
+async def test_others_on_the_same_engine_are_not_touched(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    leaving, staying = await router.client(), await router.client()
+    await leaving.send(request(COMPLETIONS, STREAM))
+    first = await engine.call()
+    await staying.send(request(COMPLETIONS, STREAM))
+    second = await engine.call()
+    first.stream(token("a"))
+    second.stream(token("b"))
+    leaving.leave()
+    await first.left()
+    assert router.router.fleet.ledger.total() == 1
+    second.end()
+    assert (await staying.answer()).body == token("b")
+
+
+async def test_a_client_that_left_does_not_bring_its_engine_down(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    for _ in range(5):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        client.leave()
+        await call.left()
+    await router.records(5)
+    assert router.router.fleet.is_ready
+    assert router.all(LegFailed) == []
+
+
+async def test_an_answer_in_time_beats_the_clients_leaving(house: House) -> None:
+    """A client that closes after it has read all is a client that was answered."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    client = await router.client()
+    await client.ask(COMPLETIONS, completion())
+    client.leave()
+    assert (await router.record()).outcome == "ok"
+    assert router.pool(engine).idle == 1
+

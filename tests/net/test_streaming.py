@@ -1,0 +1,493 @@
+"""Streams pass as they come, byte for byte but for the cut into chunks."""
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.net.asks import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    KV,
+    MESSAGES,
+    RESPONSES,
+    STREAM,
+    answer_remotely,
+    completion,
+    error_frame,
+    event,
+    prefilled,
+    token,
+)
+from tests.net.client import request
+from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, json_reply, sse_head
+from tests.net.house import House, Running, eventually
+
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+USAGE = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
+COMMENT = b": keep-alive\n\n"
+NAMED = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+CRLF = b'data: {"choices":[{"index":0,"text":"crlf"}]}\r\n\r\n'
+
+over_http = settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+"""Each example is a request of its own to the same router."""
+
+
+async def remote(house: House, **settings: Any) -> tuple[Running, ScriptedEngine, ScriptedEngine]:
+    """A router that prefills everything remotely; the prefill engine answers by itself."""
+    prefill, decode = await house.engine(), await house.engine()
+    prefill.answer_all(answer_remotely)
+    return await house.router(decode, prefill=(prefill,), **settings), prefill, decode
+
+
+async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
+    house: House,
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream()
+    answer = await client.begin()
+    for text in "abc":
+        call.events(token(text))
+        await answer.until(token(text))
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body == token("a") + token("b") + token("c") + DONE
+
+
+async def test_a_direct_streams_head_does_not_wait_for_an_event(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream()
+    assert (await client.begin()).status == 200
+
+
+async def test_comments_usage_and_named_events_survive(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    parts = [COMMENT, ROLE, token("a"), COMMENT, NAMED, CRLF, USAGE, DONE, COMMENT]
+
+    def script(call: Call) -> None:
+        call.stream(*parts)
+        call.end()
+
+    engine.answer_all(script)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.body == b"".join(parts)
+    assert answer.values(b"content-type") == [b"text/event-stream; charset=utf-8"]
+
+
+pieces = st.sampled_from([ROLE, COMMENT, NAMED, CRLF, USAGE, token("é"), token("x" * 300)])
+
+
+@st.composite
+def split_streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
+    """Events, and an engine's chunked bytes for them in arbitrary pieces."""
+    body = b"".join([*draw(st.lists(pieces, max_size=6)), token("a"), DONE])
+    cuts = draw(st.lists(st.integers(0, len(body)), max_size=4))
+    edges = sorted({0, len(body), *cuts})
+    chunks = [chunk(body[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    wire = sse_head() + b"".join(chunks) + LAST_CHUNK
+    cuts = draw(st.lists(st.integers(0, len(wire)), max_size=6))
+    edges = sorted({0, len(wire), *cuts})
+    return body, [wire[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@pytest.mark.parametrize("way", ["direct", "remote"])
+async def test_any_split_of_the_engines_bytes_gives_the_client_the_same_events(
+    house: House, way: str
+) -> None:
+    if way == "direct":
+        engine = await house.engine()
+        router = await house.router(engine)
+    else:
+        router, _, engine = await remote(house)
+    client = await router.client()
+
+    @over_http
+    @given(split_streams())
+    async def holds(example: tuple[bytes, list[bytes]]) -> None:
+        body, reads = example
+        await client.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        for data in reads:
+            call.send(data)
+            await asyncio.sleep(0)  # the loop sends what was written; when it is read may vary
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (200, body)
+
+    await _run(holds)
+
+
+async def _run(example: Any) -> None:
+    """Run a hypothesis test of a coroutine in this loop: it is made for functions."""
+    loop = asyncio.get_running_loop()
+    inner = example.hypothesis.inner_test
+
+    def blocking(**arguments: Any) -> None:
+        asyncio.run_coroutine_threadsafe(inner(**arguments), loop).result()
+
+    example.hypothesis.inner_test = blocking
+    await asyncio.to_thread(example)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    ["text/event-stream", "text/event-stream; charset=utf-8", "Text/Event-Stream;charset=UTF-8"],
+)
+async def test_a_streams_content_type_and_headers_are_the_engines(
+    house: House, content_type: str
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\nX-Own: 1\r\ntransfer-encoding: chunked\r\n\r\n"
+    call.send(head % content_type.encode(), chunk(token("a")))
+    answer = await client.begin()
+    await answer.until(token("a"))  # it is passed on as a stream
+    assert answer.values(b"content-type") == [content_type.encode()]
+    assert answer.values(b"x-own") == [b"1"]
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+
+
+async def test_an_engines_error_status_and_body_pass_unchanged(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    for status in (400, 401, 404, 409, 422, 429, 500, 501):
+        body = orjson.dumps({"error": {"message": "no", "code": status, "kept": None}})
+        engine.answer_all(lambda call, s=status, b=body: call.send(json_reply(b, s)))  # type: ignore[misc]
+        answer = await router.ask(COMPLETIONS, STREAM)
+        assert (answer.status, answer.body) == (status, body)
+        assert answer.values(b"content-type") == [b"application/json"]
+
+
+async def test_an_event_stream_that_ends_without_a_terminator_passes_whole(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+
+    def script(call: Call) -> None:
+        call.stream(token("a"), b"data: no newline")
+        call.end()
+
+    engine.answer_all(script)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.body == token("a") + b"data: no newline"
+
+
+async def test_a_stream_without_any_event_passes(house: House) -> None:
+    router, _, decode = await remote(house)
+
+    def script(call: Call) -> None:
+        call.stream()
+        call.end()
+
+    decode.answer_all(script)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert (answer.status, answer.body) == (200, b"")
+
+
+# After a remote prefill.
+
+
+async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(house: House) -> None:
+    router, _, decode = await remote(house)
+    client = await router.client()
+    await client.send(request(CHAT, {"model": "m", "messages": [], "stream": True}))
+    call = await decode.call()
+    call.stream(COMMENT, ROLE)
+    sent = call.connection
+    # What the engine sent has been read and kept: all is known of it, nothing was passed on.
+    relay = await _relay(router, decode)
+    await eventually(lambda: b"".join(relay._parts) == COMMENT + ROLE)
+    assert not relay._reply.is_started
+    content = event({"choices": [{"index": 0, "delta": {"content": "a"}}]})
+    call.events(content)
+    answer = await client.begin()
+    await answer.until(COMMENT + ROLE + content)
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body == COMMENT + ROLE + content + DONE
+    assert not sent.closed.is_set()
+
+
+async def _relay(router: Running, engine: ScriptedEngine) -> Any:
+    """The relay at work for an engine."""
+    pool = router.pool(engine)
+    await eventually(lambda: pool.open - pool.idle == 1)
+    (connection,) = pool._open - set(pool._idle)
+    return connection._sink
+
+
+@pytest.mark.parametrize("status", [400, 404, 422, 500, 503])
+async def test_an_error_event_before_any_content_gets_its_true_status(
+    house: House, status: int
+) -> None:
+    router, prefill, decode = await remote(house)
+    failed = event({"error": {"message": "no", "type": "T", "param": None, "code": status}})
+
+    def script(call: Call) -> None:
+        call.stream(ROLE, failed, DONE)
+        call.end()
+
+    decode.answer_all(script)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    if status == 500:  # a failed KV load: prefilled once more, then decoded without a reference
+        assert answer.status == 200  # a plain stream is as the engine makes it
+        assert (prefill.seen, decode.seen) == (2, 3)
+        return
+    assert answer.status == status
+    assert answer.error["message"] == "no"
+
+
+async def test_a_failed_kv_load_is_not_the_clients_business(house: House) -> None:
+    router, prefill, decode = await remote(house)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    first = await decode.call()
+    first.stream(event({"error": {"message": "KV load failed", "code": 500}}), DONE)
+    await first.left()
+    second = await decode.call()
+    assert second.json["kv_transfer_params"] == KV
+    second.stream(token("a"), DONE)
+    second.end()
+    answer = await client.answer()
+    assert (answer.status, answer.body) == (200, token("a") + DONE)
+    assert prefill.seen == 2
+
+
+# KV parameters.
+
+LEAKS: list[tuple[bytes, bytes]] = [
+    (b'{"a":1,"kv_transfer_params":null}', b'{"a":1}'),
+    (b'{"kv_transfer_params":{"remote_host":"10.0.0.7","x":[{}]},"a":1}', b'{"a":1}'),
+    (b'{"kv_transfer_params":{"remote_host":"10.0.0.7"}}', b"{}"),
+    (b'{"r":{"kv_transfer_params":{"remote_host":"10.0.0.7"},"b":2}}', b'{"r":{"b":2}}'),
+    (b'{"a":1,"ec_transfer_params":{"remote_host":"10.0.0.7"}}', b'{"a":1}'),
+    (b'{"text":"\\"kv_transfer_params\\": {}"}', b'{"text":"\\"kv_transfer_params\\": {}"}'),
+]
+
+
+@pytest.mark.parametrize("way", ["direct", "remote"])
+@pytest.mark.parametrize(("engine_says", "client_hears"), LEAKS)
+async def test_no_kv_parameters_reach_the_client(
+    house: House, way: str, engine_says: bytes, client_hears: bytes
+) -> None:
+    if way == "direct":
+        decode = await house.engine()
+        router = await house.router(decode)
+    else:
+        router, _, decode = await remote(house)
+    client = await router.client()
+
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await decode.call()
+    stream = b"data: %b\n\n" % engine_says
+    call.send(sse_head(), chunk(stream[:20]))
+    await asyncio.sleep(0)
+    call.send(chunk(stream[20:]), LAST_CHUNK)
+    assert (await client.answer()).body == b"data: %b\n\n" % client_hears
+
+    await client.send(request(COMPLETIONS, completion()))
+    (await decode.call()).send(json_reply(engine_says))
+    assert (await client.answer()).body == client_hears
+
+
+async def test_a_prefill_engines_refusal_reaches_the_client_without_kv_parameters(
+    house: House,
+) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    refusal = {"error": {"message": "too long", "code": 400}, "kv_transfer_params": KV}
+    prefill.answer_all(lambda call: call.send(json_reply(refusal, 400)))
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.status == 400
+    assert answer.json == {"error": {"message": "too long", "code": 400}}
+    assert decode.seen == 0
+
+
+# A stream that breaks.
+
+EVENTS = [ROLE, token("a"), COMMENT, CRLF, token("b" * 50)]
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "garbage"])
+async def test_a_stream_that_breaks_ends_with_an_error_frame_behind_whole_events(
+    house: House, end: str
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    whole = b"".join(EVENTS)
+    ends = [sum(map(len, EVENTS[:n])) for n in range(len(EVENTS) + 1)]
+    for cut in range(1, len(whole), 7):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        call.stream(whole[:cut])
+        answer = await client.begin()
+        expected = whole[: max(at for at in ends if at <= cut)]
+        await answer.until(expected)
+        _break(call, end)
+        await answer.rest()
+        assert answer.status == 200
+        assert answer.body.startswith(expected + b'data: {"error":'), (cut, answer)
+        error = error_frame(answer.body)
+        assert (error["code"], error["type"]) == (502, "EngineError")
+
+
+def _break(call: Call, how: str) -> None:
+    if how == "close":
+        call.close()
+    elif how == "reset":
+        call.reset()
+    else:
+        call.send(b"this is no chunk\r\n")
+
+
+async def test_events_before_bytes_that_are_not_http_are_passed_on(house: House) -> None:
+    """Whether they come in one read or in two must make no difference."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(
+        lambda call: call.send(sse_head(), chunk(token("a")), b"this is no chunk\r\n")
+    )
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.status == 200
+    assert answer.body.startswith(token("a"))
+    assert error_frame(answer.body)["code"] == 502
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+async def test_a_named_event_stream_that_breaks_ends_with_a_named_error(
+    house: House, path: str
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(path, {"model": "m", "input": "x", "messages": [], "stream": True}))
+    call = await engine.call()
+    call.stream(NAMED)
+    answer = await client.begin()
+    await answer.until(NAMED)
+    call.reset()
+    await answer.rest()
+    frame = answer.body.removeprefix(NAMED)
+    assert frame.startswith(b'event: error\ndata: {"type":"error",')
+    assert error_frame(frame)["code"] == 502
+
+
+async def test_a_break_is_recorded_and_observed(house: House) -> None:
+    from router.core.events import LegFailed
+    from router.core.values import FailureKind
+
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    call.reset()
+    await answer.rest()
+    record = await router.record()
+    assert (record.status, record.outcome) == (200, "error")
+    assert record.error is not None
+    assert router.all(LegFailed) == [LegFailed(router.endpoint(engine), FailureKind.BROKEN)]
+
+
+async def test_an_engine_that_breaks_off_behind_done_has_said_everything(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"), DONE)
+    answer = await client.begin()
+    await answer.until(DONE)
+    call.reset()
+    await answer.rest()
+    assert answer.body == token("a") + DONE
+    assert (await router.record()).outcome == "ok"
+
+
+# Other framings.
+
+
+async def test_a_close_delimited_stream_passes(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    call.send(DONE)
+    call.close()
+    await answer.rest()
+    assert answer.body == token("a") + DONE
+
+
+async def test_a_reset_does_not_pass_for_the_end_of_a_close_delimited_stream(
+    house: House,
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    call.reset()
+    await answer.rest()
+    assert error_frame(answer.body)["code"] == 502
+
+
+async def test_a_unary_answer_is_whole_with_its_length(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    body = orjson.dumps({"choices": [{"text": "é" * 200_000}]})
+
+    def script(call: Call) -> None:
+        call.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+        call.send(b"transfer-encoding: chunked\r\n\r\n", chunk(body[:70_000]), chunk(body[70_000:]))
+        call.end()
+
+    engine.answer_all(script)
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.body == body
+    assert answer.values(b"content-length") == [b"%d" % len(body)]
+
+
+async def test_the_client_of_a_remote_prefill_sees_the_decode_engine_only(house: House) -> None:
+    router, prefill, decode = await remote(house)
+    decode.answer_all(lambda call: call.send(json_reply({"choices": [{"text": "d"}]})))
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.json == {"choices": [{"text": "d"}]}
+    record = await router.record()
+    assert record.prefill == router.endpoint(prefill)
+    assert record.decode == router.endpoint(decode)
+    assert prefilled() not in answer.body
