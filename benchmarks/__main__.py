@@ -1,0 +1,121 @@
+"""`python -m benchmarks compare | peers install`; `engine` and `load` are started by the bench.
+
+Exit status: 0 sound, 1 something void, failed or missing, 2 bad usage, 130 interrupted.
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import compare, engine, load, peers, report
+from benchmarks.routers import ROUTERS
+from benchmarks.scenarios import SCENARIOS, Scenario
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time above zero."""
+    number = float(text)
+    if not 0 < number < 3600:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 3600 seconds, not {text}")
+    return number
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = top.add_subparsers(dest="command", required=True)
+    side = commands.add_parser("compare", help="measure routers side by side")
+    side.add_argument("--scenario", choices=SCENARIOS, default="relay")
+    side.add_argument("--router", choices=ROUTERS, action="append", help="repeat; default: all")
+    side.add_argument("--streams", type=positive, help="concurrent clients")
+    side.add_argument("--tokens", type=positive, help="tokens per answer")
+    side.add_argument("--rounds", type=positive, default=5)
+    side.add_argument("--attempts", type=positive, default=3, help="turns at most until one counts")
+    side.add_argument("--patience", type=float, default=60.0, help="seconds to wait for quiet")
+    side.add_argument("--window", type=seconds, help="seconds measured per turn")
+    side.add_argument("--results", type=Path, default=RESULTS, help="where the JSON file goes")
+    peer = commands.add_parser("peers", help="the other routers")
+    peer.add_argument("action", choices=("install",))
+    engines = commands.add_parser("engine", help="simulated engines (started by the bench)")
+    engines.add_argument("--decode", type=int, default=1)
+    engines.add_argument("--prefill", type=int, default=0)
+    engines.add_argument("--step", type=seconds, default=0.014)
+    offered = commands.add_parser("load", help="load generator (started by the bench)")
+    offered.add_argument("plan", type=load.Plan.decode, help="JSON, see benchmarks.load.Plan")
+    return top
+
+
+def scenario_of(arguments: argparse.Namespace) -> Scenario:
+    """The row of the table with what the command line changes."""
+    changes = {
+        "clients": arguments.streams,
+        "tokens": arguments.tokens,
+        "window_s": arguments.window,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(SCENARIOS[arguments.scenario], **given)
+
+
+def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
+    """Measure, show, keep."""
+    # Wide enough that no column of the report is cut when the output goes to a file.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    names = list(dict.fromkeys(arguments.router or ROUTERS))
+    at = datetime.now(UTC)
+    with tempfile.TemporaryDirectory(prefix="pd-router-bench-") as logs:
+        for name, reason in compare.missing(names).items():
+            console.print(f"[red]{name} will not run:[/red] {reason}")
+        result = compare.compare(
+            scenario_of(arguments),
+            names,
+            compare.Effort(arguments.rounds, arguments.attempts, arguments.patience),
+            Path(logs),
+            lambda turn: console.print(report.progress_line(turn), highlight=False, markup=False),
+        )
+    report.show(result, console)
+    console.print(
+        f"written to {report.save(report.document(result, command, at), arguments.results)}"
+    )
+    return 0 if result.sound else 1
+
+
+def main(command: Sequence[str]) -> int:
+    """Run one command and return the exit status."""
+    arguments = parser().parse_args(command)
+    match arguments.command:
+        case "compare":
+            return run_compare(arguments, command)
+        case "peers":
+            peers.install()
+        case "engine":
+            engine.run(arguments.decode, arguments.prefill, arguments.step)
+        case "load":
+            load.run(arguments.plan)
+    return 0
+
+
+if __name__ == "__main__":
+    # Also as a background job, which is born deaf to SIGINT: what was started ends with the bench.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,129 @@
+"""One turn: fresh engines, one fresh router, one load, one window.
+
+Returns raw readings; what they mean is `stats` and `verdict`. It refuses to know other turns.
+"""
+
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks import procfs
+from benchmarks.load import Plan
+from benchmarks.processes import Child, Process, free_port
+from benchmarks.routers import Fleet, Router
+from benchmarks.scenarios import Scenario
+
+READY_S = 60.0
+DRAIN_S = 10.0
+# Around the load's own times: interpreter start, a machine that others use as well.
+SLACK_S = 30.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one window saw. CPU and wall time in seconds; `load` and `engines` as they said it."""
+
+    wall_s: float
+    router_cpu_s: float | None
+    router_rss_bytes: int | None
+    engine_cpu_s: float
+    client_cpu_s: float
+    machine_busy_s: float
+    load: dict[str, Any]
+    engines: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the results file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    at: float
+    router: float | None
+    engine: float
+    client: float
+    machine: float
+
+
+def turn(scenario: Scenario, router: Router, logs: Path) -> Reading:
+    """Measure one router once."""
+    with ExitStack() as stack:
+        engines = stack.enter_context(_engines(scenario, logs))
+        said = engines.expect("ready", READY_S)
+        fleet = Fleet(said["decode"], said["prefill"])
+        process, targets = _start(router, fleet, logs, stack)
+        plan = _plan(scenario, targets)
+        load = stack.enter_context(Child(["load", plan.encode()], logs / "load.log"))
+        return _window(plan, process, engines, load)
+
+
+def _engines(scenario: Scenario, logs: Path) -> Child:
+    arguments = [
+        *("engine", "--decode", str(scenario.decode_engines)),
+        *("--prefill", str(scenario.prefill_engines), "--step", str(scenario.step_s)),
+    ]
+    return Child(arguments, logs / "engine.log")
+
+
+def _start(
+    router: Router, fleet: Fleet, logs: Path, stack: ExitStack
+) -> tuple[Process | None, list[str]]:
+    if router.command is None:
+        return None, list(fleet.decode)
+    port = free_port()
+    command = router.command(fleet, port)
+    process = stack.enter_context(Process(command, logs / f"{router.name}.log"))
+    base = f"http://127.0.0.1:{port}"
+    process.wait_ready(base + router.ready_path, READY_S)
+    return process, [base]
+
+
+def _plan(scenario: Scenario, targets: list[str]) -> Plan:
+    return Plan(
+        targets=[(urlsplit(url).hostname, urlsplit(url).port) for url in targets],
+        clients=scenario.clients,
+        tokens=scenario.tokens,
+        stream=scenario.stream,
+        prompt_bytes=scenario.prompt_bytes,
+        ramp_s=scenario.ramp_s,
+        window_s=scenario.window_s,
+        drain_s=DRAIN_S,
+    )
+
+
+def _window(plan: Plan, router: Process | None, engines: Child, load: Child) -> Reading:
+    load.expect("open", 2 * plan.ramp_s + SLACK_S)
+    before = _moment(router, engines, load)
+    engines.ask()
+    load.expect("close", plan.window_s + SLACK_S)
+    after = _moment(router, engines, load)
+    engine_figures = engines.ask()
+    rss = procfs.peak_rss_bytes(router.pid) if router else None
+    return Reading(
+        wall_s=after.at - before.at,
+        router_cpu_s=_difference(before.router, after.router),
+        router_rss_bytes=rss,
+        engine_cpu_s=after.engine - before.engine,
+        client_cpu_s=after.client - before.client,
+        machine_busy_s=after.machine - before.machine,
+        load=load.expect("report", plan.drain_s + SLACK_S),
+        engines=engine_figures,
+    )
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
+
+
+def _moment(router: Process | None, engines: Process, load: Process) -> _Moment:
+    return _Moment(
+        at=time.monotonic(),
+        router=procfs.cpu_s(router.pid) if router else None,
+        engine=procfs.cpu_s(engines.pid),
+        client=procfs.cpu_s(load.pid),
+        machine=procfs.machine_busy_s(),
+    )

@@ -1,0 +1,65 @@
+"""The other routers: where they live and how they are installed, each in an environment of its own.
+
+`python -m benchmarks peers install` creates them under ~/.cache/pd-router-peers, or where
+PD_ROUTER_PEERS points. It refuses to know how they are started.
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+INSTALL_COMMAND = "python -m benchmarks peers install"
+
+
+def home() -> Path:
+    """The directory of all peers."""
+    given = os.environ.get("PD_ROUTER_PEERS")
+    return Path(given) if given else Path.home() / ".cache" / "pd-router-peers"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A router from PyPI, pinned: figures are only worth something with a version beside them."""
+
+    name: str
+    requirement: str
+    script: str
+
+    @property
+    def executable(self) -> Path:
+        """The command that it installs."""
+        return home() / self.name / "bin" / self.script
+
+    @property
+    def version(self) -> str:
+        """The version that is asked for."""
+        return self.requirement.rpartition("==")[2]
+
+    def installed(self) -> bool:
+        """Whether the pinned version is there."""
+        names = self.requirement.partition("==")[0].replace("-", "_")
+        pattern = f"lib/python*/site-packages/{names}-{self.version}.dist-info"
+        return self.executable.exists() and any((home() / self.name).glob(pattern))
+
+    def install(self) -> None:
+        """Create the environment and install into it."""
+        place = home() / self.name
+        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, self.requirement], check=True)
+
+
+VLLM_ROUTER = Peer("vllm-router", "vllm-router==0.1.17", "vllm-router")
+PEERS = (VLLM_ROUTER,)
+
+
+def install() -> None:
+    """Install every peer that is not there yet."""
+    for peer in PEERS:
+        if peer.installed():
+            print(f"{peer.requirement}: already in {home() / peer.name}")
+        else:
+            print(f"{peer.requirement}: installing into {home() / peer.name}")
+            peer.install()

@@ -1,0 +1,168 @@
+"""How a comparison is shown and kept: rich tables on the terminal, JSON in a file.
+
+It refuses to compute: figures, ratios and verdicts come ready.
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from benchmarks.compare import Comparison, Turn
+from benchmarks.stats import METRICS, Metric, Summary
+
+NOTHING = "–"
+
+
+def cell(summary: Summary | None, digits: int) -> str:
+    """A median with its range."""
+    if summary is None:
+        return NOTHING
+    median = f"{summary.median:,.{digits}f}"
+    if summary.low == summary.high:
+        return median
+    return f"{median} [{summary.low:,.{digits}f}–{summary.high:,.{digits}f}]"
+
+
+def figures_table(comparison: Comparison) -> Table:
+    """Metrics down, routers across, then each router's ratio to the base."""
+    base, others = comparison.base, [r for r in comparison.routers if r != comparison.base]
+    table = Table()
+    table.add_column("")
+    for router in comparison.routers:
+        table.add_column(router, justify="right")
+    for router in others:
+        table.add_column(f"{router} / {base}", justify="right")
+    summaries = [comparison.summaries(router) for router in comparison.routers]
+    ratios = [comparison.ratios(router) for router in others]
+    for metric in _metrics(comparison):
+        cells = [cell(each[metric.key], metric.digits) for each in summaries]
+        cells += [cell(each[metric.key], 2) for each in ratios]
+        table.add_row(metric.title, *cells)
+    return table
+
+
+def _metrics(comparison: Comparison) -> list[Metric]:
+    return [m for m in METRICS if comparison.scenario.stream or not m.streams_only]
+
+
+def title(comparison: Comparison) -> str:
+    """The load in one line."""
+    scenario = comparison.scenario
+    engines = f"{scenario.decode_engines} decode"
+    if scenario.prefill_engines:
+        engines += f" + {scenario.prefill_engines} prefill"
+    return (
+        f"{scenario.name}: {scenario.about}; {scenario.clients} clients x {scenario.tokens} tokens,"
+        f" {engines} engines, {scenario.step_s * 1e3:.0f} ms per step"
+    )
+
+
+def caption(comparison: Comparison) -> str:
+    """How to read the figures."""
+    text = f"median and range of valid rounds; windows of {comparison.scenario.window_s} s"
+    if not comparison.scenario.stream:
+        text += "; TTFT is the time to the whole answer"
+    return text
+
+
+def guards_table(comparison: Comparison) -> Table:
+    """Whether the bench was the limit: one row per turn."""
+    table = Table()
+    headings = ("round", "router", "engine CPU", "client CPU", "others' CPU", "engine late p99 ms",
+                "client late p99 ms", "missed", "clients busy", "running", "verdict")  # fmt: skip
+    for heading in headings:
+        table.add_column(heading)
+    for turn in sorted(comparison.turns, key=lambda each: each.round):
+        table.add_row(str(turn.round + 1), turn.router, *_guard_cells(turn), _verdict(turn))
+    return table
+
+
+def _guard_cells(turn: Turn) -> list[str]:
+    guard = turn.guards
+    if guard is None:
+        return [NOTHING] * 8
+    cores = (guard.engine_cores, guard.client_cores, guard.other_cores)
+    late = (guard.engine_late_p99_s, guard.client_late_p99_s)
+    return [
+        *(f"{value:.2f}" for value in cores),
+        *(f"{value * 1e3:.1f}" for value in late),
+        f"{guard.missed_steps:.1%}",
+        f"{guard.concurrency:.0%}",
+        f"{guard.running:.0f}",
+    ]
+
+
+def _verdict(turn: Turn) -> str:
+    return "[red]VOID" if turn.void else "valid"
+
+
+def failures(comparison: Comparison) -> dict[str, dict[str, int]]:
+    """What failed, by router and reason."""
+    found: dict[str, dict[str, int]] = {}
+    for turn in comparison.turns:
+        for reason, count in (turn.reading.load["failures"] if turn.reading else {}).items():
+            reasons = found.setdefault(turn.router, {})
+            reasons[reason] = reasons.get(reason, 0) + count
+    return found
+
+
+def progress_line(turn: Turn) -> str:
+    """One line per finished turn."""
+    figures = turn.figures
+    if figures is None:
+        return f"round {turn.round + 1} {turn.router}: VOID: {'; '.join(turn.void)}"
+    shown = ("cpu_us_per_chunk", "cpu_us_per_request", "ttft_p99_ms", "failures")
+    titles = {metric.key: metric.title for metric in METRICS}
+    parts = (f"{titles[key]} {v:.1f}" for key in shown if (v := figures[key]) is not None)
+    return f"round {turn.round + 1} {turn.router}: " + ", ".join(parts)
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Print the report."""
+    if comparison.routers:
+        console.print("was the bench the limit? (a void turn is in no median)")
+        console.print(guards_table(comparison))
+        console.print(title(comparison))
+        console.print(figures_table(comparison))
+        console.print(caption(comparison))
+    for turn in comparison.turns:
+        if turn.log:
+            console.print(f"{turn.router}: {turn.void[0]}\n{turn.log}", markup=False)
+    for router, reasons in failures(comparison).items():
+        console.print(f"[red]{router} failed:[/red] {reasons}")
+    for router, reason in comparison.missing.items():
+        console.print(f"[red]{router} did not run:[/red] {reason}")
+
+
+def document(comparison: Comparison, command: Sequence[str], at: datetime) -> dict[str, Any]:
+    """Everything that a reader needs to judge the run or to repeat it."""
+    return {
+        "command": shlex.join(["python", "-m", "benchmarks", *command]),
+        "at": at.isoformat(timespec="seconds"),
+        "machine": machine.machine(),
+        "versions": machine.versions() | {"executable": sys.executable},
+        "revision": machine.revision(),
+        "scenario": comparison.scenario,
+        "base": comparison.base if comparison.routers else None,
+        "missing": comparison.missing,
+        "summaries": {router: comparison.summaries(router) for router in comparison.routers},
+        "ratios": {router: comparison.ratios(router) for router in comparison.routers},
+        "turns": [turn.as_dict() for turn in comparison.turns],
+    }
+
+
+def save(body: dict[str, Any], directory: Path) -> Path:
+    """Write the results file; its name says the scenario and the time."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stamp = body["at"].replace(":", "").replace("+0000", "Z")
+    path = directory / f"{body['scenario'].name}-{stamp}.json"
+    path.write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n")
+    return path

@@ -1,0 +1,65 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks import verdict
+from benchmarks.measure import Reading
+from benchmarks.scenarios import SCENARIOS, Scenario
+from tests.benchmarks.readings import SCENARIO, lateness, reading
+
+
+def reasons(seen: Reading, cores: int = 2) -> list[str]:
+    return verdict.reasons(verdict.guards(seen, SCENARIO, cores), SCENARIO)
+
+
+def test_a_bench_with_room_is_valid() -> None:
+    assert reasons(reading()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"engine_cpu_s": 3.6}, "engines used 0.90 of a core"),
+        ({"client_cpu_s": 3.6}, "client used 0.90 of a core"),
+        ({"engines": {"lateness": lateness(0.011)}}, "engines late: p99 11.0 ms"),
+        ({"load": {"lateness": lateness(0.011)}}, "client late: p99 11.0 ms"),
+        ({"engines": {"lateness": lateness(beats=96, missed=4)}}, "4.0% of decode steps missed"),
+        ({"load": {"active_mean": 9.0}}, "concurrency 90% of asked"),
+        ({"machine_busy_s": 7.92, "router_cpu_s": 0.04}, "others used 1.77 cores, 0.02 were idle"),
+    ],
+)
+def test_a_bench_that_was_the_limit_is_void(changes: dict[str, Any], words: str) -> None:
+    assert reasons(reading(**changes)) == [words]
+
+
+def test_a_slow_router_is_a_result() -> None:
+    slow = reading(router_cpu_s=7.0, machine_busy_s=7.9, load={"first_p99_s": 5.0})
+    assert reasons(slow) == []
+
+
+def test_a_loop_that_never_beat_is_late() -> None:
+    silent = {"lateness": lateness(p99_s=None, beats=0)}
+    assert reasons(reading(engines=silent)) == ["engines late: p99 4000.0 ms"]
+
+
+def test_others_on_a_large_machine_do_not_matter() -> None:
+    assert reasons(reading(machine_busy_s=7.9), cores=16) == []
+
+
+PD = replace(SCENARIOS["pd"], clients=10)
+
+
+def legs(seen: dict[str, int], *, routed: bool = True, scenario: Scenario = PD) -> list[str]:
+    return verdict.wrong_legs(reading(engines={"seen": seen}), scenario, routed)
+
+
+def test_two_legs_must_be_two() -> None:
+    assert legs({"decodes with handover": 5}) == []
+    assert legs({"decodes without handover": 5}) == ["5 decode legs without a prefill"]
+    assert legs({"bad handovers": 1}) == ["1 handovers that were changed"]
+
+
+def test_one_leg_is_right_where_there_is_no_router_or_no_prefill() -> None:
+    assert legs({"decodes without handover": 5}, routed=False) == []
+    assert legs({"decodes without handover": 5}, scenario=SCENARIO) == []

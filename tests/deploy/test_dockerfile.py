@@ -1,0 +1,113 @@
+"""Claims about the image that hold without building it."""
+
+import fnmatch
+import re
+
+import pytest
+
+from router.settings import Settings
+from tests.deploy.dockerfile import Instruction, Stage, read
+from tests.deploy.places import DOCKERFILE, DOCKERIGNORE, ROOT, project
+
+TEXT = DOCKERFILE.read_text()
+STAGES = read(TEXT)
+FINAL = STAGES[-1]
+
+
+def only(stage: Stage, name: str) -> Instruction:
+    """The one instruction of this name."""
+    (found,) = (one for one in stage if one.name == name)
+    return found
+
+
+def copied(stage: Stage) -> list[str]:
+    """The sources of what a stage copies from the build context."""
+    copies = [one.words for one in stage if one.name == "COPY"]
+    return [
+        source
+        for words in copies
+        if not words[0].startswith("--from=")
+        for source in words[:-1]
+        if not source.startswith("--")
+    ]
+
+
+def is_in_context(path: str) -> bool:
+    """Whether .dockerignore lets a path of the repository through; its last match decides."""
+    allowed = True
+    for line in DOCKERIGNORE.read_text().splitlines():
+        pattern = line.strip()
+        if not pattern or pattern.startswith("#"):
+            continue
+        wanted = pattern.startswith("!")
+        pattern = pattern.removeprefix("!").replace("**/", "*")
+        parents = path.split("/")
+        prefixes = ("/".join(parents[: n + 1]) for n in range(len(parents)))
+        if any(fnmatch.fnmatchcase(prefix, pattern) for prefix in prefixes):
+            allowed = wanted
+    return allowed
+
+
+def test_is_built_in_one_stage_and_runs_in_another() -> None:
+    assert len(STAGES) == 2
+    assert any("pip wheel" in one.text for one in STAGES[0])
+    assert not [one for one in FINAL if one.name == "RUN"]
+    assert copied(FINAL) == []
+
+
+def test_both_stages_are_of_one_slim_python_that_the_project_supports() -> None:
+    images = {only(stage, "FROM").words[0] for stage in STAGES}
+    assert images == {"python:${PYTHON}-slim-bookworm"}
+    default = re.search(r"^ARG PYTHON=(\d+)\.(\d+)$", TEXT, re.MULTILINE)
+    assert default is not None
+    low, high = re.findall(r"(\d+)\.(\d+)", project()["requires-python"])
+    assert tuple(map(int, low)) <= tuple(map(int, default.groups())) < tuple(map(int, high))
+
+
+def test_the_router_is_the_first_process_with_no_shell_around_it() -> None:
+    entry, command = only(FINAL, "ENTRYPOINT").exec_form, only(FINAL, "CMD").exec_form
+    assert entry == ["pd-router"]
+    assert command == ["serve"]
+    assert entry[0] in project()["scripts"]
+
+
+def test_the_user_is_a_number_and_not_root() -> None:
+    uid, _, gid = only(FINAL, "USER").text.partition(":")
+    assert uid.isdecimal()
+    assert gid.isdecimal()
+    assert int(uid) > 0
+    assert int(gid) > 0
+
+
+def test_the_lmcache_extra_is_installed() -> None:
+    assert "lmcache" in project()["optional-dependencies"]
+    runs = " ".join(one.text for one in STAGES[0] if one.name == "RUN")
+    assert runs.count("[lmcache]") == 2  # once as wheels, once out of them
+
+
+def test_the_port_is_the_routers_default() -> None:
+    assert only(FINAL, "EXPOSE").text == str(Settings.model_fields["port"].default)
+
+
+def test_what_is_copied_exists_and_is_in_the_context() -> None:
+    sources = copied(STAGES[0])
+    assert set(sources) >= {"pyproject.toml", "router", project()["readme"]}
+    assert set(sources) >= set(project()["license-files"])
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert is_in_context(source), source
+    assert is_in_context("router/py.typed")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [".git/config", ".env", ".venv/bin/python", "tests/deploy", "router/core/__pycache__", "x.pem"],
+)
+def test_nothing_else_is_in_the_context(path: str) -> None:
+    assert not is_in_context(path)
+
+
+def test_holds_no_secret() -> None:
+    declared = " ".join(one.text for stage in STAGES for one in stage if one.name in {"ARG", "ENV"})
+    assert not re.search(r"KEY|TOKEN|SECRET|PASSWORD", declared, re.IGNORECASE)
+    assert not [one for stage in STAGES for one in stage if one.name == "ADD"]

@@ -1,0 +1,122 @@
+"""The pods live, end, are found and are confined as they should be.
+
+Manifests are rendered and read as data. That Kubernetes takes them is not shown here.
+"""
+
+import re
+
+import pytest
+
+from tests.deploy.conftest import SettingsOf
+from tests.deploy.dockerfile import read
+from tests.deploy.places import DOCKERFILE, KUBERNETES, project
+from tests.deploy.rendered import Pods, Rendered, Unrendered, render
+
+LAST_FRAMES = 1
+"""Seconds that the router takes after its grace, for the last error frames."""
+
+
+def pre_stop(pods: Pods) -> int:
+    """Seconds that the pods sleep before SIGTERM."""
+    lifecycle = pods.container.get("lifecycle", {})
+    seconds: int = lifecycle["preStop"]["sleep"]["seconds"] if lifecycle else 0
+    return seconds
+
+
+class TestProbes:
+    def test_the_router_lives_and_is_ready_by_different_routes(self, rendered: Rendered) -> None:
+        router = rendered.router.container
+        assert router["livenessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+        assert router["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
+
+    def test_engines_answer_health(self, rendered: Rendered) -> None:
+        for pool in rendered.engines.values():
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                asked = pool.container[probe]["httpGet"]
+                assert asked == {"path": "/health", "port": "http"}
+
+    def test_an_engine_gives_up_its_start_before_kubernetes_does(self, rendered: Rendered) -> None:
+        for pool in rendered.engines.values():
+            probe = pool.container["startupProbe"]
+            own = int(pool.variables["VLLM_ENGINE_READY_TIMEOUT_S"]["value"])
+            assert probe["periodSeconds"] * probe["failureThreshold"] > own
+
+
+class TestShutdown:
+    def test_streams_get_their_grace_before_the_kill(
+        self, rendered: Rendered, settings_of: SettingsOf
+    ) -> None:
+        needed = pre_stop(rendered.router) + settings_of(rendered).shutdown_grace + LAST_FRAMES
+        assert rendered.router.spec["terminationGracePeriodSeconds"] > needed
+
+    def test_endpoints_are_withdrawn_before_sigterm(self, rendered: Rendered) -> None:
+        assert pre_stop(rendered.router) >= 5
+
+    def test_engines_outlive_a_leaving_routers_streams(
+        self, rendered: Rendered, settings_of: SettingsOf
+    ) -> None:
+        router = pre_stop(rendered.router) + settings_of(rendered).shutdown_grace
+        for pool in rendered.engines.values():
+            drain = int(pool.option("--shutdown-timeout") or 0)
+            assert drain > router
+            assert pool.spec["terminationGracePeriodSeconds"] > pre_stop(pool) + drain
+
+
+class TestSelectors:
+    def test_workloads_own_their_pods_and_no_others(self, rendered: Rendered) -> None:
+        for pods in rendered.workloads:
+            selector = pods.workload["spec"]["selector"]["matchLabels"]
+            assert rendered.selected(selector) == [pods.name]
+
+    def test_services_and_budgets_take_one_workload_each(self, rendered: Rendered) -> None:
+        services = [s["spec"]["selector"] for s in rendered.of("Service").values()]
+        budgets = [
+            b["spec"]["selector"]["matchLabels"]
+            for b in rendered.of("PodDisruptionBudget").values()
+        ]
+        names = sorted(pods.name for pods in rendered.workloads)
+        for selectors in (services, budgets):
+            assert sorted(name for s in selectors for name in rendered.selected(s)) == names
+
+    def test_the_routers_service_reaches_its_port(self, rendered: Rendered) -> None:
+        (port,) = rendered.of("Service")[rendered.router.name]["spec"]["ports"]
+        assert port["targetPort"] in rendered.router.ports
+
+
+class TestSecurity:
+    def test_the_router_is_not_root_and_writes_nothing(self, rendered: Rendered) -> None:
+        pod, container = rendered.router.spec, rendered.router.container
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+    def test_the_router_runs_as_the_images_user(self, rendered: Rendered) -> None:
+        context = rendered.router.spec["securityContext"]
+        (user,) = (one.text for one in read(DOCKERFILE.read_text())[-1] if one.name == "USER")
+        assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
+
+    def test_nobody_gets_a_token_of_the_api_server(self, rendered: Rendered) -> None:
+        assert all(p.spec["automountServiceAccountToken"] is False for p in rendered.workloads)
+        account = rendered.router.spec["serviceAccountName"]
+        assert rendered.of("ServiceAccount")[account]["automountServiceAccountToken"] is False
+
+    def test_services_do_not_become_variables(self, rendered: Rendered) -> None:
+        """A Service named pd-router would set PD_ROUTER_PORT, one named vllm VLLM_PORT."""
+        assert all(p.spec["enableServiceLinks"] is False for p in rendered.workloads)
+
+
+def test_images_have_versions(rendered: Rendered) -> None:
+    assert rendered.router.container["image"].endswith(f"pd-router:{project()['version']}")
+    for pool in rendered.engines.values():
+        assert re.fullmatch(r"\S+:v\d+\.\d+\.\d+", pool.container["image"])
+
+
+def test_a_missing_kubectl_is_named_with_the_way_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Unrendered, match="apt-get install -y kubernetes-client"):
+        render(KUBERNETES / "overlays" / "plain")
