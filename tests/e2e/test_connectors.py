@@ -110,7 +110,7 @@ async def test_lmcache_answers_as_one_engine_does_and_moves_the_kv_cache(
     session: aiohttp.ClientSession, notify: bool, unused_tcp_port: int
 ) -> None:
     bind = f"tcp://127.0.0.1:{unused_tcp_port}"
-    lmcache = {"model": MODEL, "connector": "lmcache"}
+    lmcache: dict[str, Any] = {"model": MODEL, "connector": "lmcache"}
     async with (
         serve_engine(EngineConfig(model=MODEL)) as alone,
         serve_engine(EngineConfig(**lmcache, role="decode")) as d0,

@@ -15,7 +15,7 @@ from tests.core.cast import reply, request, sample
 STREAM = sample("completions_stream.sse")
 HEAD = (
     b'data: {"id":"cmpl-ab6948aff66e09d1","object":"text_completion","created":1795232911,'
-    b'"model":"tiny","choices":[{"finish_reason":null,"index":0,"text":"Once","logprobs":null,'
+    b'"model":"tiny","choices":[{"index":0,"text":"Once","logprobs":null,"finish_reason":null,'
     b'"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]}\n\n'
 )
 USAGE = b'"usage":{"prompt_tokens":9,"total_tokens":17,"completion_tokens":8}'
