@@ -109,9 +109,9 @@ class Router:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        self._prober.start()
         if self._kv_ready is not None:
             self._kv_ready.start()
+        self._prober.start()
         try:
             yield
         finally:
