@@ -1,6 +1,10 @@
 """A receiver as the prefill engines are told of it."""
 
+import orjson
+
 from router.core.plans.lmcache_receivers import Receiver
+
+RECEIVER = Receiver("d0.kv", (7300, 7301), (7400, 7401))
 
 
 def test_a_receiver_writes_lmcaches_disagg_spec() -> None:
