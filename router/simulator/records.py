@@ -12,6 +12,8 @@ __all__ = ["Records", "Request"]
 _BYTES = 64 << 20
 """All remembered bodies together; the oldest requests are forgotten first."""
 _IDS = 100_000
+_PATHS = 1_000
+"""Different paths that are counted: clients choose them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Records:
     def add(self, request: Request) -> None:
         """Probes and the simulator's own routes are counted, not remembered."""
         name = f"{request.method} {request.path}"
-        if name in self.paths or len(self.paths) < self._limit:
+        if name in self.paths or len(self.paths) < _PATHS:
             self.paths[name] = self.paths.get(name, 0) + 1
         if request.path.startswith("/sim/") or request.path in _PROBES:
             return

@@ -98,6 +98,7 @@ async def test_nixl_answers_as_one_engine_does_and_moves_the_kv_cache(
             await compare(session, router, alone.url, path, body)
         assert moved(d0) + moved(d1) > 0
         assert prefill.state["references"]["read"] == len(REQUESTS)
+        assert prefill.state["references"]["altered"] == 0
         assert prefill.state["pinned_blocks"] == 0
 
         before = moved(d0) + moved(d1)

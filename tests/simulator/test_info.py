@@ -163,6 +163,12 @@ class TestRecords:
                 await complete(client, engine, prompt=prompt)
             assert [request.body["prompt"] for request in engine.requests] == ["b", "c"]
 
+    async def test_paths_are_counted_even_if_nothing_is_remembered(self, client):
+        async with serve_engine(EngineConfig(request_log=0)) as engine:
+            await complete(client, engine)
+            assert not engine.requests
+            assert engine.state["paths"] == {"POST /v1/completions": 1}
+
     async def test_they_can_be_forgotten(self, client, engine):
         await complete(client, engine)
         async with client.delete(engine.url + "/sim/requests"):
