@@ -14,7 +14,6 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
-from router.core.plans import lmcache_receivers
 from router.core.urls import normalise
 
 __all__ = [
@@ -180,14 +179,14 @@ class Receiver(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     receiver_host: Text
-    receiver_init_port: Ports
-    receiver_alloc_port: Ports
+    receiver_init_port: Annotated[Ports, Field(min_length=1)]
+    receiver_alloc_port: Annotated[Ports, Field(min_length=1)]
 
     @model_validator(mode="after")
     def _one_per_rank(self) -> Self:
-        lmcache_receivers.Receiver(
-            self.receiver_host, self.receiver_init_port, self.receiver_alloc_port
-        )
+        init, alloc = len(self.receiver_init_port), len(self.receiver_alloc_port)
+        if init != alloc:
+            raise ValueError(f"{init} init and {alloc} alloc ports: there is one of each per rank")
         return self
 
 

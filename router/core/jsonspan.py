@@ -11,7 +11,8 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 __all__ = ["member", "value_end", "with_member"]
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# A string that is cut off reaches to the end; possessive, so that it is read once.
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _SCALAR_END = re.compile(rb"[,}\]\s]")
 _decode = json.JSONDecoder().raw_decode
 

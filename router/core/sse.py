@@ -42,31 +42,35 @@ class Cutter:
     __slots__ = ("_tail",)
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._tail = bytearray()
 
     def feed(self, data: bytes) -> bytes:
         """The whole events that `data` completes; what follows them is kept."""
-        if self._tail:
-            data = self._tail + data
-            self._tail = b""
-        if data.endswith(b"\n\n"):
+        tail = self._tail
+        if not tail and data.endswith(b"\n\n"):
             return data
-        cut = _last_end(data)
-        if cut == 0 and len(data) > MAX_EVENT_BYTES:
-            return data
-        self._tail = data[cut:]
-        return data[:cut]
+        # A large event comes in thousands of pieces, so each byte is looked at once; of an end that
+        # spans two pieces at most two bytes have been looked at before.
+        start = max(0, len(tail) - 2)
+        tail += data
+        cut = _last_end(tail, start)
+        if cut == 0 and len(tail) > MAX_EVENT_BYTES:
+            cut = len(tail)
+        whole = bytes(tail[:cut])
+        del tail[:cut]
+        return whole
 
     def rest(self) -> bytes:
         """What came after the last whole event."""
-        rest, self._tail = self._tail, b""
+        rest = bytes(self._tail)
+        self._tail.clear()
         return rest
 
 
-def _last_end(data: bytes) -> int:
-    """The offset behind the last event end, 0 if there is none."""
-    cut = data.rfind(b"\n\n") + 2
-    crlf = data.rfind(b"\n\r\n") + 3
+def _last_end(data: bytearray, start: int) -> int:
+    """The offset behind the last event end at or after `start`, 0 if there is none."""
+    cut = data.rfind(b"\n\n", start) + 2
+    crlf = data.rfind(b"\n\r\n", start) + 3
     return max(cut if cut > 1 else 0, crlf if crlf > 2 else 0)
 
 

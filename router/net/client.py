@@ -75,9 +75,8 @@ class ClientProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._unparsed > MAX_HEAD_BYTES:  # a line without an end: the parser keeps all of it
             self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
-        elif self._head_timer is None and not self._is_deaf:
-            if self._in_head or not self._is_answering:
-                self._arm_head_timer()
+        elif self._awaits_head and self._head_timer is None:
+            self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client left: whatever works for it stops now."""
@@ -177,6 +176,10 @@ class ClientProtocol(HttpToolsProtocol):
     # What follows from it.
 
     @property
+    def _awaits_head(self) -> bool:
+        return not self._is_deaf and (self._in_head or not self._is_answering)
+
+    @property
     def _is_answering(self) -> bool:
         """Whether a request has come whose answer is not over."""
         cycle = self.cycle  # None before the first request, whatever its annotation says
@@ -252,6 +255,7 @@ class ClientReply:
         "_task",
         "_transport",
         "_upstream",
+        "is_corked",
         "is_gone",
         "is_started",
     )
@@ -266,6 +270,8 @@ class ClientReply:
         self._chunked = False
         self._stream_of: RouteKind | None = None
         self._paused = False
+        self.is_corked = False
+        """Whether what is written waits for `finish`, so that the end goes out with it."""
         self.is_gone = False
         self.is_started = False
 
@@ -326,6 +332,11 @@ class ClientReply:
             self._upstream.resume_reading()
 
     @property
+    def has_whole_body(self) -> bool:
+        """Whether the request's body has arrived to its end."""
+        return not self._cycle.more_body
+
+    @property
     def is_paused(self) -> bool:
         """Whether the client is the one to wait for."""
         return self._paused
@@ -374,7 +385,10 @@ class ClientReply:
         if self._head:
             data = self._head + data
             self._head = b""
-        self._transport.write(data)
+        if self.is_corked:
+            self._head = data
+        else:
+            self._transport.write(data)
 
     def flush(self) -> None:
         """Send the head if it still waits for a body."""

@@ -22,8 +22,8 @@ class Sink(Protocol):
     def on_head(self, status: int, headers: HeaderList) -> None:
         """The status and headers (names in lower case) have arrived."""
 
-    def on_data(self, data: bytes) -> None:
-        """The body bytes of one read have arrived."""
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
+        """The body bytes of one read have arrived; after the last ones `on_end` follows at once."""
 
     def on_end(self) -> None:
         """The answer is complete."""
@@ -123,7 +123,7 @@ class EngineConnection(asyncio.Protocol):
         if self._parts and self._sink is sink:
             data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
-            sink.on_data(data)
+            sink.on_data(data, is_last=self._complete)
         if self._sink is not sink:
             return
         if self._complete:

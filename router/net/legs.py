@@ -50,7 +50,7 @@ class Collector:
         self._seen(status)
         self._reply = Reply(status, tuple(headers))
 
-    def on_data(self, data: bytes) -> None:
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Keep a piece of body."""
         self._parts.append(data)
         self._size += len(data)
@@ -144,11 +144,12 @@ class Relay:
             self._on_data = Relay._pass
             self._on_end = Relay._end
 
-    def on_data(self, data: bytes) -> None:
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Take one read's worth of body."""
         if self.outcome.done():  # the client left in this very turn of the event loop
             return
         self._heard_at = self._loop.time()
+        self._reply.is_corked = is_last
         self._on_data(self, data)
 
     def on_end(self) -> None:
@@ -273,6 +274,7 @@ class Relay:
         self._reply.write(data)
 
     def _settle(self, outcome: Reply | Failure | None) -> None:
+        self._reply.is_corked = False
         self._silence.forget(self)
         self._reply.unbind()
         _settle(self.outcome, outcome)

@@ -124,7 +124,7 @@ class Front:
     ) -> None:
         if scope["method"] != "POST":
             raise MethodNotAllowed(f"{route.path} takes POST, not {scope['method']}.")
-        raw = await self._body(fields, receive)
+        raw = await self._body(fields, receive, reply)
         reply.listen()
         kind = fields.get(b"content-type", b"")
         facts = facts_of.read(route, kind, raw, scope["query_string"])
@@ -138,26 +138,31 @@ class Front:
         """Unique, not secret: uuid4 asks the kernel for every one."""
         return f"{self._random.getrandbits(128):032x}"
 
-    async def _body(self, fields: Fields, receive: Receive) -> bytes:
-        limit = self._limits.body_bytes
-        _check_framing(fields, limit)
-        parts = []
-        size = 0
+    async def _body(self, fields: Fields, receive: Receive, reply: ClientReply) -> bytes:
+        _check_framing(fields, self._limits.body_bytes)
+        if reply.has_whole_body:  # as almost always: there is nothing to wait for
+            return await self._read(receive)
         try:
             async with asyncio.timeout(self._limits.body_seconds):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise asyncio.CancelledError
-                    parts.append(message["body"])
-                    size += len(message["body"])
-                    if size > limit:
-                        raise BodyTooLarge(f"The body is larger than {limit} bytes.")
-                    more = message["more_body"]
+                return await self._read(receive)
         except TimeoutError:
             seconds = self._limits.body_seconds
             raise BodyTooSlow(f"The body did not arrive within {seconds:g} s.") from None
+
+    async def _read(self, receive: Receive) -> bytes:
+        limit = self._limits.body_bytes
+        parts = []
+        size = 0
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise asyncio.CancelledError
+            parts.append(message["body"])
+            size += len(message["body"])
+            if size > limit:
+                raise BodyTooLarge(f"The body is larger than {limit} bytes.")
+            more = message["more_body"]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

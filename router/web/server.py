@@ -46,10 +46,11 @@ class Server(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=int(settings.keep_alive_timeout),
-                timeout_graceful_shutdown=int(settings.shutdown_grace),
             )
         )
+        # Typed as integers by uvicorn, used as seconds in timers: half a second is not none.
+        self.config.timeout_keep_alive = settings.keep_alive_timeout  # type: ignore[assignment]
+        self.config.timeout_graceful_shutdown = settings.shutdown_grace  # type: ignore[assignment]
         self._lifecycle = router.lifecycle
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -145,6 +145,13 @@ def test_a_value_that_is_cut_off_reaches_to_the_end(cut: bytes) -> None:
     assert value_end(cut, 0) == len(cut)
 
 
+@pytest.mark.parametrize("piece", [b'"\\', b'\\"', b'"', b"[", b'["', b"x"])
+def test_a_large_value_that_is_cut_off_is_read_once(piece: bytes) -> None:
+    # Reading it once for each quote in it would take longer than any test may.
+    cut = b'["' + piece * 300_000
+    assert 0 < value_end(cut, 0) <= len(cut)
+
+
 @pytest.mark.parametrize("name", ["prefill_chat.json", "prefill_completions.json"])
 def test_a_recorded_reference_is_found(name: str) -> None:
     document = sample(name)

@@ -91,6 +91,15 @@ def test_an_event_over_the_limit_passes_in_pieces() -> None:
     assert cutter.feed(b"end\n\n") == b"end\n\n"
 
 
+def test_a_large_event_passes_when_it_came_byte_by_byte() -> None:
+    cutter = Cutter()
+    event = b"data: %b\r\n\r\n" % (b"x" * 50_000)
+    passed = [cutter.feed(bytes([byte])) for byte in event]
+    # The last byte is the one that completes it.
+    assert passed[-1] == event
+    assert not any(passed[:-1])
+
+
 def test_a_recorded_stream_passes_whole_however_it_is_cut() -> None:
     stream = sample("chat_stream.sse")
     for size in (1, 7, 100, 1460):

@@ -52,7 +52,7 @@ class Answer:
         self.status: int = head.status_code
         self.headers: Headers = list(head.headers)
         self.version: bytes = head.http_version
-        self.body = b""
+        self._body = bytearray()
         self.is_over = False
 
     def __repr__(self) -> str:
@@ -61,6 +61,11 @@ class Answer:
     def values(self, name: bytes) -> list[bytes]:
         """All values of a header."""
         return [value for key, value in self.headers if key == name]
+
+    @property
+    def body(self) -> bytes:
+        """What has come so far."""
+        return bytes(self._body)
 
     @property
     def json(self) -> Any:
@@ -80,11 +85,11 @@ class Answer:
 
     async def more(self) -> None:
         """Read until there is more, or the end."""
-        before = len(self.body)
-        while not self.is_over and len(self.body) == before:
+        before = len(self._body)
+        while not self.is_over and len(self._body) == before:
             event = await self._client.event(self._parser)
             if isinstance(event, h11.Data):
-                self.body += event.data
+                self._body += event.data
             else:
                 assert isinstance(event, h11.EndOfMessage), event
                 assert not list(event.headers)
@@ -93,7 +98,7 @@ class Answer:
 
     async def until(self, text: bytes) -> "Answer":
         """Read until the body so far ends with `text`."""
-        while not self.body.endswith(text):
+        while not self._body.endswith(text):
             assert not self.is_over, self
             await self.more()
         return self
@@ -130,6 +135,7 @@ class Client:
         self.writer.write(data)
         async with asyncio.timeout(SECONDS):
             await self.writer.drain()
+            await asyncio.sleep(0)  # the loop turns, even if all was sent at once
 
     async def ask(self, path: str, body: object = None, *headers: tuple[bytes, bytes]) -> Answer:
         """POST, and read the whole answer."""

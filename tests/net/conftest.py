@@ -3,12 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
 from tests.net.house import Complaints, House
+from tests.net.tls import make_certificate
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
@@ -27,10 +29,16 @@ def complaints() -> Iterator[list[str]]:
     assert handler.lines == []
 
 
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1, its key beside it."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
 @pytest.fixture
-async def house(complaints: list[str]) -> AsyncIterator[House]:
+async def house(complaints: list[str], certificate: Path) -> AsyncIterator[House]:
     """Engines and routers; at the end none may hold anything or have failed in a callback."""
-    house = House()
+    house = House(certificate)
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     yield house

@@ -3,16 +3,18 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from router.core.events import Event, RequestEnded
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint
 from router.net.pool import EnginePool
 from router.settings import Settings
 from router.web.app import Router
 from router.web.server import Server
 from tests.net.client import SECONDS, Client
 from tests.net.engine import ScriptedEngine
+from tests.net.tls import server_context
 
 __all__ = ["House", "Running", "eventually"]
 
@@ -32,11 +34,10 @@ async def eventually(holds: Callable[[], object], what: Callable[[], object] = s
 
 
 class WatchedRouter(Router):
-    """Notes what is observed, and wakes those who wait for it."""
+    """Notes what is observed."""
 
     def __init__(self, settings: Settings) -> None:
         self.events: list[Event] = []
-        self.news = asyncio.Condition()
         super().__init__(settings)
 
     def observe(self, event: Event) -> None:
@@ -132,15 +133,19 @@ class Running:
 
 
 class House:
-    """Makes engines and routers for one test, and ends them."""
+    """Makes engines and routers for one test, and ends them.
 
-    def __init__(self) -> None:
+    `certificate` is trusted by its routers and used by its engines that speak TLS.
+    """
+
+    def __init__(self, certificate: Path) -> None:
+        self.certificate = certificate
         self.engines: list[ScriptedEngine] = []
         self.routers: list[Running] = []
 
-    async def engine(self, *, listening: bool = True, **options: Any) -> ScriptedEngine:
+    async def engine(self, *, listening: bool = True, tls: bool = False) -> ScriptedEngine:
         """An engine."""
-        engine = ScriptedEngine(**options)
+        engine = ScriptedEngine(server_context(self.certificate) if tls else None)
         self.engines.append(engine)
         if listening:
             await engine.listen()
@@ -154,14 +159,18 @@ class House:
         **settings: Any,
     ) -> Running:
         """A router in front of these engines; waits until they are up unless told otherwise."""
-        calm = {"health_check_interval": NEVER, "engine_stats_interval": NEVER}
+        usual: dict[str, Any] = {
+            "health_check_interval": NEVER,
+            "engine_stats_interval": NEVER,
+            "engine_ca_file": self.certificate,  # reading the system's takes 20 ms
+        }
         running = Running(
             Settings(
                 host="127.0.0.1",
                 port=0,
                 decode=[engine.url for engine in decode],
                 prefill=[engine.url for engine in prefill],
-                **{**calm, **settings},
+                **{**usual, **settings},
             )
         )
         self.routers.append(running)
@@ -191,5 +200,3 @@ class Complaints(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(logging.Formatter().format(record))
 
-
-DECODE = Role.DECODE

@@ -1,0 +1,255 @@
+"""Whoever reads slowly makes the other side wait; the router keeps little in between."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.net.asks import (
+    COMPLETIONS,
+    DONE,
+    EMBEDDINGS,
+    STREAM,
+    answer_remotely,
+    completion,
+    token,
+)
+from tests.net.client import Client, request
+from tests.net.engine import (
+    LAST_CHUNK,
+    Call,
+    Connection,
+    ScriptedEngine,
+    chunk,
+    json_reply,
+    sse_head,
+)
+from tests.net.house import House, Running, eventually
+
+SMALL = 4096
+"""A receive buffer; the kernel doubles it."""
+
+ROUTER_KEEPS = 1 << 20
+"""Bytes: a write buffer's high-water mark (64 KiB), one read of the event loop (250 kB) on top, and
+the same again in the cutter. The kernel's own buffers are not the router's."""
+
+EVENT = token("x" * 1000)
+
+
+class Pump:
+    """An engine's answer that never ends, written as fast as the router takes it."""
+
+    def __init__(self, router: Running, call: Call, piece: bytes) -> None:
+        self._router = router
+        self._transport = call.connection.transport
+        self._piece = piece
+        self.written = 0
+        """Bytes of body that the engine has written."""
+
+    def fill(self) -> None:
+        """Keep something to send in the engine's own buffer."""
+        while self._transport.get_write_buffer_size() < 1 << 20:
+            self._transport.write(chunk(self._piece) * 100)
+            self.written += len(self._piece) * 100
+
+    async def until_stuck(self) -> None:
+        """Write until the router takes no more.
+
+        It pauses now and then while the kernel can still take something for the client. When it
+        stands still over two of its event loop's turns it does so for good.
+        """
+        bystander = await self._router.client()
+
+        async def stands_still() -> bool:
+            before = _buffered(self._router)
+            self.fill()
+            for _ in range(2):
+                await bystander.get("/version")
+            return before > 0 and before == _buffered(self._router)
+
+        while not await stands_still():
+            pass
+
+
+def _buffered(router: Running) -> int:
+    """What the router itself holds for its clients."""
+    return sum(each.transport.get_write_buffer_size() for each in _connections(router))
+
+
+def _connections(router: Running) -> list[Any]:
+    """The router's connections to clients."""
+    return list(router.server.server_state.connections)
+
+
+def _is_read_from(router: Running, engine: ScriptedEngine) -> bool:
+    (connection,) = router.pool(engine)._open
+    return connection._transport.is_reading()
+
+
+async def _streaming(house: House, way: str) -> tuple[Running, Client, Call]:
+    """A client with a small buffer, and the decode engine's call for it."""
+    prefill, decode = await house.engine(), await house.engine()
+    prefill.answer_all(answer_remotely)
+    router = await house.router(decode, prefill=(prefill,) if way == "remote" else ())
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, STREAM))
+    return router, client, await decode.call()
+
+
+@pytest.mark.parametrize("way", ["direct", "remote"])
+async def test_a_client_that_stops_reading_stops_its_engine_and_gets_all_bytes_later(
+    house: House, way: str
+) -> None:
+    router, client, call = await _streaming(house, way)
+    call.send(sse_head())
+    pump = Pump(router, call, EVENT)
+    await pump.until_stuck()
+    assert 0 < _buffered(router) < ROUTER_KEEPS
+    assert not _is_read_from(router, house.engines[1])
+    call.send(chunk(DONE), LAST_CHUNK)
+    answer = await (await client.begin()).rest()
+    assert answer.body == EVENT * (pump.written // len(EVENT)) + DONE
+    await router.is_quiet()
+    assert router.pool(house.engines[1]).idle == 1
+
+
+async def test_one_client_that_does_not_read_delays_nobody_else(house: House) -> None:
+    router, _, call = await _streaming(house, "direct")
+    call.send(sse_head())
+    await Pump(router, call, EVENT).until_stuck()
+    other = await router.client()
+    await other.send(request(COMPLETIONS, STREAM))
+    second = await house.engines[1].call()
+    second.stream(token("a"), DONE)
+    second.end()
+    assert (await other.answer()).body == token("a") + DONE
+
+
+async def test_a_passed_through_answer_waits_for_its_client_too(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    call = await engine.call()
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\ntransfer-encoding: chunked\r\n\r\n")
+    pump = Pump(router, call, bytes(range(256)) * 8)
+    await pump.until_stuck()
+    assert _buffered(router) < ROUTER_KEEPS
+    call.send(LAST_CHUNK)
+    answer = await (await client.begin()).rest()
+    assert answer.body == bytes(range(256)) * 8 * (pump.written // 2048)
+
+
+async def test_a_reused_connection_is_read_from_after_a_slow_client(house: House) -> None:
+    router, client, call = await _streaming(house, "direct")
+    call.send(sse_head())
+    await Pump(router, call, EVENT).until_stuck()
+    call.send(LAST_CHUNK)
+    await client.answer()
+    engine = house.engines[1]
+    assert router.pool(engine).idle == 1
+    await client.send(request(COMPLETIONS, STREAM))
+    again = await engine.call()
+    assert again.connection is call.connection
+    again.stream(DONE)
+    again.end()
+    assert (await client.answer()).body == DONE
+
+
+async def test_a_client_that_never_reads_again_is_cut_off(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, client_stall_timeout=0.05)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.send(sse_head(), *[chunk(EVENT)] * 10_000)
+    await call.left()
+    assert (await router.record()).outcome == "client_left"
+    await eventually(lambda: not router.server.server_state.connections)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
+    house: House, path: str
+) -> None:
+    """The request is over then; what is left is a buffer and a socket."""
+    engine = await house.engine()
+    router = await house.router(engine, client_stall_timeout=0.05)
+    client = await router.client(receive_buffer=SMALL)
+    engine.answer_all(lambda call: call.send(json_reply(b'"' + b"x" * 20_000_000 + b'"')))
+    await client.send(request(path, completion()))
+    assert (await router.record()).status == 200
+    await eventually(lambda: not router.server.server_state.connections)
+
+
+async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(house: House) -> None:
+    """Each time its buffer has emptied the patience begins anew."""
+    engine = await house.engine()
+    router = await house.router(engine, client_stall_timeout=3600)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.send(sse_head())
+    (connection,) = _connections(router)
+    pump = Pump(router, call, EVENT)
+    await pump.until_stuck()
+    first = connection._stall_timer
+    assert first is not None
+    answer = await client.begin()
+    while connection._stall_timer is first:
+        pump.fill()
+        await answer.more()
+    assert first.cancelled()
+    call.end()
+    await answer.rest()
+    await eventually(lambda: connection._stall_timer is None)
+
+
+async def test_a_silent_engine_is_not_blamed_while_its_client_does_not_read(
+    house: House,
+) -> None:
+    router, client, call = await _streaming(house, "direct")
+    call.send(sse_head())
+    pump = Pump(router, call, EVENT)
+    await pump.until_stuck()
+    (relay,) = router.router._silence._watched
+    now = asyncio.get_running_loop().time()
+    for hours in range(1, 4):
+        relay.check_silence(now + hours * 3600)
+    call.send(LAST_CHUNK)
+    assert (await client.answer()).body == EVENT * (pump.written // len(EVENT))
+
+
+# The other way: an engine that reads slowly.
+
+
+async def test_a_large_body_waits_for_a_slow_engine_and_arrives_whole(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+
+    def pause(connection: Connection) -> None:
+        connection.transport.pause_reading()
+
+    engine.on_connect = pause
+    body = completion("x" * 30_000_000)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, body))
+    await eventually(lambda: engine.connections and router.pool(engine).open == 1)
+    engine.connections[-1].transport.resume_reading()
+    call = await engine.call()
+    assert call.json == body
+    call.send(json_reply({}))
+    assert (await client.answer()).status == 200
+
+
+async def test_an_upload_is_not_read_faster_than_it_is_taken(house: House) -> None:
+    """A body is refused as soon as it is too large: what is held is bounded by the limit."""
+    engine = await house.engine()
+    router = await house.router(engine, max_body_bytes=100_000)
+    client = await router.client()
+    await client.send(
+        request(COMPLETIONS, chunk(b"x" * 90_000), (b"transfer-encoding", b"chunked"))
+    )
+    await client.send(chunk(b"x" * 20_000))
+    assert (await client.answer()).status == 413
+    assert engine.seen == 0

@@ -1,0 +1,579 @@
+"""Every refusal has its true status and OpenAI's shape, and costs no engine anything."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from router.core.events import RequestEnded
+from tests.net.asks import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    STREAM,
+    completion,
+)
+from tests.net.client import Answer, Truncated, request
+from tests.net.engine import chunk, json_reply
+from tests.net.house import House, Running, eventually
+
+
+async def raw(router: Running, data: bytes, method: str = "POST") -> Answer:
+    """What these bytes are answered on a connection of their own."""
+    client = await router.client()
+    await client.send(data)
+    return await client.answer(method)
+
+
+def _connections(router: Running) -> list[Any]:
+    """The router's connections to clients."""
+    return list(router.server.server_state.connections)
+
+
+# Bodies.
+
+BAD_BODIES = {
+    "empty": b"",
+    "no JSON": b"{",
+    "more than JSON": b"{} {}",
+    "bad UTF-8": b'{"a":"\xff"}',
+    "NaN": b'{"a":NaN}',
+    "an array": b"[]",
+    "a string": b'"a"',
+    "null": b"null",
+    "too deep": b'{"a":' * 2000 + b"1" + b"}" * 2000,
+    "a model that is a number": b'{"model":1}',
+}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS])
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
+async def test_a_body_that_no_engine_could_read_is_400(
+    house: House, path: str, body: bytes
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    answer = await router.ask(path, body)
+    assert answer.status == 400
+    assert answer.error["type"] == "BadRequestError"
+    assert answer.error["param"] in ("body", "model")
+    assert engine.seen == 0
+
+
+async def test_a_refusal_leaves_the_connection_usable(house: House) -> None:
+    engine = await house.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await house.router(engine)
+    client = await router.client()
+    for _ in range(3):
+        assert (await client.ask(COMPLETIONS, b"{")).status == 400
+        assert (await client.ask(COMPLETIONS, completion())).status == 200
+
+
+async def test_a_model_that_no_engine_serves_is_404(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    answer = await router.ask(COMPLETIONS, {"model": "gpt-5", "prompt": "x"})
+    assert answer.status == 404
+    assert answer.error["param"] == "model"
+    assert answer.error["message"] == "The model `gpt-5` does not exist."
+    assert engine.seen == 0
+
+
+async def test_a_refusal_names_the_request_and_is_recorded(house: House) -> None:
+    router = await house.router(await house.engine())
+    answer = await router.ask(COMPLETIONS, b"{", (b"x-request-id", b"mine"))
+    assert answer.values(b"x-request-id") == [b"mine"]
+    record = await router.record()
+    assert (record.request_id, record.status, record.outcome) == ("mine", 400, "error")
+    assert record.error == answer.error["message"]
+
+
+@pytest.mark.parametrize("coding", [b"gzip", b"br", b"GZIP", b"gzip, identity", b"zstd"])
+async def test_a_compressed_body_is_415(house: House, coding: bytes) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    answer = await router.ask(COMPLETIONS, b"\x1f\x8b", (b"content-encoding", coding))
+    assert answer.status == 415
+    assert answer.error["type"] == "UnsupportedMediaTypeError"
+
+
+async def test_identity_is_no_compression(house: House) -> None:
+    engine = await house.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await house.router(engine)
+    answer = await router.ask(COMPLETIONS, completion(), (b"content-encoding", b"Identity"))
+    assert answer.status == 200
+
+
+async def test_a_post_that_declares_no_body_is_411(house: House) -> None:
+    router = await house.router(await house.engine())
+    answer = await raw(router, request(COMPLETIONS))
+    assert answer.status == 411
+    assert answer.error["type"] == "LengthRequiredError"
+
+
+# Sizes.
+
+LIMIT = 1024
+
+
+def padded(size: int) -> bytes:
+    """A good body of `size` bytes."""
+    empty = orjson.dumps(completion(""))
+    return orjson.dumps(completion("x" * (size - len(empty))))
+
+
+async def test_a_body_of_the_largest_size_passes(house: House) -> None:
+    engine = await house.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await house.router(engine, max_body_bytes=LIMIT)
+    body = padded(LIMIT)
+    assert len(body) == LIMIT
+    assert (await router.ask(COMPLETIONS, body)).status == 200
+    chunked = (b"transfer-encoding", b"chunked")
+    answer = await router.ask(COMPLETIONS, chunk(body[:500]) + chunk(body[500:]) + chunk(b""), chunked)
+    assert answer.status == 200
+
+
+async def test_a_declared_body_of_one_byte_more_is_413_before_it_is_sent(house: House) -> None:
+    router = await house.router(await house.engine(), max_body_bytes=LIMIT)
+    head = request(COMPLETIONS, b"", (b"content-length", b"%d" % (LIMIT + 1)))
+    answer = await raw(router, head)
+    assert answer.status == 413
+    assert answer.error["type"] == "RequestTooLargeError"
+    assert answer.values(b"connection") == [b"close"]
+
+
+async def test_a_chunked_body_of_one_byte_more_is_413(house: House) -> None:
+    router = await house.router(await house.engine(), max_body_bytes=LIMIT)
+    body = padded(LIMIT + 1)
+    data = request(COMPLETIONS, chunk(body[:1000]), (b"transfer-encoding", b"chunked"))
+    client = await router.client()
+    await client.send(data)
+    await client.send(chunk(body[1000:]))
+    assert (await client.answer()).status == 413
+
+
+async def test_a_length_of_many_digits_is_413_or_400(house: House) -> None:
+    router = await house.router(await house.engine())
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %b\r\n\r\n"
+    assert (await raw(router, head % (b"9" * 18))).status == 413
+    assert (await raw(router, head % (b"9" * 5000))).status == 400
+
+
+async def test_a_client_that_goes_on_sending_can_read_its_413(house: House) -> None:
+    """Closing with bytes unread would make the kernel take the answer back."""
+    router = await house.router(await house.engine(), max_body_bytes=LIMIT)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, b"x" * 5_000_000))
+    assert (await client.answer()).status == 413
+    assert await client.ended() == b""
+
+
+async def test_behind_an_answer_that_closes_nothing_is_served(house: House) -> None:
+    engine = await house.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await house.router(engine, max_body_bytes=LIMIT)
+    client = await router.client()
+    body = b"x" * (LIMIT + 1)
+    await client.send(request(COMPLETIONS, body[:1]).replace(b": 1\r", b": %d\r" % len(body)))
+    assert (await client.answer()).status == 413
+    await client.send(body[1:] + request(COMPLETIONS, completion()))
+    assert await client.ended() == b""
+    assert engine.seen == 0
+
+
+async def test_a_body_that_does_not_arrive_in_time_is_408(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, body_timeout=0.05)
+    answer = await raw(router, request(COMPLETIONS, STREAM)[:-1])
+    assert answer.status == 408
+    assert answer.error["type"] == "RequestTimeoutError"
+    assert answer.values(b"connection") == [b"close"]
+    assert engine.seen == 0
+
+
+# Routes and methods.
+
+UNKNOWN = [
+    "/",
+    "/v1",
+    "/v1/",
+    "/v1/completion",
+    "/v1/completions/",
+    "/v1/chat/completions/",
+    "/V1/completions",
+    "/v1/Completions",
+    "//v1/completions",
+    "/v1//completions",
+    "/v1/./completions",
+    "/v1/x/../completions",
+    "/../v1/completions",
+    "/v1/completions;a=b",
+    "/v1/completions%00",
+    "/v1/completions%20",
+    "/v1/completions%2f",
+    "/v1%2fcompletions/x",
+    "/v1/%2e/completions",
+    "/v1/completions%3fa=b",
+    "/v1/completions%252f",
+    "/v1/completions%ff",
+    "/sleep",
+    "/sleep?level=1",
+    "/%73leep",
+    "/wake_up",
+    "/is_sleeping",
+    "/reset_prefix_cache",
+    "/collective_rpc",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/server_info",
+    "/pause",
+    "/inference/v1/abort_requests",
+    "/v1/models/../load_lora_adapter",
+    "/v1/completions/../../sleep",
+    "http://engine/sleep",
+    "http://127.0.0.1/wake_up",
+]
+
+
+@pytest.mark.parametrize("target", UNKNOWN)
+async def test_a_route_that_is_not_listed_is_404_and_never_asked_of_an_engine(
+    house: House, target: str
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    answer = await router.ask(target, STREAM)
+    # A path under /v1/models/ is a model's name, which is for GET.
+    assert answer.status == (405 if target.startswith("/v1/models/") else 404)
+    assert answer.error["type"] in ("NotFoundError", "MethodNotAllowedError")
+    assert engine.seen == 0
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/completions",
+        "/v1/%63ompletions",
+        "/v1%2fcompletions",
+        "http://any.host/v1/completions",
+        "http://any.host:81/v1/completions",
+        "/v1/completions?a=b%20c&d=/../sleep",
+        "/v1/completions#fragment",
+    ],
+)
+async def test_whatever_the_spelling_the_engine_is_asked_for_the_listed_path(
+    house: House, target: str
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(target, completion()))
+    call = await engine.call()
+    _, mark, query = target.partition("?")
+    assert call.target == f"/v1/completions{mark}{query}".encode()
+    assert call.values(b"host") == [f"127.0.0.1:{engine.port}".encode()]
+    call.send(json_reply({}))
+    await client.answer()
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("path", [CHAT, EMBEDDINGS])
+async def test_another_method_than_post_is_405_and_told_which(
+    house: House, method: str, path: str
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    answer = await (await router.client()).get(path, method)
+    assert answer.status == 405
+    assert answer.values(b"allow") == [b"POST"]
+    assert answer.error["type"] == "MethodNotAllowedError"
+    assert engine.seen == 0
+
+
+@pytest.mark.parametrize("path", [CHAT, "/health", "/nothing"])
+async def test_an_answer_to_head_has_no_body(house: House, path: str) -> None:
+    router = await house.router(await house.engine())
+    client = await router.client()
+    for _ in range(2):  # a body would stand where the second answer is looked for
+        answer = await client.get(path, "HEAD")
+        assert answer.status in (404, 405)
+        assert answer.body == b""
+
+
+# What is not HTTP, or too much of it.
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+NOT_HTTP = {
+    "a word": b"hello\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "HTTP/3.0": b"GET /health HTTP/3.0\r\n\r\n",
+    "no method": b"/health HTTP/1.1\r\n\r\n",
+    "unknown method": b"BREW /health HTTP/1.1\r\n\r\n",
+    "a space in the target": b"GET /a b HTTP/1.1\r\n\r\n",
+    "bytes in the target": b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n",
+    "no path": b"GET http://host HTTP/1.1\r\nhost: x\r\n\r\n",
+    "CONNECT": b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n",
+    "no colon": b"GET /health HTTP/1.1\r\nhost x\r\n\r\n",
+    "a space before the colon": b"GET /health HTTP/1.1\r\nhost : x\r\n\r\n",
+    "a folded header": b"GET /health HTTP/1.1\r\nhost: x\r\n y\r\n\r\n",
+    "NUL in a header": b"GET /health HTTP/1.1\r\nhost: x\x00y\r\n\r\n",
+    "a bare CR in a header": b"GET /health HTTP/1.1\r\na: x\ry\r\n\r\n",
+    "two lengths": b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\na",
+    "length and chunks": CHUNKED[:-2] + b"content-length: 3\r\n\r\n0\r\n\r\n",
+    "a negative length": b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+    "a length with a sign": b"POST /v1/completions HTTP/1.1\r\ncontent-length: +1\r\n\r\na",
+    "chunks within gzip": CHUNKED.replace(b"chunked", b"chunked, gzip") + b"0\r\n\r\n",
+    "no chunk": CHUNKED + b"hello\r\n",
+    "a chunk size with a sign": CHUNKED + b"-1\r\n\r\n",
+    "an unended chunk": CHUNKED + b"1\r\nab\r\n",
+}
+
+
+@pytest.mark.parametrize("data", NOT_HTTP.values(), ids=NOT_HTTP)
+async def test_what_is_not_http_is_400_in_the_same_shape(house: House, data: bytes) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(data)
+    answer = await client.answer()
+    assert answer.status == 400
+    assert answer.error["type"] == "BadRequestError"
+    assert answer.values(b"connection") == [b"close"]
+    assert await client.ended() == b""
+    assert engine.seen == 0
+
+
+async def test_bytes_behind_a_good_request_do_not_spoil_its_answer(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM) + b"this is not HTTP\r\n\r\n")
+    call = await engine.call()
+    call.stream(b"data: 1\n\n")
+    answer = await client.begin()
+    await answer.until(b"data: 1\n\n")
+    call.end()
+    await answer.rest()
+    assert answer.body == b"data: 1\n\n"
+    assert await client.ended() == b""
+    assert engine.seen == 1
+
+
+async def test_bytes_that_come_while_a_stream_runs_do_not_spoil_it(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(b"data: 1\n\n")
+    answer = await client.begin()
+    await answer.until(b"data: 1\n\n")
+    await client.send(b"this is not HTTP\r\n\r\n")
+    (connection,) = _connections(router)
+    await eventually(lambda: connection._is_deaf)
+    call.events(b"data: 2\n\n")
+    call.end()
+    await answer.rest()
+    assert answer.body == b"data: 1\n\ndata: 2\n\n"
+    assert await client.ended() == b""
+
+
+async def test_a_body_that_turns_out_to_be_no_http_is_refused_once(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(CHUNKED + chunk(b'{"model"'))
+    await eventually(lambda: router.server.server_state.tasks)
+    await client.send(b"no chunk\r\n")
+    answer = await client.answer()
+    assert answer.status == 400
+    assert await client.ended() == b""
+    await router.is_quiet()
+    assert engine.seen == 0
+
+
+HUGE = 200_000
+BIG_HEADS = {
+    "one header": b"GET /health HTTP/1.1\r\na: " + b"x" * HUGE + b"\r\n\r\n",
+    "one name": b"GET /health HTTP/1.1\r\n" + b"x" * HUGE + b": a\r\n\r\n",
+    "many headers": b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * (HUGE // 6) + b"\r\n",
+    "target": b"GET /" + b"x" * HUGE + b" HTTP/1.1\r\n\r\n",
+    "trailers": CHUNKED + b"0\r\n" + b"a: b\r\n" * (HUGE // 4) + b"\r\n",
+    "trailer": CHUNKED + b"0\r\na: " + b"x" * HUGE + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("data", BIG_HEADS.values(), ids=BIG_HEADS)
+async def test_a_head_that_is_too_large_is_431(house: House, data: bytes) -> None:
+    router = await house.router(await house.engine())
+    client = await router.client()
+    client.writer.write(data)
+    answer = await client.answer()
+    assert answer.status == 431
+    assert answer.error["type"] == "RequestHeaderFieldsTooLargeError"
+    assert await client.ended() == b""
+
+
+ENDLESS = {
+    "header": b"GET /health HTTP/1.1\r\na: ",
+    "header name": b"GET /health HTTP/1.1\r\n",
+    "target": b"GET /",
+    "trailer": CHUNKED + b"0\r\na: ",
+    "chunk extension": CHUNKED + b"1;",
+    "empty lines": b"",
+}
+
+
+@pytest.mark.parametrize(("name", "start"), ENDLESS.items(), ids=ENDLESS)
+async def test_a_line_without_an_end_is_not_collected_for_ever(
+    house: House, name: str, start: bytes
+) -> None:
+    router = await house.router(await house.engine())
+    client = await router.client()
+    await client.send(start)
+    piece = b"\r\n" * 2048 if name == "empty lines" else b"x" * 4096
+    sent = 0
+    while sent < 2_000_000 and not client.reader._buffer:  # type: ignore[attr-defined]
+        await client.send(piece)
+        sent += len(piece)
+    assert sent < 2_000_000
+    answer = await client.answer()
+    assert answer.status == 431
+
+
+async def test_a_head_of_the_usual_size_passes_in_single_bytes(house: House) -> None:
+    router = await house.router(await house.engine())
+    client = await router.client()
+    data = request("/health", None, *[(b"h%d" % n, b"x" * 50) for n in range(20)], method="GET")
+    for at in range(len(data)):
+        await client.send(data[at : at + 1])
+    assert (await client.answer("GET")).status == 200
+
+
+# Slowness.
+
+
+@pytest.fixture
+def head_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the patience with heads from the next one on."""
+    return lambda seconds: monkeypatch.setattr("router.net.client.HEAD_SECONDS", seconds)
+
+
+async def test_a_head_that_does_not_arrive_in_time_is_408(
+    house: House, head_seconds: Callable[[float], None]
+) -> None:
+    router = await house.router(await house.engine())
+    client = await router.client()
+    assert (await client.get("/health")).status == 200
+    head_seconds(0.05)
+    await client.send(b"POST /v1/completions HTTP/1.1\r\nhost:")
+    answer = await client.answer()
+    assert answer.status == 408
+    assert answer.error["type"] == "RequestTimeoutError"
+    assert await client.ended() == b""
+
+
+async def test_a_connection_that_asks_nothing_is_closed(
+    house: House, head_seconds: Callable[[float], None]
+) -> None:
+    router = await house.router(await house.engine())
+    head_seconds(0.05)
+    client = await router.client()
+    assert await client.ended() == b""
+
+
+async def test_empty_lines_do_not_keep_a_connection_open(
+    house: House, head_seconds: Callable[[float], None]
+) -> None:
+    router = await house.router(await house.engine())
+    client = await router.client()
+    assert (await client.get("/health")).status == 200
+    head_seconds(0.05)
+    await client.send(b"\r\n")
+    assert await client.ended() == b""
+
+
+async def test_a_head_may_wait_while_another_answer_is_under_way(
+    house: House, head_seconds: Callable[[float], None]
+) -> None:
+    """Behind pipelined requests it is the router who does not read on."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    assert (await client.get("/health")).status == 200
+    (connection,) = _connections(router)
+    head_seconds(0.05)
+    await client.send(request(COMPLETIONS, STREAM) + b"GET /health HTTP/1.1\r\n")
+    call = await engine.call()
+    first = connection._head_timer
+    head_seconds(3600)
+    await eventually(lambda: connection._head_timer is not first)
+    call.stream(b"data: 1\n\n")
+    call.end()
+    assert (await client.answer()).body == b"data: 1\n\n"
+    await client.send(b"\r\n")
+    assert (await client.answer("GET")).status == 200
+
+
+async def test_an_idle_client_connection_is_closed_after_the_keep_alive_time(
+    house: House,
+) -> None:
+    router = await house.router(await house.engine(), keep_alive_timeout=0.05)
+    client = await router.client()
+    assert (await client.get("/health")).status == 200
+    assert await client.ended() == b""
+
+
+# Engines.
+
+
+async def test_an_engine_that_refuses_is_502(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.refuse()
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.status == 502
+    assert answer.error["type"] == "EngineError"
+
+
+async def test_no_engine_is_503_with_retry_after(house: House) -> None:
+    engine = await house.engine(listening=False)
+    router = await house.router(engine, ready=False)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.status == 503
+    assert answer.error["type"] == "ServiceUnavailableError"
+    assert answer.values(b"retry-after") == [b"1"]
+
+
+async def test_a_fault_of_our_own_is_500_and_logged(
+    house: House, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    router = await house.router(await house.engine())
+    monkeypatch.setattr(router.router.app, "_plans", broken)
+    client = await router.client()
+    answer = await client.ask(COMPLETIONS, STREAM)
+    assert answer.status == 500
+    assert "secret" not in answer.error["message"]
+    assert answer.error["type"] == "InternalServerError"
+    assert "ZeroDivisionError: secret" in complaints[0]
+    complaints.clear()
+    assert (await client.get("/health")).status == 200
+    assert [r.outcome for r in router.all(RequestEnded)] == ["error"]
+
+
+async def test_a_refused_connection_tells_nothing_more(house: House) -> None:
+    """The strict client itself notices an answer that is cut off."""
+    router = await house.router(await house.engine())
+    client = await router.client()
+    client.writer.write_eof()
+    with pytest.raises(Truncated):
+        await client.answer()
