@@ -12,7 +12,6 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[dev]'
-	command -v kubectl >/dev/null || { apt-get update -qq && apt-get install -y -qq kubernetes-client; }
 	touch $@
 
 demo: install

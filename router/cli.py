@@ -1,7 +1,6 @@
 """pd-router's command line: each command's flags. What a command does is in router/commands."""
 
 import argparse
-import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, flag, load, suggestion
 from router.telemetry import logs
 from router.web.app import Router
-from router.web.server import Server
+from router.web.server import Server, tune_process
 
 __all__ = ["main"]
 
@@ -58,10 +57,7 @@ def _serve(options: Options) -> int:
     settings = _settings(options)
     logs.configure(settings.log_level, settings.log_format)
     server = Server(Router(settings))
-    # Modules and application live as long as the process: the collector need not visit them. What
-    # a request makes dies with it by reference counting, so collecting rarely loses nothing.
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    tune_process()
     server.run()
     return 0
 

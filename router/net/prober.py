@@ -1,5 +1,8 @@
 """Asks every engine, over and over: are you there, what do you serve, how loaded are you.
 
+A probe connects anew: an engine that shuts down stops to listen first, and answers on old
+connections for as long as its streams last (vLLM with --shutdown-timeout).
+
 Each engine has its own two loops with jitter, so that a slow one delays nobody and a hundred are
 not asked in the same millisecond. Results leave as events; nothing is decided here.
 """
@@ -24,8 +27,8 @@ __all__ = ["Prober"]
 
 log = logging.getLogger(__name__)
 
-ABSENT_SECONDS = 1.0
-"""Between probes of an engine that is not up: its users wait for it."""
+DOUBT_SECONDS = 1.0
+"""Between probes of an engine that is not up, or whose last probe failed: its users wait."""
 
 JITTER = 0.1
 
@@ -44,7 +47,7 @@ class Prober:
         health_seconds: float,
         stats_seconds: float,
         timeout_seconds: float,
-        session: Callable[[], aiohttp.ClientSession],
+        sessions: Callable[[], tuple[aiohttp.ClientSession, aiohttp.ClientSession]],
         rng: Random,
     ) -> None:
         self._fleet = fleet
@@ -52,14 +55,15 @@ class Prober:
         self._health_seconds = health_seconds
         self._stats_seconds = stats_seconds
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-        self._make_session = session
+        self._make_sessions = sessions
         self._rng = rng
         self._tasks = TaskSet()
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
+        """One that connects anew for each probe, one that keeps its connections for scrapes."""
 
     def start(self) -> None:
         """Begin with every engine at once."""
-        self._session = self._make_session()
+        self._sessions = self._make_sessions()
         for member in self._fleet:
             self._tasks.spawn(self._probe_for_ever(member), f"probe {member.endpoint.url}")
             self._tasks.spawn(self._scrape_for_ever(member), f"scrape {member.endpoint.url}")
@@ -67,8 +71,8 @@ class Prober:
     async def close(self) -> None:
         """Stop."""
         await self._tasks.close()
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions or ():
+            await session.close()
 
     async def _probe_for_ever(self, member: Member) -> None:
         while True:
@@ -77,8 +81,8 @@ class Prober:
             if member.health.state is not before:
                 log.info("%s %s is %s", *_names(member.endpoint), member.health.state)
             seconds = self._health_seconds
-            if not member.health.is_usable:
-                seconds = min(seconds, ABSENT_SECONDS)
+            if not member.health.is_usable or member.health.streak:
+                seconds = min(seconds, DOUBT_SECONDS)
             await self._sleep(seconds)
 
     async def _scrape_for_ever(self, member: Member) -> None:
@@ -88,30 +92,35 @@ class Prober:
             await self._sleep(self._stats_seconds)
 
     async def _probe(self, endpoint: Endpoint) -> Probed:
-        status, _ = await self._get(endpoint, "/health")
+        assert self._sessions is not None
+        fresh, _ = self._sessions
+        status, _ = await self._get(fresh, endpoint, "/health")
         if status is None:
             return Probed(endpoint, Sight.FAILED)
         if status == 503:
             return Probed(endpoint, Sight.UNWILLING)
         if status >= 400:
             return Probed(endpoint, Sight.FAILED)
-        status, text = await self._get(endpoint, "/v1/models")
+        status, text = await self._get(fresh, endpoint, "/v1/models")
         return Probed(endpoint, Sight.OK, _cards(text) if status == 200 else None)
 
     async def _scrape(self, endpoint: Endpoint) -> None:
         before = self._fleet.ledger.in_flight(endpoint)
-        status, text = await self._get(endpoint, "/metrics")
+        assert self._sessions is not None
+        _, kept = self._sessions
+        status, text = await self._get(kept, endpoint, "/metrics")
         # The engine counted somewhere between: taking the larger count of our own never invents
         # a request that others put there.
         own = max(before, self._fleet.ledger.in_flight(endpoint))
         gauges: Gauges | None = exposition.read(text) if status == 200 else None
         self._observe(Scraped(endpoint, gauges, own))
 
-    async def _get(self, endpoint: Endpoint, path: str) -> tuple[int | None, bytes]:
+    async def _get(
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
+    ) -> tuple[int | None, bytes]:
         """Status and body; no status when there was no answer."""
-        assert self._session is not None
         try:
-            async with self._session.get(
+            async with session.get(
                 endpoint.url + path, timeout=self._timeout, allow_redirects=False
             ) as response:
                 return response.status, await _bounded(response)

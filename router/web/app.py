@@ -76,7 +76,7 @@ class Router:
             health_seconds=settings.health_check_interval,
             stats_seconds=settings.engine_stats_interval,
             timeout_seconds=settings.health_check_timeout,
-            session=lambda: _session(settings),
+            sessions=lambda: (_session(settings, keep=False), _session(settings, keep=True)),
             rng=Random(),
         )
         operations = create_operations(self.fleet, self.metrics, self.lifecycle, self._lifespan)
@@ -191,12 +191,16 @@ def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:
     }
 
 
-def _session(settings: Settings) -> aiohttp.ClientSession:
+def _session(settings: Settings, *, keep: bool) -> aiohttp.ClientSession:
+    """A client for probes; with `keep` it reuses connections, without it looks names up anew."""
     headers = {}
     if settings.engine_api_key is not None:
         headers["authorization"] = f"Bearer {settings.engine_api_key}"
     tls = ssl.create_default_context(cafile=settings.engine_ca_file)
-    connector = aiohttp.TCPConnector(
-        ssl=tls, limit=0, keepalive_timeout=settings.idle_connection_timeout
-    )
+    if keep:
+        connector = aiohttp.TCPConnector(
+            ssl=tls, limit=0, keepalive_timeout=settings.idle_connection_timeout
+        )
+    else:
+        connector = aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True, use_dns_cache=False)
     return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)

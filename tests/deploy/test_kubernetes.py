@@ -118,5 +118,6 @@ def test_a_missing_kubectl_is_named_with_the_way_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Unrendered, match="apt-get install -y kubernetes-client"):
+    monkeypatch.setattr("sys.executable", "/nowhere/python")
+    with pytest.raises(Unrendered, match="make install"):
         render(KUBERNETES / "overlays" / "plain")
