@@ -12,23 +12,62 @@ from router.core.jsonspan import value_end
 __all__ = ["redact"]
 
 _MARK = b'_transfer_params"'
-# A quote that opens a member name is never preceded by a backslash; inside a JSON string every
-# quote is. So text that talks about the key is not touched.
-_MEMBER = re.compile(rb'(?P<before>,\s*)?(?<!\\)"(?:kv|ec)_transfer_params"\s*:\s*')
+_OPENINGS = (b'"kv', b'"ec')
+_COLON = re.compile(rb"\s*:\s*")
 _COMMA_AFTER = re.compile(rb"\s*,\s*")
+
+# How vLLM spells an empty one. Inside a JSON string every quote has a backslash before it, so these
+# bytes can only be a member and the comma before it.
+_NULLS = (b',"kv_transfer_params":null', b',"ec_transfer_params":null')
 
 
 def redact(data: bytes) -> bytes:
     """`data` (a JSON body or whole SSE events) without the members, or `data` itself."""
     if _MARK not in data:
         return data
+    for null in _NULLS:
+        data = data.replace(null, b"")
+    return _redact(data) if _MARK in data else data
+
+
+def _redact(data: bytes) -> bytes:
     kept = []
-    at = 0
-    while found := _MEMBER.search(data, at):
-        end = value_end(data, found.end())
-        if found["before"] is None and (comma := _COMMA_AFTER.match(data, end)):
-            end = comma.end()
-        kept.append(data[at : found.start()])
-        at = end
-    kept.append(data[at:])
+    done = 0
+    mark = data.find(_MARK)
+    while mark >= 0:
+        end = mark + len(_MARK)
+        if (member := _member(data, mark, done)) is not None:
+            start, end = member
+            kept.append(data[done:start])
+            done = end
+        mark = data.find(_MARK, end)
+    kept.append(data[done:])
     return b"".join(kept)
+
+
+def _member(data: bytes, mark: int, done: int) -> tuple[int, int] | None:
+    """Where the member with its name's end at `mark` begins and ends, one comma included.
+
+    A comma before `done` went with the member before.
+
+    A quote that opens a member's name has no backslash before it; text that talks about the key
+    has one, and is not touched.
+    """
+    start = mark - 3
+    colon = _COLON.match(data, mark + len(_MARK))
+    if data[max(start, 0) : mark] not in _OPENINGS or colon is None:
+        return None
+    if data[max(start - 1, 0) : start] == b"\\":
+        return None
+    end = value_end(data, colon.end())
+    before = _before_space(data, start)
+    if before > done and data[before - 1 : before] == b",":
+        return before - 1, end
+    comma = _COMMA_AFTER.match(data, end)
+    return start, comma.end() if comma else end
+
+
+def _before_space(data: bytes, at: int) -> int:
+    while at > 0 and data[at - 1] in b" \t\r\n":
+        at -= 1
+    return at

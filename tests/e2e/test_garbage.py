@@ -18,7 +18,7 @@ async def test_requests_leave_no_reference_cycles() -> None:
         router = Router(Settings(host="127.0.0.1", port=0, decode=(engine.url,)))
         server = Server(router)
         running = asyncio.create_task(server._serve())
-        while not (server.started and router.fleet.is_ready):
+        while not (server.started and router.fleet.is_ready):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}/v1/completions"

@@ -12,7 +12,7 @@ SERVE = (
 
 
 async def test_the_soft_limit_on_open_files_is_raised_to_the_hard_one() -> None:
-    command = f"ulimit -Hn 4000; ulimit -Sn 64; exec {sys.executable} {SERVE}"
+    command = f"ulimit -Sn 64; ulimit -Hn 4000; exec {sys.executable} {SERVE}"
     process = await asyncio.create_subprocess_shell(command, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
     assert orjson.loads(await process.stderr.readline())["message"] == "listening"
