@@ -37,6 +37,8 @@ class Way(StrEnum):
     DIRECT = "direct"
     REMOTE = "remote_prefill"
 
+    __hash__ = str.__hash__
+
 
 class Endpoint(NamedTuple):
     """An engine's address in a role. `url` is normalised."""

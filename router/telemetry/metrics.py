@@ -5,6 +5,7 @@ code, never from a client.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 
 from prometheus_client import (
     CollectorRegistry,
@@ -106,6 +107,15 @@ class Metrics:
             buckets=TOKEN_BUCKETS,
             registry=registry,
         )
+        # `labels` builds and locks its way to a child each time; there are few children.
+        self._requests_by = cache(self._requests.labels)
+        self._decisions_by = cache(self._decisions.labels)
+        self._fallbacks_by = cache(self._fallbacks.labels)
+        self._answers_by = cache(self._answers.labels)
+        self._failures_by = cache(self._failures.labels)
+        self._ttft_by = cache(self._ttft.labels)
+        self._duration_by = cache(self._duration.labels)
+        self._tokens_by = cache(self._tokens.labels)
         registry.register(_FleetCollector(fleet, connections))
         ProcessCollector(namespace="pd_router", registry=registry)
         # A counter that first appears with 1 has not increased, so no alert on its rate fires.
@@ -121,25 +131,25 @@ class Metrics:
         """Count an event."""
         match event:
             case LegAnswered(endpoint, status):
-                self._answers.labels(endpoint.role, endpoint.url, status).inc()
+                self._answers_by(endpoint.role, endpoint.url, status).inc()
             case LegFailed(endpoint, kind):
-                self._failures.labels(endpoint.role, endpoint.url, kind).inc()
+                self._failures_by(endpoint.role, endpoint.url, kind).inc()
             case FellBack(leg, reason):
-                self._fallbacks.labels(leg, reason).inc()
+                self._fallbacks_by(leg, reason).inc()
             case RequestEnded():
                 self._ended(event)
 
     def _ended(self, record: RequestEnded) -> None:
         way = record.way or "none"
-        self._requests.labels(record.route, way, record.status or "none", record.outcome).inc()
-        self._duration.labels(way).observe(record.ended - record.started)
+        self._requests_by(record.route, way, record.status or "none", record.outcome).inc()
+        self._duration_by(way).observe(record.ended - record.started)
         if record.way is not None:
-            self._decisions.labels(way, record.reason).inc()
-            self._tokens.labels(way).observe(record.tokens)
+            self._decisions_by(way, record.reason).inc()
+            self._tokens_by(way).observe(record.tokens)
         # A refusal comes fast: among the answers it would make them look so.
         if record.first_byte is not None and record.status < 400:
             stream = "true" if record.stream else "false"
-            self._ttft.labels(way, stream).observe(record.first_byte - record.started)
+            self._ttft_by(way, stream).observe(record.first_byte - record.started)
         if record.prefill_seconds is not None:
             self._prefill.observe(record.prefill_seconds)
         self._chunks.inc(record.chunks)
