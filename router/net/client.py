@@ -9,6 +9,7 @@ range of uvicorn versions is bounded in pyproject.toml and tests/net runs agains
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -59,6 +60,8 @@ class ClientProtocol(HttpToolsProtocol):
         self._unparsed = 0
         self._in_head = False
         self._is_deaf = False
+        self._declined: bytes | None = None
+        """The head of a request that offered to upgrade, without the offer."""
 
     # The event loop's side.
 
@@ -72,7 +75,11 @@ class ClientProtocol(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._unparsed += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse_what_is_no_http()
         if self._unparsed > MAX_HEAD_BYTES:  # a line without an end: the parser keeps all of it
             self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
         elif self._awaits_head and self._head_timer is None:
@@ -129,6 +136,9 @@ class ClientProtocol(HttpToolsProtocol):
         self._in_head = False
         self._unparsed = 0
         self._disarm_head_timer()
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._decline()
+            return
         super().on_headers_complete()
         self.scope["extensions"] = {REPLY: ClientReply(self, self.cycle)}  # type: ignore[dict-item]
         if 0 < len(self.pipeline) <= MAX_PIPELINED:
@@ -139,16 +149,10 @@ class ClientProtocol(HttpToolsProtocol):
         self._unparsed = 0
         super().on_body(body)
 
-    def send_400_response(self, msg: str) -> None:
-        """What is not HTTP gets its answer in the same shape as every other error."""
-        if self._head_bytes > MAX_HEAD_BYTES:
-            text = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
-            self._refuse(HeadersTooLarge(text))
-        else:
-            self._refuse(BadRequest(msg))
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """An offer of HTTP/2 or of a WebSocket is declined by answering as usual."""
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        if self._declined is None:
+            super().on_message_complete()
 
     # What replies need.
 
@@ -174,6 +178,38 @@ class ClientProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_SECONDS, self.close)
 
     # What follows from it.
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. Raises HttpParserError for what is not HTTP."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Java's HTTP client offers h2c with its requests. The offer is declined by answering as
+            # usual; httptools ends such a request at its head, so it is parsed anew without it.
+            rest = data[upgrade.args[0] :]
+            head, self._declined = self._declined or b"", None
+            self.parser = httptools.HttpRequestParser(self)
+            self._feed(head + rest)
+
+    def _decline(self) -> None:
+        if self._is_answering:
+            raise ValueError("an upgrade behind another request")  # becomes a parser error
+        lines = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
+        for name, value in self.headers:
+            tokens = [token.strip().lower() for token in value.split(b",")]
+            if name == b"connection":
+                kept = b", ".join(token for token in tokens if token != b"upgrade")
+                lines.append(b"connection: %b" % kept)
+            elif name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+        self._declined = b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _refuse_what_is_no_http(self) -> None:
+        if self._head_bytes > MAX_HEAD_BYTES:
+            text = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
+            self._refuse(HeadersTooLarge(text))
+        else:
+            self._refuse(BadRequest("This is not a valid HTTP request."))
 
     @property
     def _awaits_head(self) -> bool:

@@ -38,9 +38,6 @@ class Owner(Protocol):
     def put(self, connection: "EngineConnection") -> None:
         """The connection is idle and may be used again."""
 
-    def made(self, connection: "EngineConnection") -> None:
-        """The connection is established."""
-
     def forget(self, connection: "EngineConnection") -> None:
         """The connection is closed."""
 
@@ -104,7 +101,6 @@ class EngineConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = transport  # type: ignore[assignment]
-        self._owner.made(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse one read and pass on what it held."""

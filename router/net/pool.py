@@ -85,8 +85,12 @@ class EnginePool:
         except TimeoutError:
             text = f"The engine at {name} did not accept a connection in {self._connect_seconds} s."
             return Failure(FailureKind.REFUSED, text)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: what is no host name
             return Failure(FailureKind.REFUSED, f"The engine at {name} cannot be reached: {error}.")
+        # Counted only now: uvloop does not tell a protocol of the end of its transport when the
+        # task that connects is cancelled.
+        if not connection.is_closing:
+            self._open.add(connection)
         return connection
 
     def put(self, connection: EngineConnection) -> None:
@@ -99,10 +103,6 @@ class EnginePool:
         self._idle.append(connection)
         if self._reaper is None:
             self._reaper = loop.call_later(self._idle_seconds, self._reap)
-
-    def made(self, connection: EngineConnection) -> None:
-        """The connection is established."""
-        self._open.add(connection)
 
     def forget(self, connection: EngineConnection) -> None:
         """The connection is closed."""

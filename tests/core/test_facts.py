@@ -25,6 +25,7 @@ from tests.core.cast import (
 from tests.core.json_texts import objects, write_object
 
 GENERATION = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
 
 
 # What is read.
@@ -44,7 +45,7 @@ def test_the_facts_of_a_completion_are_read_from_its_body() -> None:
     )
 
 
-@pytest.mark.parametrize("path", GENERATION)
+@pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
 def test_the_bytes_stay_as_the_client_sent_them(path: str) -> None:
     raw = b' {"unknown" : 123456789012345678901234567890, "temperature":0.10,\n"e":"\\u00e9"} '
     assert read(path, raw).raw is raw
@@ -115,7 +116,7 @@ def test_a_model_that_is_no_string_is_a_bad_request(path: str, model: object) ->
 
 
 @pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
-@pytest.mark.parametrize("key", facts.TRANSFER_KEYS)
+@pytest.mark.parametrize("key", TRANSFER_KEYS)
 def test_transfer_parameters_are_taken_out(path: str, key: str) -> None:
     body = {"model": "tiny", key: {"remote_host": "evil"}, "seed": 7}
     result = request(path, **body)
@@ -124,7 +125,7 @@ def test_transfer_parameters_are_taken_out(path: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
-@pytest.mark.parametrize("key", facts.TRANSFER_KEYS)
+@pytest.mark.parametrize("key", TRANSFER_KEYS)
 def test_transfer_parameters_are_taken_out_of_vllm_xargs(path: str, key: str) -> None:
     result = request(path, vllm_xargs={key: {"remote_host": "evil"}, "kept": 1})
     assert orjson.loads(result.raw) == {"vllm_xargs": {"kept": 1}}
@@ -261,9 +262,10 @@ def test_json_is_known_by_its_content_type(kind: bytes) -> None:
     assert read(EMBEDDINGS, b'{"kv_transfer_params":1}', kind).raw == b"{}"
 
 
-def test_what_is_not_json_passes_unread() -> None:
-    result = read(EMBEDDINGS, b"\x00\xff", b"application/octet-stream")
-    assert (result.raw, result.model) == (b"\x00\xff", None)
+@pytest.mark.parametrize("raw", [b"\x00\xff", b'{"model":"tiny","kv_transfer_params":1}'])
+def test_what_is_not_json_passes_unread(raw: bytes) -> None:
+    result = read(EMBEDDINGS, raw, b"application/octet-stream")
+    assert (result.raw, result.model) == (raw, None)
 
 
 def multipart(*parts: bytes) -> bytes:
@@ -294,6 +296,7 @@ def test_a_form_tells_its_model(part: bytes, model: str | None) -> None:
     raw = multipart(FILE, part)
     result = read(TRANSCRIPTIONS, raw, b"multipart/form-data; boundary=x")
     assert (result.model, result.raw) == (model, raw)
+    assert read(TRANSCRIPTIONS, raw, b"text/plain").model is None
 
 
 # What holds for any bytes.
@@ -319,7 +322,7 @@ def test_any_bytes_are_read_or_refused_as_a_bad_request(path: str, kind: bytes, 
         result = read(path, raw, kind)
     except BadRequest:
         return
-    assert not (set(facts.TRANSFER_KEYS) & set(result.body))
+    assert not (set(TRANSFER_KEYS) & set(result.body))
 
 
 @given(bodies.map(str.encode))
@@ -329,9 +332,9 @@ def test_taking_transfer_parameters_out_changes_nothing_else(raw: bytes) -> None
     except BadRequest:
         return
     given_body = orjson.loads(raw)
-    expected = {key: value for key, value in given_body.items() if key not in facts.TRANSFER_KEYS}
+    expected = {key: value for key, value in given_body.items() if key not in TRANSFER_KEYS}
     if isinstance(xargs := expected.get("vllm_xargs"), dict):
         expected["vllm_xargs"] = {
-            key: value for key, value in xargs.items() if key not in facts.TRANSFER_KEYS
+            key: value for key, value in xargs.items() if key not in TRANSFER_KEYS
         }
     assert orjson.loads(result.raw) == result.body == expected

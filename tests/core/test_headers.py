@@ -46,6 +46,11 @@ def test_what_connection_names_does_not_pass_wherever_it_stands() -> None:
     assert end_to_end(headers, NOTHING) == [(b"x-end", b"3")]
 
 
+def test_only_connection_names_what_does_not_pass() -> None:
+    headers = [(b"vary", b"origin"), (b"origin", b"http://a"), (b"x", b"vary")]
+    assert end_to_end(headers, NOTHING) == headers
+
+
 def test_what_is_asked_to_be_dropped_is_dropped() -> None:
     headers = [(b"host", b"a"), (b"x-request-id", b"1"), (b"expect", b"100-continue")]
     assert end_to_end(headers, REQUEST_ONLY) == []

@@ -69,6 +69,10 @@ def test_a_bad_sight_of_a_draining_engine_does_not_help_it_up() -> None:
     assert seen(OK, OK, UNWILLING, FAILED, OK, OK, rules=rules) is UP
 
 
+def test_a_sight_that_agrees_with_the_state_clears_the_doubts() -> None:
+    assert after(Health(UP, 2, DOWN), OK, Rules(down_after=3, up_after=2)) == Health(UP)
+
+
 class Watch(RuleBasedStateMachine):
     """Any row of sights under any rules; what must be true is read off the row itself."""
 

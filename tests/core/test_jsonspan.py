@@ -81,6 +81,10 @@ def test_a_member_is_found_at_the_top_level_only(document: bytes, expected: byte
         b'{"k":1}}',
         b'{"k":1} x',
         b"{k:1}",
+        b'["k":1}',
+        b"{'k\":1}",
+        b'{"k"=1}',
+        b'{"k":1;"a":2}',
         b'{"k',
         b'{"k":"\n"}',
         b'{"k\n":1}',
@@ -136,6 +140,14 @@ def test_a_value_ends_where_it_was_written_to_end(
     start, text = before.encode(), value.encode()
     document = start + text + (stop + rest if stop else "").encode()
     assert value_end(document, len(start)) == len(start) + len(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b'","', b'"}"', b'"]"', b'" "', b'"\\""', b'"["', b'"{"', b'["]"]', b'{"}":"]"}', b"[[]]"],
+)
+def test_what_stands_in_a_string_ends_no_value(value: bytes) -> None:
+    assert value_end(b'{"k":' + value + b',"a":1}', 5) == 5 + len(value)
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,11 @@ def test_an_engine_that_is_away_and_never_told_leaves_no_doubt() -> None:
         decide(fleet, "big")
 
 
+def test_while_every_engine_is_away_any_model_may_exist() -> None:
+    fleet = Fleet([D0], Ledger(), Rules(), stale_after=5.0)
+    assert decide(fleet, "big").way is Way.DIRECT
+
+
 def test_a_model_whose_engine_is_away_is_known_and_has_no_engine() -> None:
     fleet = fleet_of(D0, models=["tiny"])
     fleet.observe(Probed(D0, Sight.UNWILLING), 0.0)

@@ -83,12 +83,31 @@ def test_an_event_that_ends_with_the_next_piece_passes_with_it() -> None:
     assert cutter.rest() == b"data: b"
 
 
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\n\n"])
+@pytest.mark.parametrize("event", [b"", b"data: x"])
+def test_a_blank_line_ends_an_event_wherever_the_stream_is_cut(event: bytes, end: bytes) -> None:
+    stream = event + end + b"rest"
+    for place in range(len(stream)):
+        cutter = Cutter()
+        passed = cutter.feed(stream[:place]) + cutter.feed(stream[place:])
+        assert (passed, cutter.rest()) == (event + end, b"rest")
+
+
 def test_an_event_over_the_limit_passes_in_pieces() -> None:
     cutter = Cutter()
-    half = b"x" * (MAX_EVENT_BYTES // 2 + 1)
+    half = b"x" * (MAX_EVENT_BYTES // 2)
     assert cutter.feed(half) == b""
-    assert cutter.feed(half) == half + half
+    assert cutter.feed(half) == b""
+    assert cutter.feed(b"x") == half + half + b"x"
     assert cutter.feed(b"end\n\n") == b"end\n\n"
+
+
+def test_only_whole_events_pass_however_large_they_are() -> None:
+    cutter = Cutter()
+    large = b"x" * MAX_EVENT_BYTES
+    assert cutter.feed(large) == b""
+    assert cutter.feed(b"\n\ndata: y") == large + b"\n\n"
+    assert cutter.rest() == b"data: y"
 
 
 def test_a_large_event_passes_when_it_came_byte_by_byte() -> None:

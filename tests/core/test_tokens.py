@@ -96,7 +96,9 @@ def test_responses_count_instructions_and_input(given_input: object) -> None:
 
 
 def test_a_route_that_generates_nothing_has_no_prompt() -> None:
-    assert estimate(RouteKind.PASS_THROUGH, {"prompt": "abcd"}) == Estimate(0, NONE)
+    assert estimate(RouteKind.PASS_THROUGH, {"prompt": "abcd", "input": "abcd"}) == Estimate(
+        0, NONE
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ with the marker a lab that is missing is a failure, never a skip.
 """
 
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from tests.engines import lab, observe
 from tests.engines.layout import LabError, Layout, layout
 from tests.engines.service import Service
 
-ROUTER_PORT = 18200
 THRESHOLD = 64
 """Estimated tokens, 256 characters: between the short and the long prompts of `traffic`."""
 SECONDS_PER_TEST = 300
@@ -86,8 +86,9 @@ def router(engines: Engines) -> Iterator[Service]:
 
 
 def _router(engines: Engines, where: Layout) -> Service:
+    port = _free_port()
     options = [
-        *("--host", "127.0.0.1", "--port", str(ROUTER_PORT)),
+        *("--host", "127.0.0.1", "--port", str(port)),
         *("--prefill", engines.prefill.url),
         *(word for engine in engines.decodes for word in ("--decode", engine.url)),
         *("--routing-threshold", str(THRESHOLD)),
@@ -96,12 +97,18 @@ def _router(engines: Engines, where: Layout) -> Service:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PD_ROUTER_")}
     return Service(
         name="router",
-        url=f"http://127.0.0.1:{ROUTER_PORT}",
+        url=f"http://127.0.0.1:{port}",
         ready_path="/ready",
         command=(sys.executable, "-m", "router.cli", "serve", *options),
         environment=environment,
         run=where.run,
     )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.hookimpl(wrapper=True)

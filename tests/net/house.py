@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from uvicorn.protocols.http.flow_control import FlowControl
+
 from router.core.events import Event, RequestEnded
 from router.core.values import Endpoint
+from router.net.client import ClientProtocol
 from router.net.pool import EnginePool
 from router.settings import Settings
 from router.web.app import Router
@@ -16,7 +19,7 @@ from tests.net.client import SECONDS, Client
 from tests.net.engine import ScriptedEngine
 from tests.net.tls import server_context
 
-__all__ = ["House", "Running", "eventually"]
+__all__ = ["House", "Running", "eventually", "flow_of"]
 
 E = TypeVar("E")
 
@@ -31,6 +34,12 @@ async def eventually(holds: Callable[[], object], what: Callable[[], object] = s
     while not holds():
         assert loop.time() < deadline, what()
         await asyncio.sleep(0.001)
+
+
+def flow_of(connection: object) -> FlowControl:
+    """A client connection's flow control; uvicorn's types know of protocols without one."""
+    assert isinstance(connection, ClientProtocol)
+    return connection.flow
 
 
 class WatchedRouter(Router):
@@ -199,4 +208,3 @@ class Complaints(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(logging.Formatter().format(record))
-

@@ -22,7 +22,7 @@ from tests.net.asks import (
 )
 from tests.net.client import SECONDS, Client, request
 from tests.net.engine import Call, json_reply
-from tests.net.house import House, Running, eventually
+from tests.net.house import House, Running, eventually, flow_of
 
 BIG = "x" * 300_000
 """More than uvicorn takes in before it stops reading, and more than one read of the event loop."""
@@ -165,9 +165,7 @@ async def _decoding(
 @ways
 @bodies
 @pytest.mark.parametrize("way", ["direct", "remote"])
-async def test_in_the_middle_of_a_stream(
-    house: House, leave: Leave, prompt: str, way: str
-) -> None:
+async def test_in_the_middle_of_a_stream(house: House, leave: Leave, prompt: str, way: str) -> None:
     router, client, call = await _decoding(house, way, completion(prompt, stream=True))
     call.stream(token("a"))
     answer = await client.begin()
@@ -221,7 +219,9 @@ async def test_while_it_does_not_read(house: House) -> None:
     await client.send(request(COMPLETIONS, STREAM))
     call = await house.engines[1].call()
     call.stream(*[token("x" * 10_000)] * 2000)
-    await eventually(lambda: any(c.flow.write_paused for c in router.server.server_state.connections))
+    await eventually(
+        lambda: any(flow_of(c).write_paused for c in router.server.server_state.connections)
+    )
     client.leave()
     await call.left()
     await router.is_quiet()
@@ -308,4 +308,3 @@ async def test_an_answer_in_time_beats_the_clients_leaving(house: House) -> None
     client.leave()
     assert (await router.record()).outcome == "ok"
     assert router.pool(engine).idle == 1
-

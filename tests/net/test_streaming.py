@@ -1,6 +1,7 @@
 """Streams pass as they come, byte for byte but for the cut into chunks."""
 
 import asyncio
+import itertools
 from typing import Any
 
 import orjson
@@ -8,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from router.core.events import LegFailed
+from router.core.values import FailureKind
 from tests.net.asks import (
     CHAT,
     COMPLETIONS,
@@ -103,11 +106,11 @@ def split_streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     body = b"".join([*draw(st.lists(pieces, max_size=6)), token("a"), DONE])
     cuts = draw(st.lists(st.integers(0, len(body)), max_size=4))
     edges = sorted({0, len(body), *cuts})
-    chunks = [chunk(body[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    chunks = [chunk(body[a:b]) for a, b in itertools.pairwise(edges)]
     wire = sse_head() + b"".join(chunks) + LAST_CHUNK
     cuts = draw(st.lists(st.integers(0, len(wire)), max_size=6))
     edges = sorted({0, len(wire), *cuts})
-    return body, [wire[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return body, [wire[a:b] for a, b in itertools.pairwise(edges)]
 
 
 @pytest.mark.parametrize("way", ["direct", "remote"])
@@ -398,9 +401,6 @@ async def test_a_named_event_stream_that_breaks_ends_with_a_named_error(
 
 
 async def test_a_break_is_recorded_and_observed(house: House) -> None:
-    from router.core.events import LegFailed
-    from router.core.values import FailureKind
-
     engine = await house.engine()
     router = await house.router(engine)
     client = await router.client()

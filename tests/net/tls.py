@@ -13,10 +13,12 @@ KEY = "key.pem"
 def make_certificate(folder: Path) -> Path:
     """A self-signed certificate for 127.0.0.1 and its key; returns the certificate's path."""
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        + ["-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-        + ["-addext", "subjectAltName=IP:127.0.0.1"]
-        + ["-keyout", str(folder / KEY), "-out", str(folder / CERTIFICATE)],
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"),
+            *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(folder / KEY), "-out", str(folder / CERTIFICATE)),
+        ],
         check=True,
         capture_output=True,
     )

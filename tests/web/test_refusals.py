@@ -135,7 +135,9 @@ async def test_a_body_of_the_largest_size_passes(house: House) -> None:
     assert len(body) == LIMIT
     assert (await router.ask(COMPLETIONS, body)).status == 200
     chunked = (b"transfer-encoding", b"chunked")
-    answer = await router.ask(COMPLETIONS, chunk(body[:500]) + chunk(body[500:]) + chunk(b""), chunked)
+    answer = await router.ask(
+        COMPLETIONS, chunk(body[:500]) + chunk(body[500:]) + chunk(b""), chunked
+    )
     assert answer.status == 200
 
 
@@ -324,7 +326,8 @@ NOT_HTTP = {
     "a folded header": b"GET /health HTTP/1.1\r\nhost: x\r\n y\r\n\r\n",
     "NUL in a header": b"GET /health HTTP/1.1\r\nhost: x\x00y\r\n\r\n",
     "a bare CR in a header": b"GET /health HTTP/1.1\r\na: x\ry\r\n\r\n",
-    "two lengths": b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\na",
+    "two lengths": b"POST /v1/completions HTTP/1.1\r\n"
+    b"content-length: 1\r\ncontent-length: 2\r\n\r\na",
     "length and chunks": CHUNKED[:-2] + b"content-length: 3\r\n\r\n0\r\n\r\n",
     "a negative length": b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
     "a length with a sign": b"POST /v1/completions HTTP/1.1\r\ncontent-length: +1\r\n\r\na",

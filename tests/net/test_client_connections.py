@@ -1,0 +1,236 @@
+"""The client's side of a connection: reuse, pipelining, HTTP/1.0, 100 Continue."""
+
+import pytest
+
+from router.core.events import RequestEnded
+from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, token
+from tests.net.client import request
+from tests.net.engine import Call, chunk, json_reply
+from tests.net.house import House, eventually, flow_of
+
+OK = json_reply({"choices": [{"text": "ok"}]})
+
+
+def stream(call: Call) -> None:
+    """A short stream that echoes the prompt."""
+    call.stream(token(call.json["prompt"]), DONE)
+    call.end()
+
+
+async def test_a_connection_serves_streams_and_unary_answers_in_turn(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: stream(call) if call.json.get("stream") else call.send(OK))
+    client = await router.client()
+    for _ in range(5):
+        assert (await client.ask(COMPLETIONS, STREAM)).body == token("hi") + DONE
+        assert (await client.ask(COMPLETIONS, completion())).status == 200
+        assert (await client.get("/health")).status == 200
+    assert len(router.server.server_state.connections) == 1
+
+
+async def test_a_client_that_asks_to_close_is_answered_and_closed(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(stream)
+    client = await router.client()
+    answer = await client.ask(COMPLETIONS, STREAM, (b"connection", b"close"))
+    assert answer.values(b"connection") == [b"close"]
+    assert answer.body == token("hi") + DONE
+    assert await client.ended() == b""
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 3), (1, 300_000, 2), (300_000, 300_000, 300_000)])
+async def test_pipelined_requests_are_answered_in_order(
+    house: House, sizes: tuple[int, ...]
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(stream)
+    client = await router.client()
+    prompts = [letter * size for letter, size in zip("abc", sizes, strict=True)]
+    data = b"".join(request(COMPLETIONS, completion(p, stream=True)) for p in prompts)
+    client.writer.write(data)
+    for prompt in prompts:
+        assert (await client.answer()).body == token(prompt) + DONE
+    assert engine.seen == 3
+
+
+async def test_pipelined_requests_run_one_after_the_other(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion("a")) + request(COMPLETIONS, completion("b")))
+    first = await engine.call()
+    assert engine.seen == 1
+    assert router.router.fleet.ledger.total() == 1
+    first.send(OK)
+    await client.answer()
+    (await engine.call()).send(OK)
+    await client.answer()
+
+
+async def test_many_pipelined_requests_are_all_answered(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(stream)
+    client = await router.client()
+    number = 100
+    client.writer.write(
+        b"".join(request(COMPLETIONS, completion(str(n), stream=True)) for n in range(number))
+    )
+    for n in range(number):
+        assert (await client.answer()).body == token(str(n)) + DONE
+
+
+async def test_a_pipelined_flood_is_not_read_ahead(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    (connection,) = router.server.server_state.connections
+    one = request("/health", method="GET")
+    client.writer.write(one * 100_000)
+    await eventually(lambda: flow_of(connection).read_paused)
+    # What was read in one go is queued; nothing more is read until an answer is over.
+    assert len(connection.pipeline) * len(one) <= 1 << 19  # type: ignore[union-attr]
+    client.leave()
+    call.stream()
+
+    def write_more() -> bool:
+        if not call.connection.closed.is_set():
+            call.events(token("x"))
+        return call.connection.closed.is_set()
+
+    await eventually(write_more)
+
+
+async def test_pipelined_requests_of_a_client_that_asks_to_close_end_there(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(stream)
+    client = await router.client()
+    close = (b"connection", b"close")
+    await client.send(request(COMPLETIONS, STREAM, close) + request(COMPLETIONS, STREAM))
+    assert (await client.answer()).body == token("hi") + DONE
+    assert await client.ended() == b""
+    assert engine.seen == 1
+
+
+# HTTP/1.0.
+
+
+@pytest.mark.parametrize("body", [STREAM, completion()], ids=["stream", "unary"])
+async def test_an_http_1_0_client_gets_no_chunks_and_a_closed_connection(
+    house: House, body: dict[str, object]
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: stream(call) if call.json.get("stream") else call.send(OK))
+    client = await router.client()
+    keep = (b"connection", b"keep-alive")
+    await client.send(request(COMPLETIONS, body, keep, version="1.0"))
+    answer = await client.answer()
+    assert answer.values(b"transfer-encoding") == []
+    assert answer.values(b"connection") == [b"close"]
+    assert answer.body in (token("hi") + DONE, b'{"choices":[{"text":"ok"}]}')
+    assert await client.ended() == b""
+
+
+async def test_a_stream_that_breaks_ends_with_a_frame_for_http_1_0_too(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+
+    def script(call: Call) -> None:
+        call.stream(token("a"))
+        call.close()
+
+    engine.answer_all(script)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM, version="1.0"))
+    answer = await client.answer()
+    assert answer.body.startswith(token("a"))
+    assert answer.body.endswith(DONE)
+
+
+# Expect.
+
+
+async def test_100_continue_is_sent_when_the_body_is_wanted(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK))
+    client = await router.client()
+    data = request(COMPLETIONS, completion(), (b"expect", b"100-continue"))
+    head, _, body = data.partition(b"\r\n\r\n")
+    await client.send(head + b"\r\n\r\n")
+    assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    await client.send(body)
+    assert (await client.answer()).status == 200
+
+
+async def test_100_continue_is_not_sent_for_a_body_that_is_refused(house: House) -> None:
+    router = await house.router(await house.engine(), max_body_bytes=1024)
+    client = await router.client()
+    expect = (b"expect", b"100-continue")
+    await client.send(request(COMPLETIONS, b"", expect, (b"content-length", b"2000")))
+    assert (await client.answer()).status == 413
+    assert client.interim == []
+    assert await client.ended() == b""
+
+
+async def test_a_client_that_expects_and_does_not_wait_is_served(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK))
+    client = await router.client()
+    answer = await client.ask(COMPLETIONS, completion(), (b"expect", b"100-continue"))
+    assert answer.status == 200
+    assert (await client.ask(COMPLETIONS, completion())).status == 200
+
+
+# Bodies.
+
+
+@pytest.mark.parametrize("size", [1, 10, 100_000, 1_000_000])
+async def test_a_chunked_body_reaches_the_engine_with_its_length(house: House, size: int) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(json_reply({"got": len(call.json["prompt"])})))
+    client = await router.client()
+    raw = request(COMPLETIONS, completion("x" * size)).partition(b"\r\n\r\n")[2]
+    step = max(1, len(raw) // 7)
+    body = b"".join(chunk(raw[at : at + step]) for at in range(0, len(raw), step)) + chunk(b"")
+    chunked = (b"transfer-encoding", b"chunked")
+    for _ in range(2):
+        assert (await client.ask(COMPLETIONS, body, chunked)).json == {"got": size}
+
+
+async def test_a_body_in_single_bytes_arrives(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(json_reply(call.json)))
+    client = await router.client()
+    data = request(COMPLETIONS, completion())
+    for at in range(len(data)):
+        await client.send(data[at : at + 1])
+    assert (await client.answer()).json == completion()
+
+
+async def test_every_request_leaves_one_record(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(stream)
+    client = await router.client()
+    for number in range(3):
+        await client.ask(COMPLETIONS, STREAM, (b"x-request-id", b"r%d" % number))
+    records = await router.records(3)
+    assert [r.request_id for r in records] == ["r0", "r1", "r2"]
+    for record in records:
+        assert (record.route, record.model, record.stream) == (COMPLETIONS, "m", True)
+        assert (record.status, record.outcome, record.error) == (200, "ok", None)
+        assert record.bytes_out == len(token("hi") + DONE)
+        assert record.first_byte is not None
+        assert record.started <= record.first_byte <= record.ended
+    assert router.all(RequestEnded) == records

@@ -1,0 +1,473 @@
+"""Whatever framing an engine uses, and whatever it adds to it, the client gets a sound answer."""
+
+import os
+
+import pytest
+
+from router.core.events import LegFailed
+from router.core.values import FailureKind
+from tests.net.asks import (
+    COMPLETIONS,
+    DONE,
+    EMBEDDINGS,
+    STREAM,
+    answer_remotely,
+    completion,
+    error_frame,
+    event,
+    token,
+)
+from tests.net.client import Answer, Truncated, request
+from tests.net.engine import Call, Connection, chunk, json_reply, sse_head
+from tests.net.house import House, Running, eventually
+
+OK = json_reply({"choices": [{"text": "ok"}]})
+BODY = b'{"choices":[{"text":"ok"}]}'
+JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+
+UNARY = {
+    "content-length": JSON_HEAD + b"content-length: 27\r\n\r\n" + BODY,
+    "chunked": JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n" + chunk(BODY) + chunk(b""),
+    "chunks of one byte": JSON_HEAD
+    + b"transfer-encoding: chunked\r\n\r\n"
+    + b"".join(chunk(BODY[at : at + 1]) for at in range(len(BODY)))
+    + chunk(b""),
+    "chunk extensions": JSON_HEAD
+    + b"transfer-encoding: chunked\r\n\r\n1b;a=b\r\n"
+    + BODY
+    + b"\r\n0\r\n\r\n",
+    "trailers": JSON_HEAD
+    + b"transfer-encoding: chunked\r\n\r\n"
+    + chunk(BODY)
+    + b"0\r\nx-trailer: 1\r\n\r\n",
+    "after 100 Continue": b"HTTP/1.1 100 Continue\r\n\r\n" + OK,
+    "after several interim answers": b"HTTP/1.1 100 Continue\r\n\r\n"
+    b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" + OK,
+    "no reason": b"HTTP/1.1 200\r\n" + OK.partition(b"\r\n")[2],
+}
+
+
+@pytest.mark.parametrize("wire", UNARY.values(), ids=UNARY)
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+async def test_every_framing_of_a_unary_answer_is_understood(
+    house: House, wire: bytes, path: str
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(wire))
+    client = await router.client()
+    for _ in range(3):
+        answer = await client.ask(path, completion())
+        assert (answer.status, answer.body) == (200, BODY)
+        assert answer.values(b"x-trailer") == answer.values(b"link") == []
+    assert client.interim == []
+    assert router.pool(engine).open == 1
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+async def test_an_answer_that_ends_with_its_connection_is_understood(
+    house: House, path: str, version: bytes
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    head = JSON_HEAD.replace(b"1.1", version) + b"connection: close\r\n\r\n"
+
+    def script(call: Call) -> None:
+        call.send(head, BODY)
+        call.close()
+
+    engine.answer_all(script)
+    client = await router.client()
+    for _ in range(2):
+        answer = await client.ask(path, completion())
+        assert (answer.status, answer.body) == (200, BODY)
+    assert router.pool(engine).open == 0
+
+
+async def test_an_http_1_0_answer_with_a_length_is_not_waited_for(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK.replace(b"HTTP/1.1", b"HTTP/1.0")))
+    answer = await router.ask(COMPLETIONS, completion())
+    assert (answer.status, answer.body, answer.version) == (200, BODY, b"1.1")
+    await eventually(lambda: router.pool(engine).open == 0)
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_that_has_no_body_ends_with_its_head(house: House, status: int) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(b"HTTP/1.1 %d X\r\nx-own: 1\r\n\r\n" % status))
+    client = await router.client()
+    for path in (EMBEDDINGS, COMPLETIONS):
+        for _ in range(2):  # bytes of a body would be taken for the next answer
+            answer = await client.ask(path, completion())
+            assert (answer.status, answer.body) == (status, b"")
+            assert answer.values(b"x-own") == [b"1"]
+
+
+async def test_a_status_without_a_name_passes(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK.replace(b" 200 X", b" 599 X")))
+    assert (await router.ask(COMPLETIONS, completion())).status == 599
+    engine.answer_all(lambda call: call.send(OK.replace(b" 200 X", b" 799 X")))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    (line, _) = (await client.reader.readuntil(b"\r\n")).split(b"\r\n")
+    assert line == b"HTTP/1.1 799 "
+
+
+@pytest.mark.parametrize("name", [b"X-Trailer", b"content-type", b"x-request-id"])
+async def test_trailers_do_not_reach_the_next_answer(house: House, name: bytes) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    call.send(b"0\r\n" + name + b": 77\r\n\r\n")
+    await answer.rest()
+    await client.send(request(COMPLETIONS, completion()))
+    again = await engine.call()
+    assert again.connection is call.connection
+    again.send(OK)
+    answer = await client.answer()
+    assert (answer.status, answer.body) == (200, BODY)
+    assert b"77" not in dict(answer.headers).values()
+
+
+# Early answers.
+
+
+async def test_an_answer_before_the_body_was_read_is_passed_on(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.on_connect = lambda connection: connection.transport.set_write_buffer_limits(0)
+    refusal = json_reply({"error": {"message": "too large"}}, 413)
+
+    def refuse(call: Call) -> None:
+        call.connection.transport.pause_reading()
+        call.send(refusal)
+
+    engine.on_call = refuse
+    client = await router.client()
+    answer = await client.ask(COMPLETIONS, completion("x" * 20_000_000))
+    assert (answer.status, answer.json) == (413, {"error": {"message": "too large"}})
+    # What was not sent would be taken for the next request.
+    await eventually(lambda: router.pool(engine).open == 0)
+
+
+# Too much of an answer.
+
+BEHIND = {
+    "garbage": b"this is no HTTP",
+    "another answer": json_reply({"choices": [{"text": "of another request"}]}),
+    "half an answer": b"HTTP/1.1 200 OK\r\ncontent-le",
+    "an empty line": b"\r\n",
+}
+
+
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+async def test_what_comes_behind_an_answer_is_given_to_nobody(
+    house: House, behind: bytes, path: str
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK + behind))
+    client = await router.client()
+    for _ in range(3):
+        answer = await client.ask(path, completion())
+        assert (answer.status, answer.body) == (200, BODY)
+    assert router.all(LegFailed) == []
+
+
+@pytest.mark.parametrize("behind", [BEHIND["garbage"], BEHIND["another answer"]])
+async def test_what_an_idle_connection_says_closes_it(house: House, behind: bytes) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    call.send(OK)
+    assert (await client.answer()).body == BODY
+    call.send(behind)
+    await call.left()
+    engine.answer_all(lambda call: call.send(OK))
+    assert (await client.ask(COMPLETIONS, completion())).body == BODY
+
+
+async def test_what_is_said_before_the_request_is_no_answer_to_it(house: House) -> None:
+    """The first connection speaks too early; the request goes to the second engine."""
+    bad, good = await house.engine(), await house.engine()
+    router = await house.router(bad, good)
+    bad.on_connect = lambda connection: connection.transport.write(OK)
+    bad.answer_all(lambda call: None)
+    good.answer_all(lambda call: call.send(json_reply({"from": "good"})))
+    for _ in range(2):
+        answer = await router.ask(COMPLETIONS, completion())
+        assert answer.status == 200
+
+
+# Not an answer.
+
+NO_ANSWER = {
+    "an upgrade": b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+    "two lengths": JSON_HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\nab",
+    "length and chunks": JSON_HEAD
+    + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a folded header": JSON_HEAD + b"a: b\r\n c\r\ncontent-length: 0\r\n\r\n",
+    "NUL in a header": JSON_HEAD + b"a: b\x00c\r\ncontent-length: 0\r\n\r\n",
+    "a bare CR": JSON_HEAD + b"a: b\rc: d\r\ncontent-length: 0\r\n\r\n",
+    "HTTP/2": b"\x00\x00\x12\x04\x00\x00\x00\x00\x00",
+}
+
+
+@pytest.mark.parametrize("wire", NO_ANSWER.values(), ids=NO_ANSWER)
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+async def test_what_is_not_http_is_502(house: House, wire: bytes, path: str) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(wire))
+    answer = await router.ask(path, completion())
+    assert answer.status == 502
+    assert answer.error["type"] == "EngineError"
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
+
+
+# Pass-through.
+
+
+async def test_multipart_and_binary_bodies_pass_unchanged(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    body = (
+        b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n'
+        b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+        + os.urandom(300_000)
+        + b"\r\n--b--\r\n"
+    )
+    kind = (b"content-type", b"multipart/form-data; boundary=b")
+    await client.send(request("/v1/audio/transcriptions", body, kind))
+    call = await engine.call()
+    assert call.body == body
+    assert call.values(b"content-type") == [kind[1]]
+    call.send(json_reply({"text": "hi"}))
+    assert (await client.answer()).json == {"text": "hi"}
+    assert (await router.record()).model == "m"
+
+
+@pytest.mark.parametrize("framing", ["content-length", "chunked"])
+async def test_a_binary_answer_is_streamed_unchanged(house: House, framing: str) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request("/v1/audio/speech", {"model": "m", "input": "hi"}))
+    call = await engine.call()
+    audio = os.urandom(500_000)
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\n"
+    if framing == "chunked":
+        call.send(head + b"transfer-encoding: chunked\r\n\r\n", chunk(audio[:1000]))
+    else:
+        call.send(head + b"content-length: 500000\r\n\r\n", audio[:1000])
+    answer = await client.begin()
+    await answer.until(audio[:1000])  # before the engine has sent more
+    if framing == "chunked":
+        call.send(chunk(audio[1000:]), chunk(b""))
+    else:
+        call.send(audio[1000:])
+    assert (await answer.rest()).body == audio
+    assert answer.values(b"content-type") == [b"audio/wav"]
+    assert answer.values(b"content-length") == ([b"500000"] if framing != "chunked" else [])
+
+
+async def test_a_compressed_answer_passes_unchanged(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    body = {"model": "m", "input": "x"}
+    await client.send(request(EMBEDDINGS, body, (b"accept-encoding", b"gzip")))
+    call = await engine.call()
+    assert call.values(b"accept-encoding") == [b"gzip"]
+    call.send(json_reply(b"\x1f\x8b\x00", 200, b"content-encoding: gzip"))
+    answer = await client.answer()
+    assert answer.body == b"\x1f\x8b\x00"
+    assert answer.values(b"content-encoding") == [b"gzip"]
+
+
+async def test_no_compression_is_asked_for_where_answers_must_be_read(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion(), (b"accept-encoding", b"gzip")))
+    call = await engine.call()
+    assert call.values(b"accept-encoding") == []
+    call.send(OK)
+    await client.answer()
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+async def test_a_passed_through_answer_that_breaks_breaks_for_the_client_too(
+    house: House, end: str
+) -> None:
+    """Its end cannot be made up: a client must not take half an answer for a whole one."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    call = await engine.call()
+    call.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", chunk(b"half"))
+    answer = await client.begin()
+    await answer.until(b"half")
+    getattr(call, end)()
+    with pytest.raises(Truncated):
+        await answer.rest()
+    record = await router.record()
+    assert (record.status, record.outcome) == (200, "error")
+    assert record.error is not None
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
+
+
+async def test_a_stream_of_a_pass_through_route_passes_as_bytes(house: House) -> None:
+    """Its events are not understood, so no error frame is made up for it."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request("/v1/audio/transcriptions", b"x", (b"content-type", b"audio/wav")))
+    call = await engine.call()
+    call.stream(b"data: half")
+    answer = await client.begin()
+    await answer.until(b"data: half")
+    call.events(b" an event\n\n")
+    call.end()
+    assert (await answer.rest()).body == b"data: half an event\n\n"
+
+
+# Size.
+
+
+@pytest.fixture
+def small_replies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.net.legs.MAX_REPLY_BYTES", 100_000)
+
+
+@pytest.mark.usefixtures("small_replies")
+async def test_a_unary_answer_without_end_is_not_collected_for_ever(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    call.send(JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n", chunk(b"x" * 200_000))
+    await call.left()
+    answer = await client.answer()
+    assert answer.status == 502
+    assert "too large" in answer.error["message"]
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
+
+
+@pytest.mark.usefixtures("small_replies")
+async def test_a_prefill_reply_without_end_is_done_without(house: House) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    decode.answer_all(lambda call: call.send(OK))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await prefill.call()
+    call.send(JSON_HEAD + b"content-length: 9999999\r\n\r\n", b"x" * 200_000)
+    await call.left()
+    assert (await client.answer()).status == 200
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
+
+
+async def test_an_event_of_a_megabyte_arrives_whole(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    big = event({"prompt_token_ids": list(range(200_000))})
+
+    def answer(call: Call) -> None:
+        call.stream(big, DONE)
+        call.end()
+
+    engine.answer_all(answer)
+    assert (await router.ask(COMPLETIONS, STREAM)).body == big + DONE
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (b'{"error":{"message":"no","code":"invalid"}}', 500),
+        (b'{"error":{"message":"no"}}', 500),
+        (b'{"error":"no"}', 500),
+        (b'{"error":{"code":200}}', 500),
+        (b'{"error":{"code":429}}', 429),
+        (b'{"type":"response.failed"}', 500),
+    ],
+)
+async def test_an_error_event_without_a_status_counts_as_500(
+    house: House, error: bytes, status: int
+) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    prefill.answer_all(answer_remotely)
+
+    def script(call: Call) -> None:
+        call.send(sse_head(), chunk(b"data: %b\n\n" % error))
+        call.end()
+
+    decode.answer_all(script)
+    answer: Answer = await router.ask(COMPLETIONS, STREAM)
+    if status == 500:  # taken for a failed KV load; the third engine is asked plainly
+        assert decode.seen == 3
+    else:
+        assert (answer.status, answer.body) == (status, error)
+
+
+async def test_a_connection_is_reused_for_any_request_to_its_engine(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    seen: set[Connection] = set()
+
+    def script(call: Call) -> None:
+        seen.add(call.connection)
+        if call.json.get("stream"):
+            call.stream(token("a"), DONE)
+            call.end()
+        else:
+            call.send(OK)
+
+    engine.answer_all(script)
+    client, other = await router.client(), await router.client()
+    for _ in range(3):
+        await client.ask(COMPLETIONS, STREAM)
+        await other.ask(COMPLETIONS, completion())
+        await client.ask(EMBEDDINGS, {"input": "x"})
+    assert len(seen) == 1
+    assert _open(router) == 1
+
+
+def _open(router: Running) -> int:
+    return sum(pool.open for pool in router.router.pools.values())
+
+
+async def test_an_error_in_the_middle_of_a_stream_passes_as_the_engine_says_it(
+    house: House,
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    failed = event({"error": {"message": "out of memory", "code": 500}})
+
+    def script(call: Call) -> None:
+        call.stream(token("a"), failed, DONE)
+        call.end()
+
+    engine.answer_all(script)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.body == token("a") + failed + DONE
+    assert error_frame(answer.body)["message"] == "out of memory"

@@ -1,0 +1,336 @@
+"""Which headers cross the router, in both directions, and what it says itself."""
+
+from typing import Any
+
+import pytest
+
+from tests.net.asks import COMPLETIONS, EMBEDDINGS, STREAM, completion, prefilled, token
+from tests.net.client import request
+from tests.net.engine import Call, json_reply
+from tests.net.house import House, Running
+
+OK = json_reply({})
+
+
+async def _both_legs(
+    house: House, *headers: tuple[bytes, bytes], **settings: Any
+) -> tuple[Call, Call, Running]:
+    """The calls of a remote prefill and its decode, answered."""
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,), **settings)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion(), *headers))
+    first = await prefill.call()
+    first.send(prefilled())
+    second = await decode.call()
+    second.send(OK)
+    assert (await client.answer()).status == 200
+    return first, second, router
+
+
+PASS = [
+    (b"authorization", b"Bearer secret"),
+    (b"traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+    (b"tracestate", b"a=b"),
+    (b"x-session-id", b"s"),
+    (b"x-vllm-priority", b"3"),
+    (b"x-data-parallel-rank", b"1"),
+    (b"user-agent", b"test"),
+    (b"accept", b"*/*"),
+    (b"x-odd", b'a:b, c;d="e" \xe9\xff'),
+    (b"x-empty", b""),
+]
+
+
+async def test_end_to_end_headers_reach_both_engines(house: House) -> None:
+    first, second, _ = await _both_legs(house, *PASS)
+    for call in (first, second):
+        for name, value in PASS:
+            assert call.values(name) == [value], name
+        assert call.values(b"content-type") == [b"application/json"]
+
+
+async def test_a_header_that_comes_twice_reaches_engines_twice(house: House) -> None:
+    twice = [(b"x-tag", b"a"), (b"x-other", b"-"), (b"x-tag", b"b")]
+    for call in (await _both_legs(house, *twice))[:2]:
+        assert call.values(b"x-tag") == [b"a", b"b"]
+
+
+DROP = [
+    (b"connection", b"keep-alive, X-Named"),
+    (b"x-named", b"1"),
+    (b"keep-alive", b"timeout=5"),
+    (b"proxy-authorization", b"Basic x"),
+    (b"proxy-connection", b"keep-alive"),
+    (b"te", b"trailers"),
+    (b"trailer", b"x-t"),
+    (b"expect", b"100-continue"),
+]
+
+
+async def test_hop_by_hop_headers_reach_no_engine(house: House) -> None:
+    for call in (await _both_legs(house, *DROP))[:2]:
+        names = {name for name, _ in call.headers}
+        assert not names & {name for name, _ in DROP}
+        assert call.values(b"host") == [b"127.0.0.1:%d" % call.connection._engine.port]
+        assert call.values(b"content-length") == [b"%d" % len(call.body)]
+        assert len(names) == len(call.headers)
+
+
+async def test_an_offer_to_upgrade_is_declined_by_answering(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK))
+    client = await router.client()
+    offers = [
+        ((b"connection", b"Upgrade, HTTP2-Settings"), (b"upgrade", b"h2c")),
+        ((b"connection", b"Upgrade"), (b"upgrade", b"websocket")),
+    ]
+    for offer in offers:
+        await client.send(request(COMPLETIONS, completion(), *offer, (b"http2-settings", b"AAM")))
+        assert (await client.answer()).status == 200
+    for _ in range(2):
+        assert (await client.ask(COMPLETIONS, completion())).status == 200
+    assert engine.seen == 4
+
+
+async def test_a_get_that_offers_a_websocket_is_answered(house: House) -> None:
+    router = await house.router(await house.engine())
+    offer = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
+    client = await router.client()
+    await client.send(request("/health", None, *offer, method="GET"))
+    assert (await client.answer("GET")).status == 200
+
+
+async def test_offers_to_upgrade_are_not_taken_behind_one_another(house: House) -> None:
+    """Each costs a parser: a connection that sends thousands in one go is closed instead."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK))
+    client = await router.client()
+    offer = ((b"connection", b"Upgrade"), (b"upgrade", b"h2c"))
+    client.writer.write(request(COMPLETIONS, completion(), *offer) * 1000)
+    assert (await client.answer()).status == 200
+    assert await client.ended() == b""
+    assert engine.seen == 1
+
+
+async def test_a_client_cannot_name_what_the_router_writes_itself(house: House) -> None:
+    names = b"host, content-length, content-type, x-request-id, authorization"
+    key = {"engine_api_key": "key"}
+    first, second, _ = await _both_legs(house, (b"connection", names), **key)
+    for call in (first, second):
+        assert call.values(b"host") != []
+        assert call.values(b"content-length") == [b"%d" % len(call.body)]
+        assert len(call.values(b"x-request-id")) == 1
+        assert call.values(b"authorization") == [b"Bearer key"]
+
+
+async def test_trailers_of_a_request_are_not_headers(house: House) -> None:
+    """RFC 9110 6.5.1: they would slip in behind whoever checked the headers."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    head = request(COMPLETIONS, b"", (b"transfer-encoding", b"chunked"), (b"x-user", b"a"))
+    trailers = b"0\r\nx-user: admin\r\nauthorization: Bearer x\r\nx-request-id: forged\r\n\r\n"
+    body = b'{"model":"m"}'
+    await client.send(head)
+    await client.send(b"%x\r\n%b\r\n%b" % (len(body), body, trailers))
+    call = await engine.call()
+    assert call.values(b"x-user") == [b"a"]
+    assert call.values(b"authorization") == []
+    call.send(OK)
+    answer = await client.answer()
+    assert answer.values(b"x-request-id") != [b"forged"]
+
+
+async def test_the_engines_key_replaces_the_clients(house: House) -> None:
+    client_key = (b"authorization", b"Bearer client")
+    for call in (await _both_legs(house, client_key, engine_api_key="engine"))[:2]:
+        assert call.values(b"authorization") == [b"Bearer engine"]
+
+
+async def test_without_a_key_of_ours_the_clients_passes(house: House) -> None:
+    client_key = (b"authorization", b"Bearer client")
+    for call in (await _both_legs(house, client_key))[:2]:
+        assert call.values(b"authorization") == [b"Bearer client"]
+
+
+async def test_without_any_key_none_is_invented(house: House) -> None:
+    for call in (await _both_legs(house))[:2]:
+        assert call.values(b"authorization") == []
+
+
+async def test_probes_carry_the_engines_key(house: House) -> None:
+    engine = await house.engine()
+    keys: list[list[bytes]] = []
+    probed = engine.probed
+
+    def note(call: Call) -> bool:
+        keys.append(call.values(b"authorization"))
+        return probed(call)
+
+    engine.probed = note  # type: ignore[method-assign]
+    await house.router(engine, engine_api_key="engine")
+    assert keys
+    assert all(key == [b"Bearer engine"] for key in keys)
+
+
+# Request ids.
+
+
+async def test_the_clients_id_comes_back_and_engines_get_ids_made_from_it(house: House) -> None:
+    first, second, router = await _both_legs(house, (b"x-request-id", b"mine-1"))
+    ids = {*first.values(b"x-request-id"), *second.values(b"x-request-id")}
+    assert len(ids) == 2
+    assert all(one.startswith(b"mine-1-") and one != b"mine-1" for one in ids)
+    assert (await router.record()).request_id == "mine-1"
+
+
+async def test_two_requests_with_one_id_have_distinct_ids_at_the_engine(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    ids = set()
+    calls = []
+    for _ in range(5):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM, (b"x-request-id", b"same")))
+        call = await engine.call()
+        calls.append(call)
+        ids.add(call.values(b"x-request-id")[0])
+    assert len(ids) == 5
+    for call in calls:
+        call.send(OK)
+
+
+BAD_IDS = [b"", b"x" * 129, b"a b", b'a"b', b"a\tb", b"\xc3\xa9", b"a,b", b"<script>", b"%0d%0a"]
+
+
+@pytest.mark.parametrize("given", BAD_IDS)
+async def test_an_id_that_is_long_or_odd_is_replaced(house: House, given: bytes) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion(), (b"x-request-id", given)))
+    call = await engine.call()
+    call.send(OK)
+    (made,) = (await client.answer()).values(b"x-request-id")
+    assert len(made) == 32
+    assert call.values(b"x-request-id")[0].startswith(made)
+
+
+async def test_an_id_of_128_characters_is_kept(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK))
+    given = b"aZ09._:@+/=-" * 10 + b"12345678"
+    answer = await router.ask(COMPLETIONS, completion(), (b"x-request-id", given))
+    assert answer.values(b"x-request-id") == [given]
+
+
+async def test_ids_that_are_made_differ(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK))
+    answers = [await router.ask(COMPLETIONS, completion()) for _ in range(5)]
+    assert len({answer.values(b"x-request-id")[0] for answer in answers}) == 5
+
+
+# Answers.
+
+ANSWER_LINES = [
+    b"Set-Cookie: a=1; Path=/",
+    b"X-Between: x",
+    b"Set-Cookie: b=2",
+    b"Server: uvicorn",
+    b"Date: Mon, 01 Jan 2026 00:00:00 GMT",
+    b"Retry-After: 7",
+    b"X-Latin: \xe9",
+]
+HOP_LINES = [
+    b"Connection: keep-alive, X-Named",
+    b"X-Named: 1",
+    b"Keep-Alive: timeout=5",
+    b"Proxy-Authenticate: Basic",
+    b"Upgrade: h2c",
+    b"X-Request-Id: of the engine",
+]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+@pytest.mark.parametrize("status", [200, 404, 503])
+async def test_an_answers_end_to_end_headers_reach_the_client(
+    house: House, path: str, status: int
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(
+        lambda call: call.send(json_reply({"a": 1}, status, *ANSWER_LINES, *HOP_LINES))
+    )
+    answer = await router.ask(path, completion(), (b"x-request-id", b"mine"))
+    assert answer.status == status
+    assert answer.values(b"set-cookie") == [b"a=1; Path=/", b"b=2"]
+    for line in ANSWER_LINES:
+        name, _, value = line.partition(b": ")
+        assert value in answer.values(name.lower())
+    for line in HOP_LINES[1:-1]:
+        assert answer.values(line.partition(b":")[0].lower()) == []
+    assert answer.values(b"x-request-id") == [b"mine"]
+    assert answer.values(b"content-length") == [b"%d" % len(answer.body)]
+
+
+async def test_a_streams_headers_are_those_of_its_engine(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+
+    def script(call: Call) -> None:
+        lines = b"".join(line + b"\r\n" for line in [*ANSWER_LINES, *HOP_LINES])
+        call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n", lines)
+        call.send(b"transfer-encoding: chunked\r\n\r\n")
+        call.events(token("a"))
+        call.end()
+
+    engine.answer_all(script)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.values(b"set-cookie") == [b"a=1; Path=/", b"b=2"]
+    assert answer.values(b"x-named") == answer.values(b"keep-alive") == []
+    assert answer.values(b"transfer-encoding") == [b"chunked"]
+    assert len(answer.values(b"x-request-id")) == 1
+
+
+async def test_the_router_adds_nothing_of_its_own_but_the_id(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(OK))
+    answer = await router.ask(COMPLETIONS, completion())
+    assert {name for name, _ in answer.headers} == {
+        b"content-type",
+        b"content-length",
+        b"x-request-id",
+    }
+
+
+async def test_a_query_reaches_both_engines_as_it_was_sent(house: House) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    client = await router.client()
+    await client.send(request(COMPLETIONS + "?a=%0d%0ax:y&b=%20", completion()))
+    first = await prefill.call()
+    first.send(prefilled())
+    second = await decode.call()
+    second.send(OK)
+    assert (await client.answer()).status == 200
+    assert first.target == second.target == b"/v1/completions?a=%0d%0ax:y&b=%20"
+
+
+async def test_a_path_prefix_of_an_engine_stands_before_the_route(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    pool = router.pool(engine)
+    pool.origin = type(pool.origin)("127.0.0.1", engine.port, False, "/base")
+    client = await router.client()
+    await client.send(request(COMPLETIONS + "?a=b", completion()))
+    call = await engine.call()
+    assert call.target == b"/base/v1/completions?a=b"
+    call.send(OK)
+    await client.answer()

@@ -1,0 +1,242 @@
+"""Connections to an engine: reused while fresh, closed before the engine closes them."""
+
+import asyncio
+from typing import Any, ClassVar
+
+import pytest
+
+from router.net.engine_connection import EngineConnection
+from router.net.pool import EnginePool
+from tests.net.asks import COMPLETIONS, completion
+from tests.net.client import request
+from tests.net.engine import Connection, json_reply
+from tests.net.house import House, Running, eventually, flow_of
+
+OK = json_reply({})
+
+
+async def _busy(house: House, number: int, **settings: Any) -> tuple[Running, EnginePool]:
+    """A router that has had `number` requests at once on its only engine."""
+    engine = await house.engine()
+    router = await house.router(engine, **settings)
+    clients = [await router.client() for _ in range(number)]
+    for client in clients:
+        await client.send(request(COMPLETIONS, completion()))
+    calls = [await engine.call() for _ in clients]
+    for call in calls:
+        call.send(OK)
+    for client in clients:
+        assert (await client.answer()).status == 200
+    return router, router.pool(engine)
+
+
+async def test_connections_in_use_are_not_limited_idle_ones_are(house: House) -> None:
+    router, pool = await _busy(house, 20, max_idle_connections=3)
+    await router.is_quiet()
+    assert (pool.open, pool.idle) == (3, 3)
+    assert repr(pool).endswith("[3 open, 3 idle]>")
+
+
+async def test_without_idle_connections_each_request_has_its_own(house: House) -> None:
+    router, pool = await _busy(house, 2, max_idle_connections=0)
+    await router.is_quiet()
+    assert pool.open == 0
+
+
+async def test_idle_connections_are_closed_before_their_engine_does(house: House) -> None:
+    router, pool = await _busy(house, 3, idle_connection_timeout=0.05)
+    await eventually(lambda: pool.open == 0)
+    assert pool.idle == 0
+    assert pool._reaper is None
+    client = await router.client()
+    house.engines[0].answer_all(lambda call: call.send(OK))
+    assert (await client.ask(COMPLETIONS, completion())).status == 200
+
+
+async def test_only_connections_that_are_too_old_are_closed(house: House) -> None:
+    _, pool = await _busy(house, 3, idle_connection_timeout=3600)
+    old, young = pool._idle[0], pool._idle[-1]
+    old.idle_since -= 3600
+    pool._reap()
+    assert old.is_closing
+    assert not young.is_closing
+    await eventually(lambda: (pool.open, pool.idle) == (2, 2))
+    assert pool._reaper is not None
+
+
+async def test_what_the_engine_closes_is_forgotten(house: House) -> None:
+    router, pool = await _busy(house, 3)
+    await eventually(lambda: pool.idle == 3)
+    for connection in list(house.engines[0].connections):
+        connection.transport.close()
+    await eventually(lambda: (pool.open, pool.idle) == (0, 0))
+    house.engines[0].answer_all(lambda call: call.send(OK))
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+
+
+async def test_the_connection_used_last_is_used_first(house: House) -> None:
+    router, pool = await _busy(house, 3)
+    last = pool._idle[-1]
+    engine = house.engines[0]
+    seen: set[Connection] = set()
+    engine.on_call = lambda call: seen.add(call.connection)
+    engine.answer_all(lambda call: call.send(OK))
+    for _ in range(5):
+        await router.ask(COMPLETIONS, completion())
+    assert len(seen) == 1
+    assert pool._idle[-1] is last
+
+
+async def test_an_idle_connection_that_is_closing_is_passed_over(house: House) -> None:
+    _, pool = await _busy(house, 3)
+    good = pool._idle[0]
+    for connection in list(pool._idle)[1:]:
+        connection._transport.abort()
+    assert pool.take(replay=True) is good
+    await eventually(lambda: pool.open == 1)
+    pool.put(good)
+
+
+async def test_connections_that_are_all_too_old_are_closed_when_one_is_wanted(
+    house: House,
+) -> None:
+    _, pool = await _busy(house, 3)
+    for connection in pool._idle:
+        connection.idle_since -= 3600
+    assert pool.take(replay=False) is None  # they stay for requests that may be replayed
+    assert pool.idle == 3
+    assert pool.take(replay=True) is None
+    await eventually(lambda: pool.open == 0)
+
+
+async def test_a_connection_closed_under_a_request_tells_it(house: House) -> None:
+    """Between the moment it was made or taken and the moment it is used it may have closed."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    pool = router.pool(engine)
+    connection = await pool.connect()
+    assert isinstance(connection, EngineConnection)
+    engine.drop()
+    await eventually(lambda: pool.open == 0)
+
+    class Sink:
+        failures: ClassVar[list[str]] = []
+
+        def on_lost(self, failure: object) -> None:
+            self.failures.append(str(failure))
+
+    sink = Sink()
+    connection.start(b"head", b"body", sink)  # type: ignore[arg-type]
+    assert len(sink.failures) == 1
+    assert "RESET" in sink.failures[0]
+    connection.pause_reading()
+    connection.resume_reading()
+    connection.abort()
+
+
+async def test_a_pool_that_is_closed_closes_what_is_idle_and_what_is_not(house: House) -> None:
+    router, pool = await _busy(house, 2)
+    engine = house.engines[0]
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    assert (pool.open, pool.idle) == (2, 1)
+    pool.close()
+    pool.close()
+    await eventually(lambda: (pool.open, pool.idle) == (0, 0))
+    await call.left()
+    client.leave()
+
+
+async def test_an_engine_whose_name_is_no_name_cannot_be_reached(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    pool = router.pool(engine)
+    pool.origin = type(pool.origin)("a" * 70 + ".invalid", 80, False, "")
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.status == 502
+    assert "cannot be reached" in answer.error["message"]
+
+
+async def test_a_cancelled_connect_leaves_nothing_behind(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    pool = router.pool(engine)
+    before = len(engine.connections)
+    for turns in range(6):  # cancelled at each of its steps
+        task = asyncio.ensure_future(pool.connect())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        try:
+            made = await task
+        except asyncio.CancelledError:
+            continue
+        assert isinstance(made, EngineConnection)
+        made.abort()
+    await eventually(lambda: pool.open == 0)
+    await eventually(lambda: len(engine.connections) == before)
+
+
+# TLS.
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_with_a_certificate_of_our_ca_is_talked_to_over_tls(
+    house: House, stream: bool
+) -> None:
+    engine = await house.engine(tls=True)
+    assert engine.url.startswith("https://")
+    router = await house.router(engine)
+    client = await router.client()
+    body = completion("x" * 500_000, stream=stream)
+    for _ in range(2):
+        await client.send(request(COMPLETIONS, body))
+        call = await engine.call()
+        assert call.json == body
+        if stream:
+            call.stream(*[b"data: 1\n\n"] * 1000)
+            call.end()
+            assert (await client.answer()).body == b"data: 1\n\n" * 1000
+        else:
+            call.send(OK)
+            assert (await client.answer()).status == 200
+    assert router.pool(engine).open == 1
+
+
+async def test_an_engine_whose_certificate_is_unknown_is_never_up(house: House) -> None:
+    engine = await house.engine(tls=True)
+    router = await house.router(engine, ready=False, engine_ca_file=None)
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.status == 503
+    failure = await router.pool(engine).connect()
+    assert "cannot be reached" in failure.message  # type: ignore[union-attr]
+    assert "CERTIFICATE_VERIFY_FAILED" in failure.message  # type: ignore[union-attr]
+
+
+async def test_a_client_that_leaves_ends_a_tls_connection(house: House) -> None:
+    engine = await house.engine(tls=True)
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion(stream=True)))
+    call = await engine.call()
+    call.stream(b"data: 1\n\n")
+    answer = await client.begin()
+    await answer.until(b"data: 1\n\n")
+    client.leave()
+    await call.left()
+    await router.is_quiet()
+
+
+async def test_a_slow_client_stops_a_tls_engine(house: House) -> None:
+    engine = await house.engine(tls=True)
+    router = await house.router(engine)
+    client = await router.client(receive_buffer=4096)
+    await client.send(request(COMPLETIONS, completion(stream=True)))
+    call = await engine.call()
+    piece = b"data: " + b"x" * 1000 + b"\n\n"
+    call.stream(*[piece] * 20_000)
+    call.end()
+    (connection,) = router.server.server_state.connections
+    await eventually(lambda: flow_of(connection).write_paused)
+    assert (await client.answer()).body == piece * 20_000

@@ -1,0 +1,210 @@
+"""What probes and scrapes make of engines, whatever these say."""
+
+import asyncio
+import logging
+from typing import Any
+
+import orjson
+import pytest
+
+from router.core.events import Probed, Scraped
+from router.core.health import Sight, State
+from router.net.tasks import TaskSet
+from tests.net.asks import COMPLETIONS, completion
+from tests.net.engine import Call, ScriptedEngine, json_reply
+from tests.net.house import House, Running, eventually
+
+OFTEN: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
+
+
+def _state(router: Running, engine: ScriptedEngine) -> State:
+    return router.router.fleet.member(router.endpoint(engine)).health.state
+
+
+async def _becomes(router: Running, engine: ScriptedEngine, state: State) -> None:
+    await eventually(lambda: _state(router, engine) is state, lambda: router.router.events[-5:])
+
+
+async def test_an_engine_comes_up_goes_down_and_comes_back(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, **OFTEN)
+    engine.refuse()
+    engine.drop()
+    await _becomes(router, engine, State.DOWN)
+    assert (await router.ask(COMPLETIONS, completion())).status == 503
+    await engine.listen()
+    await _becomes(router, engine, State.UP)
+
+
+async def test_an_engine_that_is_unwilling_drains(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, **OFTEN)
+    engine.health = json_reply({}, 503)
+    await _becomes(router, engine, State.DRAINING)
+    engine.health = json_reply({})
+    await _becomes(router, engine, State.UP)
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+async def test_what_is_no_health_answer_is_a_failure(house: House, status: int) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, **OFTEN)
+    lines = [b"location: /elsewhere"] if status == 302 else []
+    engine.health = json_reply({}, status, *lines)
+    if status == 302:  # not followed; a redirect is an answer of something that lives
+        seen = len(engine.probes)
+        await eventually(lambda: len(engine.probes) > seen + 6)
+        assert set(engine.probes) <= {b"/health", b"/v1/models", b"/metrics"}
+        assert _state(router, engine) is State.UP
+    else:
+        await _becomes(router, engine, State.DOWN)
+
+
+async def test_an_engine_that_does_not_answer_in_time_is_down(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, **OFTEN, health_check_timeout=0.5)
+    engine.probed = lambda call: True  # type: ignore[method-assign]
+    await _becomes(router, engine, State.DOWN)
+
+
+MODELS: list[tuple[Any, list[str]]] = [
+    ({"data": [{"id": "a"}, {"id": "b", "parent": "a"}]}, ["a", "b"]),
+    ({"data": []}, []),
+    ({"data": [1, None, {"id": 5}, {}, {"id": "a"}]}, ["a"]),
+]
+
+
+@pytest.mark.parametrize(("listed", "models"), MODELS)
+async def test_the_models_of_an_engine_are_those_it_lists(
+    house: House, listed: Any, models: list[str]
+) -> None:
+    engine = await house.engine()
+    engine.models = json_reply(listed)
+    router = await house.router(engine)
+    assert sorted(router.router.fleet.models()) == models
+    answer = await (await router.client()).get("/v1/models")
+    assert [card["id"] for card in answer.json["data"]] == models
+
+
+NO_MODELS = [b"", b"[]", b"null", b'{"data":{}}', b'{"data":1}', b"<html>", b"\xff\xfe", b'{"x":1}']
+
+
+@pytest.mark.parametrize("text", NO_MODELS)
+async def test_an_engine_that_does_not_tell_its_models_may_be_asked_for_any(
+    house: House, text: bytes
+) -> None:
+    engine = await house.engine()
+    engine.models = json_reply(text)
+    router = await house.router(engine)
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+
+
+async def test_an_engine_that_guards_its_models_is_up(house: House) -> None:
+    engine = await house.engine()
+    engine.models = json_reply({"error": "Unauthorized"}, 401)
+    router = await house.router(engine)
+    assert router.all(Probed)[-1].cards is None
+    assert _state(router, engine) is State.UP
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff\x00\xfe",
+        b"vllm:num_requests_running NaN\n",
+        b"vllm:num_requests_running 1e400\n",
+        b"vllm:num_requests_running -3\n",
+        b"<html>",
+        b"vllm:num_requests_running{" * 1000,
+    ],
+)
+async def test_no_metrics_text_ends_the_scraping(house: House, text: bytes) -> None:
+    engine = await house.engine()
+    engine.metrics = json_reply(text)
+    router = await house.router(engine, **OFTEN)
+    await eventually(lambda: len(router.all(Scraped)) > 2)
+    assert all(not s.gauges or not s.gauges.running for s in router.all(Scraped))
+
+
+async def test_gauges_are_read_and_age(house: House) -> None:
+    engine = await house.engine()
+    engine.metrics = json_reply(
+        b"vllm:num_requests_running 3.0\nvllm:num_requests_waiting 2.0\n"
+        b"vllm:kv_cache_usage_perc 0.5\n"
+    )
+    router = await house.router(engine, **OFTEN)
+    await eventually(lambda: router.all(Scraped))
+    gauges = router.all(Scraped)[-1].gauges
+    assert gauges is not None
+    assert (gauges.running, gauges.waiting, gauges.kv_usage) == (3, 2, 0.5)
+
+
+async def test_an_endless_answer_is_not_read_to_its_end(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.net.prober.MAX_ANSWER_BYTES", 10_000)
+    engine = await house.engine()
+    router = await house.router(engine, **OFTEN)
+    engine.metrics = json_reply(b"x" * 20_000)
+    await eventually(lambda: router.all(Scraped) and router.all(Scraped)[-1].gauges is None)
+    assert _state(router, engine) is State.UP
+
+
+async def test_requests_of_ours_are_not_taken_for_those_of_others(house: House) -> None:
+    engine = await house.engine()
+    engine.metrics = json_reply(b"vllm:num_requests_running 1.0\n")
+    router = await house.router(engine, **OFTEN)
+    task = asyncio.ensure_future(router.ask(COMPLETIONS, completion()))
+    call: Call = await engine.call()
+    before = len(router.all(Scraped))
+    await eventually(lambda: len(router.all(Scraped)) > before + 2)
+    assert router.all(Scraped)[-1].own == 1
+    assert router.router.fleet.member(router.endpoint(engine)).others == 0
+    call.send(json_reply({}))
+    assert (await task).status == 200
+
+
+async def test_slow_engines_delay_nobodys_probes(house: House) -> None:
+    slow, quick = await house.engine(), await house.engine()
+    slow.probed = lambda call: True  # type: ignore[method-assign]
+    router = await house.router(quick, slow, ready=False, **OFTEN, health_check_timeout=3600)
+    await eventually(lambda: len(router.all(Probed)) > 5)
+    assert {p.endpoint for p in router.all(Probed)} == {router.endpoint(quick)}
+    assert {p.sight for p in router.all(Probed)} == {Sight.OK}
+
+
+async def test_changes_of_state_are_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "router.net.prober")
+    engine = await house.engine()
+    router = await house.router(engine, **OFTEN)
+    engine.health = json_reply({}, 503)
+    await _becomes(router, engine, State.DRAINING)
+    await eventually(lambda: len(caplog.messages) == 2)
+    assert caplog.messages[0] == f"decode {engine.url} is up"
+    assert caplog.messages[1] == f"decode {engine.url} is draining"
+    assert orjson.dumps(caplog.messages)
+
+
+# Tasks.
+
+
+async def test_a_background_task_that_fails_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = TaskSet()
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def sleep() -> None:
+        await asyncio.Event().wait()
+
+    tasks.spawn(fail(), "the failing one")
+    tasks.spawn(sleep(), "the sleeper")
+    await eventually(lambda: caplog.messages)
+    assert caplog.messages == ["background task the failing one failed"]
+    await tasks.close()
+    await tasks.close()
+    assert len(caplog.messages) == 1

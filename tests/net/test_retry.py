@@ -1,0 +1,475 @@
+"""What is tried again elsewhere, what is replayed, and what never is."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from router.core.events import FellBack, LegAnswered, LegFailed
+from router.core.values import FailureKind, Role
+from tests.net.asks import (
+    COMPLETIONS,
+    DONE,
+    EMBEDDINGS,
+    KV,
+    STREAM,
+    answer_remotely,
+    completion,
+    error_frame,
+    event,
+    prefilled,
+    token,
+)
+from tests.net.client import request
+from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply, sse_head
+from tests.net.house import House, Running, eventually
+
+OK = json_reply({"choices": [{"text": "ok"}]})
+BUSY = json_reply({"error": {"message": "full", "type": "T", "param": None, "code": 503}}, 503)
+
+Fault = Callable[[ScriptedEngine], None]
+
+
+def refuses(engine: ScriptedEngine) -> None:
+    """No connection comes about."""
+    engine.refuse()
+
+
+def resets_new_connections(engine: ScriptedEngine) -> None:
+    """As a proxy in front of a dead engine does."""
+    engine.on_connect = Connection.reset
+
+
+def closes_new_connections(engine: ScriptedEngine) -> None:
+    """The same, politely."""
+    engine.on_connect = lambda connection: connection.transport.close()
+
+
+def resets_unanswered(engine: ScriptedEngine) -> None:
+    """It has read the request."""
+    engine.answer_all(Call.reset)
+
+
+def closes_unanswered(engine: ScriptedEngine) -> None:
+    """It has read the request."""
+    engine.answer_all(Call.close)
+
+
+def resets_at_the_head(engine: ScriptedEngine) -> None:
+    """It has read the request's head only."""
+    engine.on_call = Call.reset
+
+
+def closes_in_its_own_head(engine: ScriptedEngine) -> None:
+    """A head that is not complete is no answer."""
+
+    def script(call: Call) -> None:
+        call.send(b"HTTP/1.1 200 OK\r\ncontent-le")
+        call.close()
+
+    engine.answer_all(script)
+
+
+def is_busy(engine: ScriptedEngine) -> None:
+    """It took nothing on."""
+    engine.answer_all(lambda call: call.send(BUSY))
+
+
+def is_no_http(engine: ScriptedEngine) -> None:
+    """Something else listens there."""
+    engine.answer_all(lambda call: call.send(b"SSH-2.0-OpenSSH_9.6\r\n"))
+
+
+def breaks_off_a_unary_answer(engine: ScriptedEngine) -> None:
+    """Nothing of it has gone to the client."""
+
+    def script(call: Call) -> None:
+        call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+        call.close()
+
+    engine.answer_all(script)
+
+
+BEFORE_ANY_BYTE = {
+    refuses: FailureKind.REFUSED,
+    resets_new_connections: FailureKind.RESET,
+    closes_new_connections: FailureKind.RESET,
+    resets_unanswered: FailureKind.RESET,
+    closes_unanswered: FailureKind.RESET,
+    resets_at_the_head: FailureKind.RESET,
+    closes_in_its_own_head: FailureKind.RESET,
+    is_no_http: FailureKind.BROKEN,
+    breaks_off_a_unary_answer: FailureKind.BROKEN,
+    is_busy: None,
+}
+
+
+@pytest.mark.parametrize(("fault", "kind"), BEFORE_ANY_BYTE.items())
+async def test_what_fails_before_the_clients_first_byte_is_answered_by_another_engine(
+    house: House, fault: Fault, kind: FailureKind | None
+) -> None:
+    bad, good = await house.engine(), await house.engine()
+    router = await house.router(bad, good)
+    fault(bad)
+    good.answer_all(lambda call: call.send(OK))
+    for _ in range(4):
+        answer = await router.ask(COMPLETIONS, completion())
+        assert (answer.status, answer.json) == (200, {"choices": [{"text": "ok"}]})
+    failures = router.all(LegFailed)
+    assert {f.kind for f in failures} == ({kind} if kind else set())
+    assert {f.endpoint for f in failures} <= {router.endpoint(bad)}
+    moved = router.all(FellBack)
+    assert moved
+    assert {m.leg for m in moved} == {Role.DECODE}
+    assert {m.reason for m in moved} == {kind or "busy"}
+
+
+@pytest.mark.parametrize("fault", BEFORE_ANY_BYTE)
+async def test_when_all_engines_fail_the_client_gets_the_last_ones_failure(
+    house: House, fault: Fault
+) -> None:
+    engines = [await house.engine() for _ in range(5)]
+    router = await house.router(*engines)
+    for engine in engines:
+        fault(engine)
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.status == (503 if fault is is_busy else 502)
+    assert answer.error["message"]
+    assert len(router.all(FellBack)) == 2  # three engines are tried, never all
+
+
+async def test_an_engines_500_is_the_answer_on_the_direct_way(house: House) -> None:
+    engines = [await house.engine(), await house.engine()]
+    router = await house.router(*engines)
+    for engine in engines:
+        engine.answer_all(lambda call: call.send(json_reply({"error": "x"}, 500)))
+    assert (await router.ask(COMPLETIONS, completion())).status == 500
+    assert sum(engine.seen for engine in engines) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 429, 500, 501, 502, 504])
+async def test_no_status_but_503_moves_a_direct_request(house: House, status: int) -> None:
+    engines = [await house.engine(), await house.engine()]
+    router = await house.router(*engines)
+    for engine in engines:
+        engine.answer_all(lambda call: call.send(json_reply({"error": "x"}, status)))
+    assert (await router.ask(COMPLETIONS, STREAM)).status == status
+    assert sum(engine.seen for engine in engines) == 1
+    assert router.all(FellBack) == []
+
+
+async def test_nothing_is_tried_again_after_the_clients_first_byte(house: House) -> None:
+    engines = [await house.engine(), await house.engine()]
+    router = await house.router(*engines)
+    for engine in engines:
+
+        def script(call: Call) -> None:
+            call.stream(token("a"))
+            call.close()
+
+        engine.answer_all(script)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert error_frame(answer.body)["code"] == 502
+    assert sum(engine.seen for engine in engines) == 1
+    assert router.all(FellBack) == []
+
+
+async def test_nothing_is_tried_again_once_a_streams_head_is_out(house: House) -> None:
+    engines = [await house.engine(), await house.engine()]
+    router = await house.router(*engines)
+    for engine in engines:
+
+        def script(call: Call) -> None:
+            call.stream()
+            call.close()
+
+        engine.answer_all(script)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert error_frame(answer.body)["code"] == 502
+    assert sum(engine.seen for engine in engines) == 1
+
+
+async def test_a_request_that_leaves_traces_is_not_sent_to_a_second_engine(house: House) -> None:
+    engines = [await house.engine(), await house.engine()]
+    router = await house.router(*engines)
+    for engine in engines:
+        resets_unanswered(engine)
+    answer = await router.ask("/v1/responses", {"model": "m", "input": "x", "background": True})
+    assert answer.status == 502
+    assert sum(engine.seen for engine in engines) == 1
+
+
+# Stale connections of the pool.
+
+
+async def _pooled(house: House, router: Running, engine: ScriptedEngine) -> Connection:
+    """A connection that the router keeps for reuse."""
+    answer = asyncio.ensure_future(router.ask(COMPLETIONS, completion()))
+    call = await engine.call()
+    call.send(OK)
+    assert (await answer).status == 200
+    await eventually(lambda: router.pool(engine).idle == 1)
+    return call.connection
+
+
+@pytest.mark.parametrize("end", [Call.close, Call.reset])
+async def test_a_stale_connection_is_replayed_once_on_a_fresh_one(
+    house: House, end: Callable[[Call], None]
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    stale = await _pooled(house, router, engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    first = await engine.call()
+    assert first.connection is stale
+    end(first)
+    second = await engine.call()
+    assert second.connection is not stale
+    assert second.body == first.body
+    assert second.values(b"x-request-id") != first.values(b"x-request-id")
+    second.send(OK)
+    assert (await client.answer()).status == 200
+    assert router.all(LegFailed) == []  # it says nothing of the engine
+    assert router.all(FellBack) == []
+
+
+async def test_a_replay_that_is_reset_too_is_a_failure(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    await _pooled(house, router, engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    (await engine.call()).reset()
+    (await engine.call()).reset()
+    assert (await client.answer()).status == 502
+    assert engine.seen == 3
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.RESET]
+
+
+async def test_a_stale_connection_that_answered_one_byte_is_not_replayed(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    await _pooled(house, router, engine)
+    client = await router.client()
+    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    call = await engine.call()
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx")
+    answer = await client.begin()
+    await answer.until(b"x")
+    call.reset()
+    with pytest.raises(Exception, match=r"peer closed|reset"):
+        await answer.rest()
+    assert engine.seen == 2
+
+
+async def test_a_stale_connection_to_a_prefill_engine_is_replayed(house: House) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    decode.answer_all(lambda call: call.send(OK))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    (await prefill.call()).send(prefilled())
+    assert (await client.answer()).status == 200
+    await client.send(request(COMPLETIONS, completion()))
+    (await prefill.call()).close()
+    (await prefill.call()).send(prefilled())
+    assert (await client.answer()).status == 200
+    assert router.all(FellBack) == []
+
+
+async def test_a_kv_reference_is_never_sent_twice(house: House) -> None:
+    """The engine that reset may have read the blocks; they are not there any more."""
+    prefill, decode = await house.engine(), await house.engine()
+    other = await house.engine()
+    router = await house.router(decode, other, prefill=(prefill,))
+    used: list[object] = []
+    number = 0
+
+    def hand_over(call: Call) -> None:
+        nonlocal number
+        number += 1
+        call.send(json_reply({"kv_transfer_params": {**KV, "remote_request_id": number}}))
+
+    def die(call: Call) -> None:
+        used.append(call.json["kv_transfer_params"]["remote_request_id"])
+        call.reset()
+
+    def live(call: Call) -> None:
+        used.append(call.json["kv_transfer_params"]["remote_request_id"])
+        call.send(OK)
+
+    prefill.answer_all(hand_over)
+    decode.answer_all(live)
+    other.answer_all(live)
+    client = await router.client()
+    for _ in range(4):  # so that each has a connection that may be stale
+        assert (await client.ask(COMPLETIONS, completion())).status == 200
+    decode.answer_all(die)
+    for _ in range(4):
+        assert (await client.ask(COMPLETIONS, completion())).status == 200
+    assert len(set(used)) == len(used)
+    assert {f.reason for f in router.all(FellBack)} == {"reset"}
+
+
+async def test_an_old_connection_is_not_used_for_a_kv_reference(house: House) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    prefill.answer_all(answer_remotely)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    first = await decode.call()
+    first.send(OK)
+    assert (await client.answer()).status == 200
+    (kept,) = router.pool(decode)._idle
+    kept.idle_since -= 2.0  # older than any connection that was in use a moment ago
+    await client.send(request(COMPLETIONS, completion()))
+    second = await decode.call()
+    assert second.connection is not first.connection
+    second.send(OK)
+    assert (await client.answer()).status == 200
+    assert router.pool(decode).idle == 2
+
+
+async def test_a_refused_connection_leaves_the_reference_unused(house: House) -> None:
+    prefill, bad, good = await house.engine(), await house.engine(), await house.engine()
+    router = await house.router(bad, good, prefill=(prefill,))
+    prefill.answer_all(answer_remotely)
+    bad.refuse()
+    good.answer_all(lambda call: call.send(OK))
+    for _ in range(2):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert prefill.seen == 2
+    assert good.seen == 2
+
+
+# Prefill.
+
+PREFILL_FAULTS: list[Fault] = [
+    refuses,
+    resets_new_connections,
+    resets_unanswered,
+    is_no_http,
+    breaks_off_a_unary_answer,
+    is_busy,
+    lambda engine: engine.answer_all(lambda call: call.send(json_reply({}, 500))),
+]
+
+
+@pytest.mark.parametrize("fault", PREFILL_FAULTS)
+async def test_a_prefill_that_fails_is_tried_once_more_and_then_done_without(
+    house: House, fault: Fault
+) -> None:
+    prefills = [await house.engine() for _ in range(3)]
+    decode = await house.engine()
+    router = await house.router(decode, prefill=tuple(prefills))
+    for prefill in prefills:
+        fault(prefill)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await decode.call()
+    assert "kv_transfer_params" not in call.json
+    call.send(OK)
+    assert (await client.answer()).status == 200
+    assert [m.leg for m in router.all(FellBack)] == [Role.PREFILL] * 2
+
+
+async def test_a_failed_prefill_does_not_wait_for_anything(house: House) -> None:
+    bad, good, decode = await house.engine(), await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(bad, good))
+    resets_unanswered(bad)
+    good.answer_all(answer_remotely)
+    decode.answer_all(lambda call: call.send(OK))
+    for _ in range(4):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert good.seen == 4
+
+
+async def test_a_prefill_reply_without_parameters_is_decoded_from_the_prompt(
+    house: House,
+) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    prefill.answer_all(lambda call: call.send(json_reply({"kv_transfer_params": None})))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await decode.call()
+    assert call.json == completion()
+    call.send(OK)
+    assert (await client.answer()).status == 200
+
+
+# What the fleet learns.
+
+
+async def test_three_failures_in_a_row_bring_an_engine_down_without_a_probe(
+    house: House,
+) -> None:
+    bad, good = await house.engine(), await house.engine()
+    router = await house.router(bad, good)
+    good.answer_all(lambda call: call.send(OK))
+    resets_unanswered(bad)
+    fleet = router.router.fleet
+    while fleet.member(router.endpoint(bad)).health.is_usable:
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert bad.seen == 3
+    for _ in range(4):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert bad.seen == 3
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.RESET] * 3
+
+
+async def test_an_answer_between_failures_clears_them(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    for _ in range(3):
+        for fault in (Call.reset, Call.reset, lambda call: call.send(OK)):
+            client = await router.client()
+            await client.send(request(COMPLETIONS, completion()))
+            fault(await engine.call())
+            await client.answer()
+        # The last answer left a connection that would be replayed.
+        router.pool(engine).close()
+        await eventually(lambda: router.pool(engine).open == 0)
+    assert router.router.fleet.is_ready
+
+
+async def test_answers_with_errors_do_not_bring_an_engine_down(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    for status in (400, 500, 503, 404) * 3:
+        engine.answer_all(lambda call, s=status: call.send(json_reply({}, s)))  # type: ignore[misc]
+        assert (await router.ask(COMPLETIONS, completion())).status == status
+    assert router.router.fleet.is_ready
+    assert [a.status for a in router.all(LegAnswered)] == [400, 500, 503, 404] * 3
+
+
+async def test_each_leg_is_observed_with_its_engine_and_status(house: House) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    prefill.answer_all(answer_remotely)
+    decode.answer_all(lambda call: call.send(json_reply({}, 418)))
+    await router.ask(COMPLETIONS, completion())
+    seen = [(a.endpoint, a.status) for a in router.all(LegAnswered)]
+    assert seen == [(router.endpoint(prefill), 200), (router.endpoint(decode), 418)]
+    assert all(a.seconds >= 0 for a in router.all(LegAnswered))
+
+
+async def test_a_503_as_the_first_event_moves_like_a_503(house: House) -> None:
+    prefill, bad, good = await house.engine(), await house.engine(), await house.engine()
+    router = await house.router(bad, good, prefill=(prefill,))
+    prefill.answer_all(answer_remotely)
+
+    def full(call: Call) -> None:
+        call.send(sse_head(), chunk(event({"error": {"message": "full", "code": 503}})))
+
+    def fine(call: Call) -> None:
+        call.stream(token("a"), DONE)
+        call.end()
+
+    bad.answer_all(full)
+    good.answer_all(fine)
+    for _ in range(2):
+        answer = await router.ask(COMPLETIONS, STREAM)
+        assert (answer.status, answer.body) == (200, token("a") + DONE)
+    assert prefill.seen >= 3  # a reference that an engine saw is not used again

@@ -1,0 +1,241 @@
+"""Patience with engines: each limit ends what it should, and only that.
+
+No test measures time. Those that must not meet a limit have none that could be met.
+"""
+
+import asyncio
+
+import pytest
+
+from router.core.events import FellBack, LegFailed
+from router.core.values import FailureKind, Role
+from router.net.silence import Silence
+from tests.net.asks import (
+    COMPLETIONS,
+    DONE,
+    EMBEDDINGS,
+    STREAM,
+    answer_remotely,
+    completion,
+    error_frame,
+    token,
+)
+from tests.net.client import SECONDS, Truncated, request
+from tests.net.engine import json_reply
+from tests.net.house import House, eventually
+
+SOON = 0.05
+OK = json_reply({})
+
+
+@pytest.mark.parametrize("body", [STREAM, completion()], ids=["stream", "unary"])
+async def test_an_engine_that_never_answers_is_504_and_is_told_to_stop(
+    house: House, body: dict[str, object]
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, first_byte_timeout=SOON)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, body))
+    call = await engine.call()
+    await call.left()
+    answer = await client.answer()
+    assert answer.status == 504
+    assert answer.error["type"] == "EngineTimeoutError"
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.TIMEOUT]
+    assert router.all(FellBack) == []
+    assert router.router.fleet.is_ready  # slow is not dead
+
+
+async def test_a_unary_answer_that_stops_half_way_is_504(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, stream_idle_timeout=SOON)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
+    await call.left()
+    assert (await client.answer()).status == 504
+
+
+async def test_a_stream_that_falls_silent_ends_with_an_error_frame(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, stream_idle_timeout=SOON)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.answer()
+    assert answer.status == 200
+    assert answer.body.startswith(token("a"))
+    assert error_frame(answer.body)["code"] == 504
+    await call.left()
+    record = await router.record()
+    assert (record.status, record.outcome) == (200, "error")
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.TIMEOUT]
+
+
+async def test_a_stream_whose_head_came_and_no_event_ends_with_an_error_frame(
+    house: House,
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, first_byte_timeout=SOON)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream()
+    answer = await client.answer()
+    assert answer.status == 200
+    assert error_frame(answer.body)["code"] == 504
+
+
+async def test_a_passed_through_answer_that_falls_silent_breaks(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, stream_idle_timeout=SOON)
+    client = await router.client()
+    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    call = await engine.call()
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
+    with pytest.raises(Truncated):
+        await client.answer()
+    await call.left()
+    assert (await router.record()).outcome == "error"
+
+
+async def test_after_a_remote_prefill_silence_is_504_and_not_a_stream(house: House) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    prefill.answer_all(answer_remotely)
+    router = await house.router(decode, prefill=(prefill,), stream_idle_timeout=SOON)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await decode.call()
+    call.stream(b": keep-alive\n\n")
+    answer = await client.answer()
+    assert answer.status == 504
+    assert answer.error["type"] == "EngineTimeoutError"
+    assert prefill.seen == 1  # it is not begun anew: the client has waited long enough
+
+
+async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(house: House) -> None:
+    slow, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(slow,), prefill_timeout=SOON)
+    decode.answer_all(lambda call: call.send(OK))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await slow.call()
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+    await call.left()
+    assert (await client.answer()).status == 200
+    assert router.all(FellBack) == [FellBack(Role.PREFILL, "timeout")]
+    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.TIMEOUT]
+    record = await router.record()
+    assert record.prefill_seconds is not None
+    assert record.prefill_seconds >= SOON
+
+
+async def test_a_connection_that_is_never_made_counts_as_refused(house: House) -> None:
+    """On 127.0.0.1 only a TLS handshake can hang."""
+    engine = await house.engine(tls=True)
+    router = await house.router(engine, connect_timeout=SECONDS)
+    pool = router.pool(engine)
+    pool._connect_seconds = SOON
+    has_come, is_gone = asyncio.Event(), asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        has_come.set()
+        await reader.read()
+        is_gone.set()
+        writer.close()
+
+    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+        origin = pool.origin
+        pool.origin = type(origin)("127.0.0.1", server.sockets[0].getsockname()[1], True, "")
+        answer = await router.ask(COMPLETIONS, completion())
+        assert answer.status == 502
+        assert "did not accept a connection" in answer.error["message"]
+        assert [f.kind for f in router.all(LegFailed)] == [FailureKind.REFUSED]
+        async with asyncio.timeout(SECONDS):
+            await has_come.wait()
+            await is_gone.wait()  # the attempt was given up
+
+
+async def test_an_engine_that_sends_now_and_then_is_never_silent(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream()
+    answer = await client.begin()
+    (relay,) = router.router._silence._watched
+    limit = router.router.settings.stream_idle_timeout
+    for letter in "abc":
+        call.events(token(letter))
+        await answer.until(token(letter))
+        relay.check_silence(relay._heard_at + limit * 0.99)  # type: ignore[attr-defined]
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body.endswith(token("c") + DONE)
+
+
+async def test_the_first_byte_has_a_limit_of_its_own(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, first_byte_timeout=500, stream_idle_timeout=1)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    (relay,) = router.router._silence._watched
+    relay.check_silence(relay._asked_at + 499)  # type: ignore[attr-defined]
+    assert not call.connection.closed.is_set()
+    call.send(OK)
+    assert (await client.answer()).status == 200
+
+
+# The sweep itself.
+
+
+class Sleeper:
+    """Notes when it is looked at."""
+
+    def __init__(self, silence: Silence) -> None:
+        self.checks = 0
+        self.silence = silence
+
+    def check_silence(self, now: float) -> None:
+        self.checks += 1
+
+
+async def test_one_timer_serves_all_and_rests_when_there_is_nothing_to_watch() -> None:
+    silence = Silence(0.004)
+    one, other = Sleeper(silence), Sleeper(silence)
+    silence.watch(one)
+    timer = silence._timer
+    silence.watch(other)
+    assert silence._timer is timer
+    await eventually(lambda: one.checks > 2 and other.checks > 2)
+    silence.forget(one)
+    silence.forget(one)
+    before = one.checks
+    silence.forget(other)
+    await eventually(lambda: silence._timer is None)
+    assert one.checks == before
+    silence.watch(one)
+    await eventually(lambda: one.checks > before)
+    silence.close()
+    assert silence._timer is None
+    silence.close()
+
+
+async def test_one_that_is_forgotten_during_a_sweep_does_no_harm() -> None:
+    silence = Silence(0.004)
+
+    class Quitter(Sleeper):
+        def check_silence(self, now: float) -> None:
+            super().check_silence(now)
+            self.silence.forget(self)
+
+    quitters = [Quitter(silence) for _ in range(5)]
+    for one in quitters:
+        silence.watch(one)
+    await eventually(lambda: silence._timer is None)
+    assert [one.checks for one in quitters] == [1] * 5

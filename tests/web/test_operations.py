@@ -1,0 +1,205 @@
+"""What the router says of itself and of its engines."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from router import __version__
+from router.core.health import State
+from tests.net.asks import COMPLETIONS, DONE, STREAM, answer_remotely, completion, token
+from tests.net.client import request
+from tests.net.engine import Call, json_reply
+from tests.net.house import House, Running, eventually
+
+OFTEN = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
+
+
+async def test_health_says_that_the_process_lives(house: House) -> None:
+    router = await house.router(await house.engine(listening=False), ready=False)
+    answer = await (await router.client()).get("/health")
+    assert (answer.status, answer.body) == (200, b"")
+
+
+async def test_version_is_the_packages(house: House) -> None:
+    router = await house.router(await house.engine())
+    assert (await (await router.client()).get("/version")).json == {"version": __version__}
+
+
+async def test_ready_follows_the_decode_engines(house: House) -> None:
+    prefill = await house.engine()
+    decode = await house.engine(listening=False)
+    router = await house.router(decode, prefill=(prefill,), ready=False, **OFTEN)
+    await router.usable(prefill)
+    client = await router.client()
+    answer = await client.get("/ready")
+    assert answer.status == 503
+    assert answer.error["type"] == "ServiceUnavailableError"
+    assert answer.values(b"retry-after") == [b"1"]
+    await decode.listen()  # an engine that was absent at the start joins
+    await router.usable(decode)
+    answer = await client.get("/ready")
+    assert (answer.status, answer.json) == (200, {"status": "ready"})
+    decode.refuse()
+    decode.drop()
+    member = router.router.fleet.member(router.endpoint(decode))
+    await eventually(lambda: member.health.state is State.DOWN)
+    assert (await client.get("/ready")).status == 503
+
+
+async def test_without_prefill_engines_requests_are_answered_directly(house: House) -> None:
+    prefill = await house.engine(listening=False)
+    decode = await house.engine()
+    router = await house.router(decode, prefill=(prefill,), ready=False)
+    await router.usable(decode)
+    decode.answer_all(lambda call: call.send(json_reply({})))
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+
+
+async def test_models_are_those_of_usable_decode_engines(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    one.serve_model("a", "shared")
+    other.serve_model("shared", "b")
+    router = await house.router(one, other)
+    client = await router.client()
+    answer = await client.get("/v1/models")
+    assert answer.json["object"] == "list"
+    assert [card["id"] for card in answer.json["data"]] == ["a", "shared", "b"]
+    assert (await client.get("/v1/models/a")).json == {"id": "a", "object": "model"}
+
+
+async def test_a_model_name_may_hold_a_slash(house: House) -> None:
+    engine = await house.engine()
+    engine.serve_model("org/name")
+    router = await house.router(engine)
+    client = await router.client()
+    for path in ("/v1/models/org/name", "/v1/models/org%2Fname"):
+        assert (await client.get(path)).json["id"] == "org/name"
+
+
+async def test_a_model_that_nobody_lists_is_404(house: House) -> None:
+    router = await house.router(await house.engine())
+    answer = await (await router.client()).get("/v1/models/none")
+    assert answer.status == 404
+    assert answer.error["param"] == "model"
+    assert answer.error["message"] == "The model `none` does not exist."
+
+
+async def test_requests_go_only_to_engines_that_serve_their_model(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    one.serve_model("a")
+    other.serve_model("b")
+    router = await house.router(one, other)
+    for engine in (one, other):
+        engine.answer_all(lambda call: call.send(json_reply({})))
+    for _ in range(4):
+        assert (await router.ask(COMPLETIONS, {"model": "b", "prompt": "x"})).status == 200
+    assert (one.seen, other.seen) == (0, 4)
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/v1/models/", "/favicon.ico", "/%00", "/a%0d%0ab"])
+async def test_an_unknown_path_is_404_in_openais_shape(house: House, path: str) -> None:
+    router = await house.router(await house.engine())
+    answer = await (await router.client()).get(path)
+    assert answer.status == 404
+    assert answer.error["type"] == "NotFoundError"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_a_wrong_method_is_405_and_told_which(house: House, method: str) -> None:
+    router = await house.router(await house.engine())
+    answer = await (await router.client()).get("/health", method)
+    assert answer.status == 405
+    assert answer.values(b"allow") == [b"GET"]
+    assert answer.error["type"] == "MethodNotAllowedError"
+
+
+@pytest.mark.parametrize("host", [b"", b"[", b"a b", b"a/b", b"]:x", b"\xff", b"h:99999999"])
+async def test_whatever_the_host_says_an_error_has_its_shape(house: House, host: bytes) -> None:
+    router = await house.router(await house.engine())
+    client = await router.client()
+    await client.send(b"GET /nothing HTTP/1.1\r\nhost: %b\r\n\r\n" % host)
+    answer = await client.answer("GET")
+    assert answer.status == 404
+    assert answer.error["message"] == "GET /nothing: no such route."
+
+
+async def test_a_fault_of_our_own_is_500_in_openais_shape(
+    house: House, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await house.router(await house.engine())
+
+    def broken() -> bytes:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(router.router.metrics, "exposition", broken)
+    answer = await (await router.client()).get("/metrics")
+    assert answer.status == 500
+    assert answer.error["type"] == "InternalServerError"
+    assert b"secret" not in answer.body
+    assert "ZeroDivisionError: secret" in complaints[0]
+    complaints.clear()
+
+
+# Metrics.
+
+
+async def _metrics(router: Running) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Samples by name and label values (engines' addresses left out)."""
+    answer = await (await router.client()).get("/metrics")
+    assert answer.status == 200
+    assert answer.values(b"content-type")[0].startswith(b"text/plain; version=0.0.4")
+    found: dict[tuple[str, tuple[str, ...]], float] = {}
+    for family in text_string_to_metric_families(answer.body.decode()):
+        for sample in family.samples:
+            labels = tuple(v for k, v in sample.labels.items() if k != "endpoint")
+            found[sample.name, labels] = found.get((sample.name, labels), 0) + sample.value
+    return found
+
+
+async def test_metrics_tell_of_requests_legs_and_connections(house: House) -> None:
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,))
+    prefill.answer_all(answer_remotely)
+
+    def script(call: Call) -> None:
+        call.stream(token("a"), DONE)
+        call.end()
+
+    decode.answer_all(script)
+    assert (await router.ask(COMPLETIONS, STREAM)).status == 200
+    assert (await router.ask(COMPLETIONS, b"{")).status == 400
+    client = await router.client()
+    decode.answer_all(lambda call: None)
+    await client.send(request(COMPLETIONS, STREAM))
+    await eventually(lambda: decode.seen == 2)
+    found = await _metrics(router)
+    route = COMPLETIONS
+    assert found["pd_router_requests_total", (route, "remote_prefill", "200", "ok")] == 1
+    assert found["pd_router_requests_total", (route, "none", "400", "error")] == 1
+    assert found["pd_router_engine_answers_total", ("prefill", "200")] == 2
+    assert found["pd_router_engine_answers_total", ("decode", "200")] == 1
+    assert found["pd_router_engine_failures_total", ("decode", "reset")] == 0
+    assert found["pd_router_endpoint_in_flight_requests", ("decode",)] == 1
+    assert found["pd_router_endpoint_in_flight_requests", ("prefill",)] == 0
+    assert found["pd_router_engine_connections", ("decode", "active")] == 1
+    assert found["pd_router_engine_connections", ("prefill", "idle")] == 1
+    client.leave()
+    await router.records(3)
+    found = await _metrics(router)
+    left = ("pd_router_requests_total", (route, "remote_prefill", "none", "client_left"))
+    assert found[left] == 1
+    assert found["pd_router_endpoint_in_flight_requests", ("decode",)] == 0
+    assert found["pd_router_endpoint_in_flight_tokens", ("decode",)] == 0
+
+
+async def test_what_clients_send_never_becomes_a_label(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    for number in range(5):
+        await router.ask(f"/v1/path-{number}", completion())
+        await router.ask(COMPLETIONS, {"model": f"model-{number}", "prompt": "x"})
+    answer = await (await router.client()).get("/metrics")
+    assert b"path-" not in answer.body
+    assert b"model-" not in answer.body
