@@ -88,7 +88,8 @@ def _input_characters(given: object) -> int:
 
 
 # The part types that carry prompt text: chat and messages say "text", responses the other two.
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
+# A tuple, because a client may put something there that has no hash.
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def _content_characters(content: object) -> int:

@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from router import __version__
-from router.core.errors import MethodNotAllowed, NoEngine, NotFound, RouterError
+from router.core.errors import InternalError, MethodNotAllowed, NoEngine, NotFound, RouterError
 from router.core.fleet import Fleet
 from router.telemetry.metrics import Metrics
 
@@ -92,6 +92,10 @@ def _add_errors(app: FastAPI) -> None:
     async def routed(_: Request, error: Exception) -> Response:
         assert isinstance(error, RouterError)
         return _response(error)
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, error: Exception) -> Response:  # Starlette logs it
+        return _response(InternalError(f"The router failed: {type(error).__name__}."))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: Exception) -> Response:

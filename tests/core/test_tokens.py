@@ -64,6 +64,7 @@ def user(content: object) -> dict[str, object]:
         ([user([{"type": "image_url", "image_url": {"url": "x" * 99}}])], 0),
         ([user([{"type": "image_url", "text": "abcdefgh"}])], 0),
         ([user([{"type": "text", "text": 7}, {"type": "text"}, "abcd", None])], 0),
+        ([user([{"type": [], "text": "abcd"}, {"type": {}, "text": "abcd"}])], 0),
         ([user(None), "abcd", None, {}], 0),
         (user("abcd"), 0),
         ("abcd", 0),

@@ -68,11 +68,16 @@ class Running:
         config.load()
         self.server.lifespan = config.lifespan_class(config)
         await self.server.startup()
+        self.port: int = self.server.servers[0].sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """End everything at once; see test_server.py for the graceful way."""
         for client in self.clients:
             client.leave()
+        if self.server.lifespan.shutdown_event.is_set():  # the test has done it
+            assert not self.server.server_state.tasks
+            await self.is_quiet()
+            return
         for listener in self.server.servers:
             listener.close()
         await eventually(lambda: not self.server.server_state.connections)
@@ -80,11 +85,6 @@ class Running:
         await self.is_quiet()
         await self.server.lifespan.shutdown()
         await eventually(lambda: not any(pool.open for pool in self.router.pools.values()))
-
-    @property
-    def port(self) -> int:
-        port: int = self.server.servers[0].sockets[0].getsockname()[1]
-        return port
 
     async def client(self, **options: Any) -> Client:
         """A new connection."""

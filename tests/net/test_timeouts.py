@@ -129,7 +129,6 @@ async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(house: House) ->
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.TIMEOUT]
     record = await router.record()
     assert record.prefill_seconds is not None
-    assert record.prefill_seconds >= SOON
 
 
 async def test_a_connection_that_is_never_made_counts_as_refused(house: House) -> None:

@@ -1,0 +1,192 @@
+"""The server's start and its end, in this process; tests/e2e has the same with real signals."""
+
+import asyncio
+import logging
+import os
+import signal
+from typing import Any
+
+import pytest
+import uvicorn
+
+from router.core.events import RequestEnded
+from router.settings import Settings
+from router.web.app import Router, create_app
+from router.web.front import Front
+from router.web.server import Server, tune_process
+from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, error_frame, token
+from tests.net.client import SECONDS, request
+from tests.net.engine import json_reply
+from tests.net.house import House, Running, eventually, flow_of
+
+NEVER = 3600.0
+
+
+def _shut_down(router: Running) -> asyncio.Task[None]:
+    """Begin the graceful end; afterwards the house has nothing left to end."""
+    return asyncio.ensure_future(router.server.shutdown())
+
+
+async def test_a_stream_in_flight_is_finished(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, shutdown_grace=NEVER)
+    client, idle = await router.client(), await router.client()
+    assert (await idle.get("/ready")).status == 200
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    ending = _shut_down(router)
+    assert await idle.ended() == b""  # connections that ask nothing are closed
+    with pytest.raises(ConnectionRefusedError):
+        await router.client()
+    assert not ending.done()
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body == token("a") + DONE
+    assert await client.ended() == b""
+    async with asyncio.timeout(SECONDS):
+        await ending
+    assert (await router.record()).outcome == "ok"
+
+
+async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
+    house: House, complaints: list[str]
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, shutdown_grace=0.05)
+    streaming, waiting = await router.client(), await router.client()
+    await streaming.send(request(COMPLETIONS, STREAM))
+    first = await engine.call()
+    first.stream(token("a"))
+    answer = await streaming.begin()
+    await answer.until(token("a"))
+    await waiting.send(request(COMPLETIONS, completion()))
+    second = await engine.call()
+    ending = _shut_down(router)
+    await answer.rest()
+    assert answer.body.startswith(token("a"))
+    assert error_frame(answer.body)["code"] == 503
+    refusal = await waiting.answer()
+    assert refusal.status == 503
+    assert refusal.values(b"retry-after") == [b"1"]
+    await first.left()
+    await second.left()
+    async with asyncio.timeout(SECONDS):
+        await ending
+    assert [r.outcome for r in router.all(RequestEnded)] == ["aborted", "aborted"]
+    assert complaints == ["Cancel 2 running task(s), timeout graceful shutdown exceeded"]
+    complaints.clear()
+
+
+async def test_a_router_on_its_way_out_is_not_ready(house: House) -> None:
+    router = await house.router(await house.engine())
+    client = await router.client()
+    router.router.lifecycle.is_draining = True
+    answer = await client.get("/ready")
+    assert answer.status == 503
+    assert answer.error["message"] == "The router is shutting down."
+    assert (await client.get("/health")).status == 200
+
+
+async def test_a_client_that_does_not_read_does_not_hold_up_the_end(
+    house: House, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.web.server.FLUSH_SECONDS", 0.05)
+    engine = await house.engine()
+    router = await house.router(engine, shutdown_grace=0.05)
+    client = await router.client(receive_buffer=4096)
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(*[token("x" * 1000)] * 10_000)
+    (connection,) = router.server.server_state.connections
+    await eventually(lambda: flow_of(connection).write_paused)
+    async with asyncio.timeout(SECONDS):
+        await _shut_down(router)
+    await call.left()
+    complaints.clear()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_asks_for_the_graceful_end(house: House, number: int) -> None:
+    router = await house.router(await house.engine())
+    with router.server.capture_signals():
+        os.kill(os.getpid(), number)
+        await eventually(lambda: router.server.should_exit)
+    assert not router.server.force_exit
+
+
+async def test_the_address_is_logged_with_the_port_that_was_taken(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.web.server")
+    router = await house.router(await house.engine())
+    (record,) = [r for r in caplog.records if r.message == "listening"]
+    assert vars(record)["fields"]["url"] == f"http://127.0.0.1:{router.port}"
+
+
+async def test_an_ipv6_address_is_logged_in_brackets(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "router.web.server")
+
+    class Listener:
+        sockets = [type("Socket", (), {"getsockname": lambda self: ("::1", 8000, 0, 0)})()]
+
+    async def startup(server: Any, sockets: object = None) -> None:
+        server.servers = [Listener()]
+        server.started = True
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    await Server(Router(Settings(decode=["http://127.0.0.1:9"]))).startup()
+    (record,) = [r for r in caplog.records if r.message == "listening"]
+    assert vars(record)["fields"]["url"] == "http://[::1]:8000"
+
+
+async def test_a_server_that_did_not_start_says_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "router.web.server")
+
+    async def startup(server: Any, sockets: object = None) -> None:
+        """As after a failure of the lifespan."""
+
+    monkeypatch.setattr(uvicorn.Server, "startup", startup)
+    await Server(Router(Settings(decode=["http://127.0.0.1:9"]))).startup()
+    assert caplog.messages == []
+
+
+async def test_fractions_of_seconds_count() -> None:
+    settings = Settings(decode=["http://d"], keep_alive_timeout=0.5, shutdown_grace=0.25)
+    config = Server(Router(settings)).config
+    assert config.timeout_keep_alive == 0.5
+    assert config.timeout_graceful_shutdown == 0.25
+
+
+async def test_two_routers_live_in_one_process(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    first, second = await house.router(one), await house.router(other)
+    one.answer_all(lambda call: call.send(json_reply({"from": 1})))
+    other.answer_all(lambda call: call.send(json_reply({"from": 2})))
+    assert (await first.ask(COMPLETIONS, completion())).json == {"from": 1}
+    assert (await second.ask(COMPLETIONS, completion())).json == {"from": 2}
+    assert len(first.all(RequestEnded)) == len(second.all(RequestEnded)) == 1
+
+
+async def test_an_application_is_made_of_settings_alone() -> None:
+    assert isinstance(create_app(Settings(decode=["http://d"])), Front)
+
+
+def test_a_process_may_open_all_the_files_that_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[tuple[int, int]] = [(10, 20)]
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr("resource.setrlimit", lambda _, pair: limits.append(pair))
+    for name in ("freeze", "set_threshold"):
+        monkeypatch.setattr(f"gc.{name}", lambda *_: None)
+    tune_process()
+    tune_process()
+    assert limits == [(10, 20), (20, 20)]
