@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import uvicorn
@@ -133,7 +133,9 @@ async def test_an_ipv6_address_is_logged_in_brackets(
     caplog.set_level(logging.INFO, "router.web.server")
 
     class Listener:
-        sockets = [type("Socket", (), {"getsockname": lambda self: ("::1", 8000, 0, 0)})()]
+        sockets: ClassVar[list[Any]] = [
+            type("Socket", (), {"getsockname": lambda self: ("::1", 8000, 0, 0)})()
+        ]
 
     async def startup(server: Any, sockets: object = None) -> None:
         server.servers = [Listener()]
