@@ -9,9 +9,11 @@ import re
 
 from router.core.jsonspan import value_end
 
-__all__ = ["redact"]
+__all__ = ["MARK", "redact"]
 
-_MARK = b'_transfer_params"'
+MARK = b'_transfer_params"'
+"""What every such member's name ends with: data without it is clean."""
+
 _OPENINGS = (b'"kv', b'"ec')
 _COLON = re.compile(rb"\s*:\s*")
 _COMMA_AFTER = re.compile(rb"\s*,\s*")
@@ -23,24 +25,24 @@ _NULLS = (b',"kv_transfer_params":null', b',"ec_transfer_params":null')
 
 def redact(data: bytes) -> bytes:
     """`data` (a JSON body or whole SSE events) without the members, or `data` itself."""
-    if _MARK not in data:
+    if MARK not in data:
         return data
     for null in _NULLS:
         data = data.replace(null, b"")
-    return _redact(data) if _MARK in data else data
+    return _redact(data) if MARK in data else data
 
 
 def _redact(data: bytes) -> bytes:
     kept = []
     done = 0
-    mark = data.find(_MARK)
+    mark = data.find(MARK)
     while mark >= 0:
-        end = mark + len(_MARK)
+        end = mark + len(MARK)
         if (member := _member(data, mark, done)) is not None:
             start, end = member
             kept.append(data[done:start])
             done = end
-        mark = data.find(_MARK, end)
+        mark = data.find(MARK, end)
     kept.append(data[done:])
     return b"".join(kept)
 
@@ -54,7 +56,7 @@ def _member(data: bytes, mark: int, done: int) -> tuple[int, int] | None:
     has one, and is not touched.
     """
     start = mark - 3
-    colon = _COLON.match(data, mark + len(_MARK))
+    colon = _COLON.match(data, mark + len(MARK))
     if data[max(start, 0) : mark] not in _OPENINGS or colon is None:
         return None
     if data[max(start - 1, 0) : start] == b"\\":

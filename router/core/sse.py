@@ -44,6 +44,11 @@ class Cutter:
     def __init__(self) -> None:
         self._tail = bytearray()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is kept back."""
+        return not self._tail
+
     def feed(self, data: bytes) -> bytes:
         """The whole events that `data` completes; what follows them is kept."""
         tail = self._tail

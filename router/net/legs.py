@@ -16,7 +16,7 @@ from router.core import headers as http
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.plans.steps import Stream
-from router.core.redact import redact
+from router.core.redact import MARK, redact
 from router.core.sse import DONE, Cutter, First, data_of, events, first_sign
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
@@ -109,6 +109,7 @@ class Relay:
         self._size = 0
         self._is_stream = False
         self._is_done = False
+        self._is_plain = step.splice is None
         self._asked_at = self._loop.time()
         self._heard_at: float | None = None
         self._silence = silence
@@ -207,9 +208,14 @@ class Relay:
         self._write(data)
 
     def _pass_events(self, data: bytes) -> None:
-        if data := self._cutter.feed(data):
+        is_whole = self._cutter.is_empty and data.endswith(b"\n\n")
+        # Nearly every read is whole events with nothing to take out.
+        if not (is_whole and self._is_plain and MARK not in data):
+            data = self._cutter.feed(data)
+            data = data and self._clean(data)
+        if data:
             self._is_done = data.endswith(DONE)
-            self._write(self._clean(data))
+            self._write(data)
 
     def _hold(self, data: bytes) -> None:
         data = self._cutter.feed(data)
