@@ -175,7 +175,7 @@ async def test_a_cancelled_connect_leaves_nothing_behind(house: House) -> None:
         assert isinstance(made, EngineConnection)
         made.abort()
     await eventually(lambda: pool.open == 0)
-    await eventually(lambda: len(engine.connections) == before)
+    await eventually(lambda: len(engine.connections) <= before)
 
 
 # TLS.
