@@ -14,9 +14,8 @@ from tests.core.json_texts import objects, scalars, strings, values, write_objec
 KEYS = ("kv_transfer_params", "ec_transfer_params")
 
 # Engines write member names plainly, so escapes inside of them are left to the other tests.
-names = st.sampled_from([*KEYS, "a", "b", "id", "xkv_transfer_params", "_transfer_params"]).map(
-    json.dumps
-)
+OTHERS = ("a", "id", "xkv_transfer_params", "_transfer_params", 'say "kv_transfer_params')
+names = st.sampled_from([*KEYS, *OTHERS]).map(json.dumps)
 spaces = st.text(" \t\r\n", max_size=2)
 
 
@@ -93,6 +92,7 @@ def test_any_bytes_can_be_redacted(before: bytes, behind: bytes) -> None:
         (b'{"kv_transfer_params":"\\"","a":1}', b'{"a":1}'),
         (b'{"a":"kv_transfer_params"}', b'{"a":"kv_transfer_params"}'),
         (b'["kv_transfer_params","x"]', b'["kv_transfer_params","x"]'),
+        (b'{"say \\"kv_transfer_params":1}', b'{"say \\"kv_transfer_params":1}'),
     ],
 )
 def test_a_member_leaves_with_its_comma(data: bytes, expected: bytes) -> None:

@@ -83,6 +83,16 @@ def test_an_event_that_ends_with_the_next_piece_passes_with_it() -> None:
     assert cutter.rest() == b"data: b"
 
 
+@pytest.mark.parametrize(("data", "is_empty"), [(b"a\n\n", True), (b"a\n", False), (b"", True)])
+def test_a_cutter_says_whether_it_keeps_something_back(data: bytes, is_empty: bool) -> None:
+    cutter = Cutter()
+    assert cutter.is_empty
+    cutter.feed(data)
+    assert cutter.is_empty == is_empty
+    cutter.rest()
+    assert cutter.is_empty
+
+
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\n\n"])
 @pytest.mark.parametrize("event", [b"", b"data: x"])
 def test_a_blank_line_ends_an_event_wherever_the_stream_is_cut(event: bytes, end: bytes) -> None:

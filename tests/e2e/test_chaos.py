@@ -1,4 +1,4 @@
-"""Whatever clients and engines do: no lease, no connection and no task is left behind.
+"""Whatever clients and engines do: no answer is wrong, and nothing is left behind.
 
 CHAOS_REQUESTS sets the number of requests; `make test` keeps it small.
 """
@@ -6,129 +6,355 @@ CHAOS_REQUESTS sets the number of requests; `make test` keeps it small.
 import asyncio
 import gc
 import os
-import random
-import resource
+import tracemalloc
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from random import Random
 from typing import Any
 
-import aiohttp
+import orjson
 
-from router.net.exchange import Exchange
-from router.settings import Settings
-from router.simulator import EngineConfig, Faults, serve_engine
-from router.web.app import Router
-from router.web.server import Server
+from tests.net.asks import CHAT, COMPLETIONS, DONE, EMBEDDINGS, KV, event, token
+from tests.net.client import Answer, Client, Truncated, request
+from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply, sse_head
+from tests.net.house import House, Running, eventually
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "600"))
-AT_ONCE = 48
-DEADLINE_SECONDS = 60.0
-LONG = "many words that make a long prompt for the prefill engines " * 4
+AT_ONCE = 40
+LONG = "a long prompt " * 400
+THRESHOLD = 1000
+KEPT_BYTES = 400_000
+"""What may stay in memory after a storm: none of it may grow with the number of requests."""
 
-PREFILL = (Faults(reset="request", rate=0.2), Faults(status=500, rate=0.2))
-DECODE = (
-    Faults(cut_after_tokens=3, rate=0.2),
-    Faults(status=503, rate=0.3),
-    Faults(reset="request", rate=0.2),
-    Faults(status=500, rate=0.1),
-)
-ENDS = (200, 500, 502, 503)
+# Engines. Each script answers one call, in its own way; `mark` must be in every answer.
 
 
-async def test_chaos_leaves_nothing_behind() -> None:
-    async with AsyncExitStack() as stack:
-        urls = {}
-        for role, faults in (("prefill", PREFILL), ("decode", DECODE)):
-            engines = [
-                await stack.enter_async_context(serve_engine(_engine(role, fault)))
-                for fault in faults
-            ]
-            urls[role] = tuple(engine.url for engine in engines)
-        settings = Settings(
-            host="127.0.0.1",
-            port=0,
-            prefill=urls["prefill"],
-            decode=urls["decode"],
-            routing_threshold=20,
-            load_balancing_strategy="least_loaded",
-        )
-        router = Router(settings)
-        server = Server(router)
-        running = asyncio.create_task(server._serve())
-        await _eventually(lambda: server.started and _all_up(router))
-        port = server.servers[0].sockets[0].getsockname()[1]
-
-        seen = await _storm(f"http://127.0.0.1:{port}", REQUESTS // 4)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        seen += await _storm(f"http://127.0.0.1:{port}", REQUESTS - REQUESTS // 4)
-        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(dict(seen), f"peak memory {before} -> {after} KiB")  # shown by pytest -s
-
-        assert seen["wrong"] == 0
-        assert seen["good"] > REQUESTS / 3
-        await _eventually(lambda: not server.server_state.tasks)
-        assert router.fleet.ledger.total() == 0
-        assert all(pool.open == pool.idle for pool in router.pools.values())
-        assert not router._silence._watched
-        gc.collect()
-        assert not [thing for thing in gc.get_objects() if type(thing) is Exchange]
-
-        server.should_exit = True
-        await running
-        assert all(pool.open == 0 for pool in router.pools.values())
+async def _good(call: Call, mark: str, chance: Random) -> None:
+    if call.json.get("stream"):
+        call.stream()
+        for number in range(chance.randrange(8)):
+            call.events(token(f"{mark} {number}"))
+            await asyncio.sleep(chance.choice((0, 0, 0.001)))
+        if call.connection.closed.is_set():
+            return
+        call.events(token(mark, kv_transfer_params=KV), DONE)
+        call.end()
+    else:
+        await asyncio.sleep(chance.choice((0, 0, 0.003)))
+        if not call.connection.closed.is_set():
+            leak = {} if call.target == EMBEDDINGS.encode() else {"kv_transfer_params": KV}
+            call.send(json_reply({"choices": [{"text": mark}], **leak}))
 
 
-def _engine(role: Any, faults: Faults) -> EngineConfig:
-    return EngineConfig(model="m", role=role, step_s=0.002, faults=faults, request_log=0)
+async def _good_and_close(call: Call, mark: str, _: Random) -> None:
+    call.send(json_reply({"choices": [{"text": mark}]}, 200, b"connection: close"))
+    call.close()
 
 
-def _all_up(router: Router) -> bool:
-    return all(member.health.is_usable for member in router.fleet)
+async def _good_and_garbage(call: Call, mark: str, _: Random) -> None:
+    call.send(json_reply({"choices": [{"text": mark}]}), b"and garbage behind it")
 
 
-async def _eventually(holds: Any) -> None:
-    async with asyncio.timeout(DEADLINE_SECONDS):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+async def _another_answer(call: Call, mark: str, _: Random) -> None:
+    call.send(json_reply({"choices": [{"text": mark}]}) * 2)
 
 
-async def _storm(url: str, count: int) -> Counter[str]:
-    """So many requests, some of which their client leaves at a random moment."""
-    seen: Counter[str] = Counter()
-    chance = random.Random(count)
-    places = asyncio.Semaphore(AT_ONCE)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+async def _trailers(call: Call, mark: str, _: Random) -> None:
+    body = orjson.dumps({"choices": [{"text": mark}]})
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    call.send(head, chunk(body), b"0\r\nx-trailer: a\r\n\r\n")
 
-        async def one(number: int) -> None:
+
+def _status(status: int) -> "Script":
+    async def script(call: Call, mark: str, _: Random) -> None:
+        call.send(json_reply({"error": {"message": mark, "code": status}}, status))
+
+    return script
+
+
+async def _reset(call: Call, _: str, __: Random) -> None:
+    call.reset()
+
+
+async def _close(call: Call, _: str, __: Random) -> None:
+    call.close()
+
+
+async def _half_a_head(call: Call, _: str, __: Random) -> None:
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-ty")
+    call.close()
+
+
+async def _half_an_answer(call: Call, mark: str, chance: Random) -> None:
+    """Cut anywhere: in the head, in an event, in the framing."""
+    wire = sse_head() + b"".join(chunk(token(f"{mark} {n}")) for n in range(5))
+    call.send(wire[: chance.randrange(1, len(wire))])
+    await asyncio.sleep(0)
+    if not call.connection.closed.is_set():
+        chance.choice((Call.close, Call.reset))(call)
+
+
+async def _half_a_body(call: Call, mark: str, _: Random) -> None:
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n" + mark.encode())
+    call.close()
+
+
+async def _garbage(call: Call, _: str, __: Random) -> None:
+    call.send(b"\x00\x01\x02 SSH-2.0\r\n\r\n")
+
+
+async def _garbage_in_a_stream(call: Call, mark: str, _: Random) -> None:
+    call.send(sse_head(), chunk(token(mark)), b"no chunk\r\n")
+
+
+async def _error_event(call: Call, mark: str, chance: Random) -> None:
+    code = chance.choice((400, 500, 503))
+    call.stream(event({"error": {"message": mark, "code": code}}), DONE)
+    call.end()
+
+
+async def _nothing(call: Call, _: str, __: Random) -> None:
+    """Until somebody loses patience."""
+
+
+Script = Callable[[Call, str, Random], Awaitable[None]]
+DECODE: list[Script] = [
+    *[_good] * 24,
+    _good_and_close,
+    _good_and_garbage,
+    _another_answer,
+    _trailers,
+    _status(503),
+    _status(503),
+    _status(500),
+    _status(400),
+    _reset,
+    _close,
+    _half_a_head,
+    _half_an_answer,
+    _half_an_answer,
+    _half_a_body,
+    _garbage,
+    _garbage_in_a_stream,
+    _error_event,
+    _nothing,
+]
+
+
+async def _prefilled(call: Call, mark: str, chance: Random) -> None:
+    await asyncio.sleep(chance.choice((0, 0, 0.003)))
+    if not call.connection.closed.is_set():
+        call.send(json_reply({"choices": [{"text": mark}], "kv_transfer_params": KV}))
+
+
+PREFILL: list[Script] = [
+    *[_prefilled] * 20,
+    _good_and_close,
+    _status(500),
+    _status(503),
+    _reset,
+    _half_a_body,
+    _garbage,
+    _nothing,
+]
+
+
+def _misbehave(engine: ScriptedEngine, scripts: list[Script], chance: Random) -> None:
+    """Let the engine answer each call in a way of its own, and fail some connections at once."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    def script(call: Call) -> None:
+        body = orjson.loads(call.body)
+        play = chance.choice(scripts)
+        task = asyncio.ensure_future(_play(play, call, str(body.get("user")), chance))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def connected(connection: Connection) -> None:
+        if chance.random() < 0.01:
+            connection.reset()
+
+    engine.answer_all(script)
+    engine.on_connect = connected
+
+
+async def _play(script: Script, call: Call, mark: str, chance: Random) -> None:
+    with suppress(RuntimeError):  # the router has closed the connection under it
+        await script(call, mark, chance)
+
+
+# Clients.
+
+
+class Storm:
+    """Clients that ask all kinds of things and leave at all kinds of moments."""
+
+    def __init__(self, router: Running, seed: int) -> None:
+        self._router = router
+        self._chance = Random(seed)
+        self._kept: list[Client] = []
+        self.seen: Counter[str] = Counter()
+        self._number = 0
+
+    async def run(self, count: int) -> None:
+        """So many requests."""
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one() -> None:
             async with places:
-                patience = chance.choice((None, None, None, 0.0, 0.002, 0.01, 0.03))
-                seen[await _client(session, url, number, patience)] += 1
+                self.seen[await self._one()] += 1
 
-        await asyncio.gather(*(one(number) for number in range(count)))
-    return seen
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(one())
+        for client in self._kept:
+            client.leave()
+        self._kept.clear()
+
+    async def _one(self) -> str:
+        chance = self._chance
+        client = self._kept.pop() if self._kept else await Client.open(self._router.port)
+        self._number += 1
+        mark = f"mark-{self._number}-"
+        path, data, stream = self._request(mark)
+        moment = chance.choice((None,) * 9 + ("upload", "sent", "head", "later", "hang up"))
+        try:
+            end = await self._talk(client, data, moment)
+        except (Truncated, ConnectionError) as error:
+            # Half a body that is passed through has no other honest end.
+            end = "cut" if path == EMBEDDINGS else f"wrong: {path} {error}"
+        if not isinstance(end, Answer):
+            client.leave()
+            return end
+        if end.values(b"connection") == [b"close"]:
+            client.leave()
+        else:
+            self._kept.append(client)
+        return _judge(end, mark, stream=stream)
+
+    def _request(self, mark: str) -> tuple[str, bytes, bool]:
+        chance = self._chance
+        stream = chance.random() < 0.6
+        body: dict[str, Any] = {"model": "m", "user": mark, "stream": stream}
+        text = LONG if chance.random() < 0.5 else "short"
+        path = chance.choice((COMPLETIONS, COMPLETIONS, CHAT, EMBEDDINGS))
+        if path == CHAT:
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text
+        if path == EMBEDDINGS:
+            body["stream"] = stream = False
+        if chance.random() < 0.03:
+            return path, request(path, b'{"broken'), False
+        if chance.random() < 0.2:
+            raw = orjson.dumps(body)
+            chunked = (b"transfer-encoding", b"chunked")
+            body_bytes = chunk(raw[:20]) + chunk(raw[20:]) + chunk(b"")
+            return path, request(path, body_bytes, chunked), stream
+        return path, request(path, body), stream
+
+    async def _talk(self, client: Client, data: bytes, moment: str | None) -> Answer | str:
+        """The answer, or how it came to none."""
+        if moment == "upload":
+            await client.send(data[: self._chance.randrange(1, len(data))])
+            return "left"
+        await client.send(data)
+        if moment == "sent":
+            return "left"
+        if moment == "hang up":
+            client.hang_up()
+            return "left"
+        if moment == "later":
+            await asyncio.sleep(self._chance.random() * 0.01)
+            return "left"
+        answer = await client.begin()
+        if moment == "head":
+            return "left"
+        return await answer.rest()
 
 
-async def _client(
-    session: aiohttp.ClientSession, url: str, number: int, patience: float | None
-) -> str:
-    stream = number % 2 == 0
-    prompt = f"{number} {LONG if number % 3 else 'short'}"
-    body = {"model": "m", "prompt": prompt, "max_tokens": 8, "stream": stream, "ignore_eos": True}
+def _judge(answer: Answer, mark: str, *, stream: bool) -> str:
+    """What kind of answer it is; "wrong..." for one that must not be."""
+    text = answer.body.decode()
+    if b"transfer_params" in answer.body:
+        return f"wrong: KV parameters {text}"
+    if text.count("mark-") != text.count(mark):
+        return f"wrong: another request's answer {text}"
+    if answer.status != 200:
+        is_error = "error" in answer.json and answer.status in (400, 500, 502, 503, 504)
+        return f"status {answer.status}" if is_error else f"wrong: {answer}"
+    if answer.values(b"content-type") == [b"application/json"]:
+        return "good" if mark in text else f"wrong: {text}"
+    if not answer.values(b"content-type"):  # half a body's engine named none
+        return f"wrong: {answer}"
+    if not text.endswith(DONE.decode()) or text.count(DONE.decode()) != 1:
+        return f"wrong: no end {text}"
+    for part in text.removesuffix(DONE.decode()).split("\n\n")[:-1]:
+        orjson.loads(part.removeprefix("data: "))  # each event is whole
+    return "broken stream" if '"error"' in text else "good stream"
+
+
+# The test.
+
+
+async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(house: House) -> None:
+    chance = Random(1)
+    prefills = tuple([await house.engine() for _ in range(2)])
+    decodes = [await house.engine() for _ in range(4)]
+    router = await house.router(
+        *decodes,
+        prefill=prefills,
+        routing_threshold=THRESHOLD,
+        load_balancing_strategy="least_loaded",
+        health_check_interval=0.1,
+        first_byte_timeout=1.0,
+        stream_idle_timeout=1.0,
+        prefill_timeout=1.0,
+    )
+    for engine in prefills:
+        _misbehave(engine, PREFILL, chance)
+    for engine in decodes:
+        _misbehave(engine, DECODE, chance)
+    refusing = asyncio.ensure_future(_refuse_now_and_then(decodes[0], chance))
+    tasks = asyncio.all_tasks()
+
+    tracemalloc.start()
     try:
-        async with (
-            asyncio.timeout(patience),
-            session.post(f"{url}/v1/completions", json=body) as response,
-        ):
-            text = await response.read()
-    except TimeoutError:
-        return "left"
-    if response.status not in ENDS:
-        return "wrong"
-    if response.status != 200:
-        return "refused" if b'"error"' in text else "wrong"
-    if stream:
-        if not text.endswith(b"data: [DONE]\n\n"):
-            return "wrong"
-        return "broken" if b'"error"' in text else "good"
-    return "good" if b'"finish_reason":"length"' in text else "wrong"
+        seen = await _storm(router, REQUESTS // 2, 1)
+        before = tracemalloc.get_traced_memory()[0]
+        seen += await _storm(router, REQUESTS - REQUESTS // 2, 2)
+        after = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    refusing.cancel()
+    print(dict(seen), f"memory {before} -> {after} bytes")  # shown by pytest -s
+
+    assert [what for what in seen if what.startswith("wrong")] == []
+    assert seen["good"] + seen["good stream"] > REQUESTS / 4
+    assert after - before < KEPT_BYTES
+    assert not {t for t in asyncio.all_tasks() - tasks if not t.done()}
+
+
+async def _refuse_now_and_then(engine: ScriptedEngine, chance: Random) -> None:
+    while True:
+        engine.refuse()
+        await asyncio.sleep(chance.random() * 0.05)
+        await engine.listen()
+        await asyncio.sleep(chance.random() * 0.2)
+
+
+async def _storm(router: Running, count: int, seed: int) -> Counter[str]:
+    storm = Storm(router, seed)
+    await storm.run(count)
+    server = router.server.server_state
+    await eventually(lambda: not server.tasks and not server.connections)
+    await router.is_quiet()
+    for pool in router.router.pools.values():
+        pool.close()
+    await eventually(lambda: not any(pool.open for pool in router.router.pools.values()))
+    router.router.events.clear()
+    gc.collect()
+    return storm.seen

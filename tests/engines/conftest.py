@@ -133,8 +133,17 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture(autouse=True)
-async def _whole_fleet(engines: Engines, session: aiohttp.ClientSession) -> AsyncIterator[None]:
-    """Each test begins with idle engines and leaves them running."""
+async def _whole_fleet(
+    request: pytest.FixtureRequest, engines: Engines, session: aiohttp.ClientSession
+) -> AsyncIterator[None]:
+    """Each test begins with idle engines, all known to the router, and leaves them running."""
+    if "router" in request.fixturenames:
+        router: Service = request.getfixturevalue("router")
+        await observe.eventually(
+            lambda: observe.up(session, router),
+            lambda seen: seen == {engine.url for engine in engines.all},
+            within=10,
+        )
     await observe.settled(session, engines.all, within=40)
     yield
     engines.restore()

@@ -9,10 +9,21 @@ from typing import TypeVar
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from tests.engines.service import Service
 
-__all__ = ["Connection", "Load", "connections", "eventually", "load", "loads", "settled", "unread"]
+__all__ = [
+    "Connection",
+    "Load",
+    "connections",
+    "eventually",
+    "load",
+    "loads",
+    "settled",
+    "unread",
+    "up",
+]
 
 T = TypeVar("T")
 POLL = 0.05
@@ -41,9 +52,7 @@ class Load:
 
 async def load(session: aiohttp.ClientSession, engine: Service) -> Load:
     """Read an engine's /metrics."""
-    async with session.get(f"{engine.url}/metrics") as response:
-        text = await response.text()
-    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    samples = await _samples(session, engine)
 
     def total(name: str, **labels: str) -> float:
         return sum(
@@ -61,6 +70,23 @@ async def load(session: aiohttp.ClientSession, engine: Service) -> Load:
         generated=total("generation_tokens_total"),
         finished=total("request_success_total"),
     )
+
+
+async def up(session: aiohttp.ClientSession, router: Service) -> set[str]:
+    """The engines that the router holds for ready; it probes one that was away every second."""
+    return {
+        sample.labels["endpoint"]
+        for sample in await _samples(session, router)
+        if sample.name == "pd_router_endpoint_state"
+        and sample.labels["state"] == "up"
+        and sample.value
+    }
+
+
+async def _samples(session: aiohttp.ClientSession, service: Service) -> list[Sample]:
+    async with session.get(f"{service.url}/metrics") as response:
+        text = await response.text()
+    return [s for family in text_string_to_metric_families(text) for s in family.samples]
 
 
 async def loads(session: aiohttp.ClientSession, engines: Iterable[Service]) -> list[Load]:

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -86,6 +87,11 @@ class Running:
         await self.server.lifespan.shutdown()
         await eventually(lambda: not any(pool.open for pool in self.router.pools.values()))
 
+    @property
+    def connections(self) -> list[Any]:
+        """The router's connections to clients."""
+        return list(self.server.server_state.connections)
+
     async def client(self, **options: Any) -> Client:
         """A new connection."""
         client = await Client.open(self.port, **options)
@@ -165,9 +171,13 @@ class House:
         *decode: ScriptedEngine,
         prefill: tuple[ScriptedEngine, ...] = (),
         ready: bool = True,
+        unchecked: Mapping[str, Any] = MappingProxyType({}),
         **settings: Any,
     ) -> Running:
-        """A router in front of these engines; waits until they are up unless told otherwise."""
+        """A router in front of these engines; waits until they are up unless told otherwise.
+
+        `unchecked` are settings that no user could give.
+        """
         usual: dict[str, Any] = {
             "health_check_interval": NEVER,
             "engine_stats_interval": NEVER,
@@ -180,7 +190,7 @@ class House:
                 decode=[engine.url for engine in decode],
                 prefill=[engine.url for engine in prefill],
                 **{**usual, **settings},
-            )
+            ).model_copy(update=unchecked)
         )
         self.routers.append(running)
         await running.start()

@@ -1,7 +1,6 @@
 """Whoever reads slowly makes the other side wait; the router keeps little in between."""
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -73,12 +72,7 @@ class Pump:
 
 def _buffered(router: Running) -> int:
     """What the router itself holds for its clients."""
-    return sum(each.transport.get_write_buffer_size() for each in _connections(router))
-
-
-def _connections(router: Running) -> list[Any]:
-    """The router's connections to clients."""
-    return list(router.server.server_state.connections)
+    return sum(each.transport.get_write_buffer_size() for each in router.connections)
 
 
 def _is_read_from(router: Running, engine: ScriptedEngine) -> bool:
@@ -165,7 +159,7 @@ async def test_a_client_that_never_reads_again_is_cut_off(house: House) -> None:
     call.send(sse_head(), *[chunk(EVENT)] * 10_000)
     await call.left()
     assert (await router.record()).outcome == "client_left"
-    await eventually(lambda: not router.server.server_state.connections)
+    await eventually(lambda: not router.connections)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
@@ -179,7 +173,21 @@ async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
     engine.answer_all(lambda call: call.send(json_reply(b'"' + b"x" * 20_000_000 + b'"')))
     await client.send(request(path, completion()))
     assert (await router.record()).status == 200
-    await eventually(lambda: not router.server.server_state.connections)
+    await eventually(lambda: not router.connections)
+
+
+async def test_a_client_that_asked_to_close_and_never_reads_is_cut_off(house: House) -> None:
+    """Its answer lies in a buffer that is not full enough to count as a stall by itself."""
+    engine = await house.engine()
+    router = await house.router(engine, client_stall_timeout=0.05)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, completion(), (b"connection", b"close")))
+    call = await engine.call()
+    (connection,) = router.connections
+    connection.transport.set_write_buffer_limits(high=1 << 30)
+    call.send(json_reply(b'"' + b"x" * 20_000_000 + b'"'))
+    assert (await router.record()).status == 200
+    await eventually(lambda: not router.connections)
 
 
 async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(house: House) -> None:
@@ -190,7 +198,7 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(house: House)
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
     call.send(sse_head())
-    (connection,) = _connections(router)
+    (connection,) = router.connections
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
     first = connection._stall_timer

@@ -26,7 +26,7 @@ async def test_a_connection_serves_streams_and_unary_answers_in_turn(house: Hous
         assert (await client.ask(COMPLETIONS, STREAM)).body == token("hi") + DONE
         assert (await client.ask(COMPLETIONS, completion())).status == 200
         assert (await client.get("/health")).status == 200
-    assert len(router.server.server_state.connections) == 1
+    assert len(router.connections) == 1
 
 
 async def test_a_client_that_asks_to_close_is_answered_and_closed(house: House) -> None:
@@ -89,12 +89,12 @@ async def test_a_pipelined_flood_is_not_read_ahead(house: House) -> None:
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
-    (connection,) = router.server.server_state.connections
+    (connection,) = router.connections
     one = request("/health", method="GET")
     client.writer.write(one * 100_000)
     await eventually(lambda: flow_of(connection).read_paused)
     # What was read in one go is queued; nothing more is read until an answer is over.
-    assert len(connection.pipeline) * len(one) <= 1 << 19  # type: ignore[union-attr]
+    assert len(connection.pipeline) * len(one) <= 1 << 19
     client.leave()
     call.stream()
 

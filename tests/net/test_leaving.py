@@ -81,7 +81,7 @@ async def test_before_the_head_is_whole(house: House, leave: Leave) -> None:
     client = await router.client()
     await client.send(b"POST /v1/completions HTTP/1.1\r\nhost:")
     leave(client)
-    await eventually(lambda: not router.server.server_state.connections)
+    await eventually(lambda: not router.connections)
     assert engine.seen == 0
 
 
@@ -219,9 +219,7 @@ async def test_while_it_does_not_read(house: House) -> None:
     await client.send(request(COMPLETIONS, STREAM))
     call = await house.engines[1].call()
     call.stream(*[token("x" * 10_000)] * 2000)
-    await eventually(
-        lambda: any(flow_of(c).write_paused for c in router.server.server_state.connections)
-    )
+    await eventually(lambda: any(flow_of(c).write_paused for c in router.connections))
     client.leave()
     await call.left()
     await router.is_quiet()

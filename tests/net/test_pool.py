@@ -237,6 +237,6 @@ async def test_a_slow_client_stops_a_tls_engine(house: House) -> None:
     piece = b"data: " + b"x" * 1000 + b"\n\n"
     call.stream(*[piece] * 20_000)
     call.end()
-    (connection,) = router.server.server_state.connections
+    (connection,) = router.connections
     await eventually(lambda: flow_of(connection).write_paused)
     assert (await client.answer()).body == piece * 20_000

@@ -1,5 +1,7 @@
 """What the router says of itself and of its engines."""
 
+from typing import Any
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,7 +12,7 @@ from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.house import House, Running, eventually
 
-OFTEN = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
+OFTEN: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
 
 
 async def test_health_says_that_the_process_lives(house: House) -> None:

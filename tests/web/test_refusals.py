@@ -1,7 +1,6 @@
 """Every refusal has its true status and OpenAI's shape, and costs no engine anything."""
 
 from collections.abc import Callable
-from typing import Any
 
 import orjson
 import pytest
@@ -26,11 +25,6 @@ async def raw(router: Running, data: bytes, method: str = "POST") -> Answer:
     client = await router.client()
     await client.send(data)
     return await client.answer(method)
-
-
-def _connections(router: Running) -> list[Any]:
-    """The router's connections to clients."""
-    return list(router.server.server_state.connections)
 
 
 # Bodies.
@@ -378,7 +372,7 @@ async def test_bytes_that_come_while_a_stream_runs_do_not_spoil_it(house: House)
     answer = await client.begin()
     await answer.until(b"data: 1\n\n")
     await client.send(b"this is not HTTP\r\n\r\n")
-    (connection,) = _connections(router)
+    (connection,) = router.connections
     await eventually(lambda: connection._is_deaf)
     call.events(b"data: 2\n\n")
     call.end()
@@ -510,7 +504,7 @@ async def test_a_head_may_wait_while_another_answer_is_under_way(
     router = await house.router(engine)
     client = await router.client()
     assert (await client.get("/health")).status == 200
-    (connection,) = _connections(router)
+    (connection,) = router.connections
     head_seconds(0.05)
     await client.send(request(COMPLETIONS, STREAM) + b"GET /health HTTP/1.1\r\n")
     call = await engine.call()

@@ -101,7 +101,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end(
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
     call.stream(*[token("x" * 1000)] * 10_000)
-    (connection,) = router.server.server_state.connections
+    (connection,) = router.connections
     await eventually(lambda: flow_of(connection).write_paused)
     async with asyncio.timeout(SECONDS):
         await _shut_down(router)

@@ -1,0 +1,145 @@
+"""LMCache's steps over real sockets: the wait between the legs, and two engines in one answer."""
+
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+
+from router.core.events import FellBack, LegFailed
+from router.core.values import Role
+from router.settings import SettingsError
+from tests.net.asks import CHAT, COMPLETIONS, DONE, event
+from tests.net.client import request
+from tests.net.engine import Call, ScriptedEngine, json_reply
+from tests.net.house import House, Running, eventually
+
+LMCACHE: dict[str, Any] = {
+    "disagg_connector_type": "lmcache",
+    "decoder_host": "127.0.0.1",
+    "decoder_init_port": "7300",
+    "decoder_alloc_port": "7400",
+}
+ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+OK = json_reply({"choices": [{"message": {"content": "ok"}}]})
+TOKENS = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 4}
+
+
+async def _router(
+    house: House, *, notify: bool = True, **settings: Any
+) -> tuple[Running, ScriptedEngine, ScriptedEngine]:
+    prefill, decode = await house.engine(), await house.engine()
+    unchecked = {"lmcache_notify_bind": "tcp://127.0.0.1:*"} if notify else {}
+    router = await house.router(
+        decode, prefill=(prefill,), unchecked=unchecked, **{**LMCACHE, **settings}
+    )
+    return router, prefill, decode
+
+
+def _notify(router: Running, call: Call) -> None:
+    """What a prefill engine's rank says once the KV cache is with the decode engine."""
+    waits = router.router._kv_ready
+    assert waits is not None
+    transfer = call.json["kv_transfer_params"]["disagg_spec"]["req_id"]
+    with zmq.Context() as context, context.socket(zmq.PUSH) as rank:
+        rank.connect(waits.address)
+        rank.send(msgpack.packb({"type": "ProxyNotif", "req_id": transfer}))
+
+
+async def _is_waiting(router: Running) -> None:
+    waits = router.router._kv_ready
+    assert waits is not None
+    await eventually(lambda: len(waits._waits) == 1)
+
+
+async def test_the_decode_leg_waits_until_the_kv_cache_has_arrived(house: House) -> None:
+    router, prefill, decode = await _router(house)
+    client = await router.client()
+    await client.send(request(CHAT, ASK))
+    call = await prefill.call()
+    call.send(OK)
+    await _is_waiting(router)
+    assert decode.seen == 0
+    assert router.router.fleet.ledger.in_flight(router.endpoint(prefill)) == 0
+    assert router.router.fleet.ledger.in_flight(router.endpoint(decode)) == 1
+    _notify(router, call)
+    (await decode.call()).send(OK)
+    assert (await client.answer()).status == 200
+    assert router.all(FellBack) == []
+
+
+@pytest.mark.parametrize("leave", ["leave", "hang_up"])
+async def test_a_client_that_leaves_between_the_legs_ends_the_wait(
+    house: House, leave: str
+) -> None:
+    router, prefill, decode = await _router(house)
+    client = await router.client()
+    await client.send(request(CHAT, ASK))
+    (await prefill.call()).send(OK)
+    await _is_waiting(router)
+    getattr(client, leave)()
+    record = await router.record()
+    assert (record.outcome, record.status) == ("client_left", 0)
+    await router.is_quiet()
+    assert decode.seen == 0
+    assert router.router._kv_ready._waits == {}  # type: ignore[union-attr]
+    assert router.all(LegFailed) == []
+
+
+async def test_without_a_notification_in_time_the_decode_engine_computes_the_prompt(
+    house: House,
+) -> None:
+    router, prefill, decode = await _router(house, lmcache_notify_timeout=0.05)
+    client = await router.client()
+    await client.send(request(CHAT, ASK))
+    (await prefill.call()).send(OK)
+    call = await decode.call()
+    assert call.json == ASK
+    call.send(OK)
+    assert (await client.answer()).status == 200
+    assert router.all(FellBack) == [FellBack(Role.PREFILL, "kv_ready_timeout")]
+
+
+def _sampled(call: Call) -> None:
+    choice = {"index": 0, "text": "A", "finish_reason": "length"}
+    call.send(json_reply({"id": "p", "choices": [choice], "kv_transfer_params": {"first_tok": 7}}))
+
+
+async def test_a_unary_answer_is_made_of_both_engines(house: House) -> None:
+    router, prefill, decode = await _router(house, notify=False)
+    prefill.answer_all(_sampled)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, TOKENS))
+    call = await decode.call()
+    assert call.json == {"model": "m", "prompt": [1, 2, 3, 7], "max_tokens": 3}
+    usage = {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    call.send(json_reply({"choices": [{"index": 0, "text": "BCD"}], "usage": usage}))
+    answer = await client.answer()
+    assert answer.json["choices"][0]["text"] == "ABCD"
+    assert answer.json["usage"]["prompt_tokens"] == 3
+    assert answer.values(b"content-length") == [b"%d" % len(answer.body)]
+
+
+async def test_a_stream_is_made_of_both_engines(house: House) -> None:
+    router, prefill, decode = await _router(house, notify=False)
+    prefill.answer_all(_sampled)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, {**TOKENS, "stream": True}))
+    call = await decode.call()
+    call.stream(event({"id": "d", "choices": [{"index": 0, "text": "B"}]}), DONE)
+    call.end()
+    answer = await client.answer()
+    assert answer.body.index(b'"A"') < answer.body.index(b'"B"')
+    assert answer.body.endswith(DONE)
+    assert b"kv_transfer_params" not in answer.body
+
+
+async def test_a_missing_package_is_named_when_the_router_is_built(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(address: str) -> None:
+        raise ImportError("KV-ready notifications need zmq")
+
+    monkeypatch.setattr("router.web.app.KVReadySocket", missing)
+    with pytest.raises(SettingsError, match="--lmcache-notify-bind: KV-ready notifications"):
+        await _router(house)
