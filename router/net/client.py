@@ -7,6 +7,7 @@ range of uvicorn versions is bounded in pyproject.toml and tests/net runs agains
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -373,6 +374,11 @@ class ClientReply:
         return not self._cycle.more_body
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop; asking asyncio for it is a system call before Python 3.12."""
+        return self._protocol.loop
+
+    @property
     def is_paused(self) -> bool:
         """Whether the client is the one to wait for."""
         return self._paused
@@ -425,6 +431,10 @@ class ClientReply:
             self._head = data
         else:
             self._transport.write(data)
+
+    def chunk_writer(self) -> Callable[[bytes], None] | None:
+        """Where chunks that have their framing can be written, once the head is sent."""
+        return self._transport.write if self._chunked and not self._head else None
 
     def flush(self) -> None:
         """Send the head if it still waits for a body."""

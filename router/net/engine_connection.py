@@ -25,6 +25,12 @@ class Sink(Protocol):
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """The body bytes of one read have arrived; after the last ones `on_end` follows at once."""
 
+    def on_chunk(self, chunk: bytes, size: int) -> bool:
+        """One whole chunk of a chunked body has arrived, `size` bytes in its framing.
+
+        True: it was taken as it stands. False: it must come by `on_data`.
+        """
+
     def on_end(self) -> None:
         """The answer is complete."""
 
@@ -58,6 +64,7 @@ class EngineConnection(asyncio.Protocol):
         self._has_head = False
         self._until_close = False
         self._complete = False
+        self._between_chunks = False
         self._keep_alive = False
         self._excess = False
         self._broken: str | None = None
@@ -69,7 +76,7 @@ class EngineConnection(asyncio.Protocol):
     def start(self, head: bytes, body: bytes, sink: Sink) -> None:
         """Send a request; its answer goes to `sink`, even if the connection has just closed."""
         self._sink = sink
-        self._has_head = self._complete = self._excess = False
+        self._has_head = self._complete = self._excess = self._between_chunks = False
         self._broken = None
         if self._transport.is_closing():
             self._fail(FailureKind.RESET, "closed the connection before it was asked")
@@ -108,6 +115,14 @@ class EngineConnection(asyncio.Protocol):
         if sink is None:  # an engine speaks only when asked; what else it says is no answer
             self._transport.abort()
             return
+        # Most reads of a stream are one whole chunk. With the size written as uvicorn does, and as
+        # the client's side would, it can go around the parser, which waits for just such a chunk.
+        if self._between_chunks:
+            end = data.find(b"\r\n", 0, 8)
+            size = len(data) - end - 4
+            is_whole = size > 0 and data[:end] == b"%x" % size and data.endswith(b"\r\n")
+            if is_whole and sink.on_chunk(data, size):
+                return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -117,11 +132,13 @@ class EngineConnection(asyncio.Protocol):
             headers, self._headers = self._headers, []
             sink.on_head(self._status, headers)
         if self._parts and self._sink is sink:
-            data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
-            sink.on_data(data, is_last=self._complete)
+            sink.on_data(body, is_last=self._complete)
         if self._sink is not sink:
             return
+        # Behind a chunk the parser may have the beginning of a size, which has no line end yet.
+        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         if self._complete:
             self._finish(sink)
         elif self._broken is not None:
@@ -162,6 +179,14 @@ class EngineConnection(asyncio.Protocol):
         self._until_close = not any(
             name in (b"content-length", b"transfer-encoding") for name, _ in self._headers
         )
+
+    def on_chunk_header(self) -> None:
+        """The size of a chunk is there."""
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """A chunk is whole."""
+        self._between_chunks = True
 
     def on_body(self, body: bytes) -> None:
         """Collect a piece of body."""

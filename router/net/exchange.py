@@ -88,7 +88,6 @@ class Exchange:
         # A client may use one request id twice at a time; engines must not see that (vllm#10583).
         self._engine_id = f"{record.request_id}-{network.rng.getrandbits(32):08x}"
         self._attempts = 0
-        self._loop = asyncio.get_running_loop()
 
     async def run(self, plan: steps.Plan) -> None:
         """Run the plan to its end. Raises the RouterError it ends with, if any."""
@@ -129,7 +128,7 @@ class Exchange:
 
     def _lease(self, step: steps.Lease) -> Endpoint:
         lease = self._network.scheduler.lease(
-            step.role, self._facts, step.exclude, self._loop.time()
+            step.role, self._facts, step.exclude, time.monotonic()
         )
         self._leases[lease.endpoint] = lease
         if step.role is Role.PREFILL:

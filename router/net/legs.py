@@ -63,6 +63,10 @@ class Collector:
         reply = Reply(self._reply.status, self._reply.headers, b"".join(self._parts))
         _settle(self.outcome, reply)
 
+    def on_chunk(self, _chunk: bytes, _size: int) -> bool:
+        """Body bytes are wanted without their framing."""
+        return False
+
     def on_lost(self, failure: Failure) -> None:
         """There will be no reply."""
         self.failure = failure
@@ -90,7 +94,7 @@ class Relay:
         silence: Silence,
         seen: Callable[[int], None],
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = reply.loop
         self.outcome: asyncio.Future[Reply | Failure | None] = self._loop.create_future()
         self.connection: EngineConnection | None = None
         self.failure: Failure | None = None
@@ -110,8 +114,11 @@ class Relay:
         self._is_stream = False
         self._is_done = False
         self._is_plain = step.splice is None
+        self._forward: Callable[[bytes], None] | None = None
+        """Where whole chunks go with their framing, while nothing needs to be done to them."""
         self._asked_at = self._loop.time()
         self._heard_at: float | None = None
+        self._chunks_before = 0
         self._silence = silence
         silence.watch(self)
         # Functions, not methods of this object: a cycle would leave every request, its body
@@ -153,6 +160,21 @@ class Relay:
         self._reply.is_corked = is_last
         self._on_data(self, data)
 
+    def on_chunk(self, chunk: bytes, size: int) -> bool:
+        """Pass on a chunk as it stands: a whole event, with nothing in it to take out.
+
+        The shortest way through the router, and the one that nearly every token takes.
+        """
+        forward = self._forward
+        if forward is None or not chunk.endswith(b"}\n\n\r\n") or MARK in chunk:
+            return False
+        if not self.outcome.done():
+            record = self._record
+            record.chunks += 1
+            record.bytes_out += size
+            forward(chunk)
+        return True
+
     def on_end(self) -> None:
         """The engine's answer is complete."""
         if not self.outcome.done():
@@ -171,8 +193,10 @@ class Relay:
 
     def check_silence(self, now: float) -> None:
         """Give up on an engine that has been silent for too long."""
-        if self._reply.is_paused:  # it is the client that everybody waits for
-            self._heard_at = now
+        chunks = self._record.chunks
+        if self._reply.is_paused or chunks != self._chunks_before:
+            # It is the client that everybody waits for, or the engine has spoken.
+            self._heard_at, self._chunks_before = now, chunks
         if self._heard_at is None:
             limit, since = self._first_byte_seconds, self._asked_at
         else:
@@ -216,6 +240,8 @@ class Relay:
         if data:
             self._is_done = data.endswith(DONE)
             self._write(data)
+        is_clear = self._is_plain and self._cutter.is_empty and not self._is_done
+        self._forward = self._reply.chunk_writer() if is_clear else None
 
     def _hold(self, data: bytes) -> None:
         data = self._cutter.feed(data)

@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+import time
 from collections import deque
 
 from router.core.urls import Origin
@@ -60,7 +61,7 @@ class EnginePool:
         fresh enough: no engine closes one so soon.
         """
         seconds = self._idle_seconds if replay else min(self._idle_seconds, UNREPLAYABLE_SECONDS)
-        oldest = asyncio.get_running_loop().time() - seconds
+        oldest = time.monotonic() - seconds
         if not replay and (not self._idle or self._idle[-1].idle_since <= oldest):
             return None
         while self._idle:
@@ -95,13 +96,13 @@ class EnginePool:
 
     def put(self, connection: EngineConnection) -> None:
         """Keep a connection for reuse."""
-        loop = asyncio.get_running_loop()
         if len(self._idle) >= self._max_idle:
             connection.abort()
             return
-        connection.idle_since = loop.time()
+        connection.idle_since = time.monotonic()
         self._idle.append(connection)
         if self._reaper is None:
+            loop = asyncio.get_running_loop()
             self._reaper = loop.call_later(self._idle_seconds, self._reap)
 
     def forget(self, connection: EngineConnection) -> None:
@@ -122,9 +123,9 @@ class EnginePool:
     def _reap(self) -> None:
         """Close what has waited too long; idle connections are ordered by age."""
         self._reaper = None
-        loop = asyncio.get_running_loop()
-        while self._idle and self._idle[0].idle_since + self._idle_seconds <= loop.time():
+        now = time.monotonic()
+        while self._idle and self._idle[0].idle_since + self._idle_seconds <= now:
             self._idle.popleft().abort()
         if self._idle:
-            due = self._idle[0].idle_since + self._idle_seconds
-            self._reaper = loop.call_at(due, self._reap)
+            delay = self._idle[0].idle_since + self._idle_seconds - now
+            self._reaper = asyncio.get_running_loop().call_later(delay, self._reap)

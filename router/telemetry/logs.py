@@ -98,12 +98,14 @@ class _Batched(logging.StreamHandler[Any]):
         """Keep the line for the next write."""
         try:
             self._lines.append(self.format(record))
-            loop = _running_loop() if record.levelno < logging.WARNING else None
-            if loop is None:
+            if record.levelno >= logging.WARNING:
                 self.flush()
-            elif loop is not self._loop:
-                self._loop = loop
-                loop.call_later(FLUSH_SECONDS, self._flush_later)
+            elif self._loop is None or self._loop.is_closed():
+                self._loop = _running_loop()
+                if self._loop is None:
+                    self.flush()
+                else:
+                    self._loop.call_later(FLUSH_SECONDS, self._flush_later)
         except Exception:  # noqa: BLE001 - logging's contract: a line is lost, never a request
             self.handleError(record)
 

@@ -1,8 +1,8 @@
 """Builds the whole router from its settings: the only place that knows all of its parts."""
 
-import asyncio
 import itertools
 import ssl
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -30,6 +30,7 @@ from router.net.pool import EnginePool
 from router.net.prober import Prober
 from router.net.silence import Silence
 from router.settings import Settings, SettingsError
+from router.telemetry.journal import Journal
 from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics
 from router.web.front import Front, Limits
@@ -50,7 +51,7 @@ class Router:
         self.fleet = fleet_of(settings)
         self.pools = _pools(settings)
         self.metrics = Metrics(self.fleet, self._connections)
-        self._access_log = AccessLog()
+        self.journal = Journal([self.metrics.observe, AccessLog().observe])
         scheduler = scheduler_of(settings, self.fleet)
         self._receivers = _receivers(settings)
         self._kv_ready = _kv_ready(settings)
@@ -79,7 +80,7 @@ class Router:
             sessions=lambda: (_session(settings, keep=False), _session(settings, keep=True)),
             rng=Random(),
         )
-        operations = create_operations(self.fleet, self.metrics, self.lifecycle, self._lifespan)
+        operations = create_operations(self.fleet, self.exposition, self.lifecycle, self._lifespan)
         self.app = Front(
             operations,
             scheduler,
@@ -91,9 +92,13 @@ class Router:
 
     def observe(self, event: Event) -> None:
         """The one door through which everything that was seen comes back."""
-        self.fleet.observe(event, asyncio.get_running_loop().time())
-        self.metrics.observe(event)
-        self._access_log.observe(event)
+        self.fleet.observe(event, time.monotonic())
+        self.journal.add(event)
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus scrapes, up to this moment."""
+        self.journal.drain()
+        return self.metrics.exposition()
 
     def _plan(self, facts: Facts, decision: Decision) -> Plan:
         if decision.way is Way.DIRECT:

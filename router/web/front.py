@@ -93,7 +93,7 @@ class Front:
         fields = dict(scope["headers"])
         given = http.clean_request_id(fields.get(b"x-request-id"))
         record = RequestEnded(given or self._new_id(), route.path, time.monotonic())
-        task = asyncio.current_task()
+        task = asyncio.current_task(reply.loop)
         assert task is not None
         reply.attach(task, self._limits.stall_seconds)
         try:

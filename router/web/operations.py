@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 from router import __version__
 from router.core.errors import InternalError, MethodNotAllowed, NoEngine, NotFound, RouterError
 from router.core.fleet import Fleet
-from router.telemetry.metrics import Metrics
 
 __all__ = ["Lifecycle", "create_operations"]
 
@@ -24,7 +23,7 @@ class Lifecycle:
 
 
 def create_operations(
-    fleet: Fleet, metrics: Metrics, lifecycle: Lifecycle, lifespan: Lifespan
+    fleet: Fleet, exposition: Callable[[], bytes], lifecycle: Lifecycle, lifespan: Lifespan
 ) -> FastAPI:
     """The application behind the front door."""
     app = FastAPI(
@@ -40,9 +39,9 @@ def create_operations(
     _add_errors(app)
 
     @app.get("/metrics")
-    async def exposition() -> Response:
+    async def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(metrics.exposition(), media_type="text/plain; version=0.0.4")
+        return Response(exposition(), media_type="text/plain; version=0.0.4")
 
     return app
 

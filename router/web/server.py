@@ -68,6 +68,7 @@ class Server(uvicorn.Server):
         self.config.timeout_keep_alive = settings.keep_alive_timeout  # type: ignore[assignment]
         self.config.timeout_graceful_shutdown = settings.shutdown_grace  # type: ignore[assignment]
         self._lifecycle = router.lifecycle
+        self._journal = router.journal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where: with port 0 nobody else knows."""
@@ -84,6 +85,7 @@ class Server(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_SECONDS):
                 await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+        self._journal.drain()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

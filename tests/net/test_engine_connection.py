@@ -1,0 +1,159 @@
+"""The engine's side without sockets: chunks that go around the parser, and those that do not."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from router.core.values import Failure
+from router.net.engine_connection import EngineConnection, HeaderList
+
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+EVENT = b'data: {"a":1}\n\n'
+
+
+class Transport(asyncio.Transport):
+    """Takes everything and does nothing."""
+
+    is_open = True
+
+    def writelines(self, list_of_data: Any) -> None:
+        """Forget it."""
+
+    def is_closing(self) -> bool:
+        """Whether `abort` was called."""
+        return not self.is_open
+
+    def abort(self) -> None:
+        """Close."""
+        self.is_open = False
+
+    def get_write_buffer_size(self) -> int:
+        """All is sent."""
+        return 0
+
+
+class Sink:
+    """Notes the body and the way that each piece of it came."""
+
+    def __init__(self, takes_chunks: bool = True) -> None:
+        self.takes_chunks = takes_chunks
+        self.body = b""
+        self.whole: list[bytes] = []
+        self.ended: object = None
+
+    def on_head(self, status: int, headers: HeaderList) -> None:
+        """A head."""
+
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
+        """Parsed bytes."""
+        self.body += data
+
+    def on_chunk(self, chunk: bytes, size: int) -> bool:
+        """A chunk with its framing."""
+        if self.takes_chunks:
+            self.whole.append(chunk)
+            start = chunk.index(b"\r\n") + 2
+            assert len(chunk) == start + size + 2
+            self.body += chunk[start : start + size]
+        return self.takes_chunks
+
+    def on_end(self) -> None:
+        """All of it."""
+        self.ended = True
+
+    def on_lost(self, failure: Failure) -> None:
+        """A broken answer."""
+        self.ended = failure
+
+
+class Pool:
+    """An owner that keeps nothing."""
+
+    def put(self, connection: EngineConnection) -> None:
+        """Idle."""
+
+    def forget(self, connection: EngineConnection) -> None:
+        """Closed."""
+
+
+def answered(*reads: bytes, takes_chunks: bool = True) -> Sink:
+    """What the sink of a request gets from an engine's reads."""
+    connection = EngineConnection(Pool(), "http://d0")
+    connection.connection_made(Transport())
+    sink = Sink(takes_chunks)
+    connection.start(b"", b"", sink)
+    for read in reads:
+        connection.data_received(read)
+    return sink
+
+
+def chunk(data: bytes) -> bytes:
+    """`data` framed as uvicorn does."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def test_a_read_that_is_one_chunk_goes_around_the_parser() -> None:
+    sink = answered(HEAD + chunk(EVENT), chunk(EVENT), chunk(EVENT * 20), END)
+    assert sink.whole == [chunk(EVENT), chunk(EVENT * 20)]
+    assert sink.body == EVENT * 22
+    assert sink.ended is True
+
+
+def test_a_sink_that_does_not_take_it_gets_the_body() -> None:
+    sink = answered(HEAD + chunk(EVENT), chunk(EVENT), END, takes_chunks=False)
+    assert sink.body == EVENT * 2
+    assert sink.ended is True
+
+
+@pytest.mark.parametrize(
+    "size", [b"0F", b"00f", b"F", b" f", b"f ", b"f;x=y", b"+f", b"0xf", b"0_f"]
+)
+def test_a_size_that_is_written_otherwise_is_left_to_the_parser(size: bytes) -> None:
+    assert len(EVENT) == 15
+    sink = answered(HEAD + chunk(EVENT), size + b"\r\n" + EVENT + b"\r\n", END)
+    assert sink.whole == []
+
+
+@pytest.mark.parametrize("begun", [b"f", b"f\r", b"f\r\n", b"f\r\ndata", b"0", b"0\r\n"])
+def test_behind_a_begun_chunk_nothing_goes_around_the_parser(begun: bytes) -> None:
+    sink = answered(HEAD + chunk(EVENT) + begun, chunk(EVENT))
+    assert sink.whole == []
+
+
+def test_a_connection_begins_each_answer_anew() -> None:
+    connection = EngineConnection(Pool(), "http://d0")
+    connection.connection_made(Transport())
+    connection.start(b"", b"", Sink())
+    connection.data_received(HEAD + chunk(EVENT))
+    connection.data_received(END)
+    sink = Sink()
+    connection.start(b"", b"", sink)
+    connection.data_received(chunk(EVENT))
+    assert sink.whole == []
+    assert isinstance(sink.ended, Failure)
+
+
+@examples(max_examples=300, deadline=None)
+@given(
+    payloads=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=8),
+    cuts=st.lists(st.integers(0, 3000), max_size=8),
+    at_chunks=st.booleans(),
+    takes_chunks=st.booleans(),
+)
+def test_however_it_is_cut_the_body_is_the_same(
+    payloads: list[bytes], cuts: list[int], at_chunks: bool, takes_chunks: bool
+) -> None:
+    parts = [HEAD, *map(chunk, payloads), END]
+    wire = b"".join(parts)
+    ends = {sum(map(len, parts[:n])) for n in range(1, len(parts))} if at_chunks else set()
+    places = sorted({0, len(wire)} | ends | {c for c in cuts if c < len(wire)})
+    reads = [wire[a:b] for a, b in itertools.pairwise(places)]
+    sink = answered(*reads, takes_chunks=takes_chunks)
+    assert sink.body == b"".join(payloads)
+    assert sink.ended is True

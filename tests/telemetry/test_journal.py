@@ -1,0 +1,42 @@
+"""The journal tells every event once, in order, and soon."""
+
+import asyncio
+
+from router.core.events import Event, FellBack
+from router.core.values import Role
+from router.telemetry import journal
+from router.telemetry.journal import Journal
+
+
+def events(count: int) -> list[Event]:
+    return [FellBack(Role.DECODE, str(number)) for number in range(count)]
+
+
+async def test_events_are_told_in_order_to_each_listener() -> None:
+    first: list[Event] = []
+    second: list[Event] = []
+    one = Journal([first.append, second.append])
+    for event in events(5):
+        one.add(event)
+    assert first == second == []
+    one.drain()
+    one.drain()
+    assert first == second == events(5)
+
+
+async def test_many_events_do_not_wait() -> None:
+    told: list[Event] = []
+    one = Journal([told.append])
+    for event in events(journal.MOST + 1):
+        one.add(event)
+    assert told == events(journal.MOST)
+    one.drain()
+    assert told == events(journal.MOST + 1)
+
+
+async def test_an_event_is_told_without_being_asked_for() -> None:
+    told: asyncio.Queue[Event] = asyncio.Queue()
+    one = Journal([told.put_nowait])
+    for event in events(2):
+        one.add(event)
+        assert await told.get() == event
