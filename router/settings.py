@@ -80,13 +80,49 @@ class Settings(BaseSettings):
         "the prefill it saves.",
     )
     load_balancing_strategy: Strategy = Field(
-        "round_robin", description="How engines are chosen: round_robin or least_loaded."
+        "round_robin",
+        description="How engines are chosen: round_robin, least_loaded or "
+        "shortest_expected_delay, which knows how fast each engine really is.",
     )
     prefill_load_balancing_strategy: Strategy | None = Field(
         None, description="The strategy for prefill engines, if it differs."
     )
     decode_load_balancing_strategy: Strategy | None = Field(
         None, description="The strategy for decode engines, if it differs."
+    )
+
+    stall_timeout: SecondsOrZero = Field(
+        2.0,
+        description="Seconds without a token, on an engine with open streams, that set it aside "
+        "for new requests until it speaks again; 0: never. At least 20 times the usual gap.",
+    )
+    outlier_consecutive_failures: Whole = Field(
+        5,
+        ge=0,
+        description="Failures in a row (5xx, broken or refused connections, time-outs) that eject "
+        "an engine; 0 switches ejection off.",
+    )
+    outlier_ejection_time: Seconds = Field(
+        30.0,
+        description="Seconds of an engine's first ejection; each further one is as much longer, "
+        "up to 300 s.",
+    )
+    max_aside_percent: Whole = Field(
+        50,
+        ge=0,
+        le=100,
+        description="Share of a pool that may be stalled or ejected at a time; when more look so, "
+        "all are used.",
+    )
+    slow_start: SecondsOrZero = Field(
+        5.0,
+        description="Seconds in which an engine that joins or comes back reaches its full share; "
+        "0: at once.",
+    )
+    speed_probe_interval: SecondsOrZero = Field(
+        1.0,
+        description="Seconds between the router's own generations of 8 tokens on an engine that "
+        "is slow or stalled and so gets no users' requests; 0: none.",
     )
 
     disagg_connector_type: Literal["nixl", "lmcache"] = Field(

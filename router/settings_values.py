@@ -170,7 +170,7 @@ Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_split)]
 # A day: what is longer is a typing error.
 SecondsOrZero = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]
-Strategy = Literal["round_robin", "least_loaded"]
+Strategy = Literal["round_robin", "least_loaded", "shortest_expected_delay"]
 
 
 class Receiver(BaseModel):

@@ -76,6 +76,12 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "load_balancing_strategy": ("least_loaded", "least_loaded", D0),
     "prefill_load_balancing_strategy": ("least_loaded", "least_loaded", D0),
     "decode_load_balancing_strategy": ("least_loaded", "least_loaded", D0),
+    "stall_timeout": ("0", 0.0, D0),
+    "outlier_consecutive_failures": ("0", 0, D0),
+    "outlier_ejection_time": ("7", 7.0, D0),
+    "max_aside_percent": ("100", 100, D0),
+    "slow_start": ("0", 0.0, D0),
+    "speed_probe_interval": ("0", 0.0, D0),
     "disagg_connector_type": ("lmcache", "lmcache", D0),
     "decoder_host": ("r1", "r1", ONE_RECEIVER),
     "decoder_init_port": ("7300", (7300,), ONE_RECEIVER),
@@ -275,7 +281,12 @@ def test_at_least_one_decode_engine_is_needed():
 
 # What is refused, and under which name.
 
-DURATIONS = [name for name in Settings.model_fields if name.endswith(("_timeout", "_interval"))]
+MAY_BE_ZERO = ("stall_timeout", "speed_probe_interval")
+DURATIONS = [
+    name
+    for name in Settings.model_fields
+    if name.endswith(("_timeout", "_interval")) and name not in MAY_BE_ZERO
+]
 
 WRONG = {
     "host": "",
@@ -286,6 +297,12 @@ WRONG = {
     "load_balancing_strategy": "random",
     "prefill_load_balancing_strategy": "random",
     "decode_load_balancing_strategy": "random",
+    "stall_timeout": "-1",
+    "outlier_consecutive_failures": "-1",
+    "outlier_ejection_time": "0",
+    "max_aside_percent": "101",
+    "slow_start": "-1",
+    "speed_probe_interval": "-1",
     "disagg_connector_type": "mooncake",
     "decoder_host": "",
     "decoder_init_port": "7300,0",

@@ -6,7 +6,16 @@ from typing import Any
 from router.core.health import Sight
 from router.core.values import Endpoint, FailureKind, Gauges, Role, Way
 
-__all__ = ["Event", "FellBack", "LegAnswered", "LegFailed", "Probed", "RequestEnded", "Scraped"]
+__all__ = [
+    "Event",
+    "FellBack",
+    "LegAnswered",
+    "LegDone",
+    "LegFailed",
+    "Probed",
+    "RequestEnded",
+    "Scraped",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,15 @@ class LegAnswered:
     endpoint: Endpoint
     status: int
     seconds: float
+    is_own_doing: bool = True
+    """False where an error may be another engine's: a decode engine that cannot load a KV cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class LegDone:
+    """An engine gave a whole answer that is no error of its own."""
+
+    endpoint: Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +100,4 @@ class RequestEnded:
     bytes_out: int = 0
 
 
-Event = Probed | Scraped | LegAnswered | LegFailed | FellBack | RequestEnded
+Event = Probed | Scraped | LegAnswered | LegDone | LegFailed | FellBack | RequestEnded

@@ -3,48 +3,53 @@
 It learns through `observe` only. Time is an argument; nothing here does I/O.
 """
 
+import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from router.core import health
-from router.core.events import Event, LegAnswered, LegFailed, Probed, Scraped
-from router.core.health import Health, Rules, Sight, State
+from router.core.care import Care, Carer
+from router.core.events import Event, LegAnswered, LegDone, LegFailed, Probed, Scraped
+from router.core.health import Rules, Sight, State
 from router.core.ledger import Lease, Ledger
-from router.core.values import Candidate, Endpoint, FailureKind, Gauges, Role
+from router.core.member import Member
+from router.core.pace import Leg
+from router.core.values import Candidate, Endpoint, FailureKind, Role
 
-__all__ = ["Fleet", "Member"]
+__all__ = ["Fleet"]
 
 
-@dataclass(slots=True)
-class Member:
-    """One endpoint and what is known of it."""
-
-    endpoint: Endpoint
-    ordinal: int
-    health: Health = field(default_factory=Health)
-    cards: tuple[dict[str, Any], ...] | None = None
-    """The entries of its /v1/models; None until it has told."""
-    models: frozenset[str] | None = None
-    gauges: Gauges | None = None
-    gauges_at: float = 0.0
-    others: int | None = None
-    """Requests that others put there, as of `gauges_at`."""
+WINDOW = 32
+"""Engines of a large pool that one request looks at: those behind the last choice, in turn. The
+best of 32 is hardly worse than the best of a thousand, and costs as little as in a small pool."""
 
 
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent."""
 
     def __init__(
-        self, endpoints: Iterable[Endpoint], ledger: Ledger, rules: Rules, stale_after: float
+        self,
+        endpoints: Iterable[Endpoint],
+        ledger: Ledger,
+        rules: Rules,
+        stale_after: float,
+        care: Care | None = None,
     ) -> None:
         self.ledger = ledger
         self._rules = rules
         self._stale_after = stale_after
-        self._members = {e: Member(e, ordinal) for ordinal, e in enumerate(endpoints)}
+        self._members = {
+            endpoint: Member(Candidate(endpoint, ordinal, ledger.load(endpoint)))
+            for ordinal, endpoint in enumerate(endpoints)
+        }
         self._pools = {
             role: tuple(m for m in self._members.values() if m.endpoint.role is role)
             for role in Role
+        }
+        self._ordinals = {role: [m.ordinal for m in pool] for role, pool in self._pools.items()}
+        self._carers = {
+            role: Carer(role, pool, care or Care()) for role, pool in self._pools.items()
         }
 
     def __iter__(self) -> Iterator[Member]:
@@ -63,33 +68,78 @@ class Fleet:
         """Whether any request could be answered."""
         return any(m.health.is_usable for m in self._pools[Role.DECODE])
 
-    def lease(self, endpoint: Endpoint, tokens: int) -> Lease:
-        """Count a request on the endpoint until the lease is released."""
-        return self.ledger.lease(endpoint, tokens)
+    def lease(self, endpoint: Endpoint, tokens: int, pending: int = 0) -> Lease:
+        """Count a request on the endpoint until the lease is released.
+
+        `pending` of its `tokens` the engine has to compute itself.
+        """
+        return self.ledger.lease(endpoint, tokens, pending)
+
+    def leg(self, lease: Lease, now: float, *, is_heard: bool) -> Leg:
+        """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
+        pace = self._members[lease.endpoint].pace
+        return Leg(pace, lease, lease.pending_there, now, is_heard=is_heard)
 
     def candidates(
-        self, role: Role, model: str | None, exclude: frozenset[Endpoint], now: float
+        self,
+        role: Role,
+        model: str | None,
+        exclude: frozenset[Endpoint],
+        now: float,
+        last: int = -1,
     ) -> list[Candidate]:
-        """The endpoints of a role that may take a request for `model` now."""
-        return [
-            self.candidate(member, now)
-            for member in self._pools[role]
-            if member.health.state is State.UP
-            and (model is None or member.models is None or model in member.models)
-            and member.endpoint not in exclude
-        ]
+        """The endpoints of a role that may take a request for `model` now.
 
-    def candidate(self, member: Member, now: float) -> Candidate:
-        """What a policy sees of a member."""
-        endpoint = member.endpoint
-        fresh = now - member.gauges_at <= self._stale_after
-        return Candidate(
-            endpoint,
-            member.ordinal,
-            self.ledger.in_flight(endpoint),
-            self.ledger.tokens(endpoint),
-            member.others if fresh else None,
-        )
+        Of a large pool only some, those behind the one with the ordinal `last`. Who is set aside
+        is among them only when nobody else is, or when too many are (panic).
+        """
+        pool = self._pools[role]
+        spare = not self._carers[role].is_panic
+        if len(pool) > WINDOW:
+            start = bisect_right(self._ordinals[role], last) % len(pool)
+            some = pool[start : start + WINDOW] + pool[: max(0, start + WINDOW - len(pool))]
+            if found := self._eligible(some, model, exclude, now, spare_shut=spare):
+                return found
+        found = self._eligible(pool, model, exclude, now, spare_shut=spare)
+        return found or self._eligible(pool, model, exclude, now, spare_shut=False)
+
+    def _eligible(
+        self,
+        members: Iterable[Member],
+        model: str | None,
+        exclude: frozenset[Endpoint],
+        now: float,
+        *,
+        spare_shut: bool,
+    ) -> list[Candidate]:
+        oldest = now - self._stale_after
+        found = []
+        for member in members:
+            if (
+                member.health.state is not State.UP
+                or (model is not None and member.models is not None and model not in member.models)
+                or (spare_shut and member.is_shut)
+                or member.view.endpoint in exclude
+            ):
+                continue
+            view = member.view
+            if view.others is not None and member.gauges_at < oldest:
+                view.others = None
+            found.append(view)
+        return found
+
+    def tick(self, now: float) -> None:
+        """Turn what was counted into judgements; every `pace.TICK_SECONDS`."""
+        for carer in self._carers.values():
+            carer.tick(now)
+
+    def expected_seconds(self, member: Member) -> float | None:
+        """How long a request of usual length would take there now, if that is known."""
+        return self._carers[member.endpoint.role].expected_seconds(member)
+
+    def usual(self, role: Role) -> float | None:
+        """A pool's usual seconds per token (prefill: per prompt token), if known."""
+        return self._carers[role].usual
 
     def models(self) -> dict[str, dict[str, Any]]:
         """The cards of all usable engines by model id; the first engine that lists one wins."""
@@ -117,28 +167,49 @@ class Fleet:
         """Learn from an event; events that say nothing of an engine are ignored."""
         match event:
             case Probed():
-                self._probed(self._members[event.endpoint], event)
+                self._probed(self._members[event.endpoint], event, now)
             case Scraped():
                 self._scraped(self._members[event.endpoint], event, now)
-            case LegFailed() if event.kind in (FailureKind.REFUSED, FailureKind.RESET):
-                self._see(self._members[event.endpoint], Sight.FAILED)
-            case LegAnswered() if self._members[event.endpoint].health.state is State.UP:
-                # An answer clears the doubts; it cannot bring up an engine that probes call down.
-                self._see(self._members[event.endpoint], Sight.OK)
+            case LegAnswered():
+                member = self._members[event.endpoint]
+                if member.health.state is State.UP:
+                    # It clears the doubts; it cannot bring up an engine that probes call down.
+                    self._see(member, Sight.OK, now)
+                if event.status >= 500 and event.is_own_doing:
+                    self._carers[event.endpoint.role].answered(member, now, is_good=False)
+            case LegDone():
+                member = self._members[event.endpoint]
+                self._carers[event.endpoint.role].answered(member, now, is_good=True)
+            case LegFailed():
+                member = self._members[event.endpoint]
+                if event.kind in (FailureKind.REFUSED, FailureKind.RESET):
+                    self._see(member, Sight.FAILED, now)
+                self._carers[event.endpoint.role].answered(member, now, is_good=False)
 
-    def _see(self, member: Member, sight: Sight) -> None:
+    def _see(self, member: Member, sight: Sight, now: float) -> None:
+        before = member.health.state
         member.health = health.after(member.health, sight, self._rules)
+        if member.health.state is State.UP and before is not State.UP:
+            self._carers[member.endpoint.role].joined(member, now)
 
-    def _probed(self, member: Member, event: Probed) -> None:
-        self._see(member, event.sight)
+    def _probed(self, member: Member, event: Probed, now: float) -> None:
+        self._see(member, event.sight, now)
         if event.cards is not None:
             member.cards = event.cards
             member.models = frozenset(card["id"] for card in event.cards)
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
         member.gauges, member.gauges_at = event.gauges, now
+        view = member.view
         running = event.gauges.running if event.gauges else None
         if running is None or event.gauges is None:
-            member.others = None
-        else:
-            member.others = max(0, running + (event.gauges.waiting or 0) - event.own)
+            view.others = None
+            return
+        waiting = event.gauges.waiting or 0
+        view.others = max(0, running + waiting - event.own)
+        # It is full when requests wait, twice in a row: one that has just come waits for a step.
+        if waiting and member.was_waiting:
+            view.slots = max(1, running)
+        elif running > view.slots:
+            view.slots = math.inf
+        member.was_waiting = waiting > 0

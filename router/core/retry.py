@@ -25,7 +25,8 @@ def may_move(outcome: Reply | Failure, facts: Facts) -> bool:
     if outcome.kind is FailureKind.REFUSED:
         return True
     leaves_traces = facts.body.get("background") or facts.body.get("store")
-    return outcome.kind in (FailureKind.RESET, FailureKind.BROKEN) and not leaves_traces
+    kinds = (FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED)
+    return outcome.kind in kinds and not leaves_traces
 
 
 def reason_of(outcome: Reply | Failure) -> str:
@@ -37,5 +38,6 @@ def reason_of(outcome: Reply | Failure) -> str:
 
 def error_of(failure: Failure) -> RouterError:
     """What the client is told."""
-    kind = EngineTimedOut if failure.kind is FailureKind.TIMEOUT else EngineFailed
+    is_late = failure.kind in (FailureKind.TIMEOUT, FailureKind.STALLED)
+    kind = EngineTimedOut if is_late else EngineFailed
     return kind(failure.message)

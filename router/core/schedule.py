@@ -11,6 +11,7 @@ from router.core import threshold
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.fleet import Fleet
 from router.core.ledger import Lease
+from router.core.pace import Leg
 from router.core.policies import Policy
 from router.core.values import Candidate, Decision, Endpoint, Facts, Role
 
@@ -50,17 +51,37 @@ class Scheduler:
         self._check_model(facts)
         return threshold.decide(facts, self._threshold, bool(self._fleet.pool(Role.PREFILL)))
 
-    def lease(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> Lease:
-        """Choose an endpoint and lease it, in one step. Raises NoEngine when there is none."""
+    def lease(
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint],
+        now: float,
+        *,
+        computes: bool = True,
+    ) -> Lease:
+        """Choose an endpoint and lease it, in one step. Raises NoEngine when there is none.
+
+        `computes` says that the engine has to compute the prompt, not to read its KV cache.
+        """
         ranking = self.rank(role, facts, exclude, now)
         self._last[role] = ranking.candidates[ranking.chosen].ordinal
-        return self._fleet.lease(ranking.endpoint, facts.tokens)
+        return self._fleet.lease(ranking.endpoint, facts.tokens, facts.tokens if computes else 0)
+
+    def leg(self, lease: Lease, now: float, *, is_heard: bool) -> Leg:
+        """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
+        return self._fleet.leg(lease, now, is_heard=is_heard)
+
+    def has_other(self, role: Role, facts: Facts, than: Endpoint, now: float) -> bool:
+        """Whether the request could go to another endpoint that is not set aside."""
+        others = self._fleet.candidates(role, facts.model, frozenset({than}), now)
+        return any(not self._fleet.member(c.endpoint).is_shut for c in others)
 
     def rank(
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint] = NOBODY, now: float = 0.0
     ) -> Ranking:
         """Score the candidates without taking anything. Raises NoEngine when there is none."""
-        candidates = self._fleet.candidates(role, facts.model, exclude, now)
+        candidates = self._fleet.candidates(role, facts.model, exclude, now, self._last[role])
         if not candidates:
             raise NoEngine(f"No {role} engine is available for this request; try again later.")
         scores = self._policies[role](candidates, facts, now, self._rng)

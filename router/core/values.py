@@ -1,5 +1,6 @@
 """The nouns: frozen, and free of behaviour beyond naming themselves."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,6 +14,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "Gauges",
+    "Load",
     "Reply",
     "Role",
     "Route",
@@ -98,18 +100,49 @@ class Facts:
         )
 
 
-class Candidate(NamedTuple):
-    """What a policy sees of an endpoint."""
+class Load:
+    """What this process has on one endpoint. Changed by leases only."""
+
+    __slots__ = ("pending", "requests", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        """Requests there now."""
+        self.tokens = 0
+        """Their estimated input tokens."""
+        self.pending = 0
+        """Those of them that the engine still has to compute."""
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """What a policy sees of an endpoint. It lives as long as the endpoint and goes on changing."""
 
     endpoint: Endpoint
     ordinal: int
     """The endpoint's place in its pool; stable for the life of the process."""
-    in_flight: int
-    """Requests of this router that are on the endpoint now."""
-    tokens: int
-    """Their estimated input tokens."""
-    others: int | None
+    load: Load = field(default_factory=Load)
+    """What this router has there."""
+    others: int | None = None
     """Requests that others put there, from the engine's gauges; None when not known."""
+    ratio: float = 1.0
+    """Its seconds per token over the pool's usual ones; 1 while that is not known."""
+    ramp: float = 1.0
+    """The share of its work that it may have: below 1 while it comes back (slow start)."""
+    slots: float = math.inf
+    """Requests that it serves side by side, as far as that has been seen."""
+    prompt_cost: float = 0.0
+    """What a prompt token that it still has to compute weighs, in requests."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this router that are on the endpoint now."""
+        return self.load.requests
+
+    @property
+    def tokens(self) -> int:
+        """Their estimated input tokens."""
+        return self.load.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +183,8 @@ class FailureKind(StrEnum):
     """The answer began and broke off, or is not HTTP."""
     TIMEOUT = "timeout"
     """Silence for longer than the setting allows."""
+    STALLED = "stalled"
+    """It stopped to speak to everybody before it said anything to this request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,15 @@ from random import Random
 from typing import Protocol
 
 from router.core import headers as http
-from router.core.errors import RouterError
-from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
+from router.core.errors import EngineFailed, RouterError
+from router.core.events import Event, FellBack, LegAnswered, LegDone, LegFailed, RequestEnded
 from router.core.ledger import Lease
+from router.core.pace import Leg
 from router.core.plans import steps
 from router.core.redact import redact
+from router.core.retry import ATTEMPTS
 from router.core.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
+from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role, Way
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
 from router.net.legs import Collector, Relay
@@ -128,7 +130,11 @@ class Exchange:
 
     def _lease(self, step: steps.Lease) -> Endpoint:
         lease = self._network.scheduler.lease(
-            step.role, self._facts, step.exclude, time.monotonic()
+            step.role,
+            self._facts,
+            step.exclude,
+            time.monotonic(),
+            computes=step.role is Role.PREFILL or self._record.way is Way.DIRECT,
         )
         self._leases[lease.endpoint] = lease
         if step.role is Role.PREFILL:
@@ -141,9 +147,13 @@ class Exchange:
         started = time.monotonic()
         seen = self._seen(step.endpoint)
         outcome: Reply | Failure | None
+
+        def collector() -> Collector:
+            return Collector(seen, self._leg(step.endpoint, is_heard=True))
+
         try:
             async with asyncio.timeout(self._network.timeouts.prefill):
-                outcome = await self._ask(step, lambda: Collector(seen), replay=True)
+                outcome = await self._ask(step, collector, replay=True)
         except TimeoutError:
             text = f"The engine at {step.endpoint.url} did not reply in time."
             outcome = Failure(FailureKind.TIMEOUT, text)
@@ -154,7 +164,8 @@ class Exchange:
 
     async def _stream(self, step: steps.Stream) -> Reply | Failure | None:
         timeouts = self._network.timeouts
-        seen = self._seen(step.endpoint)
+        # A decode engine that keeps its errors back reports what is its prefill engine's, too.
+        seen = self._seen(step.endpoint, is_own_doing=500 not in step.keep)
 
         def relay() -> Relay:
             return Relay(
@@ -167,6 +178,8 @@ class Exchange:
                 idle_seconds=timeouts.idle,
                 silence=self._network.silence,
                 seen=seen,
+                leg=self._leg(step.endpoint, is_heard=self._facts.stream),
+                may_move=lambda: self._may_move(step.endpoint),
             )
 
         return await self._ask(step, relay, replay=step.replay)
@@ -189,7 +202,7 @@ class Exchange:
             outcome = await self._ask_on(connection, pool, step, used)
             is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
             if not (is_stale and replay):
-                self._report(step.endpoint, used.failure)
+                self._report(step.endpoint, used.failure, used.status)
                 return outcome
         fresh = await pool.connect()
         if isinstance(fresh, Failure):
@@ -197,7 +210,7 @@ class Exchange:
             return fresh
         used = sink()
         outcome = await self._ask_on(fresh, pool, step, used)
-        self._report(step.endpoint, used.failure)
+        self._report(step.endpoint, used.failure, used.status)
         return outcome
 
     async def _ask_on(
@@ -222,6 +235,8 @@ class Exchange:
         )
 
     def _send(self, reply: Reply) -> None:
+        if self._reply.is_started:  # with the head of an engine that stalled
+            raise EngineFailed(f"A second engine answered with status {reply.status}.")
         body = redact(reply.body)
         passed = http.end_to_end(reply.headers, http.RESPONSE_ONLY)
         self._reply.start(reply.status, http.block([*passed, *self._extra_headers()]), len(body))
@@ -255,15 +270,27 @@ class Exchange:
             self._attempts,
         )
 
-    def _seen(self, endpoint: Endpoint) -> Callable[[int], None]:
+    def _seen(self, endpoint: Endpoint, *, is_own_doing: bool = True) -> Callable[[int], None]:
         started = time.monotonic()
 
         def seen(status: int) -> None:
             seconds = time.monotonic() - started
-            self._network.observe(LegAnswered(endpoint, status, seconds))
+            self._network.observe(LegAnswered(endpoint, status, seconds, is_own_doing))
 
         return seen
 
-    def _report(self, endpoint: Endpoint, failure: Failure | None) -> None:
+    def _leg(self, endpoint: Endpoint, *, is_heard: bool) -> Leg:
+        lease = self._leases[endpoint]
+        return self._network.scheduler.leg(lease, time.monotonic(), is_heard=is_heard)
+
+    def _may_move(self, endpoint: Endpoint) -> bool:
+        """Whether a request that waits for a stalled engine has somewhere else to go."""
+        return self._attempts < ATTEMPTS and self._network.scheduler.has_other(
+            endpoint.role, self._facts, endpoint, time.monotonic()
+        )
+
+    def _report(self, endpoint: Endpoint, failure: Failure | None, status: int = 0) -> None:
         if failure is not None:
             self._network.observe(LegFailed(endpoint, failure.kind))
+        elif status < 500:
+            self._network.observe(LegDone(endpoint))

@@ -6,6 +6,7 @@ handler of body bytes is its state: keep, hold, events, whole body, or as it com
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import orjson
 from router.core import headers as http
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
+from router.core.pace import Leg
 from router.core.plans.steps import Stream
 from router.core.redact import MARK, redact
 from router.core.sse import DONE, Cutter, First, data_of, events, first_sign
@@ -36,11 +38,12 @@ JSON_HEADERS = ((b"content-type", b"application/json"),)
 class Collector:
     """Reads a whole reply into memory."""
 
-    def __init__(self, seen: Callable[[int], None]) -> None:
+    def __init__(self, seen: Callable[[int], None], leg: Leg) -> None:
         self.outcome: asyncio.Future[Reply | Failure] = asyncio.get_running_loop().create_future()
         self.connection: EngineConnection | None = None
         self.failure: Failure | None = None
         self._seen = seen
+        self._leg = leg
         self._reply = Reply(0)
         self._parts: list[bytes] = []
         self._size = 0
@@ -58,8 +61,15 @@ class Collector:
             self.connection.abort()
             self.on_lost(Failure(FailureKind.BROKEN, "The engine's reply is too large."))
 
+    @property
+    def status(self) -> int:
+        """The status of the answer, 0 if none has begun."""
+        return self._reply.status
+
     def on_end(self) -> None:
         """The reply is whole."""
+        if self._reply.status < 400:
+            self._leg.whole(time.monotonic())
         reply = Reply(self._reply.status, self._reply.headers, b"".join(self._parts))
         _settle(self.outcome, reply)
 
@@ -74,6 +84,7 @@ class Collector:
 
     def close(self) -> None:
         """Stop the engine's work if it is not over."""
+        self._leg.end(time.monotonic())
         if self.connection is not None and not _is_settled(self.outcome):
             self.connection.abort()
 
@@ -93,6 +104,8 @@ class Relay:
         idle_seconds: float,
         silence: Silence,
         seen: Callable[[int], None],
+        leg: Leg,
+        may_move: Callable[[], bool],
     ) -> None:
         self._loop = reply.loop
         self.outcome: asyncio.Future[Reply | Failure | None] = self._loop.create_future()
@@ -107,6 +120,9 @@ class Relay:
         self._idle_seconds = idle_seconds
         self._first_byte_seconds = first_byte_seconds
         self._seen = seen
+        self._leg = leg
+        self._pace = leg.pace
+        self._may_move = may_move
         self._head = Reply(0)
         self._cutter = Cutter()
         self._parts: list[bytes] = []
@@ -160,6 +176,11 @@ class Relay:
         self._reply.is_corked = is_last
         self._on_data(self, data)
 
+    @property
+    def status(self) -> int:
+        """The status of the answer, 0 if none has begun."""
+        return self._head.status
+
     def on_chunk(self, chunk: bytes, size: int) -> bool:
         """Pass on a chunk as it stands: a whole event, with nothing in it to take out.
 
@@ -172,6 +193,7 @@ class Relay:
             record = self._record
             record.chunks += 1
             record.bytes_out += size
+            self._pace.tokens += 1
             forward(chunk)
         return True
 
@@ -187,6 +209,7 @@ class Relay:
     def close(self) -> None:
         """Stop: the timer, and the engine's work if it is not over."""
         self._silence.forget(self)
+        self._leg.end(time.monotonic())
         self._reply.unbind()
         if self.connection is not None and not _is_settled(self.outcome):
             self.connection.abort()
@@ -202,11 +225,20 @@ class Relay:
         else:
             limit, since = self._idle_seconds, self._heard_at
         if now - since < limit:
+            self._leave_if_stalled()
             return
         text = f"The engine at {self._step.endpoint.url} sent nothing for {limit:g} s."
         if self.connection is not None:
             self.connection.abort()
         self._break_off(EngineTimedOut(text), Failure(FailureKind.TIMEOUT, text))
+
+    def _leave_if_stalled(self) -> None:
+        """A request that has had nothing but a head need not wait for an engine that stopped."""
+        is_new = self._record.first_byte is None and not self.outcome.done()
+        if is_new and self._pace.is_stalled and self._may_move():
+            text = f"The engine at {self._step.endpoint.url} has stalled."
+            self.failure = Failure(FailureKind.STALLED, text)
+            self._stop(self.failure)
 
     # Handlers of body bytes, and of their end.
 
@@ -221,7 +253,10 @@ class Relay:
         self._settle(Reply(self._head.status, self._head.headers, b"".join(self._parts)))
 
     def _end_whole(self) -> None:
-        body = redact(b"".join(self._parts))
+        body = b"".join(self._parts)
+        if self._head.status < 400:
+            self._leg.whole(time.monotonic(), _generated(body))
+        body = redact(body)
         if self._step.splice is not None and self._head.status < 400:
             body = self._step.splice.body(body)
         self._start(len(body))
@@ -280,6 +315,9 @@ class Relay:
     # What they share.
 
     def _start(self, length: int | None) -> None:
+        if self._reply.is_started:  # by an engine that stalled; this one goes on where it was
+            self._continue()
+            return
         passed = http.end_to_end(self._head.headers, http.RESPONSE_ONLY)
         block = http.block([*passed, *self._extra_headers])
         self._reply.start(
@@ -287,6 +325,12 @@ class Relay:
         )
         self._record.status = self._head.status
         if self.connection is not None:
+            self._reply.bind(self.connection)
+
+    def _continue(self) -> None:
+        if not self._is_stream or self._head.status != 200:
+            self._stop(Failure(FailureKind.BROKEN, "The second engine's answer is no stream."))
+        elif self.connection is not None:
             self._reply.bind(self.connection)
 
     def _flush(self) -> None:
@@ -301,6 +345,10 @@ class Relay:
         record = self._record
         if record.first_byte is None:
             record.first_byte = time.monotonic()
+            if self._is_stream:
+                self._leg.first(record.first_byte)
+        elif self._is_stream:
+            self._pace.tokens += data.count(b"\n\n")
         record.chunks += 1
         record.bytes_out += len(data)
         self._reply.write(data)
@@ -340,6 +388,15 @@ def _settle(future: "asyncio.Future[Any]", outcome: object) -> None:
 def _is_settled(future: "asyncio.Future[Any]") -> bool:
     """Whether it has a result: a task that is cancelled cancels the future that it waits for."""
     return future.done() and not future.cancelled()
+
+
+_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
+
+
+def _generated(body: bytes) -> int:
+    """The tokens that a whole answer says it has, 0 if it does not say."""
+    found = _COMPLETION_TOKENS.search(body, max(0, len(body) - 2048))
+    return int(found.group(1)) if found else 0
 
 
 def _length(headers: HeaderList) -> int | None:

@@ -18,8 +18,9 @@ import orjson
 
 from router.core import exposition
 from router.core.events import Event, Probed, Scraped
-from router.core.fleet import Fleet, Member
+from router.core.fleet import Fleet
 from router.core.health import Sight
+from router.core.member import Member
 from router.core.values import Endpoint, Gauges
 from router.net.tasks import TaskSet
 

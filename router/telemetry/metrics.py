@@ -22,7 +22,8 @@ from router import __version__
 from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
 from router.core.health import State
-from router.core.values import Endpoint, FailureKind
+from router.core.member import Aside
+from router.core.values import Endpoint, FailureKind, Role
 
 __all__ = ["Connections", "Metrics"]
 
@@ -71,6 +72,12 @@ class Metrics:
             "pd_router_engine_failures",
             "Legs that an engine did not answer or broke off.",
             ["role", "endpoint", "kind"],
+            registry=registry,
+        )
+        self._probes = Counter(
+            "pd_router_speed_probes",
+            "The router's own tiny generations on engines that get no users' requests.",
+            ["role", "endpoint", "outcome"],
             registry=registry,
         )
         self._chunks = Counter(
@@ -123,6 +130,10 @@ class Metrics:
             for kind in FailureKind:
                 self._failures.labels(member.endpoint.role, member.endpoint.url, kind)
 
+    def probed(self, endpoint: Endpoint, outcome: str) -> None:
+        """Count a generation of the router's own."""
+        self._probes.labels(endpoint.role, endpoint.url, outcome).inc()
+
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
         return generate_latest(self._registry)
@@ -169,6 +180,7 @@ class _FleetCollector(Collector):
         info.add_metric([__version__], 1)
         yield info
         yield from self._endpoint_gauges()
+        yield from self._speed_gauges()
         yield self._states()
         yield self._connection_gauges()
 
@@ -191,6 +203,32 @@ class _FleetCollector(Collector):
             if member.gauges is not None and member.gauges.kv_usage is not None:
                 kv.add_metric(names, member.gauges.kv_usage)
         yield from (in_flight, tokens, others, kv)
+
+    def _speed_gauges(self) -> Iterator[Metric]:
+        speed = _gauge(
+            "endpoint_speed",
+            "Tokens per second of one stream (prefill: prompt tokens), as relayed lately.",
+        )
+        relative = _gauge("endpoint_relative_speed", "Its speed over the pool's usual one.")
+        delay = _gauge(
+            "endpoint_expected_delay_seconds",
+            "How long a request of usual length is expected to take there now.",
+        )
+        aside = _gauge(
+            "endpoint_set_aside", "1 while it gets nothing new, or next to nothing.", "reason"
+        )
+        for member in self._fleet:
+            names = _names(member.endpoint)
+            is_prefill = member.endpoint.role is Role.PREFILL
+            gap = member.pace.per_prompt_token if is_prefill else member.pace.per_token
+            if gap:
+                speed.add_metric(names, 1 / gap)
+                relative.add_metric(names, 1 / member.view.ratio)
+            if (seconds := self._fleet.expected_seconds(member)) is not None:
+                delay.add_metric(names, seconds)
+            for reason in Aside:
+                aside.add_metric([*names, reason], float(member.aside is reason))
+        yield from (speed, relative, delay, aside)
 
     def _states(self) -> Metric:
         gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")

@@ -11,6 +11,8 @@ from random import Random
 import aiohttp
 from fastapi import FastAPI
 
+from router.core import outlier
+from router.core.care import Care
 from router.core.events import Event
 from router.core.fleet import Fleet
 from router.core.health import Rules
@@ -29,6 +31,9 @@ from router.net.kv_ready import KVReadySocket
 from router.net.pool import EnginePool
 from router.net.prober import Prober
 from router.net.silence import Silence
+from router.net.speed_prober import SpeedProber
+from router.net.tasks import TaskSet
+from router.net.ticker import tick_for_ever
 from router.settings import Settings, SettingsError
 from router.telemetry.journal import Journal
 from router.telemetry.logs import AccessLog
@@ -80,6 +85,15 @@ class Router:
             sessions=lambda: (_session(settings, keep=False), _session(settings, keep=True)),
             rng=Random(),
         )
+        self._speed_prober = SpeedProber(
+            self.fleet,
+            self.pools,
+            seconds=settings.speed_probe_interval,
+            engine_api_key=settings.engine_api_key,
+            rng=Random(),
+            count=self.metrics.probed,
+        )
+        self._tasks = TaskSet()
         operations = create_operations(self.fleet, self.exposition, self.lifecycle, self._lifespan)
         self.app = Front(
             operations,
@@ -117,9 +131,13 @@ class Router:
         if self._kv_ready is not None:
             self._kv_ready.start()
         self._prober.start()
+        self._speed_prober.start()
+        self._tasks.spawn(tick_for_ever(self.fleet), "ticks of the fleet")
         try:
             yield
         finally:
+            await self._tasks.close()
+            await self._speed_prober.close()
             await self._prober.close()
             self._silence.close()
             if self._kv_ready is not None:
@@ -144,7 +162,16 @@ def endpoints_of(settings: Settings) -> list[Endpoint]:
 def fleet_of(settings: Settings) -> Fleet:
     """The fleet that the settings name; nothing is known of it yet."""
     stale_after = STALE_SCRAPES * settings.engine_stats_interval
-    return Fleet(endpoints_of(settings), Ledger(), Rules(), stale_after)
+    care = Care(
+        stall_seconds=settings.stall_timeout,
+        outliers=outlier.Rules(
+            consecutive=settings.outlier_consecutive_failures,
+            base_seconds=settings.outlier_ejection_time,
+        ),
+        max_aside=settings.max_aside_percent / 100,
+        slow_start_seconds=settings.slow_start,
+    )
+    return Fleet(endpoints_of(settings), Ledger(), Rules(), stale_after, care)
 
 
 def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:

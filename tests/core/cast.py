@@ -7,7 +7,7 @@ import orjson
 
 from router.core import facts as reading
 from router.core.routes import ROUTES
-from router.core.values import Candidate, Endpoint, Facts, Failure, FailureKind, Reply, Role
+from router.core.values import Candidate, Endpoint, Facts, Failure, FailureKind, Load, Reply, Role
 
 P0, P1, P2 = (Endpoint(f"http://p{number}:8000", Role.PREFILL) for number in range(3))
 D0, D1, D2, D3, D4 = (Endpoint(f"http://d{number}:8000", Role.DECODE) for number in range(5))
@@ -41,7 +41,9 @@ def candidate(
     endpoint: Endpoint, in_flight: int = 0, others: int | None = None, ordinal: int = 0
 ) -> Candidate:
     """An endpoint as a policy sees it."""
-    return Candidate(endpoint, ordinal, in_flight, 0, others)
+    load = Load()
+    load.requests = in_flight
+    return Candidate(endpoint, ordinal, load, others)
 
 
 def reply(status: int, body: bytes = b"") -> Reply:

@@ -128,7 +128,8 @@ def others(gauges: Gauges | None, own: int = 0, at: float = 0.0, now: float = 0.
     """What a fleet says of the requests of others after one scrape."""
     fleet = fleet_up(D0)
     fleet.observe(Scraped(D0, gauges, own), at)
-    return fleet.candidate(fleet.member(D0), now).others
+    (it,) = fleet.candidates(Role.DECODE, None, NOBODY, now)
+    return it.others
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,8 @@ def test_a_failed_scrape_takes_the_last_one_back() -> None:
     fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
     fleet.observe(Scraped(D0, None, 0), 1.0)
     assert fleet.member(D0).gauges is None
-    assert fleet.candidate(fleet.member(D0), 1.0).others is None
+    (it,) = fleet.candidates(Role.DECODE, None, NOBODY, 1.0)
+    assert it.others is None
 
 
 # Models.

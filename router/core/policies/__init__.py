@@ -9,6 +9,7 @@ from random import Random
 
 from router.core.policies.least_loaded import least_loaded
 from router.core.policies.round_robin import round_robin
+from router.core.policies.shortest_expected_delay import shortest_expected_delay
 from router.core.values import Candidate, Facts
 
 __all__ = ["POLICIES", "Policy"]
@@ -16,4 +17,8 @@ __all__ = ["POLICIES", "Policy"]
 Policy = Callable[[Sequence[Candidate], Facts, float, Random], Sequence[float]]
 """(candidates, facts, now in seconds, random source) -> a score for each candidate."""
 
-POLICIES: dict[str, Policy] = {"round_robin": round_robin, "least_loaded": least_loaded}
+POLICIES: dict[str, Policy] = {
+    "round_robin": round_robin,
+    "least_loaded": least_loaded,
+    "shortest_expected_delay": shortest_expected_delay,
+}

@@ -14,6 +14,7 @@ def least_loaded(
     """Own in-flight requests, which are exact and immediate, plus what the gauges say of others.
 
     A candidate whose gauges are missing counts its own requests only. With no counts to tell
-    engines apart all scores are equal, and the choice is round-robin.
+    engines apart all scores are equal, and the choice is round-robin. One that comes back gets its
+    share little by little.
     """
-    return [float(c.in_flight + (c.others or 0)) for c in candidates]
+    return [(c.load.requests + (c.others or 0) + 1) / c.ramp - 1 for c in candidates]

@@ -1,0 +1,164 @@
+"""Looks after the engines of one pool that are up: who is slow, silent or failing, and who returns.
+
+Four times a second it turns what was counted into what policies see. Nobody is ever set aside for
+good, and never more than a share of the pool: when many look bad it is the judgement that is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.core import outlier, speed, stall
+from router.core.health import State
+from router.core.member import Member
+from router.core.values import Role
+
+__all__ = ["Care", "Carer"]
+
+FADE = 0.99
+"""What a tick leaves of the mean length of answers: it is that of the last half minute."""
+
+SMALLEST_RAMP = 0.1
+"""With this share a returned engine begins; Envoy's min_weight_percent."""
+
+PREFILL_TOKENS_PER_REQUEST = 64
+"""What a request costs a prefill engine beyond its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """The rules."""
+
+    stall_seconds: float = 2.0
+    """Silence of open streams that sets an engine aside; 0: never."""
+    outliers: outlier.Rules = field(default_factory=outlier.Rules)
+    max_aside: float = 0.5
+    """The share of a pool that may be set aside; when more is, all are used (panic)."""
+    slow_start_seconds: float = 5.0
+    """From an engine's return to its full share; 0: at once."""
+
+
+class Carer:
+    """Looks after one pool."""
+
+    def __init__(self, role: Role, members: Sequence[Member], care: Care) -> None:
+        self._role = role
+        self._members = members
+        self._care = care
+        self._tokens = self._streams = 0.0
+        self._interval_ends: float | None = None
+        self.is_panic = False
+        """Whether so many are set aside that nobody is."""
+        self.usual: float | None = None
+        """The pool's usual seconds per token (prefill: per prompt token)."""
+
+    def answered(self, member: Member, now: float, *, is_good: bool) -> None:
+        """An answer of the engine, or its failure to give one."""
+        rules = self._care.outliers
+        member.outlier = outlier.after(member.outlier, is_good=is_good)
+        if rules.consecutive and member.outlier.streak >= rules.consecutive:
+            self._eject(member, now)
+
+    def joined(self, member: Member, now: float) -> None:
+        """The engine came up: little by little, unless nothing is going on."""
+        if any(other.view.load.requests for other in self._members if other is not member):
+            member.returned_at = now
+
+    def tick(self, now: float) -> None:
+        """Judge anew; call it every pace.TICK_SECONDS."""
+        for member in self._members:
+            self._count(member, now)
+        self._note_interval(now)
+        is_prefill = self._role is Role.PREFILL
+        gaps = [m.pace.per_prompt_token if is_prefill else m.pace.per_token for m in self._members]
+        self.usual = speed.usual(gap for gap in gaps if gap is not None)
+        cost = self._prompt_cost()
+        for member, gap in zip(self._members, gaps, strict=True):
+            self._judge_silence(member, max(gap or 0.0, self.usual or 0.0), now)
+            self._judge_speed(member, speed.ratio(gap, self.usual), now)
+            self._return_ejected(member, now)
+            member.view.prompt_cost = cost
+            member.view.ramp = self._ramp(member, now)
+        up = sum(m.health.state is State.UP for m in self._members)
+        shut = sum(m.health.state is State.UP and m.is_shut for m in self._members)
+        self.is_panic = shut > self._care.max_aside * up
+
+    def expected_seconds(self, member: Member) -> float | None:
+        """From a request's arrival there to its last token, for one of usual length."""
+        usual = self.usual
+        if usual is None:
+            return None
+        view = member.view
+        requests = view.load.requests + (view.others or 0) + 1
+        if self._role is Role.PREFILL:
+            return usual * view.ratio * (view.load.pending + PREFILL_TOKENS_PER_REQUEST)
+        tokens = self._tokens / self._streams if self._streams >= 1 else 1.0
+        return usual * tokens * view.ratio * (1 + max(0.0, requests - view.slots) / view.slots)
+
+    def _count(self, member: Member, now: float) -> None:
+        pace = member.pace
+        self._tokens = FADE * self._tokens + pace.tokens
+        self._streams = FADE * self._streams + pace.begun
+        pace.tick(now)
+
+    def _note_interval(self, now: float) -> None:
+        if self._interval_ends is None:
+            self._interval_ends = now + self._care.outliers.interval_seconds
+        if now < self._interval_ends:
+            return
+        self._interval_ends = now + self._care.outliers.interval_seconds
+        if self._care.outliers.consecutive:
+            for place in outlier.failing([member.outlier for member in self._members]):
+                self._eject(self._members[place], now)
+        for member in self._members:
+            member.outlier = outlier.interval(member.outlier)
+
+    def _prompt_cost(self) -> float:
+        """What one prompt token weighs, in requests of this pool."""
+        if self._role is Role.PREFILL:
+            return 1 / PREFILL_TOKENS_PER_REQUEST
+        computed = [m.pace.per_prompt_token for m in self._members]
+        per_prompt_token = speed.usual(cost for cost in computed if cost is not None)
+        if per_prompt_token is None or not self.usual or self._streams < 1:
+            return 0.0
+        return per_prompt_token / (self.usual * max(1.0, self._tokens / self._streams))
+
+    def _judge_silence(self, member: Member, gap: float, now: float) -> None:
+        before = member.stall
+        member.stall = stall.after(
+            before, member.pace, gap, member.view.load.pending, now, self._care.stall_seconds
+        )
+        if before.since is None and member.stall.since is not None and not self._may_shut(member):
+            member.stall = stall.CLEAR
+        if before.since is not None and member.stall.since is None:
+            member.returned_at = now
+        member.pace.is_stalled = member.stall.since is not None
+
+    def _judge_speed(self, member: Member, ratio: float, now: float) -> None:
+        if ratio == 1.0 and member.view.ratio > 1.0:
+            member.returned_at = now
+        member.view.ratio = ratio
+        if ratio < speed.SLOW:
+            member.slow_since = None
+        elif member.slow_since is None:
+            member.slow_since = now
+
+    def _return_ejected(self, member: Member, now: float) -> None:
+        was_out = member.outlier.until is not None
+        member.outlier = outlier.tick(member.outlier, now)
+        if was_out and member.outlier.until is None:
+            member.returned_at = now
+
+    def _eject(self, member: Member, now: float) -> None:
+        if member.outlier.until is None and self._may_shut(member):
+            member.outlier = outlier.ejected(member.outlier, now, self._care.outliers)
+
+    def _may_shut(self, member: Member) -> bool:
+        """Whether one more may be set aside."""
+        up = [m for m in self._members if m.health.state is State.UP]
+        shut = sum(m.is_shut for m in up if m is not member)
+        return shut + 1 <= self._care.max_aside * len(up)
+
+    def _ramp(self, member: Member, now: float) -> float:
+        since = now - member.returned_at
+        whole = self._care.slow_start_seconds
+        return 1.0 if since >= whole else max(SMALLEST_RAMP, since / whole)

@@ -1,0 +1,77 @@
+"""One endpoint of the fleet, and all that is known of it."""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from router.core import outlier, stall
+from router.core.health import Health
+from router.core.outlier import Outlier
+from router.core.pace import Pace
+from router.core.stall import Stall
+from router.core.values import Candidate, Endpoint, Gauges
+
+__all__ = ["Aside", "Member"]
+
+
+class Aside(StrEnum):
+    """Why an engine that is up gets nothing new, or next to nothing."""
+
+    EJECTED = "ejected"
+    """It answers with errors."""
+    STALLED = "stalled"
+    """It has open streams and says nothing."""
+    SLOW = "slow"
+    """It takes several times as long as usual; only shortest_expected_delay minds."""
+
+
+@dataclass(slots=True)
+class Member:
+    """An endpoint in its pool. Health, errors, silence and speed are judged apart."""
+
+    view: Candidate
+    """What policies see of it."""
+    health: Health = field(default_factory=Health)
+    outlier: Outlier = outlier.FINE
+    stall: Stall = stall.CLEAR
+    pace: Pace = field(default_factory=Pace)
+    slow_since: float | None = None
+    returned_at: float = -math.inf
+    """When it last came back, for slow start."""
+    cards: tuple[dict[str, Any], ...] | None = None
+    """The entries of its /v1/models; None until it has told."""
+    models: frozenset[str] | None = None
+    gauges: Gauges | None = None
+    gauges_at: float = 0.0
+    was_waiting: bool = False
+    """Whether requests waited in the engine at the last scrape."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its address and role."""
+        return self.view.endpoint
+
+    @property
+    def ordinal(self) -> int:
+        """Its place in the configuration."""
+        return self.view.ordinal
+
+    @property
+    def others(self) -> int | None:
+        """Requests that others put there, as of `gauges_at`."""
+        return self.view.others
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether nothing new should go there."""
+        return self.outlier.until is not None or self.stall.since is not None
+
+    @property
+    def aside(self) -> Aside | None:
+        """Why it is set aside, if it is."""
+        if self.outlier.until is not None:
+            return Aside.EJECTED
+        if self.stall.since is not None:
+            return Aside.STALLED
+        return None if self.slow_since is None else Aside.SLOW

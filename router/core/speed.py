@@ -1,0 +1,25 @@
+"""Is an engine slow? Its seconds per token against those that are usual in its pool."""
+
+from collections.abc import Iterable
+
+__all__ = ["SLOW", "ratio", "usual"]
+
+SLOW = 3.0
+"""From here on an engine gets only what it is expected to finish sooner than the others."""
+
+ALIKE = 1.25
+"""Up to here engines are the same: two that are have gaps some percent apart."""
+
+
+def usual(measured: Iterable[float]) -> float | None:
+    """The lower median: at least half of the engines are this fast, or None of none."""
+    values = sorted(measured)
+    return values[(len(values) - 1) // 2] if values else None
+
+
+def ratio(measured: float | None, usual_: float | None) -> float:
+    """How many times slower than usual; 1 for what is about usual, or not known."""
+    if measured is None or not usual_:
+        return 1.0
+    exact = measured / usual_
+    return 1.0 if 1 / ALIKE <= exact <= ALIKE else exact

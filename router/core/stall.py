@@ -1,0 +1,50 @@
+"""Has an engine stopped to speak? A judgement over its pace, apart from health and speed.
+
+It applies to an engine that has been heard before: a first token after 42 s is a warm-up (CUDA
+graphs are captured then), not a stall.
+"""
+
+from dataclasses import dataclass
+
+from router.core.pace import Pace
+
+__all__ = ["CLEAR", "Stall", "after"]
+
+MUCH_LONGER = 20.0
+"""Times the usual gap between tokens: a step that prefills a long prompt takes several."""
+
+PROMPT_PATIENCE = 4.0
+"""Times the seconds that the prompts ahead should take."""
+
+REPRIEVE_SECONDS = 30.0
+"""After so long with nothing open there it is tried again, for want of any sign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Since when the endpoint is stalled, None if it is not."""
+
+    since: float | None = None
+
+
+CLEAR = Stall()
+
+
+def after(
+    stall: Stall, pace: Pace, usual_gap: float, pending: int, now: float, seconds: float
+) -> Stall:
+    """The judgement after a tick.
+
+    `seconds` is the shortest silence that counts (0: never), `usual_gap` the longer of the
+    engine's own and its pool's seconds per token, `pending` its prompt tokens to compute.
+    """
+    if stall.since is not None:
+        spoke = pace.heard_at > stall.since
+        forgotten = pace.open == 0 and now - stall.since > REPRIEVE_SECONDS
+        return CLEAR if spoke or forgotten else stall
+    if not seconds or pace.open == 0 or not pace.is_warm:
+        return CLEAR
+    limit = max(seconds, MUCH_LONGER * usual_gap)
+    if pace.streams == 0:  # all wait for a first token
+        limit = max(limit, PROMPT_PATIENCE * (pace.per_prompt_token or 0.0) * pending)
+    return Stall(now) if now - pace.heard_at > limit else CLEAR

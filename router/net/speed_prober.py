@@ -1,0 +1,168 @@
+"""Asks engines that get no users' requests for a few tokens: have you recovered?
+
+An engine that is spared for being slow or silent is not measured by anybody's stream. A tiny
+generation of the router's own measures it instead, so that finding out costs no user anything.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from random import Random
+
+import orjson
+
+from router.core.fleet import Fleet
+from router.core.health import State
+from router.core.member import Aside, Member
+from router.core.pace import Leg
+from router.core.values import Endpoint, Failure, Role
+from router.net.engine_connection import HeaderList
+from router.net.pool import EnginePool
+from router.net.tasks import TaskSet
+
+__all__ = ["SpeedProber"]
+
+PATH = "/v1/completions"
+TOKENS = 8
+"""Of one probe: enough gaps to tell, little enough to cost nothing."""
+
+PROMPT = "1 2 3 4 5 6 7 8"
+PROMPT_TOKENS = len(PROMPT) // 4
+
+PATIENCE_SECONDS = 10.0
+JITTER = 0.2
+
+
+class SpeedProber:
+    """Probes those that need it every `seconds` or so, one at a time each; 0: never."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        pools: Mapping[Endpoint, EnginePool],
+        *,
+        seconds: float,
+        engine_api_key: str | None,
+        rng: Random,
+        count: Callable[[Endpoint, str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._pools = pools
+        self._seconds = seconds
+        self._key = engine_api_key
+        self._rng = rng
+        self._count = count
+        self._tasks = TaskSet()
+
+    def start(self) -> None:
+        """Begin."""
+        if self._seconds:
+            for member in self._fleet:
+                self._tasks.spawn(self._watch(member), f"speed of {member.endpoint.url}")
+
+    async def close(self) -> None:
+        """Stop."""
+        await self._tasks.close()
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            await asyncio.sleep(self._seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
+            if needs_probe(member):
+                self._count(member.endpoint, await self._probe(member))
+
+    async def _probe(self, member: Member) -> str:
+        """How it ended: ok, failed or timeout."""
+        pool = self._pools[member.endpoint]
+        connection = pool.take(replay=False) or await pool.connect()
+        if isinstance(connection, Failure):
+            return "failed"
+        leg = Leg(member.pace, None, PROMPT_TOKENS, time.monotonic(), is_heard=True)
+        sink = _Sink(leg)
+        body = _body(member)
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                connection.start(self._head(pool, len(body)), body, sink)
+                return await sink.outcome
+        except TimeoutError:
+            return "timeout"
+        finally:
+            if not sink.is_over:
+                connection.abort()
+            leg.end(time.monotonic())
+
+    def _head(self, pool: EnginePool, length: int) -> bytes:
+        key = b"" if self._key is None else b"authorization: Bearer %b\r\n" % self._key.encode()
+        return (
+            b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n%b"
+            b"x-request-id: pd-router-probe-%08x\r\ncontent-length: %d\r\n\r\n"
+        ) % (
+            (pool.origin.prefix + PATH).encode("latin-1"),
+            pool.origin.authority.encode(),
+            key,
+            self._rng.getrandbits(32),
+            length,
+        )
+
+
+def needs_probe(member: Member) -> bool:
+    """Whether nothing else would find out how fast it is now."""
+    is_up = member.health.state is State.UP
+    if not is_up or member.models == frozenset() or member.aside is Aside.EJECTED:
+        return False
+    return member.aside is not None or (member.view.ratio > 1 and member.pace.open == 0)
+
+
+def _body(member: Member) -> bytes:
+    is_prefill = member.endpoint.role is Role.PREFILL
+    body: dict[str, object] = {
+        "prompt": PROMPT,
+        "temperature": 0,
+        "max_tokens": 1 if is_prefill else TOKENS,
+        "min_tokens": 1 if is_prefill else TOKENS,
+        "stream": True,
+    }
+    if member.models:
+        body["model"] = min(member.models)
+    return orjson.dumps(body)
+
+
+class _Sink:
+    """Counts the tokens of a probe."""
+
+    def __init__(self, leg: Leg) -> None:
+        self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_over = False
+        """Whether the connection is out of our hands."""
+        self._leg = leg
+        self._has_begun = False
+        self._is_good = False
+
+    def on_head(self, status: int, _headers: HeaderList) -> None:
+        """An error measures nothing."""
+        self._is_good = status == 200
+
+    def on_chunk(self, _chunk: bytes, _size: int) -> bool:
+        """It comes by on_data."""
+        return False
+
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
+        """Events: the first one starts the clock."""
+        if self._is_good:
+            if not self._has_begun:
+                self._has_begun = True
+                self._leg.first(time.monotonic())
+            elif not is_last:
+                self._leg.pace.tokens += data.count(b"\n\n")
+
+    def on_end(self) -> None:
+        """All tokens came."""
+        self._finish("ok" if self._is_good else "failed")
+
+    def on_lost(self, _failure: Failure) -> None:
+        """They did not."""
+        self._finish("failed")
+
+    def _finish(self, outcome: str) -> None:
+        self.is_over = True
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
