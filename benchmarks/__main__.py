@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import compare, engine, load, peers, report
-from benchmarks.routers import ROUTERS
+from benchmarks import compare, engine, load, peers, plan, report
+from benchmarks.routers import DEFAULT, ROUTERS
 from benchmarks.scenarios import SCENARIOS, Scenario
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -43,9 +43,13 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     side = commands.add_parser("compare", help="measure routers side by side")
     side.add_argument("--scenario", choices=SCENARIOS, default="relay")
-    side.add_argument("--router", choices=ROUTERS, action="append", help="repeat; default: all")
+    side.add_argument(
+        "--router", choices=ROUTERS, action="append", help=f"repeat; default: {', '.join(DEFAULT)}"
+    )
+    side.add_argument("--relative-to", choices=ROUTERS, help="ratios are to it; default: the first")
     side.add_argument("--streams", type=positive, help="concurrent clients")
     side.add_argument("--tokens", type=positive, help="tokens per answer")
+    side.add_argument("--requests", type=positive, help="requests in all, of a finite job")
     side.add_argument("--rounds", type=positive, default=5)
     side.add_argument("--attempts", type=positive, default=3, help="turns at most until one counts")
     side.add_argument("--patience", type=float, default=60.0, help="seconds to wait for quiet")
@@ -54,12 +58,14 @@ def parser() -> argparse.ArgumentParser:
     peer = commands.add_parser("peers", help="the other routers")
     peer.add_argument("action", choices=("install",))
     engines = commands.add_parser("engine", help="simulated engines (started by the bench)")
-    engines.add_argument("--decode", type=int, default=1)
-    engines.add_argument("--prefill", type=int, default=0)
-    engines.add_argument("--step", type=seconds, default=0.014)
+    engines.add_argument("plan", type=engine.Plan.decode, help="JSON, see benchmarks.engine.Plan")
     offered = commands.add_parser("load", help="load generator (started by the bench)")
-    offered.add_argument("plan", type=load.Plan.decode, help="JSON, see benchmarks.load.Plan")
+    offered.add_argument("plan", type=plan.Plan.decode, help="JSON, see benchmarks.plan.Plan")
     return top
+
+
+class Unfit(Exception):
+    """Arguments that do not go together."""
 
 
 def scenario_of(arguments: argparse.Namespace) -> Scenario:
@@ -68,26 +74,36 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
         "clients": arguments.streams,
         "tokens": arguments.tokens,
         "window_s": arguments.window,
+        "requests": arguments.requests,
     }
     given = {name: value for name, value in changes.items() if value is not None}
-    return replace(SCENARIOS[arguments.scenario], **given)
+    row = SCENARIOS[arguments.scenario]
+    if unfit := given.keys() & {"window_s" if row.requests else "requests"}:
+        option = "--window" if "window_s" in unfit else "--requests"
+        kind = "a finite job" if row.requests else "a timed window"
+        raise Unfit(f"argument {option}: {row.name} is {kind}")
+    return replace(row, **given)
 
 
 def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     """Measure, show, keep."""
     # Wide enough that no column of the report is cut when the output goes to a file.
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    names = list(dict.fromkeys(arguments.router or ROUTERS))
+    names = list(dict.fromkeys(arguments.router or DEFAULT))
+    scenario = scenario_of(arguments)
+    if arguments.relative_to not in (None, *names):
+        raise Unfit(f"argument --relative-to: {arguments.relative_to} is not among --router")
     at = datetime.now(UTC)
     with tempfile.TemporaryDirectory(prefix="pd-router-bench-") as logs:
-        for name, reason in compare.missing(names).items():
+        for name, reason in compare.missing(names, scenario).items():
             console.print(f"[red]{name} will not run:[/red] {reason}")
         result = compare.compare(
-            scenario_of(arguments),
+            scenario,
             names,
             compare.Effort(arguments.rounds, arguments.attempts, arguments.patience),
             Path(logs),
             lambda turn: console.print(report.progress_line(turn), highlight=False, markup=False),
+            arguments.relative_to,
         )
     report.show(result, console)
     console.print(
@@ -101,11 +117,14 @@ def main(command: Sequence[str]) -> int:
     arguments = parser().parse_args(command)
     match arguments.command:
         case "compare":
-            return run_compare(arguments, command)
+            try:
+                return run_compare(arguments, command)
+            except Unfit as error:
+                parser().error(str(error))
         case "peers":
             peers.install()
         case "engine":
-            engine.run(arguments.decode, arguments.prefill, arguments.step)
+            engine.run(arguments.plan)
         case "load":
             load.run(arguments.plan)
     return 0

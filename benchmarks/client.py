@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 import httptools
 
+from benchmarks.spans import Span
 from benchmarks.sse import EventCounter
 
 
@@ -26,6 +27,7 @@ class Record:
     connects: int = 0
     first: "array[float]" = field(default_factory=lambda: array("d"))
     gaps: "array[float]" = field(default_factory=lambda: array("d"))
+    spans: list[Span] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
 
@@ -33,10 +35,15 @@ class Load(Protocol):
     """What a client needs of the load that it is part of."""
 
     record: Record
-    issuing: bool
     active: int
-    request: bytes
     events_expected: int | None
+
+    @property
+    def issuing(self) -> bool:
+        """Whether there is more to ask."""
+
+    def next_request(self) -> bytes | None:
+        """The bytes to send now; None when there is no more to ask."""
 
     def reconnect(self, client: "Client") -> None:
         """Open this client's connection again."""
@@ -52,7 +59,7 @@ class Client(asyncio.Protocol):
         self.load, self.target = load, target
         self.transport: asyncio.Transport | None = None
         self.in_flight = False
-        self._started = self._last = 0.0
+        self._started = self._first = self._last = 0.0
         self._counter = EventCounter()
         self._size = 0
         self._new = 0
@@ -66,7 +73,8 @@ class Client(asyncio.Protocol):
 
     def ask(self) -> None:
         """Send the request, unless the load is over."""
-        if not self.load.issuing or self.transport is None:
+        request = None if self.transport is None else self.load.next_request()
+        if request is None or self.transport is None:
             self.load.idle(self)
             return
         self._counter = EventCounter()
@@ -75,7 +83,7 @@ class Client(asyncio.Protocol):
         self.load.active += 1
         self._last = 0.0
         self._started = time.perf_counter()
-        self.transport.write(self.load.request)
+        self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         self._new = 0
@@ -103,6 +111,7 @@ class Client(asyncio.Protocol):
             record.gaps.append(now - self._last)
         else:
             record.first.append(now - self._started)
+            self._first = now
         self._last = now
 
     def on_message_complete(self) -> None:
@@ -134,9 +143,12 @@ class Client(asyncio.Protocol):
 
     def _succeed(self) -> None:
         self._finish()
-        self.load.record.requests += 1
+        record, now = self.load.record, time.perf_counter()
+        record.requests += 1
         if self.load.events_expected is None:
-            self.load.record.first.append(time.perf_counter() - self._started)
+            self._first = now
+            record.first.append(now - self._started)
+        record.spans.append(Span(self._started, self._first, now))
 
     def fail(self, reason: str) -> None:
         """Count a failure of the request in flight."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks import quiet, stats, verdict
 from benchmarks.measure import Reading, turn
-from benchmarks.peers import INSTALL_COMMAND
 from benchmarks.processes import StartError
 from benchmarks.routers import ROUTERS, Router
 from benchmarks.scenarios import Scenario
@@ -36,20 +35,22 @@ class Turn:
     void: Sequence[str]
     reading: Reading | None = None
     guards: verdict.Guards | None = None
+    # The figures, whether or not they count.
+    measured: stats.Figures | None = None
+    # How an engine that recovered was used again, second by second.
+    recovered: dict[str, Any] | None = None
     # The end of the log of a process that did not come up.
     log: str = ""
 
     @property
-    def figures(self) -> dict[str, float | None] | None:
+    def figures(self) -> stats.Figures | None:
         """None when void: such a turn has no figures to compare."""
-        if self.void or self.reading is None:
-            return None
-        return stats.figures(self.reading)
+        return None if self.void else self.measured
 
     def as_dict(self) -> dict[str, Any]:
         """For the results file; a void turn keeps its figures there, marked as void."""
-        measured = stats.figures(self.reading) if self.reading else None
-        return asdict(self) | {"figures": measured}
+        fields = asdict(self)
+        return fields | {"figures": fields.pop("measured")}
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Comparison:
     routers: Sequence[str]
     turns: Sequence[Turn]
     missing: dict[str, str]
+    relative_to: str | None = None
 
     def of(self, router: str) -> list[Turn]:
         """One router's turns, one for each round: the last attempt counts."""
@@ -68,17 +70,33 @@ class Comparison:
 
     @property
     def base(self) -> str:
-        """Ratios are to ours where it ran, else to the first."""
-        return "ours" if "ours" in self.routers else self.routers[0]
+        """Ratios are to the router asked for where it ran, else to the first."""
+        asked = self.relative_to
+        return asked if asked is not None and asked in self.routers else self.routers[0]
+
+    @property
+    def metrics(self) -> Sequence[stats.Metric]:
+        """What is shown of this scenario."""
+        return stats.metrics(self.scenario)
 
     def summaries(self, router: str) -> dict[str, stats.Summary | None]:
         """Medians over the valid rounds."""
-        return stats.summaries([each.figures for each in self.of(router)])
+        return stats.summaries([each.figures for each in self.of(router)], self._keys)
 
     def ratios(self, router: str) -> dict[str, stats.Summary | None]:
         """Ratios to the base, paired by round."""
         mine, base = self.of(router), self.of(self.base)
-        return stats.ratios([t.figures for t in mine], [t.figures for t in base])
+        return stats.ratios([t.figures for t in mine], [t.figures for t in base], self._keys)
+
+    @property
+    def _keys(self) -> list[str]:
+        return [metric.key for metric in self.metrics]
+
+    def carried(self, router: str) -> list[float]:
+        """Requests per engine of a job, decode engines first: means over the valid rounds."""
+        valid = [turn.reading for turn in self.of(router) if turn.reading and not turn.void]
+        rounds = [[sum(each) for each in reading.engines["arrivals"]] for reading in valid]
+        return [sum(counts) / len(rounds) for counts in zip(*rounds, strict=True)]
 
     @property
     def sound(self) -> bool:
@@ -88,14 +106,16 @@ class Comparison:
         return complete and not any(each.figures and each.figures["failures"] for each in counted)
 
 
-def missing(names: Sequence[str]) -> dict[str, str]:
-    """Which of the routers cannot be started here, and what to do about it."""
-    peers = {name: ROUTERS[name].peer for name in names}
-    return {
-        name: f"{peer.requirement} is not installed: {INSTALL_COMMAND}"
-        for name, peer in peers.items()
-        if peer is not None and not peer.installed()
-    }
+def missing(names: Sequence[str], scenario: Scenario) -> dict[str, str]:
+    """Which of the routers cannot run this here, and what to do about it."""
+    found = {}
+    for name in names:
+        router = ROUTERS[name]
+        if scenario.prefill_engines and not router.two_legs:
+            found[name] = "does not do prefill and decode legs as this bench's engines do"
+        elif router.peer is not None and not router.peer.installed():
+            found[name] = router.peer.advice
+    return found
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
@@ -110,9 +130,10 @@ def compare(
     effort: Effort,
     logs: Path,
     progress: Callable[[Turn], None],
+    relative_to: str | None = None,
 ) -> Comparison:
     """Run it. A void turn is repeated at once, up to `effort.attempts` turns in all."""
-    absent = missing(names)
+    absent = missing(names, scenario)
     present = [name for name in names if name not in absent]
     turns: list[Turn] = []
     for number in range(effort.rounds):
@@ -123,7 +144,7 @@ def compare(
                 progress(turns[-1])
                 if not turns[-1].void:
                     break
-    return Comparison(scenario, present, turns, absent)
+    return Comparison(scenario, present, turns, absent, relative_to)
 
 
 def _take(scenario: Scenario, router: Router, number: int, logs: Path) -> Turn:
@@ -136,4 +157,5 @@ def _take(scenario: Scenario, router: Router, number: int, logs: Path) -> Turn:
     guard = verdict.guards(reading, scenario, os.cpu_count() or 1)
     void = verdict.reasons(guard, scenario)
     void += verdict.wrong_legs(reading, scenario, router.command is not None)
-    return Turn(router.name, number, void, reading, guard)
+    measured, recovered = stats.figures(reading, scenario), stats.returned(reading, scenario)
+    return Turn(router.name, number, void, reading, guard, measured, recovered)

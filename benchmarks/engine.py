@@ -1,96 +1,112 @@
 """The simulated engines of a bench: one process, many ports, one timer per engine.
 
-A decode step writes pre-built bytes to every running stream. It refuses to know batching limits,
-KV memory and faults (`router/simulator` has those): it must cost little enough not to be what is
-measured. With role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role
-`decode` checks that they arrive unchanged.
+A step writes pre-built bytes to every stream that has a slot. It refuses to know KV memory and
+faults (`router/simulator` has those): it must cost little enough not to be what is measured. With
+role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role `decode` checks that
+they arrive unchanged.
+
+Without slots (the timed windows) a stream's first event comes at once; with slots (finite jobs) it
+comes with the first token, as it does in vLLM.
 """
 
 import asyncio
 import functools
+import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import httptools
 import orjson
 import uvloop
 
-from benchmarks import control, frames
+from benchmarks import control, frames, handover, shares
+from benchmarks.batch import Answer, Batch
 from benchmarks.pulse import Lateness, Pulse
+from benchmarks.speed import Change, Pace
 
 NO_BODY = frames.reply(200, b"")
 NOT_FOUND = frames.reply(404, b'{"detail":"Not Found"}')
 VERSION = frames.reply(200, b'{"version":"0.33.0"}')
-BLOCK_TOKENS = 16
 CHARACTERS_PER_TOKEN = 4
+# A prefill takes this many steps of a prefill engine: fine enough that waiting for the next step
+# is little against the prefill itself.
+PREFILL_STEPS = 8
 
 
-def handover(engine: int, prompt_tokens: int) -> dict[str, Any]:
-    """What a prefill engine gives to the decode leg (vLLM 0.33, NIXL pull)."""
-    return {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "remote_block_ids": [list(range(7, 7 + 1 + prompt_tokens // BLOCK_TOKENS))],
-        "remote_engine_id": f"bench-prefill-{engine}",
-        "remote_request_id": "chatcmpl-1b4e28ba-2fa1-11d2-883f-0016d3cca427-a1b2c3d4",
-        "remote_host": "127.0.0.1",
-        "remote_port": 5600,
-        "remote_num_tokens": prompt_tokens,
-        "tp_size": 1,
-        "dcp_size": 1,
-        "pp_size": 1,
-        "remote_blocks_expiry_time": None,
-        "transfer_mode": "pull",
-        "remote_registration_generation": 0,
-        "remote_prefill_cached_tokens": 0,
-    }
+@dataclass(frozen=True)
+class Plan:
+    """The engines to simulate. Seconds; without `prefill_s` a prefill takes no time."""
+
+    decode_engines: int
+    prefill_engines: int
+    step_s: float
+    slots: int | None = None
+    prefill_s: float | None = None
+    prefill_slots: int | None = None
+    changes: Sequence[Change] = ()
+
+    def encode(self) -> str:
+        """As one command line argument."""
+        return orjson.dumps(asdict(self)).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> "Plan":
+        """The inverse of `encode`."""
+        given = orjson.loads(text)
+        return cls(**given | {"changes": [Change(**change) for change in given["changes"]]})
 
 
-@dataclass(slots=True)
-class Running:
-    """One stream that is being decoded, or (`left` is None) an answer that is due at a time."""
+@dataclass
+class Clock:
+    """The seconds since the job's first request; 0 before it."""
 
-    transport: asyncio.Transport
-    left: int | None
-    tail: bytes
+    begun: float | None = None
+
+    def elapsed(self) -> float:
+        """As of now."""
+        return 0.0 if self.begun is None else time.monotonic() - self.begun
 
 
 @dataclass
 class Engine:
-    """One engine: its role and what runs on it."""
+    """One engine: its role, its speed and what runs on it."""
 
     number: int
     role: str
-    step_s: float
-    seen: Counter[str]
-    running: dict["Connection", Running] = field(default_factory=dict)
+    plan: Plan
+    clock: Clock = field(default_factory=Clock)
+    seen: Counter[str] = field(default_factory=Counter)
+    # The job's requests by the second in which they came; a router's own probes are not among them.
+    arrivals: Counter[int] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        prefill = self.role == "prefill"
+        plan = self.plan
+        self.batch: Batch[Connection] = Batch(plan.prefill_slots if prefill else plan.slots)
+        self.pace = Pace([each for each in plan.changes if each.engine == self.number])
+        self.beat_s = plan.step_s
+        if prefill and plan.prefill_s:
+            self.beat_s = plan.prefill_s / PREFILL_STEPS
+
+    def beat(self) -> None:
+        """A step of a healthy engine has passed."""
+        if self.role == "decode":
+            self.seen["running"] += len(self.batch.running)
+            self.seen["beats"] += 1
+        if self.pace.due(self.clock.elapsed()):
+            self.step()
 
     def step(self) -> None:
-        """Produce one token for every running stream."""
-        self.seen["running"] += len(self.running)
-        self.seen["steps"] += 1
-        finished = []
-        for connection, one in self.running.items():
-            if one.left is None:
-                continue
-            one.left -= 1
-            if one.left > 0:
-                one.transport.write(frames.TOKENS[one.left % len(frames.TOKENS)])
-            else:
-                finished.append(connection)
-        for connection in finished:
-            self.finish(connection)
-
-    def finish(self, connection: "Connection") -> None:
-        """Write the end of an answer, unless its client has left."""
-        if one := self.running.pop(connection, None):
-            one.transport.write(one.tail)
+        """Produce one token for every stream that has a slot."""
+        for connection in self.batch.step():
+            self.batch.finish(connection)
 
     def get(self, path: bytes) -> bytes:
         """Answer a GET."""
         if path == b"/metrics":
-            return frames.metrics(len(self.running))
+            return frames.metrics(len(self.batch.running), len(self.batch.waiting))
         if path == b"/v1/models":
             return frames.models()
         return {b"/health": NO_BODY, b"/version": VERSION}.get(path, NOT_FOUND)
@@ -100,29 +116,32 @@ class Engine:
         if path not in {b"/v1/chat/completions", b"/v1/completions"}:
             connection.transport.write(NOT_FOUND)
             return
+        if frames.JOB_MARK in body:
+            self.arrivals[int(self.clock.elapsed())] += 1
+        elif self.plan.slots:
+            self.seen["requests of the router's own"] += 1
         prompt_tokens = len(body) // CHARACTERS_PER_TOKEN
         asked = orjson.loads(body)
         params = asked.get("kv_transfer_params")
         if self.role == "prefill":
-            self._prefill(connection.transport, params, prompt_tokens)
-        elif params is not None and not self._loaded(params):
+            self._prefill(connection, params, prompt_tokens)
+        elif params is not None and not handover.intact(params):
             self.seen["bad handovers"] += 1
             connection.transport.write(frames.failure(400, "unknown kv_transfer_params"))
         else:
             self.seen["decodes with handover" if params else "decodes without handover"] += 1
             self._decode(connection, asked, prompt_tokens)
 
-    def _prefill(self, transport: asyncio.Transport, params: Any, prompt_tokens: int) -> None:
+    def _prefill(self, connection: "Connection", params: Any, prompt_tokens: int) -> None:
         self.seen["prefills"] += 1
         remote = bool(params and params.get("do_remote_decode"))
-        given = handover(self.number, prompt_tokens) if remote else None
-        transport.write(frames.completion(prompt_tokens, 1, given))
-
-    def _loaded(self, params: dict[str, Any]) -> bool:
-        blocks = params.get("remote_block_ids") or [[]]
-        known = str(params.get("remote_engine_id")).startswith("bench-prefill-")
-        whole = blocks == [list(range(7, 7 + len(blocks[0])))] and blocks[0] != []
-        return known and whole and params.get("do_remote_prefill") is True
+        given = handover.given(self.number, prompt_tokens) if remote else None
+        reply = frames.completion(prompt_tokens, 1, given)
+        if self.plan.prefill_s:
+            answer = Answer(connection.transport, PREFILL_STEPS, reply, whole=True)
+            self.batch.add(connection, answer)
+        else:
+            connection.transport.write(reply)
 
     def _decode(self, connection: "Connection", asked: dict[str, Any], prompt: int) -> None:
         tokens = asked.get("max_completion_tokens") or asked.get("max_tokens") or 16
@@ -130,14 +149,19 @@ class Engine:
         if asked.get("stream"):
             options = asked.get("stream_options") or {}
             tail = frames.stream_tail(bool(options.get("include_usage")), prompt, tokens)
-            transport.write(frames.STREAM_HEAD + frames.ROLE)
-            self.running[connection] = Running(transport, tokens, tail)
-        else:
-            # Not on the grid of steps: closed-loop clients would fall in step with it, and the rate
-            # would depend on which engine a router happens to take next.
-            self.running[connection] = Running(transport, None, frames.completion(prompt, tokens))
-            loop = asyncio.get_running_loop()
-            loop.call_later(tokens * self.step_s, self.finish, connection)
+            late = frames.ROLE if self.plan.slots else b""
+            transport.write(frames.STREAM_HEAD if late else frames.STREAM_HEAD + frames.ROLE)
+            self.batch.add(connection, Answer(transport, tokens, tail, lead=late))
+            return
+        reply = frames.completion(prompt, tokens)
+        if self.plan.slots:
+            self.batch.add(connection, Answer(transport, tokens, reply, whole=True))
+            return
+        # Not on the grid of steps: closed-loop clients would fall in step with it, and the rate
+        # would depend on which engine a router happens to take next.
+        self.batch.add(connection, Answer(transport, None, reply))
+        loop = asyncio.get_running_loop()
+        loop.call_later(tokens * self.plan.step_s, self.batch.finish, connection)
 
 
 class Connection(asyncio.Protocol):
@@ -156,7 +180,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._engine.running.pop(self, None) is not None:
+        if self._engine.batch.remove(self) is not None:
             self._engine.seen["aborted"] += 1
 
     def data_received(self, data: bytes) -> None:
@@ -183,7 +207,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(self._engine.get(path))
 
 
-async def _serve(engines: list[Engine], step_s: float, lateness: Lateness) -> dict[str, list[str]]:
+async def _serve(engines: list[Engine], lateness: Lateness) -> dict[str, list[str]]:
     loop = asyncio.get_running_loop()
     urls: dict[str, list[str]] = {"decode": [], "prefill": []}
     for engine in engines:
@@ -192,26 +216,36 @@ async def _serve(engines: list[Engine], step_s: float, lateness: Lateness) -> di
         server = await loop.create_server(factory, "127.0.0.1", 0, backlog=4096)
         urls[engine.role].append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         # Engines step in turn, not all at once, as separate machines do.
-        phase = step_s * engine.number / len(engines)
-        Pulse(step_s, engine.step, lateness).start(loop, phase)
+        phase = engine.beat_s * engine.number / len(engines)
+        Pulse(engine.beat_s, engine.beat, lateness).start(loop, phase)
     return urls
 
 
-def run(decode: int, prefill: int, step_s: float) -> None:
-    """Serve until standard input ends; every line of it is answered with the figures since."""
-    lateness, seen = Lateness(), Counter[str]()
-    roles = ["decode"] * decode + ["prefill"] * prefill
-    engines = [Engine(number, role, step_s, seen) for number, role in enumerate(roles)]
+def run(plan: Plan) -> None:
+    """Serve until standard input ends.
+
+    A line with a number is the time of the job's first request (`time.monotonic`); any other one
+    is answered with the figures since the last.
+    """
+    lateness, seen, clock = Lateness(), Counter[str](), Clock()
+    roles = ["decode"] * plan.decode_engines + ["prefill"] * plan.prefill_engines
+    engines = [Engine(number, role, plan, clock, seen) for number, role in enumerate(roles)]
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    urls = loop.run_until_complete(_serve(engines, step_s, lateness))
+    urls = loop.run_until_complete(_serve(engines, lateness))
 
-    def report(_: str) -> None:
-        steps = seen["steps"] / len(engines)
-        mean = seen["running"] / steps if steps else 0.0
-        control.say("figures", lateness=lateness.take(), running_mean=mean, seen=dict(seen))
+    def hear(line: str) -> None:
+        if line:
+            clock.begun = float(line)
+            return
+        beats = seen["beats"] / plan.decode_engines
+        mean = seen["running"] / beats if beats else 0.0
+        arrivals = [shares.timeline(engine.arrivals) for engine in engines]
+        control.say(
+            "figures", lateness=lateness.take(), running_mean=mean, seen=seen, arrivals=arrivals
+        )
         seen.clear()
 
-    control.listen(loop, report)
+    control.listen(loop, hear)
     control.say("ready", **urls)
     loop.run_forever()

@@ -15,6 +15,8 @@ COMPLETION_ID: Final = "chatcmpl-5f0c1c7b2f1d4a1e9d3b8a6c4e2f7d90"
 WORDS: Final = (" river", " stone", " cloud", " light", " grass", " ocean", " flame", " storm")
 SERVER: Final = b"date: Sat, 21 Nov 2026 06:00:00 GMT\r\nserver: uvicorn\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
+# Begins every prompt of a finite job: engines tell them from what a router asks by itself.
+JOB_MARK: Final = b"bench job prompt "
 REASONS: Final = {200: b"OK", 400: b"Bad Request", 404: b"Not Found"}
 
 STREAM_HEAD: Final = (
@@ -116,9 +118,13 @@ def models() -> bytes:
     return reply(200, orjson.dumps({"object": "list", "data": [card]}))
 
 
-def metrics(running: int) -> bytes:
+def metrics(running: int, waiting: int = 0) -> bytes:
     """The reply to GET /metrics: the gauges a router reads."""
-    gauges = {"num_requests_running": running, "num_requests_waiting": 0, "kv_cache_usage_perc": 0}
+    gauges = {
+        "num_requests_running": running,
+        "num_requests_waiting": waiting,
+        "kv_cache_usage_perc": 0,
+    }
     text = "".join(
         f'# TYPE vllm:{name} gauge\nvllm:{name}{{engine="0",model_name="{MODEL}"}} {float(value)}\n'
         for name, value in gauges.items()

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import PEERS
+from benchmarks.peers import NGINX, PEERS
 from benchmarks.processes import REPOSITORY
 
 PACKAGES = ("uvloop", "httptools", "uvicorn", "fastapi", "aiohttp", "orjson", "numpy")
@@ -36,7 +36,7 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found | {peer.name: peer.version for peer in PEERS if peer.installed()}
+    return found | {peer.name: peer.version for peer in (*PEERS, NGINX) if peer.installed()}
 
 
 def revision() -> dict[str, Any]:

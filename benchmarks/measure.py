@@ -1,4 +1,4 @@
-"""One turn: fresh engines, one fresh router, one load, one window.
+"""One turn: fresh engines, one fresh router, one load: a timed window or a finite job.
 
 Returns raw readings; what they mean is `stats` and `verdict`. It refuses to know other turns.
 """
@@ -10,21 +10,24 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks import procfs
-from benchmarks.load import Plan
+from benchmarks import engine, procfs, speed
+from benchmarks.fleet import Fleet
+from benchmarks.plan import Plan
 from benchmarks.processes import Child, Process, free_port
-from benchmarks.routers import Fleet, Router
+from benchmarks.routers import Router
 from benchmarks.scenarios import Scenario
 
 READY_S = 60.0
 DRAIN_S = 10.0
+# Round robin in front of one engine of eight that is eight times slower needs two minutes.
+JOB_S = 300.0
 # Around the load's own times: interpreter start, a machine that others use as well.
 SLACK_S = 30.0
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What one window saw. CPU and wall time in seconds; `load` and `engines` as they said it."""
+    """What a window or job saw. CPU and wall time in seconds; the rest as its process said it."""
 
     wall_s: float
     router_cpu_s: float | None
@@ -58,15 +61,21 @@ def turn(scenario: Scenario, router: Router, logs: Path) -> Reading:
         process, targets = _start(router, fleet, logs, stack)
         plan = _plan(scenario, targets)
         load = stack.enter_context(Child(["load", plan.encode()], logs / "load.log"))
-        return _window(plan, process, engines, load)
+        take = _job if plan.requests else _window
+        return take(plan, process, engines, load)
 
 
 def _engines(scenario: Scenario, logs: Path) -> Child:
-    arguments = [
-        *("engine", "--decode", str(scenario.decode_engines)),
-        *("--prefill", str(scenario.prefill_engines), "--step", str(scenario.step_s)),
-    ]
-    return Child(arguments, logs / "engine.log")
+    plan = engine.Plan(
+        decode_engines=scenario.decode_engines,
+        prefill_engines=scenario.prefill_engines,
+        step_s=scenario.step_s,
+        slots=scenario.slots,
+        prefill_s=scenario.prefill_s,
+        prefill_slots=scenario.prefill_slots,
+        changes=scenario.changes,
+    )
+    return Child(["engine", plan.encode()], logs / "engine.log")
 
 
 def _start(
@@ -75,7 +84,7 @@ def _start(
     if router.command is None:
         return None, list(fleet.decode)
     port = free_port()
-    command = router.command(fleet, port)
+    command = router.command(fleet, port, logs)
     process = stack.enter_context(Process(command, logs / f"{router.name}.log"))
     base = f"http://127.0.0.1:{port}"
     process.wait_ready(base + router.ready_path, READY_S)
@@ -91,7 +100,10 @@ def _plan(scenario: Scenario, targets: list[str]) -> Plan:
         prompt_bytes=scenario.prompt_bytes,
         ramp_s=scenario.ramp_s,
         window_s=scenario.window_s,
-        drain_s=DRAIN_S,
+        drain_s=JOB_S if scenario.requests else DRAIN_S,
+        requests=scenario.requests,
+        prompts=scenario.prompts,
+        frozen=speed.frozen(scenario.changes),
     )
 
 
@@ -101,6 +113,28 @@ def _window(plan: Plan, router: Process | None, engines: Child, load: Child) -> 
     engines.ask()
     load.expect("close", plan.window_s + SLACK_S)
     after = _moment(router, engines, load)
+    return _reading(plan, router, (before, after), engines, load)
+
+
+def _job(plan: Plan, router: Process | None, engines: Child, load: Child) -> Reading:
+    load.expect("open", SLACK_S)
+    engines.ask()
+    before = _moment(router, engines, load)
+    load.tell("go")
+    engines.tell(str(load.expect("begun", SLACK_S)["at"]))
+    load.expect("close", plan.drain_s + SLACK_S)
+    after = _moment(router, engines, load)
+    return _reading(plan, router, (before, after), engines, load)
+
+
+def _reading(
+    plan: Plan,
+    router: Process | None,
+    moments: tuple[_Moment, _Moment],
+    engines: Child,
+    load: Child,
+) -> Reading:
+    before, after = moments
     engine_figures = engines.ask()
     rss = procfs.peak_rss_bytes(router.pid) if router else None
     return Reading(

@@ -1,10 +1,11 @@
 """The other routers: where they live and how they are installed, each in an environment of its own.
 
-`python -m benchmarks peers install` creates them under ~/.cache/pd-router-peers, or where
-PD_ROUTER_PEERS points. It refuses to know how they are started.
+`python -m benchmarks peers install` creates those of PyPI under ~/.cache/pd-router-peers, or where
+PD_ROUTER_PEERS points; nginx is the system's. It refuses to know how they are started.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ class Peer:
         """The version that is asked for."""
         return self.requirement.rpartition("==")[2]
 
+    @property
+    def advice(self) -> str:
+        """What to do when it is not there."""
+        return f"{self.requirement} is not installed: {INSTALL_COMMAND}"
+
     def installed(self) -> bool:
         """Whether the pinned version is there."""
         names = self.requirement.partition("==")[0].replace("-", "_")
@@ -51,15 +57,45 @@ class Peer:
         subprocess.run([*pip, self.requirement], check=True)
 
 
+@dataclass(frozen=True)
+class Packaged:
+    """A server of the system's, or unpacked under `home()` without installing it."""
+
+    name: str
+    unpacked: str
+    advice: str
+
+    @property
+    def executable(self) -> Path:
+        """What was unpacked, else what the system has."""
+        mine = home() / self.name / self.unpacked
+        # Debian keeps servers where users' PATH does not look.
+        system = shutil.which(self.name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        return mine if mine.exists() or system is None else Path(system)
+
+    @property
+    def version(self) -> str:
+        """As it says itself."""
+        done = subprocess.run([self.executable, "-v"], capture_output=True, text=True, check=True)
+        return (done.stdout + done.stderr).strip().rpartition("/")[2]
+
+    def installed(self) -> bool:
+        """Whether there is one."""
+        return self.executable.exists()
+
+
 VLLM_ROUTER = Peer("vllm-router", "vllm-router==0.1.17", "vllm-router")
-PEERS = (VLLM_ROUTER,)
+SMG = Peer("smg", "smg==1.13.0", "smg")
+PEERS = (VLLM_ROUTER, SMG)
+NGINX = Packaged("nginx", "usr/sbin/nginx", "nginx is not installed: apt-get install nginx-light")
 
 
 def install() -> None:
-    """Install every peer that is not there yet."""
+    """Install every peer of PyPI that is not there yet, and say what else there is."""
     for peer in PEERS:
         if peer.installed():
             print(f"{peer.requirement}: already in {home() / peer.name}")
         else:
             print(f"{peer.requirement}: installing into {home() / peer.name}")
             peer.install()
+    print(f"nginx: {NGINX.executable}" if NGINX.installed() else NGINX.advice)

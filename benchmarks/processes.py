@@ -98,9 +98,13 @@ class Child(Process):
 
     def ask(self, timeout_s: float = 10.0) -> dict[str, Any]:
         """Ask for the figures since the last time."""
-        self._pipe(self._process.stdin).write(b"\n")
-        self._pipe(self._process.stdin).flush()
+        self.tell("")
         return self.expect("figures", timeout_s)
+
+    def tell(self, line: str) -> None:
+        """Say something that needs no answer."""
+        self._pipe(self._process.stdin).write(line.encode() + b"\n")
+        self._pipe(self._process.stdin).flush()
 
     def expect(self, event: str, timeout_s: float) -> dict[str, Any]:
         """Wait for the event of that name; the next one must be it."""

@@ -14,11 +14,16 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import machine
+from benchmarks import machine, stats
+from benchmarks.bound import bound
 from benchmarks.compare import Comparison, Turn
-from benchmarks.stats import METRICS, Metric, Summary
+from benchmarks.stats import Summary
 
 NOTHING = "–"
+# What a finished turn says of itself in one line.
+TITLES = {metric.key: metric.title for metric in stats.METRICS + stats.JOB_METRICS}
+SHOWN = ("cpu_us_per_chunk", "cpu_us_per_request", "requests_per_s", "middle_per_s",
+         "whole_p99_ms", "ttft_p99_ms", "failures")  # fmt: skip
 
 
 def cell(summary: Summary | None, digits: int) -> str:
@@ -42,15 +47,23 @@ def figures_table(comparison: Comparison) -> Table:
         table.add_column(f"{router} / {base}", justify="right")
     summaries = [comparison.summaries(router) for router in comparison.routers]
     ratios = [comparison.ratios(router) for router in others]
-    for metric in _metrics(comparison):
+    for metric in comparison.metrics:
         cells = [cell(each[metric.key], metric.digits) for each in summaries]
         cells += [cell(each[metric.key], 2) for each in ratios]
         table.add_row(metric.title, *cells)
     return table
 
 
-def _metrics(comparison: Comparison) -> list[Metric]:
-    return [m for m in METRICS if comparison.scenario.stream or not m.streams_only]
+def engines_table(comparison: Comparison) -> Table:
+    """Who carried what: requests per engine, routers down."""
+    scenario = comparison.scenario
+    table = Table("requests per engine")
+    for number in range(scenario.engines):
+        role = "decode" if number < scenario.decode_engines else "prefill"
+        table.add_column(f"{number} {role}", justify="right")
+    for router in comparison.routers:
+        table.add_row(router, *(f"{count:,.0f}" for count in comparison.carried(router)))
+    return table
 
 
 def title(comparison: Comparison) -> str:
@@ -59,14 +72,19 @@ def title(comparison: Comparison) -> str:
     engines = f"{scenario.decode_engines} decode"
     if scenario.prefill_engines:
         engines += f" + {scenario.prefill_engines} prefill"
-    return (
+    text = (
         f"{scenario.name}: {scenario.about}; {scenario.clients} clients x {scenario.tokens} tokens,"
         f" {engines} engines, {scenario.step_s * 1e3:.0f} ms per step"
     )
+    if scenario.requests:
+        text += f"; {scenario.requests} requests; bound {bound(scenario):.0f} requests/s"
+    return text
 
 
 def caption(comparison: Comparison) -> str:
     """How to read the figures."""
+    if comparison.scenario.requests:
+        return "median and range of valid rounds; from the first request to the last answer's end"
     text = f"median and range of valid rounds; windows of {comparison.scenario.window_s} s"
     if not comparison.scenario.stream:
         text += "; TTFT is the time to the whole answer"
@@ -119,9 +137,7 @@ def progress_line(turn: Turn) -> str:
     figures = turn.figures
     if figures is None:
         return f"round {turn.round + 1} {turn.router}: VOID: {'; '.join(turn.void)}"
-    shown = ("cpu_us_per_chunk", "cpu_us_per_request", "ttft_p99_ms", "failures")
-    titles = {metric.key: metric.title for metric in METRICS}
-    parts = (f"{titles[key]} {v:.1f}" for key in shown if (v := figures[key]) is not None)
+    parts = (f"{TITLES[key]} {v:.1f}" for key in SHOWN if (v := figures.get(key)) is not None)
     return f"round {turn.round + 1} {turn.router}: " + ", ".join(parts)
 
 
@@ -132,6 +148,8 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(guards_table(comparison))
         console.print(title(comparison))
         console.print(figures_table(comparison))
+        if comparison.scenario.requests:
+            console.print(engines_table(comparison))
         console.print(caption(comparison))
     for turn in comparison.turns:
         if turn.log:
@@ -151,6 +169,7 @@ def document(comparison: Comparison, command: Sequence[str], at: datetime) -> di
         "versions": machine.versions() | {"executable": sys.executable},
         "revision": machine.revision(),
         "scenario": comparison.scenario,
+        "bound": bound(comparison.scenario) if comparison.scenario.requests else None,
         "base": comparison.base if comparison.routers else None,
         "missing": comparison.missing,
         "summaries": {router: comparison.summaries(router) for router in comparison.routers},

@@ -1,23 +1,23 @@
 """The table of routers: how each is started in front of the same engines.
 
 A new peer is one more row. It refuses to know scenarios and figures. Every router gets the policy
-that comes closest to least-loaded, and otherwise its defaults; a peer's log is quiet, ours is not.
+that its row names, by default the one that comes closest to least-loaded, and otherwise its
+defaults; a peer's log is quiet, ours is not.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks.peers import VLLM_ROUTER, Peer
+from benchmarks import nginx
+from benchmarks.fleet import Fleet
+from benchmarks.peers import NGINX, SMG, VLLM_ROUTER, Packaged, Peer
 from benchmarks.processes import free_port
 
-
-@dataclass(frozen=True)
-class Fleet:
-    """The engines' addresses by role."""
-
-    decode: Sequence[str]
-    prefill: Sequence[str] = ()
+# From the engines, the port to listen on and a directory for its files to the command line.
+Command = Callable[[Fleet, int, Path], list[str]]
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,10 @@ class Router:
     name: str
     ready_path: str
     # None: no router, the client speaks to the decode engines itself.
-    command: Callable[[Fleet, int], list[str]] | None
-    peer: Peer | None = None
+    command: Command | None
+    peer: Peer | Packaged | None = None
+    # Whether it knows prefill and decode legs of vLLM (NIXL).
+    two_legs: bool = True
 
 
 def _each(flag: str, urls: Sequence[str]) -> Iterator[str]:
@@ -37,17 +39,17 @@ def _each(flag: str, urls: Sequence[str]) -> Iterator[str]:
         yield url
 
 
-def _ours(fleet: Fleet, port: int) -> list[str]:
+def _ours(policy: str, fleet: Fleet, port: int, _place: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "router.cli", "serve"),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--load-balancing-strategy", "least_loaded"),
+        *("--load-balancing-strategy", policy),
         *_each("--decode", fleet.decode),
         *_each("--prefill", fleet.prefill),
     ]
 
 
-def _vllm_router(fleet: Fleet, port: int) -> list[str]:
+def _vllm_router(policy: str, fleet: Fleet, port: int, _place: Path) -> list[str]:
     if fleet.prefill:
         engines = ["--vllm-pd-disaggregation", "--kv-connector", "nixl"]
         engines += [*_each("--prefill", fleet.prefill), *_each("--decode", fleet.decode)]
@@ -55,9 +57,7 @@ def _vllm_router(fleet: Fleet, port: int) -> list[str]:
         engines = ["--worker-urls", *fleet.decode]
     return [
         *(str(VLLM_ROUTER.executable), "--host", "127.0.0.1", "--port", str(port)),
-        # Its least-loaded: the less loaded of two random workers. Its default, cache_aware, asks
-        # every engine to render each prompt, which would measure the engines.
-        *("--policy", "power_of_two"),
+        *("--policy", policy),
         # 0.1.17 knows "error" but takes "warning" for "info": two lines per request.
         *("--log-level", "error"),
         *("--prometheus-port", str(free_port())),
@@ -65,11 +65,39 @@ def _vllm_router(fleet: Fleet, port: int) -> list[str]:
     ]
 
 
+def _smg(policy: str, fleet: Fleet, port: int, _place: Path) -> list[str]:
+    return [
+        *(str(SMG.executable), "launch", "--host", "127.0.0.1", "--port", str(port)),
+        *("--policy", policy, "--backend", "vllm"),
+        # Else it looks for the model's tokenizer on the network.
+        "--disable-tokenizer-autoload",
+        *("--log-level", "error"),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())),
+        *("--worker-urls", *fleet.decode),
+    ]
+
+
+def _with(command: Callable[[str, Fleet, int, Path], list[str]], policy: str) -> Command:
+    return functools.partial(command, policy)
+
+
 ROUTERS = {
     router.name: router
     for router in (
         Router("direct", "/health", None),
-        Router("ours", "/ready", _ours),
-        Router("vllm-router", "/readiness", _vllm_router, VLLM_ROUTER),
+        Router("ours", "/ready", _with(_ours, "least_loaded")),
+        Router("ours-round-robin", "/ready", _with(_ours, "round_robin")),
+        Router("ours-sed", "/ready", _with(_ours, "shortest_expected_delay")),
+        Router("nginx", "/health", nginx.command, NGINX, two_legs=False),
+        # Its least-loaded: the less loaded of two random workers. Its default, cache_aware, asks
+        # every engine to render each prompt, which would measure the engines.
+        Router("vllm-router", "/readiness", _with(_vllm_router, "power_of_two"), VLLM_ROUTER),
+        Router(
+            "vllm-router-round-robin", "/readiness", _with(_vllm_router, "round_robin"), VLLM_ROUTER
+        ),
+        Router("smg-power-of-two", "/readiness", _with(_smg, "power_of_two"), SMG, two_legs=False),
+        Router("smg-cache-aware", "/readiness", _with(_smg, "cache_aware"), SMG, two_legs=False),
     )
 }
+# What is compared when nothing is named; ratios are to the first.
+DEFAULT = ("ours", "vllm-router", "direct")

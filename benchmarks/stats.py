@@ -3,12 +3,18 @@
 Pure. Absence is None. It refuses to know how a reading was made.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from benchmarks import shares
+from benchmarks.bound import bound
 from benchmarks.measure import Reading
+from benchmarks.scenarios import Scenario
+from benchmarks.speed import frozen, recovery
 
 Figures = Mapping[str, float | None]
 
@@ -38,6 +44,33 @@ METRICS = (
     Metric("failures", "failures", 0),
 )
 
+JOB_METRICS = (
+    Metric("requests_per_s", "requests/s", 0),
+    Metric("middle_per_s", "requests/s, steady middle", 0),
+    Metric("of_bound", "requests/s of the bound", 2),
+    Metric("whole_p50_ms", "end-to-end p50, ms", 0),
+    Metric("whole_p99_ms", "end-to-end p99, ms", 0),
+    Metric("ttft_p50_ms", "TTFT p50, ms", 1),
+    Metric("ttft_p99_ms", "TTFT p99, ms", 1),
+    Metric("failures", "failures", 0),
+    Metric("cpu_us_per_request", "CPU µs per request", 0),
+    Metric("router_cores", "router CPU, cores", 2),
+    Metric("rss_mb", "peak RSS, MB", 0),
+)
+FREEZE_METRICS = (Metric("frozen_ttft_p99_ms", "TTFT p99 of those sent in the freeze, ms", 1),)
+RECOVERY_METRICS = (
+    Metric("back_after_s", "s from recovery to 0.8 of the fair share", 0),
+    Metric("overshoot", "most over the fair share", 2),
+)
+
+
+def metrics(scenario: Scenario) -> tuple[Metric, ...]:
+    """The lines of the report on a scenario."""
+    if not scenario.requests:
+        return tuple(each for each in METRICS if scenario.stream or not each.streams_only)
+    extra = FREEZE_METRICS if frozen(scenario.changes) else ()
+    return JOB_METRICS + extra + (RECOVERY_METRICS if recovery(scenario.changes) else ())
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -49,8 +82,13 @@ class Summary:
     rounds: int
 
 
-def figures(reading: Reading) -> dict[str, float | None]:
-    """The figures of one turn, one for each of METRICS."""
+def figures(reading: Reading, scenario: Scenario) -> dict[str, float | None]:
+    """The figures of one turn, one for each metric of the scenario."""
+    return job_figures(reading, scenario) if scenario.requests else window_figures(reading)
+
+
+def window_figures(reading: Reading) -> dict[str, float | None]:
+    """The figures of one timed window, one for each of METRICS."""
     load, wall, cpu = reading.load, reading.wall_s, reading.router_cpu_s
     return {
         "cpu_us_per_chunk": _per(cpu, load["events"], 1e6),
@@ -65,6 +103,39 @@ def figures(reading: Reading) -> dict[str, float | None]:
         "rss_mb": _times(reading.router_rss_bytes, 1e-6),
         "failures": float(sum(load["failures"].values())),
     }
+
+
+def job_figures(reading: Reading, scenario: Scenario) -> dict[str, float | None]:
+    """The figures of one finite job, one for each of its metrics."""
+    load = reading.load
+    found: dict[str, float | None] = {
+        "requests_per_s": load["requests_per_s"],
+        "middle_per_s": load["middle_per_s"],
+        "of_bound": _per(load["requests_per_s"], bound(scenario)),
+        "whole_p50_ms": _times(load["whole_p50_s"], 1e3),
+        "whole_p99_ms": _times(load["whole_p99_s"], 1e3),
+        "ttft_p50_ms": _times(load["first_p50_s"], 1e3),
+        "ttft_p99_ms": _times(load["first_p99_s"], 1e3),
+        "failures": float(sum(load["failures"].values())),
+        "cpu_us_per_request": _per(reading.router_cpu_s, load["requests"], 1e6),
+        "router_cores": _per(reading.router_cpu_s, reading.wall_s),
+        "rss_mb": _times(reading.router_rss_bytes, 1e-6),
+    }
+    if frozen(scenario.changes):
+        found["frozen_ttft_p99_ms"] = _times(load["frozen_first_p99_s"], 1e3)
+    if back := returned(reading, scenario):
+        found |= {key: back[key] for key in ("back_after_s", "overshoot")}
+    return found
+
+
+def returned(reading: Reading, scenario: Scenario) -> dict[str, Any] | None:
+    """How the recovered engine was used again, second by second; None where none recovered."""
+    change = recovery(scenario.changes)
+    if change is None:
+        return None
+    decode = reading.engines["arrivals"][: scenario.decode_engines]
+    # The engine changes at this time: a second in which it was slow for a part does not count.
+    return shares.returned(shares.share(decode, change.engine, math.ceil(change.at_s)))
 
 
 def _per(value: float | None, count: float, scale: float = 1.0) -> float | None:
@@ -84,21 +155,18 @@ def summarise(values: Iterable[float | None]) -> Summary | None:
     return Summary(float(np.median(there)), low, high, len(there))
 
 
-def summaries(rounds: Sequence[Figures | None]) -> dict[str, Summary | None]:
+def summaries(rounds: Sequence[Figures | None], keys: Iterable[str]) -> dict[str, Summary | None]:
     """One router's summary of each metric over its valid rounds (None: void)."""
     valid = [each for each in rounds if each is not None]
-    return {metric.key: summarise(each[metric.key] for each in valid) for metric in METRICS}
+    return {key: summarise(each[key] for each in valid) for key in keys}
 
 
 def ratios(
-    rounds: Sequence[Figures | None], base: Sequence[Figures | None]
+    rounds: Sequence[Figures | None], base: Sequence[Figures | None], keys: Iterable[str]
 ) -> dict[str, Summary | None]:
     """How many times the base each metric is, paired by round: drift of the machine cancels."""
     pairs = [(a, b) for a, b in zip(rounds, base, strict=True) if a is not None and b is not None]
-    return {
-        metric.key: summarise(_ratio(a[metric.key], b[metric.key]) for a, b in pairs)
-        for metric in METRICS
-    }
+    return {key: summarise(_ratio(a[key], b[key]) for a, b in pairs) for key in keys}
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

@@ -40,3 +40,22 @@ def reading(
         engines=served | (engines or {}),
     )
     return replace(good, **changes)
+
+
+JOB = replace(
+    SCENARIOS["healthy"], clients=10, tokens=4, step_s=0.01, decode_engines=2, requests=60
+)
+
+
+def job_reading(
+    *, load: dict[str, Any] | None = None, engines: dict[str, Any] | None = None, **changes: Any
+) -> Reading:
+    offered: dict[str, Any] = {
+        "requests_per_s": 200.0,
+        "middle_per_s": 240.0,
+        "whole_p50_s": 0.04,
+        "whole_p99_s": 0.05,
+        "frozen_first_p99_s": None,
+    }
+    served: dict[str, Any] = {"arrivals": [[5, 5], [25, 25]]}
+    return reading(load=offered | (load or {}), engines=served | (engines or {}), **changes)

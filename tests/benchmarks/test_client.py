@@ -1,10 +1,11 @@
 from typing import Any
 
+import orjson
 import pytest
 
 from benchmarks import frames
 from benchmarks.client import Client, Record
-from benchmarks.load import Plan, request
+from benchmarks.plan import Plan, requests
 
 OK = frames.STREAM_HEAD + frames.ROLE + frames.TOKENS[0] + frames.stream_tail(True, 9, 2)
 EVENTS = frames.stream_events(2, True)
@@ -17,9 +18,11 @@ class Load:
         self.record = Record()
         self.issuing = True
         self.active = 0
-        self.request = b"request"
         self.events_expected = events_expected
         self.reconnects = self.idles = 0
+
+    def next_request(self) -> bytes | None:
+        return b"request" if self.issuing else None
 
     def reconnect(self, client: Client) -> None:
         self.reconnects += 1
@@ -53,6 +56,8 @@ def test_a_whole_stream_is_a_request_and_the_next_one_follows() -> None:
     client.data_received(OK)
     assert (load.record.requests, load.record.events, load.record.reads) == (1, EVENTS, 1)
     assert (len(load.record.first), len(load.record.gaps)) == (1, 0)
+    [span] = load.record.spans
+    assert span.started <= span.first <= span.ended
     assert transport.written == b"requestrequest"
     assert load.active == 1
 
@@ -82,6 +87,7 @@ def wrong(data: bytes, events_expected: int | None = EVENTS) -> list[str]:
     assert (load.record.requests, load.active) == (0, 0)
     assert transport.aborted
     assert load.reconnects == 1
+    assert load.record.spans == []
     return list(load.record.failures)
 
 
@@ -130,7 +136,18 @@ def test_a_plan_survives_the_command_line() -> None:
 
 
 def test_the_request_has_the_prompt_that_was_asked_for() -> None:
-    small, large = request(plan(prompt_bytes=100)), request(plan(prompt_bytes=5100))
+    [small], [large] = requests(plan()), requests(plan(prompt_bytes=5100))
     assert len(large) - len(small) in (5000, 5001)  # content-length itself may grow by a digit
     assert b'"stream":true' in small
-    assert b'"stream_options"' not in request(plan(stream=False))
+    assert b'"stream_options"' not in requests(plan(stream=False))[0]
+
+
+def test_a_jobs_prompts_are_distinct_from_the_first_words_on() -> None:
+    made = requests(plan(requests=500, prompts=100))
+    bodies = [orjson.loads(each.partition(b"\r\n\r\n")[2]) for each in made]
+    texts = {body["messages"][0]["content"] for body in bodies}
+    assert len(texts) == 100
+    assert {len(text) for text in texts} == {100}
+    assert all(text.startswith(frames.JOB_MARK.decode()) for text in texts)
+    assert {body["temperature"] for body in bodies} == {0}
+    assert frames.JOB_MARK not in requests(plan())[0]

@@ -3,8 +3,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.__main__ import main, parser, scenario_of
-from benchmarks.routers import ROUTERS, Fleet
+from benchmarks import nginx
+from benchmarks.__main__ import Unfit, main, parser, scenario_of
+from benchmarks.fleet import Fleet
+from benchmarks.routers import ROUTERS
 from benchmarks.scenarios import SCENARIOS
 
 
@@ -24,6 +26,9 @@ def test_the_command_line_changes_the_scenario() -> None:
         ["--window", "0"],
         ["--router", "other"],
         ["--scenario", "other"],
+        ["--requests", "5"],
+        ["--window", "5", "--scenario", "healthy"],
+        ["--relative-to", "nginx", "--router", "ours"],
     ],
 )
 def test_bad_usage_ends_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,12 +38,40 @@ def test_bad_usage_ends_with_2(wrong: list[str], capsys: pytest.CaptureFixture[s
     assert wrong[0] in capsys.readouterr().err
 
 
-def test_every_router_is_given_every_engine() -> None:
+def test_requests_and_streams_of_a_job() -> None:
+    given = ["compare", "--scenario", "freeze", "--requests", "70", "--streams", "7"]
+    scenario = scenario_of(parser().parse_args(given))
+    assert (scenario.requests, scenario.clients) == (70, 7)
+    with pytest.raises(Unfit, match="--window: freeze is a finite job"):
+        scenario_of(parser().parse_args([*given, "--window", "1"]))
+
+
+def test_every_router_is_given_every_engine_that_it_can_use(tmp_path: Path) -> None:
     fleet = Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"], ["http://127.0.0.1:3"])
     for router in ROUTERS.values():
-        if router.command is not None:
-            command = router.command(fleet, 8000)
-            assert {*fleet.decode, *fleet.prefill, "8000", "127.0.0.1"} <= set(command)
+        if router.command is not None and router.name != "nginx":
+            command = router.command(fleet, 8000, tmp_path)
+            engines = [*fleet.decode, *(fleet.prefill if router.two_legs else [])]
+            assert {*engines, "8000", "127.0.0.1"} <= set(command)
+
+
+def test_rows_of_one_router_differ_in_their_policy(tmp_path: Path) -> None:
+    rows = {"ours": "least_loaded", "ours-round-robin": "round_robin"}
+    rows |= {"ours-sed": "shortest_expected_delay", "vllm-router": "power_of_two"}
+    rows |= {"vllm-router-round-robin": "round_robin", "smg-power-of-two": "power_of_two"}
+    rows |= {"smg-cache-aware": "cache_aware"}
+    for name, policy in rows.items():
+        command = ROUTERS[name].command
+        assert command is not None
+        assert policy in command(Fleet(["http://127.0.0.1:1"]), 8000, tmp_path)
+
+
+def test_nginx_has_its_engines_in_its_configuration(tmp_path: Path) -> None:
+    command = nginx.command(Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"]), 8000, tmp_path)
+    written = Path(command[-1]).read_text()
+    assert "server 127.0.0.1:1;\n    server 127.0.0.1:2;" in written
+    assert "listen 127.0.0.1:8000 " in written
+    assert {"least_conn;", "proxy_buffering off;"} <= {line.strip() for line in written.split("\n")}
 
 
 def test_a_tiny_run_without_a_router(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -54,3 +87,16 @@ def test_a_tiny_run_without_a_router(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert load["requests"] > 0
     assert load["events"] >= load["requests"]
     assert turn["reading"]["router_cpu_s"] is None
+
+
+def test_a_tiny_job_without_a_router(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    small = ["--streams", "4", "--tokens", "4", "--requests", "20", "--rounds", "1"]
+    short = ["--attempts", "1", "--patience", "0", "--results", str(tmp_path)]
+    given = ["--scenario", "slow-engine-2x", "--router", "direct", *small, *short]
+    assert main(["compare", *given]) in (0, 1)
+    assert "20 requests; bound 50 requests/s" in capfd.readouterr().out
+    [file] = tmp_path.iterdir()
+    [turn] = orjson.loads(file.read_bytes())["turns"]
+    load, engines = turn["reading"]["load"], turn["reading"]["engines"]
+    assert (load["failures"], load["requests"], sum(load["completions"])) == ({}, 20, 20)
+    assert sum(map(sum, engines["arrivals"])) == 20

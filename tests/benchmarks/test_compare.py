@@ -12,8 +12,8 @@ from benchmarks import compare, peers, report, stats
 from benchmarks.measure import Reading
 from benchmarks.processes import StartError
 from benchmarks.routers import Router
-from benchmarks.scenarios import Scenario
-from tests.benchmarks.readings import SCENARIO, reading
+from benchmarks.scenarios import SCENARIOS, Scenario
+from tests.benchmarks.readings import JOB, SCENARIO, job_reading, reading
 
 EFFORT = compare.Effort(rounds=2, attempts=2, patience_s=0.0)
 VOID = reading(engine_cpu_s=4.0)
@@ -24,6 +24,7 @@ def run(
     tmp_path: Path,
     names: list[str],
     readings: Sequence[Reading | Exception],
+    scenario: Scenario = SCENARIO,
 ) -> tuple[compare.Comparison, list[str]]:
     """Compare with given readings (an exception is raised) in place of processes."""
     taken: list[str] = []
@@ -37,7 +38,7 @@ def run(
         return given
 
     monkeypatch.setattr(compare, "turn", turn)
-    result = compare.compare(SCENARIO, names, EFFORT, tmp_path, lambda _: None)
+    result = compare.compare(scenario, names, EFFORT, tmp_path, lambda _: None)
     return result, taken
 
 
@@ -47,7 +48,9 @@ def test_routers_take_turns_in_another_order_each_round(
     result, taken = run(monkeypatch, tmp_path, ["direct", "ours"], [reading()] * 4)
     assert taken == ["direct", "ours", "ours", "direct"]
     assert result.sound
-    assert result.base == "ours"
+    assert result.base == "direct"
+    assert dataclasses.replace(result, relative_to="ours").base == "ours"
+    assert dataclasses.replace(result, relative_to="nginx").base == "direct"
 
 
 def test_a_void_turn_is_repeated_and_the_last_attempt_counts(
@@ -102,6 +105,11 @@ def test_a_missing_peer_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert peers.INSTALL_COMMAND in shown(alone)
 
 
+def test_what_knows_no_two_legs_is_missing_where_there_are_two() -> None:
+    assert "prefill and decode legs" in compare.missing(["nginx"], SCENARIOS["pd"])["nginx"]
+    assert compare.missing(["ours"], SCENARIOS["pd"]) == {}
+
+
 def test_an_installed_peer_of_another_version_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -114,6 +122,19 @@ def test_an_installed_peer_of_another_version_is_missing(
     assert not peer.installed()
     (packages / f"vllm_router-{peer.version}.dist-info").mkdir()
     assert peer.installed()
+
+
+def test_a_server_of_the_system_may_be_unpacked_instead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PD_ROUTER_PEERS", str(tmp_path))
+    server = peers.Packaged("no-such-server", "sbin/it", "get it")
+    assert not server.installed()
+    place = tmp_path / "no-such-server" / "sbin"
+    place.mkdir(parents=True)
+    (place / "it").touch()
+    assert server.installed()
+    assert server.executable == place / "it"
 
 
 def shown(result: compare.Comparison) -> str:
@@ -155,6 +176,19 @@ def test_without_streams_there_are_no_rows_for_chunks(
     text = shown(dataclasses.replace(result, scenario=unary))
     assert "per chunk" not in text
     assert "TTFT is the time to the whole answer" in text
+
+
+def test_a_job_shows_its_bound_and_who_carried_what(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    late = job_reading(engines={"arrivals": [[10, 10], [5, 5]]})
+    result, _ = run(monkeypatch, tmp_path, ["ours"], [job_reading(), late], JOB)
+    assert result.carried("ours") == [15.0, 30.0]
+    text = shown(result)
+    assert "60 requests; bound 250 requests/s" in text
+    assert "requests per engine" in text
+    assert "end-to-end p99" in text
+    assert "s from recovery" not in text
 
 
 def test_the_file_holds_what_a_reader_needs(

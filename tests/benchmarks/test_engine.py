@@ -1,11 +1,12 @@
-from collections import Counter
+import dataclasses
 from typing import Any
 
 import orjson
 import pytest
 
-from benchmarks import frames
-from benchmarks.engine import Connection, Engine, handover
+from benchmarks import frames, handover
+from benchmarks.engine import PREFILL_STEPS, Connection, Engine, Plan
+from benchmarks.speed import FREEZE, Change
 
 
 class Transport:
@@ -22,11 +23,19 @@ class Transport:
         self.closed = True
 
 
-def connect(role: str = "decode") -> tuple[Engine, Connection, Transport]:
-    engine = Engine(0, role, 0.01, Counter())
+WINDOW = Plan(decode_engines=1, prefill_engines=0, step_s=0.01)
+JOB = Plan(decode_engines=1, prefill_engines=0, step_s=0.01, slots=1)
+
+
+def to(engine: Engine) -> tuple[Connection, Transport]:
     connection, transport = Connection(engine), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
-    return engine, connection, transport
+    return connection, transport
+
+
+def connect(role: str = "decode", plan: Plan = WINDOW) -> tuple[Engine, Connection, Transport]:
+    engine = Engine(0, role, plan)
+    return engine, *to(engine)
 
 
 def post(connection: Connection, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
@@ -50,7 +59,7 @@ def test_a_stream_takes_a_step_per_token() -> None:
     assert not transport.written.endswith(frames.DONE)
     engine.step()
     assert transport.written.endswith(frames.DONE)
-    assert engine.running == {}
+    assert engine.batch.running == {}
 
 
 def test_a_client_that_leaves_ends_its_stream() -> None:
@@ -58,7 +67,7 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
     post(connection, STREAM)
     connection.connection_lost(None)
     engine.step()
-    assert (engine.running, engine.seen["aborted"]) == ({}, 1)
+    assert (engine.batch.running, engine.seen["aborted"]) == ({}, 1)
 
 
 async def test_an_answer_without_a_stream_comes_whole() -> None:
@@ -66,9 +75,9 @@ async def test_an_answer_without_a_stream_comes_whole() -> None:
     post(connection, {"max_tokens": 2})
     engine.step()
     assert transport.written == b""
-    engine.finish(connection)
+    engine.batch.finish(connection)
     assert b'"finish_reason":"length"' in transport.written
-    engine.finish(connection)  # its timer, after the client has left
+    engine.batch.finish(connection)  # its timer, after the client has left
 
 
 def test_a_prefill_engine_hands_over_when_asked_to() -> None:
@@ -83,7 +92,7 @@ def test_a_prefill_engine_hands_over_when_asked_to() -> None:
 
 def test_a_decode_engine_takes_the_handover() -> None:
     engine, connection, _transport = connect()
-    post(connection, STREAM | {"kv_transfer_params": handover(3, 3000)})
+    post(connection, STREAM | {"kv_transfer_params": handover.given(3, 3000)})
     assert engine.seen == {"decodes with handover": 1}
 
 
@@ -98,7 +107,7 @@ def test_a_decode_engine_takes_the_handover() -> None:
 )
 def test_a_handover_that_was_changed_is_refused(change: dict[str, Any]) -> None:
     engine, connection, transport = connect()
-    post(connection, STREAM | {"kv_transfer_params": handover(3, 3000) | change})
+    post(connection, STREAM | {"kv_transfer_params": handover.given(3, 3000) | change})
     assert transport.written.startswith(b"HTTP/1.1 400")
     assert engine.seen == {"bad handovers": 1}
 
@@ -117,3 +126,88 @@ def test_unknown_paths_and_what_is_not_http() -> None:
     assert transport.written.count(b"HTTP/1.1 404") == 2
     connection.data_received(b"\x00\x00\r\n\r\n")
     assert transport.closed
+
+
+def test_with_slots_the_first_event_comes_with_the_first_token() -> None:
+    engine, connection, transport = connect(plan=JOB)
+    post(connection, STREAM)
+    assert transport.written == frames.STREAM_HEAD
+    engine.step()
+    assert transport.written.startswith(frames.STREAM_HEAD + frames.ROLE + frames.TOKENS[1])
+    engine.step()
+    assert transport.written.endswith(frames.DONE)
+    assert transport.written.count(frames.ROLE) == 1
+
+
+def test_one_token_is_a_whole_stream() -> None:
+    engine, connection, transport = connect(plan=JOB)
+    post(connection, STREAM | {"max_tokens": 1})
+    engine.step()
+    assert transport.written.count(frames.ROLE) == 1
+    assert transport.written.endswith(frames.DONE)
+
+
+def test_the_gauges_tell_who_runs_and_who_waits() -> None:
+    engine, first, _ = connect(plan=JOB)
+    second, waiting = to(engine)
+    post(first, STREAM)
+    post(second, STREAM)
+    engine.step()
+    assert waiting.written == frames.STREAM_HEAD
+    assert b'num_requests_running{engine="0",model_name="bench"} 1.0' in engine.get(b"/metrics")
+    assert b'num_requests_waiting{engine="0",model_name="bench"} 1.0' in engine.get(b"/metrics")
+    second.connection_lost(None)
+    assert b'num_requests_waiting{engine="0",model_name="bench"} 0.0' in engine.get(b"/metrics")
+
+
+def test_an_answer_without_a_stream_takes_a_slot_and_its_steps() -> None:
+    engine, connection, transport = connect(plan=JOB)
+    post(connection, {"max_tokens": 2})
+    engine.step()
+    assert transport.written == b""
+    engine.step()
+    assert b'"finish_reason":"length"' in transport.written
+
+
+def test_a_prefill_takes_its_steps_and_a_slot() -> None:
+    plan = Plan(decode_engines=0, prefill_engines=1, step_s=0.01, prefill_s=0.04, prefill_slots=1)
+    engine, first, done = connect("prefill", plan)
+    second, waits = to(engine)
+    post(first, {"max_tokens": 1})
+    post(second, {"max_tokens": 1})
+    assert engine.beat_s == 0.04 / PREFILL_STEPS
+    for _ in range(PREFILL_STEPS):
+        assert done.written == b""
+        engine.beat()
+    assert done.written.startswith(b"HTTP/1.1 200")
+    assert waits.written == b""
+    for _ in range(PREFILL_STEPS):
+        engine.beat()
+    assert waits.written.startswith(b"HTTP/1.1 200")
+
+
+def test_a_slow_engine_steps_at_some_beats_and_a_frozen_one_at_none() -> None:
+    slow, frozen = (
+        connect(plan=dataclasses.replace(JOB, changes=[Change(0, 0, factor)]))
+        for factor in (4, FREEZE)
+    )
+    for engine, connection, _ in (slow, frozen):
+        post(connection, STREAM | {"max_tokens": 3})
+        for _ in range(8):
+            engine.beat()
+    assert slow[2].written.count(b"data: ") == 3
+    assert frozen[2].written == frames.STREAM_HEAD
+
+
+def test_a_jobs_requests_are_told_from_a_routers_own() -> None:
+    engine, connection, _ = connect(plan=JOB)
+    words = frames.JOB_MARK.decode() + "7. "
+    post(connection, STREAM | {"messages": [{"role": "user", "content": words}]})
+    post(connection, STREAM)
+    assert engine.arrivals == {0: 1}
+    assert engine.seen["requests of the router's own"] == 1
+
+
+def test_a_plan_survives_the_command_line() -> None:
+    plan = dataclasses.replace(JOB, changes=[Change(0, 0, 8), Change(1.5, 0, FREEZE)])
+    assert Plan.decode(plan.encode()) == plan

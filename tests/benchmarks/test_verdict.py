@@ -6,7 +6,7 @@ import pytest
 from benchmarks import verdict
 from benchmarks.measure import Reading
 from benchmarks.scenarios import SCENARIOS, Scenario
-from tests.benchmarks.readings import SCENARIO, lateness, reading
+from tests.benchmarks.readings import JOB, SCENARIO, lateness, reading
 
 
 def reasons(seen: Reading, cores: int = 2) -> list[str]:
@@ -31,6 +31,11 @@ def test_a_bench_with_room_is_valid() -> None:
 )
 def test_a_bench_that_was_the_limit_is_void(changes: dict[str, Any], words: str) -> None:
     assert reasons(reading(**changes)) == [words]
+
+
+def test_the_end_of_a_job_leaves_clients_without_work() -> None:
+    tail = reading(load={"active_mean": 2.0})
+    assert verdict.reasons(verdict.guards(tail, JOB, 2), JOB) == []
 
 
 def test_a_slow_router_is_a_result() -> None:

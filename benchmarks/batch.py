@@ -1,0 +1,76 @@
+"""What runs on a simulated engine and what waits for a slot: continuous batching, first come first.
+
+Pure: a step is a call, and a transport is whatever takes bytes. It refuses to know time and speed.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from benchmarks import frames
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Writes(Protocol):
+    """What an answer is written to."""
+
+    def write(self, data: bytes) -> None:
+        """Send the bytes."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer in the making: `left` steps to go, or (None) it is due at a time."""
+
+    transport: Writes
+    left: int | None
+    tail: bytes
+    # Goes out with the first token.
+    lead: bytes = b""
+    # Nothing is written before the tail: an answer without a stream, a prefill.
+    whole: bool = False
+
+
+class Batch(Generic[Key]):
+    """At most `slots` answers make progress, the rest wait in order of arrival; None: no limit."""
+
+    def __init__(self, slots: int | None = None) -> None:
+        self._slots = slots
+        self.running: dict[Key, Answer] = {}
+        self.waiting: dict[Key, Answer] = {}
+
+    def add(self, key: Key, answer: Answer) -> None:
+        """Give it a slot, or a place at the end of the queue."""
+        room = self._slots is None or len(self.running) < self._slots
+        (self.running if room else self.waiting)[key] = answer
+
+    def remove(self, key: Key) -> Answer | None:
+        """Take it out wherever it is; its slot goes to the first that waits."""
+        if (queued := self.waiting.pop(key, None)) is not None:
+            return queued
+        answer = self.running.pop(key, None)
+        if answer is not None and self.waiting:
+            first = next(iter(self.waiting))
+            self.running[first] = self.waiting.pop(first)
+        return answer
+
+    def step(self) -> list[Key]:
+        """One token for every answer that has a slot; returns those that `finish` is due for."""
+        finished = []
+        for key, one in self.running.items():
+            if one.left is None:
+                continue
+            one.left -= 1
+            if one.left <= 0:
+                finished.append(key)
+            elif not one.whole:
+                token = frames.TOKENS[one.left % len(frames.TOKENS)]
+                one.transport.write(one.lead + token if one.lead else token)
+                one.lead = b""
+        return finished
+
+    def finish(self, key: Key) -> None:
+        """Write the end of an answer, unless its client has left."""
+        if one := self.remove(key):
+            one.transport.write(one.lead + one.tail)

@@ -1,0 +1,60 @@
+"""A finite job: so many requests in all, from clients that start at once and never pause.
+
+Measured from the first request that was sent to the last answer that ended, as AIPerf does. The
+process that started it says when to begin and is told when that was, to move the engines' clock.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+from benchmarks import control, spans
+from benchmarks.crowd import Crowd
+from benchmarks.plan import Plan
+
+
+class Job(Crowd):
+    """The clients of one plan, until its requests are used up."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._left = plan.requests or 0
+
+    @property
+    def issuing(self) -> bool:
+        return self._left > 0
+
+    def next_request(self) -> bytes | None:
+        request = super().next_request()
+        self._left -= request is not None
+        return request
+
+    async def run(self, told: asyncio.Event) -> dict[str, Any]:
+        """Wait for the word, do the job and return what it saw."""
+        control.say("open")
+        await told.wait()
+        self.start_pulse()
+        # Clients' times are of perf_counter, the clock of all processes is monotonic.
+        began, began_monotonic = time.perf_counter(), time.monotonic()
+        for client in self.clients:
+            self.connect(client)
+        control.say("begun", at=began_monotonic)
+        await self.drain()
+        took, lateness = time.perf_counter() - began, self.lateness.take()
+        control.say("close")
+        record = self.record
+        if self._left:
+            record.failures["never asked: the time was over"] += self._left
+            self._left = 0
+        seen = spans.figures(record.spans, began, self.plan.frozen)
+        return seen | {
+            "took_s": took,
+            "requests": record.requests,
+            "events": record.events,
+            "reads": record.reads,
+            "connects": record.connects,
+            "gap_p99_s": spans.percentile(record.gaps, 99),
+            "active_mean": self.active_mean,
+            "failures": dict(record.failures),
+            "lateness": lateness,
+        }

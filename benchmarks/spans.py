@@ -1,0 +1,66 @@
+"""From the times of a job's requests to figures.
+
+Pure. Times are seconds of one clock; absence is None. It refuses to know routers and engines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# The steady middle of a job, in shares of its completions: before it the clients are in step, after
+# it the last answers of a slow engine leave the others idle.
+MIDDLE = (0.10, 0.75)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One request that was answered whole: when it was sent, its first event came, it ended."""
+
+    started: float
+    first: float
+    ended: float
+
+
+def percentile(values: Any, q: float) -> float | None:
+    """None where there is nothing to say."""
+    return float(np.percentile(values, q)) if len(values) else None
+
+
+def middle_rate(ends: Sequence[float]) -> float | None:
+    """Completions per second in the steady middle; None where there are too few."""
+    ordered = np.sort(np.asarray(ends))
+    low, high = (int(share * (len(ordered) - 1)) for share in MIDDLE)
+    if high <= low or ordered[high] <= ordered[low]:
+        return None
+    return float((high - low) / (ordered[high] - ordered[low]))
+
+
+def figures(
+    spans: Sequence[Span], began: float, frozen: Sequence[float] | None = None
+) -> dict[str, Any]:
+    """Latencies and rates; `frozen` is a time during the job, relative to `began`."""
+    started, first, ended = (
+        np.asarray([getattr(span, name) for span in spans])
+        for name in ("started", "first", "ended")
+    )
+    ttft, whole = first - started, ended - started
+    wall = float(ended.max() - started.min()) if len(spans) else None
+    found: dict[str, Any] = {
+        "wall_s": wall,
+        "requests_per_s": len(spans) / wall if wall else None,
+        "middle_per_s": middle_rate(ended.tolist()),
+        "first_p50_s": percentile(ttft, 50),
+        "first_p99_s": percentile(ttft, 99),
+        "whole_p50_s": percentile(whole, 50),
+        "whole_p99_s": percentile(whole, 99),
+        "whole_max_s": percentile(whole, 100),
+        "completions": np.bincount((ended - began).astype(int)).tolist() if len(spans) else [],
+    }
+    if frozen is not None:
+        during = (started - began >= frozen[0]) & (started - began < frozen[1])
+        found["frozen_requests"] = int(during.sum())
+        found["frozen_first_p99_s"] = percentile(ttft[during], 99)
+        found["frozen_first_max_s"] = percentile(ttft[during], 100)
+    return found
