@@ -28,6 +28,7 @@ from router.settings_values import (
     Registry,
     Seconds,
     SecondsOrZero,
+    Share,
     Strategy,
     Text,
     Urls,
@@ -248,6 +249,11 @@ class Settings(BaseSettings):
         "info",
         description="What is logged: debug, info, warning or error. info holds one line per "
         "request.",
+    )
+    decision_log_sample: Share = Field(
+        0.0,
+        description="Share of choices that are logged with every candidate's figures, 0 to 1; "
+        "0.001 tells why without flooding anybody.",
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="How it is logged: text or json, one line each."

@@ -26,6 +26,7 @@ __all__ = [
     "Registry",
     "Seconds",
     "SecondsOrZero",
+    "Share",
     "Strategy",
     "Text",
     "Urls",
@@ -170,6 +171,7 @@ Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_split)]
 # A day: what is longer is a typing error.
 SecondsOrZero = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]
+Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 Strategy = Literal["round_robin", "least_loaded", "shortest_expected_delay"]
 
 

@@ -110,6 +110,7 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "idle_connection_timeout": ("1", 1.0, D0),
     "keep_alive_timeout": ("5", 5.0, D0),
     "log_level": ("debug", "debug", D0),
+    "decision_log_sample": ("0.5", 0.5, D0),
     "log_format": ("json", "json", D0),
 }
 """A text for each setting, its value, and the flags without which it would be refused."""
@@ -314,6 +315,7 @@ WRONG = {
     "max_body_bytes": "1023",
     "max_idle_connections": "-1",
     "log_level": "loud",
+    "decision_log_sample": "1.5",
     "log_format": "xml",
     "shutdown_grace": "-0.1",
     **dict(
@@ -686,7 +688,12 @@ def test_every_setting_says_in_sentences_what_it_is(name):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n, f in Settings.model_fields.items() if isinstance(f.default, float)]
+    "name",
+    [
+        name
+        for name, field in Settings.model_fields.items()
+        if isinstance(field.default, float) and name != "decision_log_sample"
+    ],
 )
 def test_every_duration_names_its_unit(name):
     assert re.search(r"\bseconds\b", Settings.model_fields[name].description or "", re.IGNORECASE)

@@ -156,6 +156,8 @@ def _ranking(story: _Story, role: Role) -> dict[str, Any] | None:
                 "in_flight": candidate.in_flight,
                 "tokens": candidate.tokens,
                 "others": candidate.others,
+                "times_the_usual": candidate.ratio,
+                "share": candidate.ramp,
                 "score": score,
             }
             for candidate, score in zip(ranking.candidates, ranking.scores, strict=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from router.core import outlier, speed, stall
 from router.core.health import State
 from router.core.member import Member
+from router.core.pace import TICK_SECONDS
 from router.core.values import Role
 
 __all__ = ["Care", "Carer"]
@@ -96,9 +97,19 @@ class Carer:
 
     def _count(self, member: Member, now: float) -> None:
         pace = member.pace
+        self._see_slots(member)
         self._tokens = FADE * self._tokens + pace.tokens
         self._streams = FADE * self._streams + pace.begun
         pace.tick(now)
+
+    def _see_slots(self, member: Member) -> None:
+        """It is full when streams that waited a tick ago still wait, and not for their prompts."""
+        pace, view = member.pace, member.view
+        still = member.waiting - pace.begun
+        member.waiting = pace.open - pace.streams
+        prompts = (pace.per_prompt_token or 0.0) * view.load.pending
+        if self._role is Role.DECODE and still > 0 and prompts < TICK_SECONDS and pace.streams:
+            view.slots = pace.streams + (view.others or 0)
 
     def _note_interval(self, now: float) -> None:
         if self._interval_ends is None:
@@ -134,8 +145,9 @@ class Carer:
         member.pace.is_stalled = member.stall.since is not None
 
     def _judge_speed(self, member: Member, ratio: float, now: float) -> None:
-        if ratio == 1.0 and member.view.ratio > 1.0:
-            member.returned_at = now
+        before = member.view.ratio
+        if ratio <= 1.0 < before:  # from the share that it had, not from nothing
+            member.returned_at = now - self._care.slow_start_seconds / before**3
         member.view.ratio = ratio
         if ratio < speed.SLOW:
             member.slow_since = None

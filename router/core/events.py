@@ -7,6 +7,7 @@ from router.core.health import Sight
 from router.core.values import Endpoint, FailureKind, Gauges, Role, Way
 
 __all__ = [
+    "Chosen",
     "Event",
     "FellBack",
     "LegAnswered",
@@ -70,6 +71,17 @@ class FellBack:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One choice of an engine, told in full: one of many, for those who ask why."""
+
+    request_id: str
+    role: Role
+    endpoint: Endpoint
+    candidates: tuple[str, ...]
+    """Each candidate with its figures, as words."""
+
+
 @dataclass(slots=True)
 class RequestEnded:
     """One request's whole story, filled in while it runs and observed once at its end."""
@@ -100,4 +112,4 @@ class RequestEnded:
     bytes_out: int = 0
 
 
-Event = Probed | Scraped | LegAnswered | LegDone | LegFailed | FellBack | RequestEnded
+Event = Probed | Scraped | LegAnswered | LegDone | LegFailed | FellBack | Chosen | RequestEnded

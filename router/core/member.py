@@ -44,6 +44,8 @@ class Member:
     models: frozenset[str] | None = None
     gauges: Gauges | None = None
     gauges_at: float = 0.0
+    waiting: int = 0
+    """This router's streams there without a first token, a tick ago."""
     was_waiting: bool = False
     """Whether requests waited in the engine at the last scrape."""
 

@@ -38,6 +38,7 @@ class Outlier:
     total: int = 0
     """Answers in this interval."""
     ejections: int = 0
+    since: float | None = None
     until: float | None = None
     """The end of its ejection; None while it is in use."""
 
@@ -59,7 +60,7 @@ def ejected(outlier: Outlier, now: float, rules: Rules) -> Outlier:
     """Ejected from now on."""
     times = outlier.ejections + 1
     seconds = min(rules.base_seconds * times, rules.max_seconds)
-    return Outlier(ejections=times, until=now + seconds)
+    return Outlier(ejections=times, since=now, until=now + seconds)
 
 
 def tick(outlier: Outlier, now: float) -> Outlier:

@@ -21,7 +21,7 @@ KEPT = 16
 FIRST = 4
 """Buckets that are looked at, at least: a step that also prefills takes several times as long."""
 
-ENOUGH = 16
+ENOUGH = 8
 """Tokens that settle the matter."""
 
 PROMPT_OVERHEAD = 64
@@ -140,7 +140,9 @@ class Pace:
             prompt_seconds += bucket.prompt_seconds
         if tokens:
             if seconds:
-                self.per_token = seconds / tokens
+                measured = seconds / tokens
+                weight = min(1.0, tokens / ENOUGH) if self.per_token is not None else 1.0
+                self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
         elif seconds and self.streams:  # not one: it takes at least as long as they have waited
             self.per_token = max(self.per_token or 0.0, seconds / self.streams)
         if work:

@@ -77,6 +77,16 @@ class Scheduler:
         others = self._fleet.candidates(role, facts.model, frozenset({than}), now)
         return any(not self._fleet.member(c.endpoint).is_shut for c in others)
 
+    def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
+        """The candidates of this moment with what they are judged by, best first."""
+        ranking = self.rank(role, facts, now=now)
+        pairs = sorted(zip(ranking.scores, ranking.candidates, strict=True), key=lambda p: p[0])
+        return tuple(
+            f"{c.endpoint.url} score={score:.3g} in_flight={c.in_flight} "
+            f"others={c.others or 0} ratio={c.ratio:.3g} share={c.ramp:.2g}"
+            for score, c in pairs
+        )
+
     def rank(
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint] = NOBODY, now: float = 0.0
     ) -> Ranking:

@@ -7,6 +7,10 @@ __all__ = ["SLOW", "ratio", "usual"]
 SLOW = 3.0
 """From here on an engine gets only what it is expected to finish sooner than the others."""
 
+QUICKEST = 0.5
+"""No engine counts as more than twice as fast as usual: until its slots are known it would get
+more than it can serve."""
+
 ALIKE = 1.25
 """Up to here engines are the same: two that are have gaps some percent apart."""
 
@@ -22,4 +26,4 @@ def ratio(measured: float | None, usual_: float | None) -> float:
     if measured is None or not usual_:
         return 1.0
     exact = measured / usual_
-    return 1.0 if 1 / ALIKE <= exact <= ALIKE else exact
+    return 1.0 if 1 / ALIKE <= exact <= ALIKE else max(QUICKEST, exact)

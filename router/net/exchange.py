@@ -13,7 +13,15 @@ from typing import Protocol
 
 from router.core import headers as http
 from router.core.errors import EngineFailed, RouterError
-from router.core.events import Event, FellBack, LegAnswered, LegDone, LegFailed, RequestEnded
+from router.core.events import (
+    Chosen,
+    Event,
+    FellBack,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    RequestEnded,
+)
 from router.core.ledger import Lease
 from router.core.pace import Leg
 from router.core.plans import steps
@@ -64,6 +72,8 @@ class Network:
     timeouts: Timeouts
     observe: Callable[[Event], None]
     silence: Silence
+    sample: float = 0.0
+    """The share of choices that are logged in full."""
     engine_api_key: str | None = None
     kv_ready: KVReady | None = None
     rng: Random = field(default_factory=Random)
@@ -129,6 +139,10 @@ class Exchange:
         return None
 
     def _lease(self, step: steps.Lease) -> Endpoint:
+        network = self._network
+        told: tuple[str, ...] = ()
+        if network.sample and network.rng.random() < network.sample:
+            told = network.scheduler.explained(step.role, self._facts, time.monotonic())
         lease = self._network.scheduler.lease(
             step.role,
             self._facts,
@@ -137,6 +151,8 @@ class Exchange:
             computes=step.role is Role.PREFILL or self._record.way is Way.DIRECT,
         )
         self._leases[lease.endpoint] = lease
+        if told:
+            network.observe(Chosen(self._record.request_id, step.role, lease.endpoint, told))
         if step.role is Role.PREFILL:
             self._record.prefill = lease.endpoint
         else:

@@ -154,7 +154,12 @@ class Relay:
         if status in self._step.keep:
             return
         generates = self._kind is not RouteKind.PASS_THROUGH
-        if generates and content_type.startswith(b"text/event-stream"):
+        is_stream = generates and content_type.startswith(b"text/event-stream")
+        if self._reply.is_started and not (is_stream and status == 200):
+            text = f"A second engine answered with status {status} behind the head of a stream."
+            self.failure = Failure(FailureKind.BROKEN, text)
+            self._stop(self.failure)
+        elif is_stream:
             self._is_stream = True
             self._on_data = Relay._hold if self._step.hold else Relay._pass_events
             self._on_end = Relay._end_events
@@ -316,7 +321,8 @@ class Relay:
 
     def _start(self, length: int | None) -> None:
         if self._reply.is_started:  # by an engine that stalled; this one goes on where it was
-            self._continue()
+            if self.connection is not None:
+                self._reply.bind(self.connection)
             return
         passed = http.end_to_end(self._head.headers, http.RESPONSE_ONLY)
         block = http.block([*passed, *self._extra_headers])
@@ -325,12 +331,6 @@ class Relay:
         )
         self._record.status = self._head.status
         if self.connection is not None:
-            self._reply.bind(self.connection)
-
-    def _continue(self) -> None:
-        if not self._is_stream or self._head.status != 200:
-            self._stop(Failure(FailureKind.BROKEN, "The second engine's answer is no stream."))
-        elif self.connection is not None:
             self._reply.bind(self.connection)
 
     def _flush(self) -> None:
@@ -347,7 +347,8 @@ class Relay:
             record.first_byte = time.monotonic()
             if self._is_stream:
                 self._leg.first(record.first_byte)
-        elif self._is_stream:
+        elif self._is_stream and not self._reply.is_corked:
+            # What comes with the end is for the most part no token but usage and [DONE].
             self._pace.tokens += data.count(b"\n\n")
         record.chunks += 1
         record.bytes_out += len(data)

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from router.core.events import Event, RequestEnded
+from router.core.events import Chosen, Event, RequestEnded
 
 __all__ = ["AccessLog", "configure"]
 
@@ -144,9 +144,20 @@ class AccessLog:
     """Writes a line for each request that ended."""
 
     def observe(self, event: Event) -> None:
-        """Log the end of a request; other events are counted, not logged."""
+        """Log the end of a request and sampled choices; other events are counted, not logged."""
         if isinstance(event, RequestEnded) and _access.isEnabledFor(logging.INFO):
             _access.info("request", extra={"fields": _fields(event)})
+        elif isinstance(event, Chosen) and _access.isEnabledFor(logging.INFO):
+            _access.info("choice", extra={"fields": _choice(event)})
+
+
+def _choice(chosen: Chosen) -> dict[str, Any]:
+    return {
+        "id": chosen.request_id,
+        "role": chosen.role,
+        "chosen": chosen.endpoint.url,
+        "candidates": "; ".join(chosen.candidates),
+    }
 
 
 def _fields(record: RequestEnded) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class Router:
                 kv_ready=settings.lmcache_notify_timeout,
             ),
             observe=self.observe,
+            sample=settings.decision_log_sample,
             engine_api_key=settings.engine_api_key,
             kv_ready=self._kv_ready,
         )

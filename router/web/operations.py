@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -9,6 +10,7 @@ from starlette.exceptions import HTTPException
 from router import __version__
 from router.core.errors import InternalError, MethodNotAllowed, NoEngine, NotFound, RouterError
 from router.core.fleet import Fleet
+from router.web.endpoints import endpoints
 
 __all__ = ["Lifecycle", "create_operations"]
 
@@ -79,6 +81,11 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
         if not fleet.is_ready:
             raise NoEngine("No decode engine is up.")
         return {"status": "ready"}
+
+    @app.get("/endpoints")
+    async def known() -> list[dict[str, Any]]:
+        """What is known of each engine: state, load, speed, and why it is set aside."""
+        return endpoints(fleet)
 
     @app.get("/version")
     async def version() -> dict[str, str]:

@@ -102,7 +102,14 @@ def test_a_direct_request_has_neither_prefill_candidates_nor_a_prefill_request(e
 def test_a_machine_gets_the_same_and_the_whole_body(facts):
     document = facts(CHAT, "--decode-load-balancing-strategy", "least_loaded")
     request = document.pop("prefill_request")
-    candidate = {"in_flight": 0, "tokens": 0, "others": None, "score": 0.0}
+    candidate = {
+        "in_flight": 0,
+        "tokens": 0,
+        "others": None,
+        "times_the_usual": 1.0,
+        "share": 1.0,
+        "score": 0.0,
+    }
     assert document == {
         "route": "/v1/chat/completions",
         "model": "tiny",

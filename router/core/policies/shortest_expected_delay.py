@@ -2,7 +2,7 @@
 
 A batching engine serves its streams side by side, so the streams on it hardly delay anybody until
 its slots are full; what delays everybody on it is its gap between tokens. So work is shared in
-proportion to the square of the speed: an engine that is twice as slow gets a quarter, and its
+proportion to the cube of the speed: an engine that is twice as slow gets an eighth, and its
 measurements go on. One that is SLOW is spared: it gets only what would finish later elsewhere.
 """
 
@@ -32,7 +32,7 @@ def shortest_expected_delay(
         work = requests + (load.pending + own) * c.prompt_cost
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
-        scores.append(ratio * ratio * work / c.ramp)
+        scores.append(ratio * ratio * ratio * work / c.ramp)
         some_are_slow = some_are_slow or ratio >= SLOW
     return _sparing_the_slow(candidates, scores, own) if some_are_slow else scores
 

@@ -1,0 +1,187 @@
+"""Engines that stop to speak, answer with errors or turn slow: what becomes of requests."""
+
+import asyncio
+import time
+from typing import Any
+
+from router.core.events import FellBack
+from router.core.member import Aside
+from router.core.stall import Stall
+from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, error_frame, token
+from tests.net.client import request
+from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
+from tests.net.house import House, Running, eventually
+
+OK = json_reply({"choices": [{"text": "ok"}], "usage": {"completion_tokens": 1}})
+NEVER_PROBED: dict[str, Any] = {"speed_probe_interval": 0}
+
+
+def stall(router: Running, engine: ScriptedEngine) -> None:
+    """Let the fleet find that the engine has stopped, and the sweep come round."""
+    member = router.router.fleet.member(router.endpoint(engine))
+    member.stall = Stall(time.monotonic())
+    member.pace.is_stalled = True
+    router.router._silence._sweep()
+
+
+async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await one.call()
+    stall(router, one)
+    (await other.call()).send(OK)
+    assert (await client.answer()).status == 200
+    await call.left()
+    assert [f.reason for f in router.all(FellBack)] == ["stalled"]
+    assert (await router.record()).outcome == "ok"
+
+
+async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
+    house: House,
+) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.send(sse_head())
+    answer = await client.begin()
+    stall(router, one)
+    second = await other.call()
+    second.stream(token("b"), DONE)
+    second.end()
+    await answer.rest()
+    assert (answer.status, answer.body) == (200, token("b") + DONE)
+    await call.left()
+
+
+async def test_if_the_other_engine_fails_too_the_stream_ends_with_an_error_frame(
+    house: House,
+) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    (await one.call()).send(sse_head())
+    answer = await client.begin()
+    stall(router, one)
+    (await other.call()).send(json_reply({"error": {"message": "no"}}, 500))
+    await answer.rest()
+    assert answer.status == 200
+    assert error_frame(answer.body)["code"] == 502
+
+
+async def test_a_stream_that_has_begun_stays(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    stall(router, one)
+    call.events(token("b"), DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body == token("a") + token("b") + DONE
+    assert other.seen == 0
+
+
+async def test_a_request_with_nowhere_to_go_waits(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    stall(router, engine)
+    call.send(OK)
+    assert (await client.answer()).status == 200
+    assert engine.seen == 1
+
+
+async def test_a_stalled_engine_gets_nothing_new_until_it_speaks(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    stall(router, one)
+    other.answer_all(lambda second: second.send(OK))
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert (one.seen, other.seen) == (1, 3)
+    member = router.router.fleet.member(router.endpoint(one))
+    call.events(token("b"))
+    await answer.until(token("b"))
+    await eventually(lambda: member.aside is not Aside.STALLED)
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+
+
+async def test_an_engine_that_answers_with_errors_is_ejected(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, outlier_consecutive_failures=3, **NEVER_PROBED)
+    one.answer_all(lambda call: call.send(json_reply({"error": {"message": "no"}}, 500)))
+    other.answer_all(lambda call: call.send(OK))
+    statuses = [(await router.ask(COMPLETIONS, completion())).status for _ in range(12)]
+    assert statuses == [500, 200] * 3 + [200] * 6
+    listed = (await (await router.client()).get("/endpoints")).json
+    assert [entry["set_aside"] for entry in listed] == ["ejected", None]
+    assert 25 < listed[0]["returns_in_seconds"] <= 30
+    assert listed[0]["set_aside_seconds"] >= 0
+
+
+async def test_a_clients_errors_eject_nobody(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, outlier_consecutive_failures=1)
+    one.answer_all(lambda call: call.send(json_reply({"error": {"message": "bad"}}, 400)))
+    other.answer_all(lambda call: call.send(OK))
+    statuses = [(await router.ask(COMPLETIONS, completion())).status for _ in range(6)]
+    assert statuses == [400, 200] * 3
+
+
+async def test_a_slow_engine_is_asked_by_the_router_not_by_users(house: House) -> None:
+    slow, quick = await house.engine(), await house.engine()
+    router = await house.router(
+        slow,
+        quick,
+        load_balancing_strategy="shortest_expected_delay",
+        speed_probe_interval=0.01,
+        engine_api_key="key",
+    )
+    fleet = router.router.fleet
+    for engine, seconds in ((slow, 0.16), (quick, 0.02)):
+        fleet.member(router.endpoint(engine)).pace.per_token = seconds
+    member = fleet.member(router.endpoint(slow))
+    await eventually(lambda: member.aside is Aside.SLOW)
+    probe = await slow.call()
+    assert probe.values(b"authorization") == [b"Bearer key"]
+    assert probe.json["max_tokens"] == 8
+    assert (probe.json["model"], probe.json["stream"]) == ("m", True)
+    quick.answer_all(lambda call: call.send(OK))
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert quick.seen == 3
+    while member.aside is not None:
+        await _tokens(probe)
+        probe = await slow.call()
+    await _tokens(probe)
+    text = (await (await router.client()).get("/metrics")).body
+    assert b'pd_router_speed_probes_total{endpoint="%b",outcome="ok",' % slow.url.encode() in text
+
+
+async def _tokens(call: Call) -> None:
+    """An answer of 8 tokens, a millisecond apart."""
+    call.stream(token("a"))
+    for _ in range(7):
+        await asyncio.sleep(0.001)
+        call.events(token("a"))
+    call.events(DONE)
+    call.end()
