@@ -60,7 +60,8 @@ class Carer:
             self._eject(member, now)
 
     def joined(self, member: Member, now: float) -> None:
-        """The engine came up: little by little, unless nothing is going on."""
+        """The engine came up: cold, and little by little, unless nothing is going on."""
+        member.pace.forget()
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now
 

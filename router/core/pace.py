@@ -5,6 +5,7 @@ between tokens is measured for all streams of an engine together: the seconds th
 were open, first token to now, over the tokens that came. Nothing is timed per token.
 """
 
+import math
 from collections import deque
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ __all__ = ["TICK_SECONDS", "Leg", "Pace"]
 
 TICK_SECONDS = 0.25
 """One bucket."""
+
+FORGET_SECONDS = 60.0
+"""What is older is forgotten: nobody is slow for ever because nobody asks it."""
 
 KEPT = 16
 """Buckets that are looked at, at most: what is older says nothing of now."""
@@ -41,6 +45,7 @@ class Pace:
     __slots__ = (
         "_at",
         "_buckets",
+        "_measured_at",
         "_prompt_seconds",
         "_prompt_work",
         "_stream_seconds",
@@ -75,6 +80,7 @@ class Pace:
         self._prompt_work = 0
         self._prompt_seconds = 0.0
         self._at = 0.0
+        self._measured_at = math.inf
         self._buckets: deque[_Bucket] = deque(maxlen=KEPT)
 
     @property
@@ -116,6 +122,10 @@ class Pace:
         self._pass(now)
         if self.tokens:
             self.heard_at = now
+        if self.tokens or self._prompt_work or self.streams:
+            self._measured_at = now
+        elif self.is_warm and now - self._measured_at > FORGET_SECONDS:
+            self.forget()
         self._buckets.appendleft(
             _Bucket(self.tokens, self._stream_seconds, self._prompt_work, self._prompt_seconds)
         )
@@ -123,6 +133,11 @@ class Pace:
         self._stream_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
+
+    def forget(self) -> None:
+        """It may be another engine by now: one that has restarted is cold."""
+        self.per_token = self.per_prompt_token = None
+        self._buckets.clear()
 
     def _pass(self, now: float) -> None:
         """Count the stream seconds up to now; a clock that went back counts none."""

@@ -165,7 +165,8 @@ class Exchange:
         outcome: Reply | Failure | None
 
         def collector() -> Collector:
-            return Collector(seen, self._leg(step.endpoint, is_heard=True))
+            leg = self._leg(step.endpoint, is_heard=True)
+            return Collector(seen, leg, self._network.silence)
 
         try:
             async with asyncio.timeout(self._network.timeouts.prefill):

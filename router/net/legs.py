@@ -38,12 +38,14 @@ JSON_HEADERS = ((b"content-type", b"application/json"),)
 class Collector:
     """Reads a whole reply into memory."""
 
-    def __init__(self, seen: Callable[[int], None], leg: Leg) -> None:
+    def __init__(self, seen: Callable[[int], None], leg: Leg, silence: Silence) -> None:
         self.outcome: asyncio.Future[Reply | Failure] = asyncio.get_running_loop().create_future()
         self.connection: EngineConnection | None = None
         self.failure: Failure | None = None
         self._seen = seen
         self._leg = leg
+        self._silence = silence
+        silence.watch(self)
         self._reply = Reply(0)
         self._parts: list[bytes] = []
         self._size = 0
@@ -73,6 +75,13 @@ class Collector:
         reply = Reply(self._reply.status, self._reply.headers, b"".join(self._parts))
         _settle(self.outcome, reply)
 
+    def check_silence(self, _now: float) -> None:
+        """Leave an engine that has stopped to answer anybody: there is always another way."""
+        if self._leg.pace.is_stalled and not self.outcome.done():
+            if self.connection is not None:
+                self.connection.abort()
+            self.on_lost(Failure(FailureKind.STALLED, "The engine has stalled."))
+
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
         """Body bytes are wanted without their framing."""
         return False
@@ -84,6 +93,7 @@ class Collector:
 
     def close(self) -> None:
         """Stop the engine's work if it is not over."""
+        self._silence.forget(self)
         self._leg.end(time.monotonic())
         if self.connection is not None and not _is_settled(self.outcome):
             self.connection.abort()

@@ -7,7 +7,8 @@ from typing import Any
 from router.core.events import FellBack
 from router.core.member import Aside
 from router.core.stall import Stall
-from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, error_frame, token
+from router.core.values import Role
+from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, error_frame, prefilled, token
 from tests.net.client import request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
 from tests.net.house import House, Running, eventually
@@ -185,3 +186,17 @@ async def _tokens(call: Call) -> None:
         call.events(token("a"))
     call.events(DONE)
     call.end()
+
+
+async def test_a_prefill_leaves_a_stalled_engine_for_another(house: House) -> None:
+    one, other, decode = await house.engine(), await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(one, other), **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await one.call()
+    stall(router, one)
+    await call.left()
+    (await other.call()).send(prefilled())
+    (await decode.call()).send(OK)
+    assert (await client.answer()).status == 200
+    assert [(f.leg, f.reason) for f in router.all(FellBack)] == [(Role.PREFILL, "stalled")]
