@@ -60,8 +60,9 @@ class Carer:
             self._eject(member, now)
 
     def joined(self, member: Member, now: float) -> None:
-        """The engine came up: cold, and little by little, unless nothing is going on."""
+        """The engine came up: as a new one, and little by little, unless nothing is going on."""
         member.pace.forget()
+        member.outlier, member.stall = outlier.FINE, stall.CLEAR
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now
 
@@ -74,9 +75,10 @@ class Carer:
         gaps = [m.pace.per_prompt_token if is_prefill else m.pace.per_token for m in self._members]
         self.usual = speed.usual(gap for gap in gaps if gap is not None)
         cost = self._prompt_cost()
+        noise = 0.0 if is_prefill else speed.NOISE_SECONDS
         for member, gap in zip(self._members, gaps, strict=True):
             self._judge_silence(member, max(gap or 0.0, self.usual or 0.0), now)
-            self._judge_speed(member, speed.ratio(gap, self.usual), now)
+            self._judge_speed(member, speed.ratio(gap, self.usual, noise), now)
             self._return_ejected(member, now)
             member.view.prompt_cost = cost
             member.view.ramp = self._ramp(member, now)

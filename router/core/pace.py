@@ -32,6 +32,11 @@ PROMPT_OVERHEAD = 64
 """What a request costs beyond its prompt, in prompt tokens: a short prompt is not free."""
 
 
+WHOLE_TOKENS = 64
+"""An answer that is no stream tells of the gap between tokens when it has so many: its prompt and
+the way there hardly count then. It must not have waited for a KV cache from elsewhere."""
+
+
 class _Bucket(NamedTuple):
     tokens: int
     stream_seconds: float
@@ -195,7 +200,7 @@ class Leg:
     def whole(self, now: float, tokens: int = 0) -> None:
         """The whole answer came at once; `tokens` of it were generated, as far as is known."""
         self._answered(now)
-        if tokens:
+        if tokens >= WHOLE_TOKENS and self._work:
             self.pace.computed(tokens, max(0.0, now - self._started))
 
     def end(self, now: float) -> None:

@@ -20,7 +20,7 @@ from router.net.engine_connection import HeaderList
 from router.net.pool import EnginePool
 from router.net.tasks import TaskSet
 
-__all__ = ["SpeedProber"]
+__all__ = ["PATH", "TOKENS", "SpeedProber", "needs_probe", "probe_body"]
 
 PATH = "/v1/completions"
 TOKENS = 8
@@ -78,7 +78,7 @@ class SpeedProber:
             return "failed"
         leg = Leg(member.pace, None, PROMPT_TOKENS, time.monotonic(), is_heard=True)
         sink = _Sink(leg)
-        body = _body(member)
+        body = probe_body(member)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 connection.start(self._head(pool, len(body)), body, sink)
@@ -106,13 +106,14 @@ class SpeedProber:
 
 def needs_probe(member: Member) -> bool:
     """Whether nothing else would find out how fast it is now."""
-    is_up = member.health.state is State.UP
-    if not is_up or member.models == frozenset() or member.aside is Aside.EJECTED:
+    if member.health.state is not State.UP or member.models == frozenset():
         return False
-    return member.aside is not None or (member.view.ratio > 1 and member.pace.open == 0)
+    is_spared = member.aside is not None or member.view.ratio > 1
+    return is_spared and member.aside is not Aside.EJECTED and member.pace.open == 0
 
 
-def _body(member: Member) -> bytes:
+def probe_body(member: Member) -> bytes:
+    """What the engine is asked."""
     is_prefill = member.endpoint.role is Role.PREFILL
     body: dict[str, object] = {
         "prompt": PROMPT,

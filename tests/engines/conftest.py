@@ -73,7 +73,7 @@ def engines() -> Iterator[Engines]:
 
 @pytest.fixture(scope="session")
 def router(engines: Engines) -> Iterator[Service]:
-    """The router in front of the engines, with its default settings but for the threshold."""
+    """The router in front of the engines, with its default settings but for two."""
     service = _router(engines, layout())
     service.stop()  # one that an interrupted run left behind
     try:
@@ -92,6 +92,7 @@ def _router(engines: Engines, where: Layout) -> Service:
         *("--prefill", engines.prefill.url),
         *(word for engine in engines.decodes for word in ("--decode", engine.url)),
         *("--routing-threshold", str(THRESHOLD)),
+        *("--speed-probe-interval", "0"),  # tests count the tokens that engines compute
     ]
     # PD_ROUTER_LAB is the lab's; the router refuses variables of its prefix that it does not know.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PD_ROUTER_")}

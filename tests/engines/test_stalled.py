@@ -1,0 +1,80 @@
+"""Claim: a decode engine that freezes holds up its own streams only, and is used again afterwards.
+
+Frozen means SIGSTOP to the engine's whole process group: its sockets stay open and nothing comes.
+"""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+
+from router.core.events import Probed
+from router.core.fleet import Fleet
+from router.core.health import Rules, Sight
+from router.core.ledger import Ledger
+from router.core.values import Endpoint, Role
+from router.net.speed_prober import PATH, TOKENS, probe_body
+from tests.engines import observe
+from tests.engines.conftest import Engines
+from tests.engines.fleet import MODEL
+from tests.engines.service import Service
+from tests.engines.traffic import COMPLETIONS, SHORT_PROMPTS, ask, body, events
+
+NOTICED = 10.0
+"""Seconds: the stall time-out is 2, a probe of the health 5."""
+
+
+async def _entry(session: aiohttp.ClientSession, router: Service, engine: Service) -> Any:
+    """What the router says of an engine."""
+    async with session.get(router.url + "/endpoints") as response:
+        entries = await response.json()
+    return next(e for e in entries if e["url"] == engine.url and e["role"] == "decode")
+
+
+async def test_others_answer_while_it_is_frozen_and_its_streams_end_whole(
+    session: aiohttp.ClientSession, engines: Engines, router: Service
+) -> None:
+    long = body(COMPLETIONS, SHORT_PROMPTS[0], stream=True, max_tokens=400)
+    expected = (await ask(session, engines.decodes[0].url, COMPLETIONS, long)).words
+    streams = [asyncio.create_task(ask(session, router.url, COMPLETIONS, long)) for _ in range(4)]
+    frozen, other = engines.decodes
+    await observe.eventually(
+        lambda: _entry(session, router, frozen), lambda e: e["seconds_per_token"], NOTICED
+    )
+    frozen.freeze()
+    await observe.eventually(
+        lambda: _entry(session, router, frozen),
+        lambda e: e["set_aside"] == "stalled" or e["state"] == "down",
+        NOTICED,
+    )
+    for text in SHORT_PROMPTS[1:5]:
+        short = body(COMPLETIONS, text)
+        answer = await ask(session, router.url, COMPLETIONS, short)
+        wanted = await ask(session, other.url, COMPLETIONS, short)
+        assert answer.words == wanted.words
+    frozen.thaw()
+    for answer in await asyncio.gather(*streams):
+        assert answer.words == expected
+    await observe.eventually(
+        lambda: _entry(session, router, frozen),
+        lambda e: (e["set_aside"], e["state"]) == (None, "up"),
+        NOTICED,
+    )
+
+
+async def test_the_routers_own_questions_are_answered_by_every_engine(
+    session: aiohttp.ClientSession, engines: Engines
+) -> None:
+    for role, engine in [
+        (Role.PREFILL, engines.prefill),
+        *((Role.DECODE, decode) for decode in engines.decodes),
+    ]:
+        endpoint = Endpoint(engine.url, role)
+        fleet = Fleet([endpoint], Ledger(), Rules(), 5.0)
+        fleet.observe(Probed(endpoint, Sight.OK, ({"id": MODEL},)), 0.0)
+        headers = {"content-type": "application/json"}
+        data = probe_body(fleet.member(endpoint))
+        async with session.post(engine.url + PATH, data=data, headers=headers) as response:
+            assert response.status == 200
+            tokens = list(events(await response.read()))
+        assert len(tokens) in ((1, 2) if role is Role.PREFILL else (TOKENS, TOKENS + 1))
