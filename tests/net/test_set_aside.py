@@ -170,10 +170,11 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(house: House) -
     for _ in range(3):
         assert (await router.ask(COMPLETIONS, completion())).status == 200
     assert quick.seen == 3
-    while member.aside is not None:
-        await _tokens(probe)
-        probe = await slow.call()
     await _tokens(probe)
+    await eventually(lambda: member.aside is None or slow.waiting)
+    while slow.waiting:
+        await _tokens(await slow.call())
+        await eventually(lambda: member.aside is None or slow.waiting)
     text = (await (await router.client()).get("/metrics")).body
     assert b'pd_router_speed_probes_total{endpoint="%b",outcome="ok",' % slow.url.encode() in text
 
