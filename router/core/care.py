@@ -77,7 +77,7 @@ class Carer:
         cost = self._prompt_cost()
         noise = 0.0 if is_prefill else speed.NOISE_SECONDS
         for member, gap in zip(self._members, gaps, strict=True):
-            self._judge_silence(member, max(gap or 0.0, self.usual or 0.0), now)
+            self._judge_silence(member, max(member.pace.spoken_gap, self.usual or 0.0), now)
             self._judge_speed(member, speed.ratio(gap, self.usual, noise), now)
             self._return_ejected(member, now)
             member.view.prompt_cost = cost

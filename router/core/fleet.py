@@ -47,6 +47,7 @@ class Fleet:
             role: tuple(m for m in self._members.values() if m.endpoint.role is role)
             for role in Role
         }
+        self._known: frozenset[str] | None = None
         self._ordinals = {role: [m.ordinal for m in pool] for role, pool in self._pools.items()}
         self._carers = {
             role: Carer(role, pool, care or Care()) for role, pool in self._pools.items()
@@ -152,7 +153,9 @@ class Fleet:
 
     def known_models(self) -> frozenset[str]:
         """Every model that any decode engine has ever listed, usable now or not."""
-        return frozenset().union(*(m.models or () for m in self._pools[Role.DECODE]))
+        if self._known is None:
+            self._known = frozenset().union(*(m.models or () for m in self._pools[Role.DECODE]))
+        return self._known
 
     def base_models(self) -> frozenset[str]:
         """The models behind those names: aliases of one model and its adapters count once."""
@@ -194,7 +197,8 @@ class Fleet:
 
     def _probed(self, member: Member, event: Probed, now: float) -> None:
         self._see(member, event.sight, now)
-        if event.cards is not None:
+        if event.cards is not None and event.cards != member.cards:
+            self._known = None
             member.cards = event.cards
             member.models = frozenset(card["id"] for card in event.cards)
 

@@ -60,6 +60,7 @@ class Pace:
         "open",
         "per_prompt_token",
         "per_token",
+        "spoken_gap",
         "streams",
         "tokens",
     )
@@ -79,6 +80,8 @@ class Pace:
         """When it last gave a token (to a tick), or was first asked for one."""
         self.per_token: float | None = None
         """Seconds between two tokens of one stream; None until there were some."""
+        self.spoken_gap = 0.0
+        """`per_token` when it spoke last: silence does not count in it."""
         self.per_prompt_token: float | None = None
         """Seconds to a first token per prompt token ahead of it, its own included."""
         self._stream_seconds = 0.0
@@ -125,7 +128,8 @@ class Pace:
     def tick(self, now: float) -> None:
         """Close a bucket and look at the newest ones."""
         self._pass(now)
-        if self.tokens:
+        has_spoken = self.tokens > 0
+        if has_spoken:
             self.heard_at = now
         if self.tokens or self._prompt_work or self.streams:
             self._measured_at = now
@@ -138,6 +142,8 @@ class Pace:
         self._stream_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
+        if has_spoken:
+            self.spoken_gap = self.per_token or 0.0
 
     def forget(self) -> None:
         """It may be another engine by now: one that has restarted is cold."""

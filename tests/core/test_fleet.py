@@ -1,13 +1,26 @@
 """The fleet: what it learns from events, and who may take a request."""
 
+import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.core.events import Event, FellBack, LegAnswered, LegFailed, Probed, Scraped
-from router.core.fleet import Fleet
+from router.core.events import (
+    Event,
+    FellBack,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    Probed,
+    Scraped,
+)
+from router.core.fleet import WINDOW, Fleet
 from router.core.health import Rules, Sight, State
 from router.core.ledger import Ledger
+from router.core.member import Aside
+from router.core.outlier import FINE
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from tests.core.cast import D0, D1, P0, P1
 
@@ -251,3 +264,127 @@ def test_what_says_nothing_of_an_engine_is_ignored(event: Event) -> None:
     fleet = fleet_up(D0)
     fleet.observe(event, 0.0)
     assert fleet.is_ready
+
+
+# Large pools.
+
+
+MANY = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(100)]
+
+
+def test_of_a_large_pool_those_behind_the_last_choice_are_looked_at() -> None:
+    fleet = fleet_up(P0, *MANY)
+    assert [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0)] == [
+        *range(1, WINDOW + 1)
+    ]
+    last = 90
+    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, last)]
+    assert seen == [*range(91, 101), *range(1, WINDOW - 9)]
+    last = 100
+    assert fleet.candidates(Role.DECODE, None, NOBODY, 0.0, last)[0].ordinal == 1
+
+
+@given(st.integers(-1, 200))
+def test_wherever_it_begins_a_window_holds_each_engine_once(last: int) -> None:
+    fleet = fleet_up(*MANY[:40])
+    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, last)]
+    assert len(seen) == len(set(seen)) == WINDOW
+
+
+def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
+    fleet = fleet_of(*MANY)
+    fleet.observe(up(MANY[99]), 0.0)
+    assert taking(fleet, Role.DECODE) == [MANY[99]]
+
+
+# Who is set aside.
+
+
+def eject(fleet: Fleet, endpoint: Endpoint) -> None:
+    """Five failures in a row."""
+    for _ in range(5):
+        fleet.observe(LegAnswered(endpoint, 500, 0.1), 0.0)
+
+
+def test_an_ejected_engine_takes_nothing_unless_nobody_else_can() -> None:
+    fleet = fleet_up(D0, D1)
+    eject(fleet, D0)
+    assert taking(fleet, Role.DECODE) == [D1]
+    others = fleet.candidates(Role.DECODE, None, frozenset({D1}), 0.0)
+    assert [it.endpoint for it in others] == [D0]
+
+
+def test_in_panic_all_take_requests() -> None:
+    fleet = fleet_up(D0, D1)
+    eject(fleet, D0)
+    for _ in range(3):
+        fleet.observe(Probed(D1, Sight.FAILED), 0.0)
+    fleet.tick(0.25)
+    fleet.observe(up(D1), 0.3)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 429, 499])
+def test_a_clients_errors_are_no_failures(status: int) -> None:
+    fleet = fleet_up(D0, D1)
+    for _ in range(20):
+        fleet.observe(LegAnswered(D0, status, 0.1), 0.0)
+    assert fleet.member(D0).aside is None
+
+
+def test_what_may_be_another_engines_doing_is_blamed_on_nobody() -> None:
+    fleet = fleet_up(D0, D1)
+    for _ in range(20):
+        fleet.observe(LegAnswered(D0, 500, 0.1, is_own_doing=False), 0.0)
+    assert fleet.member(D0).aside is None
+
+
+def test_a_good_answer_ends_a_streak() -> None:
+    fleet = fleet_up(D0, D1)
+    for _ in range(10):
+        fleet.observe(LegAnswered(D0, 500, 0.1), 0.0)
+        fleet.observe(LegDone(D0), 0.0)
+    assert fleet.member(D0).aside is None
+
+
+def test_a_failed_prefill_says_nothing_of_the_decode_engine_at_that_address() -> None:
+    prefill, decode = Endpoint("http://x", Role.PREFILL), Endpoint("http://x", Role.DECODE)
+    fleet = fleet_up(prefill, decode, P0, D0)
+    eject(fleet, prefill)
+    assert fleet.member(prefill).aside is Aside.EJECTED
+    assert fleet.member(decode).aside is None
+    assert fleet.member(decode).outlier == FINE
+
+
+# Slots and speed.
+
+
+def scraped(fleet: Fleet, running: int, waiting: int) -> float:
+    """The slots after a scrape."""
+    fleet.observe(Scraped(D0, Gauges(running=running, waiting=waiting), 0), 0.0)
+    return fleet.member(D0).view.slots
+
+
+def test_requests_that_wait_twice_in_a_row_tell_the_slots() -> None:
+    fleet = fleet_up(D0)
+    assert scraped(fleet, 64, 5) == math.inf
+    assert scraped(fleet, 64, 5) == 64
+    assert scraped(fleet, 60, 0) == 64
+    assert scraped(fleet, 65, 0) == math.inf
+    assert scraped(fleet, 0, 5) == math.inf
+    assert scraped(fleet, 0, 5) == 1
+
+
+def test_legs_are_timed_and_ticks_turn_them_into_speed() -> None:
+    fleet = fleet_up(D0, D1)
+    with fleet.lease(D0, 100, 100) as lease:
+        leg = fleet.leg(lease, 0.0, is_heard=True)
+        leg.first(0.1)
+        for tick in range(1, 9):
+            fleet.member(D0).pace.tokens += 5
+            fleet.tick(tick * 0.25)
+        leg.end(2.0)
+    assert fleet.usual(Role.DECODE) == pytest.approx(0.05, rel=0.1)
+    assert fleet.usual(Role.PREFILL) is None
+    assert fleet.expected_seconds(fleet.member(D0)) is not None
+    assert fleet.expected_seconds(fleet.member(D1)) is not None

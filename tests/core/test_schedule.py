@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import BadRequest, NoEngine, NotFound
-from router.core.events import Probed
+from router.core.events import LegFailed, Probed
 from router.core.fleet import Fleet
 from router.core.health import Rules, Sight
 from router.core.ledger import Ledger
 from router.core.policies import POLICIES, Policy
 from router.core.schedule import Scheduler
-from router.core.values import Candidate, Decision, Endpoint, Facts, Role, Way
+from router.core.values import Candidate, Decision, Endpoint, Facts, FailureKind, Role, Way
 from tests.core.cast import D0, D1, D2, P0, P1, request
 
 NOBODY: frozenset[Endpoint] = frozenset()
@@ -217,3 +217,40 @@ def test_a_request_without_a_model_is_refused_where_there_are_several() -> None:
     with pytest.raises(BadRequest, match="serves a, b") as refusal:
         decide(fleet_of(D0, models=["b", "a"]), None)
     assert refusal.value.param == "model"
+
+
+# What is told of a choice, and where else a request could go.
+
+
+def test_a_choice_is_explained_best_first_and_takes_nothing() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet, POLICIES["least_loaded"])
+    lease = scheduler.lease(Role.DECODE, FACTS, NOBODY, 0.0)
+    first, second = scheduler.explained(Role.DECODE, FACTS, 0.0)
+    assert first.startswith(f"{D1.url} score=0 in_flight=0 others=0 ratio=1 share=1")
+    assert second.startswith(f"{lease.endpoint.url} score=1 in_flight=1")
+    assert fleet.ledger.total() == 1
+
+
+def test_a_request_could_go_where_nobody_is_set_aside() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet)
+    assert scheduler.has_other(Role.DECODE, FACTS, D0, 0.0)
+    for _ in range(5):
+        fleet.observe(LegFailed(D1, FailureKind.BROKEN), 0.0)
+    assert not scheduler.has_other(Role.DECODE, FACTS, D0, 0.0)
+    assert not scheduler_of(fleet_of(D0)).has_other(Role.DECODE, FACTS, D0, 0.0)
+
+
+@pytest.mark.parametrize(("computes", "pending"), [(True, FACTS.tokens), (False, 0)])
+def test_only_who_computes_the_prompt_has_it_ahead(computes: bool, pending: int) -> None:
+    fleet = fleet_of(D0)
+    scheduler = scheduler_of(fleet)
+    lease = scheduler.lease(Role.DECODE, FACTS, NOBODY, 0.0, computes=computes)
+    assert fleet.ledger.load(D0).pending == lease.pending_there == pending
+    leg = scheduler.leg(lease, 0.0, is_heard=True)
+    leg.first(0.1)
+    assert fleet.ledger.load(D0).pending == 0
+    lease.release()
+    leg.end(0.2)
+    assert (fleet.ledger.load(D0).pending, fleet.member(D0).pace.open) == (0, 0)

@@ -14,7 +14,7 @@ from router.core.values import Candidate, Facts
 
 __all__ = ["shortest_expected_delay"]
 
-QUEUE_WEIGHT = 16.0
+QUEUE_WEIGHT = 64.0
 """What a request weighs that waits for a slot: it is served by nobody, so a free slot on an engine
 half as fast is worth more than any place in a queue."""
 

@@ -1,0 +1,115 @@
+"""shortest_expected_delay: work ahead weighed by speed; the slow get what they finish sooner."""
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.policies.least_loaded import least_loaded
+from router.core.policies.shortest_expected_delay import shortest_expected_delay
+from router.core.speed import SLOW
+from router.core.values import Candidate
+from tests.core.cast import D0, candidate, request
+
+FACTS = request(prompt="x" * 400)
+
+
+def engine(
+    requests: int = 0,
+    *,
+    ratio: float = 1.0,
+    slots: float = math.inf,
+    ramp: float = 1.0,
+    pending: int = 0,
+    cost: float = 0.0,
+) -> Candidate:
+    """A candidate with so many requests."""
+    it = candidate(D0, requests)
+    it.ratio, it.slots, it.ramp, it.prompt_cost = ratio, slots, ramp, cost
+    it.load.pending = pending
+    return it
+
+
+def best(*engines: Candidate) -> int:
+    """The place of the one that is chosen."""
+    scores = list(shortest_expected_delay(engines, FACTS, 0.0, Random(0)))
+    assert len(scores) == len(engines)
+    return scores.index(min(scores))
+
+
+def spread(engines: list[Candidate], requests: int) -> list[int]:
+    """Where so many requests go, none of which ends."""
+    for _ in range(requests):
+        engines[best(*engines)].load.requests += 1
+    return [it.load.requests for it in engines]
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.none() | st.integers(0, 99)), min_size=1))
+def test_among_engines_that_are_alike_it_is_least_loaded(
+    loads: list[tuple[int, int | None]],
+) -> None:
+    engines = [candidate(D0, requests, others) for requests, others in loads]
+    scores = shortest_expected_delay(engines, FACTS, 0.0, Random(0))
+    wanted = least_loaded(engines, FACTS, 0.0, Random(0))
+    order = sorted(range(len(engines)), key=lambda place: (scores[place], place))
+    assert order == sorted(range(len(engines)), key=lambda place: (wanted[place], place))
+
+
+def test_an_engine_at_half_the_speed_gets_an_eighth() -> None:
+    slower, usual = spread([engine(ratio=2.0), engine()], 180)
+    assert slower == pytest.approx(180 / 9, abs=2)
+    assert slower + usual == 180
+
+
+def test_a_slow_engine_gets_nothing_while_others_have_room() -> None:
+    assert spread([engine(ratio=8.0), engine(slots=64), engine(slots=64)], 128) == [0, 64, 64]
+
+
+def test_a_slow_engine_gets_what_it_finishes_sooner() -> None:
+    # 8 times as slow: it pays when the others' queues are 7 answers long.
+    slow, usual = spread([engine(ratio=8.0, slots=64), engine(slots=64)], 64 * 8 + 10)
+    assert usual == pytest.approx(64 * 8, abs=2)
+    assert slow == 64 * 8 + 10 - usual
+
+
+def test_slow_engines_among_themselves_share_by_speed() -> None:
+    assert best(engine(5, ratio=SLOW), engine(5, ratio=2 * SLOW)) == 0
+
+
+def test_a_free_slot_on_a_slower_engine_is_better_than_a_queue() -> None:
+    assert best(engine(66, slots=64), engine(20, ratio=2.0, slots=64)) == 1
+
+
+def test_a_long_prompt_ahead_is_more_than_one_request_ahead() -> None:
+    ahead = engine(1, pending=60_000, cost=0.001)
+    assert best(ahead, engine(50, cost=0.001)) == 1
+
+
+def test_an_engine_that_comes_back_gets_its_share_of_the_ramp() -> None:
+    back, usual = spread([engine(ramp=0.1), engine(50)], 12)
+    assert back == pytest.approx(5, abs=1)
+    assert usual == 62 - back
+
+
+@given(
+    st.lists(
+        st.builds(
+            engine,
+            st.integers(0, 2000),
+            ratio=st.floats(0.5, 100),
+            slots=st.just(math.inf) | st.integers(1, 1024).map(float),
+            ramp=st.floats(0.1, 1),
+            pending=st.integers(0, 10**7),
+            cost=st.floats(0, 1),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_scores_are_finite_and_a_slow_one_wins_only_if_it_finishes_first(
+    engines: list[Candidate],
+) -> None:
+    scores = shortest_expected_delay(engines, FACTS, 0.0, Random(0))
+    assert all(math.isfinite(score) and score > 0 for score in scores)

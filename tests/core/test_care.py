@@ -1,0 +1,282 @@
+"""The carer of a pool, in virtual time: who is slow, silent or failing, and who comes back."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.care import SMALLEST_RAMP, Care, Carer
+from router.core.health import Health, State
+from router.core.member import Aside, Member
+from router.core.pace import TICK_SECONDS, Leg
+from router.core.stall import REPRIEVE_SECONDS
+from router.core.values import Candidate, Endpoint, Role
+
+UP = Health(State.UP)
+
+
+class Pool:
+    """Engines that give tokens at gaps of their own, looked after by a carer."""
+
+    def __init__(self, *gaps: float | None, role: Role = Role.DECODE, care: Care | None = None):
+        self.gaps = list(gaps)
+        self.members = [
+            Member(Candidate(Endpoint(f"http://e{number}", role), number), UP)
+            for number in range(len(gaps))
+        ]
+        self.carer = Carer(role, self.members, care or Care())
+        self.now = 0.0
+        self._due = [gap or 0.0 for gap in gaps]
+
+    def streams(self, count: int = 8) -> list[Leg]:
+        """Open so many on every engine, each past its first token."""
+        legs = []
+        for member in self.members:
+            for _ in range(count):
+                leg = Leg(member.pace, None, 10, self.now, is_heard=True)
+                leg.first(self.now)
+                legs.append(leg)
+        return legs
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        for _ in range(round(seconds / TICK_SECONDS)):
+            self.now += TICK_SECONDS
+            for place, member in enumerate(self.members):
+                gap = self.gaps[place]
+                while gap is not None and self._due[place] <= self.now + 1e-9:
+                    member.pace.tokens += member.pace.streams
+                    self._due[place] += gap
+            self.carer.tick(self.now)
+
+    def set(self, place: int, gap: float | None) -> None:
+        """Change an engine's gap from now on."""
+        self.gaps[place] = gap
+        self._due[place] = self.now + (gap or 0.0)
+
+    @property
+    def asides(self) -> list[Aside | None]:
+        """Why each is set aside."""
+        return [member.aside for member in self.members]
+
+
+# Speed.
+
+
+def test_a_slow_engine_is_known_within_a_second_and_by_how_much() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(1.0)
+    assert pool.asides == [Aside.SLOW] + [None] * 7
+    assert pool.members[0].view.ratio == pytest.approx(8, rel=0.15)
+    assert {member.view.ratio for member in pool.members[1:]} == {1.0}
+    assert pool.carer.usual == pytest.approx(0.02, rel=0.05)
+
+
+def test_it_returns_when_it_is_fast_again_and_then_little_by_little() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(4.0)
+    pool.set(0, 0.02)
+    pool.run(2.5)
+    it = pool.members[0]
+    assert it.aside is None
+    ramps = [it.view.ramp]
+    while it.view.ramp < 1.0:
+        pool.run(TICK_SECONDS)
+        ramps.append(it.view.ramp)
+    assert ramps == sorted(ramps)
+    assert ramps[0] < 1.0
+
+
+def test_a_pool_that_is_slow_as_a_whole_has_no_slow_engine() -> None:
+    pool = Pool(*[0.5] * 8)
+    pool.streams()
+    pool.run(4.0)
+    assert pool.asides == [None] * 8
+
+
+def test_a_prefill_pool_is_judged_by_prompt_tokens() -> None:
+    pool = Pool(None, None, None, role=Role.PREFILL)
+    for place, member in enumerate(pool.members):
+        leg = Leg(member.pace, None, 1000, 0.0, is_heard=True)
+        leg.whole(8.0 if place == 0 else 1.0)
+        leg.end(8.0)
+    pool.run(TICK_SECONDS)
+    assert pool.asides == [Aside.SLOW, None, None]
+    assert pool.members[0].view.prompt_cost > 0
+
+
+# Silence.
+
+
+def test_a_frozen_engine_is_set_aside_until_it_speaks() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams()
+    pool.run(2.0)
+    pool.set(0, None)
+    pool.run(2.75)
+    assert pool.members[0].aside is Aside.STALLED
+    assert pool.members[0].pace.is_stalled
+    pool.set(0, 0.02)
+    pool.run(TICK_SECONDS)
+    assert pool.members[0].stall.since is None
+    assert pool.members[0].view.ramp < 1.0
+
+
+def test_a_stalled_engine_that_everybody_left_is_tried_again() -> None:
+    pool = Pool(*[0.02] * 4)
+    legs = pool.streams()
+    pool.run(1.0)
+    pool.set(0, None)
+    pool.run(4.0)
+    assert pool.members[0].is_shut
+    for leg in legs:
+        leg.end(pool.now)
+    pool.run(REPRIEVE_SECONDS + 1)
+    assert not pool.members[0].is_shut
+
+
+@given(
+    st.lists(st.sampled_from([0.02, 0.16, None]), min_size=1, max_size=9),
+    st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+)
+def test_never_more_than_the_share_is_shut(gaps: list[float | None], share: float) -> None:
+    pool = Pool(*[0.02] * len(gaps), care=Care(max_aside=share))
+    pool.streams(2)
+    pool.run(1.0)
+    for place, gap in enumerate(gaps):
+        pool.set(place, gap)
+    for _ in range(6):
+        pool.run(1.0)
+        assert sum(member.is_shut for member in pool.members) <= share * len(gaps)
+        assert not pool.carer.is_panic
+
+
+def test_when_the_rest_goes_down_it_is_panic() -> None:
+    pool = Pool(*[0.02] * 4)
+    pool.streams()
+    pool.run(1.0)
+    pool.set(0, None)
+    pool.run(4.0)
+    for member in pool.members[1:]:
+        member.health = Health(State.DOWN)
+    pool.run(TICK_SECONDS)
+    assert pool.carer.is_panic
+
+
+# Errors.
+
+
+def fail(pool: Pool, place: int, times: int) -> None:
+    """So many failures in a row."""
+    for _ in range(times):
+        pool.carer.answered(pool.members[place], pool.now, is_good=False)
+
+
+def test_failures_in_a_row_eject_and_time_brings_it_back_slowly() -> None:
+    pool = Pool(*[0.02] * 4)
+    fail(pool, 0, 4)
+    pool.carer.answered(pool.members[0], 0.0, is_good=True)
+    fail(pool, 0, 4)
+    assert pool.asides == [None] * 4
+    fail(pool, 0, 1)
+    assert pool.members[0].aside is Aside.EJECTED
+    pool.run(29.75)
+    assert pool.members[0].aside is Aside.EJECTED
+    pool.run(0.25)
+    assert pool.members[0].aside is None
+    assert pool.members[0].view.ramp == SMALLEST_RAMP
+
+
+def test_the_only_engine_is_never_ejected() -> None:
+    pool = Pool(0.02)
+    fail(pool, 0, 100)
+    assert pool.asides == [None]
+
+
+def test_a_bad_success_rate_ejects_at_the_end_of_the_interval() -> None:
+    pool = Pool(*[None] * 8)
+    pool.run(TICK_SECONDS)
+    for place, member in enumerate(pool.members):
+        for number in range(200):
+            is_good = place > 0 or number % 2 == 0
+            pool.carer.answered(member, pool.now, is_good=is_good)
+    pool.run(9.75)
+    assert pool.asides == [None] * 8
+    pool.run(0.5)
+    assert pool.asides == [Aside.EJECTED] + [None] * 7
+
+
+def test_with_zero_failures_nobody_is_ejected() -> None:
+    care = Care(outliers=Care().outliers.__class__(consecutive=0))
+    pool = Pool(*[None] * 8, care=care)
+    fail(pool, 0, 1000)
+    pool.run(20.0)
+    assert pool.asides == [None] * 8
+
+
+def test_who_restarts_is_judged_anew() -> None:
+    pool = Pool(*[0.02] * 4)
+    pool.members[1].view.load.requests = 1
+    fail(pool, 0, 5)
+    pool.carer.joined(pool.members[0], 5.0)
+    assert pool.members[0].aside is None
+    assert pool.members[0].returned_at == 5.0
+
+
+def test_in_an_idle_pool_nobody_needs_a_slow_start() -> None:
+    pool = Pool(None, None)
+    pool.carer.joined(pool.members[0], 5.0)
+    assert pool.members[0].returned_at == -math.inf
+
+
+# Slots, prompts, expectations.
+
+
+def test_an_engine_is_full_when_streams_go_on_waiting() -> None:
+    pool = Pool(0.02, 0.02)
+    pool.streams(4)
+    pool.run(1.0)
+    waiting = [Leg(pool.members[0].pace, None, 10, pool.now, is_heard=True) for _ in range(2)]
+    pool.run(TICK_SECONDS)
+    assert pool.members[0].view.slots == math.inf  # they may have come just now
+    pool.run(TICK_SECONDS)
+    assert pool.members[0].view.slots == 4
+    assert pool.members[1].view.slots == math.inf
+    for leg in waiting:
+        leg.first(pool.now)
+
+
+def test_what_a_usual_request_would_take() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    assert pool.carer.expected_seconds(pool.members[0]) is None
+    for leg in pool.streams():
+        assert leg
+    pool.run(2.0)
+    slow, usual = (pool.carer.expected_seconds(pool.members[place]) for place in (0, 1))
+    assert slow is not None
+    assert usual is not None
+    assert slow / usual == pytest.approx(8, rel=0.15)
+    assert pool.members[1].view.prompt_cost == 0.0
+
+
+def test_prompt_tokens_weigh_what_they_take() -> None:
+    pool = Pool(0.02, 0.02)
+    for member in pool.members:
+        leg = Leg(member.pace, None, 936, 0.0, is_heard=True)
+        leg.first(1.0)
+    pool.now = 1.0
+    pool.run(1.0)
+    # 1 ms a prompt token; 50 tokens of 20 ms a request so far.
+    cost = pool.members[0].view.prompt_cost
+    assert cost == pytest.approx(0.001 / (0.02 * 50), rel=0.2)
+
+
+def test_what_a_usual_prompt_would_take() -> None:
+    pool = Pool(None, role=Role.PREFILL)
+    leg = Leg(pool.members[0].pace, None, 936, 0.0, is_heard=True)
+    leg.whole(1.0)
+    pool.run(TICK_SECONDS)
+    assert pool.carer.expected_seconds(pool.members[0]) == pytest.approx(0.064)
