@@ -182,11 +182,11 @@ def test_failures_in_a_row_eject_and_time_brings_it_back_slowly() -> None:
     fail(pool, 0, 4)
     assert pool.asides == [None] * 4
     fail(pool, 0, 1)
-    assert pool.members[0].aside is Aside.EJECTED
+    assert pool.asides == [Aside.EJECTED, None, None, None]
     pool.run(29.75)
-    assert pool.members[0].aside is Aside.EJECTED
+    assert pool.asides == [Aside.EJECTED, None, None, None]
     pool.run(0.25)
-    assert pool.members[0].aside is None
+    assert pool.asides == [None] * 4
     assert pool.members[0].view.ramp == SMALLEST_RAMP
 
 
@@ -252,8 +252,7 @@ def test_an_engine_is_full_when_streams_go_on_waiting() -> None:
 def test_what_a_usual_request_would_take() -> None:
     pool = Pool(0.16, *[0.02] * 7)
     assert pool.carer.expected_seconds(pool.members[0]) is None
-    for leg in pool.streams():
-        assert leg
+    pool.streams()
     pool.run(2.0)
     slow, usual = (pool.carer.expected_seconds(pool.members[place]) for place in (0, 1))
     assert slow is not None

@@ -180,6 +180,14 @@ def test_a_failed_scrape_takes_the_last_one_back() -> None:
 # Models.
 
 
+def test_the_known_models_follow_what_is_listed() -> None:
+    fleet = fleet_up(D0)
+    assert fleet.known_models() == fleet.known_models() == frozenset()
+    fleet.observe(up(D0, card("m")), 0.0)
+    fleet.observe(up(D0, card("m")), 1.0)
+    assert fleet.known_models() == {"m"}
+
+
 def test_the_first_usable_engine_that_lists_a_model_names_it() -> None:
     fleet = fleet_of(D0, D1, P0)
     fleet.observe(up(D0, card("a", owner=0), card("b", owner=0)), 0.0)

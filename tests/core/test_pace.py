@@ -130,7 +130,8 @@ def test_a_prefill_is_heard_when_its_reply_is_whole() -> None:
     leg.end(2.0)
     leg.end(2.0)
     pace.tick(2.25)
-    assert (pace.open, pace.per_prompt_token) == (0, pytest.approx(1 / (100 + PROMPT_OVERHEAD)))
+    assert pace.open == 0
+    assert pace.per_prompt_token == pytest.approx(1 / (100 + PROMPT_OVERHEAD))
 
 
 def test_a_clock_that_goes_back_does_no_harm() -> None:

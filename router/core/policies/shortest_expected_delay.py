@@ -3,7 +3,8 @@
 A batching engine serves its streams side by side, so the streams on it hardly delay anybody until
 its slots are full; what delays everybody on it is its gap between tokens. So work is shared in
 proportion to the cube of the speed: an engine that is twice as slow gets an eighth, and its
-measurements go on. One that is SLOW is spared: it gets only what would finish later elsewhere.
+measurements go on. (A faster one gets in proportion only: it would fill up before that is seen.)
+One that is SLOW is spared: it gets only what it would still finish first.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ def shortest_expected_delay(
         work = requests + (load.pending + own) * c.prompt_cost
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
-        scores.append(ratio * ratio * ratio * work / c.ramp)
+        weight = ratio * ratio * ratio if ratio > 1.0 else ratio
+        scores.append(weight * work / c.ramp)
         some_are_slow = some_are_slow or ratio >= SLOW
     return _sparing_the_slow(candidates, scores, own) if some_are_slow else scores
 

@@ -63,6 +63,11 @@ def test_an_engine_at_half_the_speed_gets_an_eighth() -> None:
     assert slower + usual == 180
 
 
+def test_an_engine_at_twice_the_speed_gets_twice_the_work() -> None:
+    quick, usual = spread([engine(ratio=0.5), engine()], 90)
+    assert quick == pytest.approx(2 * usual, abs=2)
+
+
 def test_a_slow_engine_gets_nothing_while_others_have_room() -> None:
     assert spread([engine(ratio=8.0), engine(slots=64), engine(slots=64)], 128) == [0, 64, 64]
 
