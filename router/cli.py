@@ -77,6 +77,12 @@ def _demo(options: Options) -> int:
     return demo.run(options)
 
 
+def _simulate(options: Options) -> int:
+    from router.commands import simulate  # noqa: PLC0415 - as above
+
+    return simulate.run(options)
+
+
 def _settings(options: Options) -> Settings:
     return load(options, options.pop("config"))
 
@@ -107,7 +113,8 @@ def _parse(arguments: Sequence[str]) -> Options:
         near = suggestion(wrong, map(flag, Settings.model_fields))
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
-        raise UsageError(f"COMMAND is missing: serve, check, explain or demo; see {prog} --help")
+        names = "serve, check, explain, demo or simulate"
+        raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
 
 
@@ -138,7 +145,30 @@ def _parser() -> argparse.ArgumentParser:
     explaining.add_argument("--json", dest="as_json", action="store_true", help="for machines")
     _add_settings(explaining)
     add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
+    _add_simulation(add("simulate", _simulate, "Compare policies on modelled engines."))
     return parser
+
+
+def _add_simulation(parser: argparse.ArgumentParser) -> None:
+    """What is compared, how large it is, and where it goes."""
+    for name, text in (
+        ("--scenario", "what goes wrong, or how the load is; may be repeated (default: all)"),
+        ("--policy", "who chooses the engines; may be repeated (default: all)"),
+    ):
+        parser.add_argument(name, action="append", metavar="NAME", help=text)
+    for name, default, text in (
+        ("--engines", 8, "modelled engines (default %(default)s)"),
+        ("--streams", None, "requests in flight (default: the scenario's)"),
+        ("--requests", None, "requests in all (default: the scenario's)"),
+        ("--replicas", None, "routers side by side (default: the scenario's)"),
+        ("--seed", 1, "the same seed gives the same figures (default %(default)s)"),
+    ):
+        parser.add_argument(name, type=int, default=default, metavar="N", help=text)
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="a PNG per scenario goes there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures go there")
+    parser.add_argument(
+        "--selection-cost", action="store_true", help="measure what a choice costs, and no more"
+    )
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:

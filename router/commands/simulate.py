@@ -1,0 +1,160 @@
+"""pd-router simulate: the router's own policies on modelled engines, in virtual time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from router.commands.console import make_console
+from router.commands.usage import UsageError
+from router.net.speed_prober import needs_probe
+from router.simulator.virtual import (
+    POLICY_NAMES,
+    SCENARIOS,
+    PlotsUnavailable,
+    Result,
+    Scenario,
+    Size,
+    plot,
+    scenario,
+    selection_microseconds,
+    simulate,
+)
+
+__all__ = ["run"]
+
+COST_POLICY = "shortest_expected_delay"
+COST_ENGINES = (8, 100, 1000)
+
+COLUMNS = (
+    *("requests/s", "steady", "tokens/s", "TTFT p50", "p99", "e2e p50", "p99"),
+    *("max/mean load", "slowest's share", "failed"),
+)
+
+
+def run(options: Mapping[str, Any]) -> int:
+    """Simulate what was asked for and print it. Raises UsageError for what cannot be."""
+    console = make_console()
+    if options["selection_cost"]:
+        _print_costs(console)
+        return 0
+    scenarios = [_scenario(name, options) for name in options["scenario"] or SCENARIOS]
+    results = _simulate(console, scenarios, options["policy"] or POLICY_NAMES, options["seed"])
+    console.print(_table(results, is_terminal=console.is_terminal))
+    if options["json"] is not None:
+        _write(options["json"], results)
+    if options["plot"] is not None:
+        _plot(console, results, options["plot"])
+    return 0
+
+
+def _scenario(name: str, options: Mapping[str, Any]) -> Scenario:
+    if name not in SCENARIOS:
+        raise UsageError(f"--scenario {name}: no such scenario; there are {', '.join(SCENARIOS)}")
+    for policy in options["policy"] or ():
+        if policy not in POLICY_NAMES:
+            raise UsageError(
+                f"--policy {policy}: no such policy; there are {', '.join(POLICY_NAMES)}"
+            )
+    sizes = {name: options[name] for name in ("engines", "streams", "requests", "replicas")}
+    for option, value in sizes.items():
+        if value is not None and value < 1:
+            raise UsageError(f"--{option} {value}: must be at least 1")
+    return scenario(name, Size(**sizes))
+
+
+def _simulate(
+    console: Console, scenarios: Sequence[Scenario], policies: Sequence[str], seed: int
+) -> list[Result]:
+    runs = [(one, policy) for one in scenarios for policy in policies]
+    results = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("runs", total=len(runs))
+        for one, policy in runs:
+            progress.update(bar, description=f"{one.name}, {policy}")
+            results.append(simulate(one, policy, seed=seed, needs_probe=needs_probe))
+            progress.advance(bar)
+    return results
+
+
+def _table(results: Sequence[Result], *, is_terminal: bool) -> Table:
+    table = Table(
+        title="Virtual time: modelled engines, the router's own fleet and policies",
+        box=box.SIMPLE_HEAD if is_terminal else None,
+        pad_edge=False,
+    )
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    for column in COLUMNS:
+        table.add_column(column, justify="right")
+    before = None
+    for result in results:
+        if before is not None and before != result.scenario:
+            table.add_section()
+        # Who greps a line of a pipe wants the scenario in each.
+        name = "" if is_terminal and before == result.scenario else result.scenario
+        table.add_row(name, result.policy, *_cells(result))
+        before = result.scenario
+    return table
+
+
+def _cells(result: Result) -> tuple[str, ...]:
+    return (
+        f"{result.requests_per_second:.0f}",
+        f"{result.steady_requests_per_second:.0f}",
+        f"{result.tokens_per_second:.0f}",
+        *map(_seconds, (result.ttft_p50, result.ttft_p99, result.e2e_p50, result.e2e_p99)),
+        f"{result.max_over_mean_load:.2f}",
+        f"{100 * result.slowest_share:.1f} %",
+        str(result.failed),
+    )
+
+
+def _seconds(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _write(path: Path, results: Sequence[Result]) -> None:
+    rows = [result.row() for result in results]
+    try:
+        path.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    except OSError as error:
+        raise UsageError(f"--json {path}: cannot be written: {error.strerror}") from None
+
+
+def _plot(console: Console, results: Sequence[Result], folder: Path) -> None:
+    try:
+        paths = plot(results, folder)
+    except PlotsUnavailable:
+        console.print("No plots: matplotlib is missing; pip install 'pd-router[bench]'.")
+        return
+    except OSError as error:
+        raise UsageError(f"--plot {folder}: cannot be written: {error.strerror}") from None
+    for path in paths:
+        console.print(str(path))
+
+
+def _print_costs(console: Console) -> None:
+    table = Table(
+        title=f"{COST_POLICY}: CPU microseconds per choice and release",
+        title_justify="left",
+        box=box.SIMPLE_HEAD if console.is_terminal else None,
+        pad_edge=False,
+        min_width=64,
+    )
+    for column in ("engines", "all alike", "an 8th slow"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for engines in COST_ENGINES:
+        costs = [
+            selection_microseconds(engines, COST_POLICY, slow=slow) for slow in (0, engines // 8)
+        ]
+        table.add_row(str(engines), *(f"{cost:.1f}" for cost in costs))
+    console.print(table)

@@ -1,0 +1,44 @@
+"""Virtual time: what happens next, in order of time and then of having been planned."""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+__all__ = ["Agenda", "Event"]
+
+Event = Callable[[float], None]
+"""Called with its time."""
+
+
+class Agenda:
+    """A heap of events."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events = 0
+        """Events that have happened."""
+        self._heap: list[tuple[float, int, Event]] = []
+        self._planned = 0
+
+    def at(self, when: float, event: Event) -> None:
+        """Plan an event; of two at the same time the one planned first happens first."""
+        self._planned += 1
+        heappush(self._heap, (when, self._planned, event))
+
+    def every(self, seconds: float, first: float, event: Event) -> None:
+        """Plan an event again and again, for ever."""
+
+        def again(now: float) -> None:
+            event(now)
+            self.at(now + seconds, again)
+
+        self.at(first, again)
+
+    def run_while(self, is_going_on: Callable[[], bool], until: float) -> None:
+        """Let things happen. Raises RuntimeError when it is still going on at `until`."""
+        heap = self._heap
+        while is_going_on():
+            self.now, _, event = heappop(heap)
+            if self.now > until:
+                raise RuntimeError(f"the simulation did not end within {until:g} virtual seconds")
+            self.events += 1
+            event(self.now)

@@ -1,0 +1,74 @@
+"""Clients: streams that ask again when they have their answer, and bursts; they keep the books.
+
+Request n has the same lengths whoever chooses its engine, so that policies meet the same work.
+"""
+
+from random import Random
+
+from router.simulator.virtual.agenda import Agenda
+from router.simulator.virtual.replica import Replica
+from router.simulator.virtual.request import Request
+from router.simulator.virtual.values import Workload
+
+__all__ = ["Clients"]
+
+BACK_OFF_SECONDS = 1.0
+"""After an error: the router's own Retry-After."""
+
+BURST = -1
+"""The stream of those that belong to none."""
+
+
+class Clients:
+    """All clients of a run, and what became of their requests."""
+
+    def __init__(
+        self, workload: Workload, replicas: list[Replica], agenda: Agenda, rng: Random
+    ) -> None:
+        self.issued = 0
+        self.ended: list[Request] = []
+        self._workload = workload
+        self._replicas = replicas
+        self._agenda = agenda
+        self._rng = rng
+
+    def is_going_on(self) -> bool:
+        """Whether some request has not ended."""
+        return len(self.ended) < self._workload.requests
+
+    def start(self) -> None:
+        """All streams at once, as load generators do."""
+        work = self._workload
+        self._agenda.at(0.0, self._start)
+        if work.burst_seconds:
+            self._agenda.every(work.burst_seconds, work.burst_seconds, self._burst)
+
+    def done(self, request: Request, now: float) -> None:
+        """A request has ended, well or not."""
+        if request.ended is not None:
+            raise RuntimeError(f"request {request.number} ended twice")
+        request.ended = now
+        self.ended.append(request)
+        if request.stream == BURST:
+            return
+        if request.is_good:
+            self._issue(request.stream, now)
+        else:
+            self._agenda.at(now + BACK_OFF_SECONDS, lambda then: self._issue(request.stream, then))
+
+    def _start(self, now: float) -> None:
+        for stream in range(self._workload.streams):
+            self._issue(stream, now)
+
+    def _burst(self, now: float) -> None:
+        for _ in range(self._workload.burst_requests):
+            self._issue(BURST, now)
+
+    def _issue(self, stream: int, now: float) -> None:
+        work, number = self._workload, self.issued
+        if number >= work.requests:
+            return
+        self.issued += 1
+        prompt, output = work.prompt.draw(self._rng), work.output.draw(self._rng)
+        door = (number if stream == BURST else stream) % len(self._replicas)
+        self._replicas[door].send(Request(number, stream, prompt, output, now, self.done), now)

@@ -1,0 +1,129 @@
+"""pd-router simulate: tables, plots and figures of policies on modelled engines."""
+
+import builtins
+import json
+
+import pytest
+
+from router.cli import main
+from router.simulator.virtual import SCENARIOS
+
+SMALL = ("--engines", "4", "--streams", "16", "--requests", "64")
+
+
+@pytest.fixture
+def simulate(capsys):
+    """Runs the command; returns the lines that it prints."""
+
+    def run(*arguments: str) -> list[str]:
+        assert main(["simulate", *SMALL, *arguments]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return [line.rstrip() for line in out.splitlines()]
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs the command wrongly; returns the line that says so."""
+
+    def run(*arguments: str) -> str:
+        assert main(["simulate", *arguments]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert len(err.splitlines()) == 1
+        return str(err)
+
+    return run
+
+
+def test_a_row_for_each_scenario_and_policy(simulate):
+    lines = simulate(
+        *("--scenario", "healthy", "--scenario", "slow8"),
+        *("--policy", "oracle", "--policy", "round_robin"),
+    )
+    rows = [tuple(line.split()[:2]) for line in lines[2:]]
+    assert rows == [
+        *(("healthy", "oracle"), ("healthy", "round_robin")),
+        *(("slow8", "oracle"), ("slow8", "round_robin")),
+    ]
+    assert "TTFT p50" in lines[1]
+
+
+def test_every_scenario_by_default(simulate):
+    lines = simulate("--policy", "least_loaded")
+    assert [line.split()[0] for line in lines[2:]] == list(SCENARIOS)
+
+
+def test_the_same_seed_prints_the_same(simulate):
+    asked = ("--scenario", "heavy-tails", "--policy", "random")
+    assert simulate(*asked, "--seed", "7") == simulate(*asked, "--seed", "7")
+    assert simulate(*asked, "--seed", "7") != simulate(*asked, "--seed", "8")
+
+
+def test_figures_for_machines(simulate, tmp_path):
+    path = tmp_path / "figures.json"
+    simulate("--scenario", "replicas", "--policy", "least_loaded", "--json", str(path))
+    (row,) = json.loads(path.read_text())
+    assert (row["scenario"], row["policy"], row["requests"]) == ("replicas", "least_loaded", 64)
+    assert row["leases_left"] == 0
+
+
+def test_a_plot_for_each_scenario(simulate, tmp_path):
+    pytest.importorskip("matplotlib")
+    asked = ("--scenario", "healthy", "--policy", "least_loaded", "--plot", str(tmp_path / "p"))
+    assert simulate(*asked)[-1] == str(tmp_path / "p" / "healthy.png")
+    assert (tmp_path / "p" / "healthy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_the_table_and_a_hint(simulate, tmp_path, monkeypatch):
+    genuine = builtins.__import__
+
+    def missing(name: str, *rest: object) -> object:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return genuine(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    asked = ("--scenario", "healthy", "--policy", "least_loaded", "--plot", str(tmp_path / "p"))
+    lines = simulate(*asked)
+    assert lines[2].startswith("healthy")
+    assert lines[-1] == "No plots: matplotlib is missing; pip install 'pd-router[bench]'."
+    assert not (tmp_path / "p").exists()
+
+
+def test_what_a_choice_costs(simulate, monkeypatch):
+    monkeypatch.setattr(
+        "router.commands.simulate.selection_microseconds",
+        lambda engines, _policy, *, slow: engines + (0.5 if slow else 0.0),
+    )
+    lines = simulate("--selection-cost")
+    assert [line.split() for line in lines[-3:]] == [
+        ["8", "8.0", "8.5"],
+        ["100", "100.0", "100.5"],
+        ["1000", "1000.0", "1000.5"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--scenario", "sunny"), "--scenario sunny: no such scenario; there are healthy, "),
+        (("--policy", "best"), "--policy best: no such policy; there are round_robin, "),
+        (("--engines", "0"), "--engines 0: must be at least 1"),
+        (("--replicas", "-1"), "--replicas -1: must be at least 1"),
+        (("--requests", "many"), "--requests: invalid int value: 'many'"),
+        (("--speed", "2"), "--speed: no such argument"),
+    ],
+)
+def test_wrong_use_is_named(refused, arguments, says):
+    assert refused(*arguments).startswith(f"pd-router: {says}")
+
+
+def test_a_file_that_cannot_be_written_is_named(capsys):
+    asked = ["simulate", *SMALL, "--scenario", "healthy", "--policy", "oracle"]
+    assert main([*asked, "--json", "/no/such/file"]) == 2
+    assert capsys.readouterr().err == (
+        "pd-router: --json /no/such/file: cannot be written: No such file or directory\n"
+    )

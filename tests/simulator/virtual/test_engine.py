@@ -1,0 +1,192 @@
+"""The modelled engine: slots, prompts, queue, freezing, dying."""
+
+from random import Random
+
+import pytest
+
+from router.core.pace import Pace
+from router.simulator.virtual.agenda import Agenda
+from router.simulator.virtual.attempt import Answer, Attempt, Stage
+from router.simulator.virtual.engine import Engine
+from router.simulator.virtual.values import EngineModel
+
+MODEL = EngineModel(
+    max_num_seqs=2,
+    step_seconds=1.0,
+    prefill_tokens_per_second=100.0,
+    max_num_batched_tokens=50,
+    max_num_queued_reqs=3,
+    kv_tokens=1000,
+    jitter=0.0,
+)
+
+
+class Told(Attempt):
+    """Writes down what it is told."""
+
+    def __init__(self, prompt: int = 10, output: int = 3) -> None:
+        super().__init__(0, prompt, output)
+        self.seen: list[tuple[str, float]] = []
+
+    def on_first(self, now: float) -> None:
+        self.seen.append(("first", round(now, 6)))
+
+    def on_last(self, now: float) -> None:
+        self.seen.append(("last", round(now, 6)))
+
+    def on_lost(self, now: float) -> None:
+        self.seen.append(("lost", round(now, 6)))
+
+
+@pytest.fixture
+def agenda():
+    return Agenda()
+
+
+@pytest.fixture
+def make(agenda):
+    """Makes an engine with a pace to count its tokens."""
+
+    def engine(model: EngineModel = MODEL) -> Engine:
+        made = Engine(model, agenda, Random(1), replicas=1)
+        made.paces = [Pace()]
+        return made
+
+    return engine
+
+
+def play(agenda: Agenda, seconds: float) -> None:
+    """Let virtual time pass."""
+    over: list[float] = []
+    agenda.at(seconds, over.append)
+    agenda.run_while(lambda: not over, until=1e9)
+
+
+def test_a_request_is_prefilled_in_a_step_and_then_has_a_token_per_step(make, agenda):
+    engine, told = make(), Told(prompt=10, output=3)
+    assert engine.submit(told, 0.0) is Answer.ACCEPTED
+    play(agenda, 9.0)
+    assert told.seen == [("first", 1.1), ("last", 3.1)]
+    assert engine.paces[0].tokens == 2  # the first one is told by the leg
+    assert (engine.running, engine.load, engine.served) == (0, 0, 1)
+
+
+def test_a_single_token_is_first_and_last(make, agenda):
+    told = Told(output=1)
+    make().submit(told, 0.0)
+    play(agenda, 9.0)
+    assert told.seen == [("first", 1.1), ("last", 1.1)]
+
+
+def test_a_long_prompt_takes_several_steps_and_slows_the_others(make, agenda):
+    engine, short, long = make(), Told(prompt=10, output=4), Told(prompt=80, output=1)
+    engine.submit(short, 0.0)
+    engine.submit(long, 0.0)
+    play(agenda, 20.0)
+    # 10 + 40 prompt tokens in the first step, 40 and one decoding sequence in the second.
+    assert short.seen == [("first", 1.5), ("last", 4.9)]
+    assert long.seen == [("first", 2.9), ("last", 2.9)]
+
+
+def test_a_batch_may_slow_the_step(make, agenda):
+    model = EngineModel(step_seconds=1.0, per_sequence_seconds=0.5, jitter=0.0)
+    assert model.step(4) == 3.0
+    assert model.step(0, 40_000) == 2.0
+
+
+def test_it_never_runs_more_than_its_slots(make, agenda):
+    engine, all_of = make(), [Told() for _ in range(5)]
+    assert {engine.submit(told, 0.0) for told in all_of[:3]} == {Answer.ACCEPTED}
+    play(agenda, 0.5)
+    assert (engine.running, engine.load) == (2, 3)
+    play(agenda, 1.2)
+    assert (engine.gauges.running, engine.gauges.waiting) == (2, 1)
+    play(agenda, 50.0)
+    assert [told.seen[-1][0] for told in all_of[:3]] == ["last"] * 3
+    assert engine.most_running == 2
+
+
+def test_a_full_queue_refuses(make, agenda):
+    engine = make()
+    for _ in range(2):
+        engine.submit(Told(), 0.0)
+    play(agenda, 0.5)
+    answers = [engine.submit(Told(), 0.5) for _ in range(4)]
+    assert answers == [Answer.ACCEPTED] * 3 + [Answer.FULL]
+    assert int(Answer.FULL) == 503
+
+
+def test_a_full_kv_cache_keeps_requests_waiting(make, agenda):
+    engine = make(EngineModel(step_seconds=1.0, kv_tokens=100, jitter=0.0))
+    first, second = Told(prompt=60, output=10), Told(prompt=60, output=10)
+    engine.submit(first, 0.0)
+    engine.submit(second, 0.0)
+    play(agenda, 5.0)
+    assert (engine.running, engine.load) == (1, 2)
+    assert engine.gauges.kv_usage == pytest.approx(0.7)
+    play(agenda, 50.0)
+    assert second.seen[0][1] > first.seen[-1][1]
+
+
+def test_a_slower_engine_takes_longer_for_everything(make, agenda):
+    engine, told = make(), Told(prompt=10, output=3)
+    engine.factor = 8.0
+    engine.submit(told, 0.0)
+    play(agenda, 50.0)
+    assert told.seen == [("first", 8.8), ("last", 24.8)]
+
+
+def test_a_frozen_engine_goes_on_where_it_was_and_keeps_its_old_gauges(make, agenda):
+    engine, told = make(), Told(prompt=10, output=3)
+    engine.submit(told, 0.0)
+    play(agenda, 1.5)
+    engine.frozen_until = 11.5
+    assert engine.submit(Told(), 1.6) is Answer.ACCEPTED
+    play(agenda, 11.0)
+    assert (engine.gauges.running, engine.gauges.waiting) == (1, 0)
+    assert told.seen == [("first", 1.1)]
+    play(agenda, 20.0)
+    assert told.seen == [("first", 1.1), ("last", 12.6)]
+
+
+def test_a_killed_engine_loses_everything_and_refuses_until_it_is_back(make, agenda):
+    engine, all_of = make(), [Told() for _ in range(3)]
+    for told in all_of:
+        engine.submit(told, 0.0)
+    play(agenda, 1.5)
+    engine.kill(1.5)
+    assert [told.seen[-1] for told in all_of] == [("lost", 1.5)] * 3
+    assert engine.submit(Told(), 1.6) is Answer.REFUSED
+    assert (engine.running, engine.load) == (0, 0)
+    engine.start()
+    again = Told()
+    engine.submit(again, 2.0)
+    play(agenda, 20.0)
+    assert again.seen == [("first", 3.1), ("last", 5.1)]
+    assert [len(told.seen) for told in all_of] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.05, 2.0])
+def test_an_aborted_request_frees_its_slot_and_hears_no_more(make, agenda, seconds):
+    engine, leaving, staying = make(), Told(prompt=80, output=9), Told()
+    engine.submit(leaving, 0.0)
+    engine.submit(staying, 0.0)
+    play(agenda, seconds)
+    before = list(leaving.seen)
+    engine.abort(leaving)
+    engine.abort(leaving)
+    assert leaving.stage is Stage.ENDED
+    play(agenda, 50.0)
+    assert leaving.seen == before
+    assert staying.seen[-1][0] == "last"
+    assert (engine.running, engine.load, engine.gauges.kv_usage) == (0, 0, 0.0)
+
+
+def test_a_waiting_request_may_be_aborted(make, agenda):
+    engine, all_of = make(), [Told() for _ in range(3)]
+    for told in all_of:
+        engine.submit(told, 0.0)
+    play(agenda, 0.5)
+    engine.abort(all_of[2])
+    play(agenda, 50.0)
+    assert [len(told.seen) for told in all_of] == [2, 2, 0]

@@ -1,0 +1,45 @@
+"""The scenarios by name."""
+
+import pytest
+
+from router.simulator.virtual import SCENARIOS, Restart, Size, Speed, scenario
+
+
+def test_sizes_may_be_chosen():
+    made = scenario("healthy", Size(engines=3, streams=5, requests=7, replicas=2))
+    work = made.workload
+    assert (made.engines, work.streams, work.requests, made.replicas) == (3, 5, 7, 2)
+
+
+def test_load_grows_with_the_engines():
+    made = scenario("healthy", Size(engines=100))
+    assert (made.workload.streams, made.workload.requests) == (4800, 75_000)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("engines", [1, 8, 100])
+def test_each_can_be_made_for_any_number_of_engines(name, engines):
+    assert scenario(name, Size(engines=engines)).engines == engines
+
+
+def test_an_unknown_one_is_an_error():
+    with pytest.raises(KeyError):
+        scenario("sunny", Size())
+
+
+def test_half_of_a_mixed_pool_and_a_quarter_of_two_slow_are_slow():
+    mixed = scenario("mixed", Size()).changes
+    assert mixed == tuple(Speed(0.0, engine, 2.0) for engine in range(4))
+    assert len(scenario("two-slow", Size()).changes) == 2
+
+
+def test_a_rolling_restart_meets_each_engine_once():
+    changes = scenario("rolling-restart", Size(engines=20)).changes
+    assert sorted(change.engine for change in changes) == list(range(20))
+    assert all(isinstance(change, Restart) for change in changes)
+    assert len({change.at for change in changes}) == 7  # at most eight waves
+
+
+def test_bursts_come_from_outside():
+    work = scenario("bursts", Size(streams=100)).workload
+    assert (work.burst_requests, work.burst_seconds) == (100, 3.0)

@@ -1,0 +1,40 @@
+"""What a simulation is made of is checked when it is made."""
+
+from random import Random
+
+import pytest
+
+from router.simulator.virtual import EngineModel, Lengths, Scenario, Speed, Workload
+from tests.simulator.virtual.cluster import cluster
+
+
+@pytest.mark.parametrize("wrong", ["engines", "streams", "requests", "replicas"])
+def test_nothing_may_be_missing(wrong: str):
+    sizes = {"engines": 1, "streams": 1, "requests": 1, "replicas": 1, wrong: 0}
+    work = Workload(sizes["requests"], sizes["streams"], Lengths(1), Lengths(1))
+    with pytest.raises(ValueError, match="at least 1"):
+        Scenario("test", sizes["engines"], EngineModel(), work, sizes["replicas"])
+
+
+def test_a_request_that_never_fits_is_refused():
+    with pytest.raises(ValueError, match="does not fit in the KV cache"):
+        cluster(model=EngineModel(kv_tokens=80), prompt=Lengths(31))
+    with pytest.raises(ValueError, match="does not fit in the KV cache"):
+        cluster(model=EngineModel(kv_tokens=80), prompt=Lengths(1), output=Lengths(1, 1.0, 80))
+
+
+def test_a_change_of_an_engine_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="not there"):
+        cluster(Speed(0.0, 8, 2.0))
+
+
+def test_lengths_are_all_alike_or_lognormal():
+    rng = Random(1)
+    assert {Lengths(50).draw(rng) for _ in range(10)} == {50}
+    assert Lengths(50).mean == 50
+    tail = Lengths(50, 1.0, 400)
+    drawn = sorted(tail.draw(rng) for _ in range(2001))
+    assert drawn[1000] == pytest.approx(50, rel=0.1)
+    assert drawn[0] >= 1
+    assert drawn[-1] == 400
+    assert tail.mean == pytest.approx(82.4, abs=0.1)
