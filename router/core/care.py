@@ -112,7 +112,8 @@ class Carer:
         member.waiting = pace.open - pace.streams
         prompts = (pace.per_prompt_token or 0.0) * view.load.pending
         if self._role is Role.DECODE and still > 0 and prompts < TICK_SECONDS and pace.streams:
-            view.slots = pace.streams + (view.others or 0)
+            running = member.gauges.running if member.gauges and view.others is not None else 0
+            view.slots = max(pace.streams, running or 0)
 
     def _note_interval(self, now: float) -> None:
         if self._interval_ends is None:
@@ -152,10 +153,11 @@ class Carer:
         if ratio <= 1.0 < before:  # from the share that it had, not from nothing
             member.returned_at = now - self._care.slow_start_seconds / before**3
         member.view.ratio = ratio
-        if ratio < speed.SLOW:
-            member.slow_since = None
-        elif member.slow_since is None:
+        if member.slow_since is None and ratio >= speed.SLOW:
             member.slow_since = now
+        elif ratio < speed.QUICK_AGAIN:
+            member.slow_since = None
+        member.view.is_slow = member.slow_since is not None
 
     def _return_ejected(self, member: Member, now: float) -> None:
         was_out = member.outlier.until is not None

@@ -14,15 +14,15 @@ from router.core.events import Event, LegAnswered, LegDone, LegFailed, Probed, S
 from router.core.health import Rules, Sight, State
 from router.core.ledger import Lease, Ledger
 from router.core.member import Member
-from router.core.pace import Leg
+from router.core.pace import TICK_SECONDS, Leg
 from router.core.values import Candidate, Endpoint, FailureKind, Role
 
 __all__ = ["Fleet"]
 
 
 WINDOW = 32
-"""Engines of a large pool that one request looks at: those behind the last choice, in turn. The
-best of 32 is hardly worse than the best of a thousand, and costs as little as in a small pool."""
+"""Engines of a large pool that one request looks at, at most, others each time. The best of 32 is
+hardly worse than the best of a thousand, and costs as little as in a small pool."""
 
 
 class Fleet:
@@ -91,14 +91,15 @@ class Fleet:
     ) -> list[Candidate]:
         """The endpoints of a role that may take a request for `model` now.
 
-        Of a large pool only some, those behind the one with the ordinal `last`. Who is set aside
+        Of a large pool only some, the one behind the ordinal `last` among them. Who is set aside
         is among them only when nobody else is, or when too many are (panic).
         """
         pool = self._pools[role]
         spare = not self._carers[role].is_panic
         if len(pool) > WINDOW:
-            start = bisect_right(self._ordinals[role], last) % len(pool)
-            some = pool[start : start + WINDOW] + pool[: max(0, start + WINDOW - len(pool))]
+            # Every n-th: neighbours in the list share a rack, and may be slow together.
+            step = -(-len(pool) // WINDOW)
+            some = pool[bisect_right(self._ordinals[role], last) % len(pool) % step :: step]
             if found := self._eligible(some, model, exclude, now, spare_shut=spare):
                 return found
         found = self._eligible(pool, model, exclude, now, spare_shut=spare)
@@ -184,10 +185,16 @@ class Fleet:
                 member = self._members[event.endpoint]
                 self._carers[event.endpoint.role].answered(member, now, is_good=True)
             case LegFailed():
-                member = self._members[event.endpoint]
-                if event.kind in (FailureKind.REFUSED, FailureKind.RESET):
-                    self._see(member, Sight.FAILED, now)
-                self._carers[event.endpoint.role].answered(member, now, is_good=False)
+                self._failed(self._members[event.endpoint], event, now)
+
+    def _failed(self, member: Member, event: LegFailed, now: float) -> None:
+        if event.kind in (FailureKind.REFUSED, FailureKind.RESET):
+            self._see(member, Sight.FAILED, now)
+        # All streams of an engine that crashes break at once: that is one failure.
+        if event.kind is not FailureKind.BROKEN or now - member.broke_at > TICK_SECONDS:
+            self._carers[event.endpoint.role].answered(member, now, is_good=False)
+        if event.kind is FailureKind.BROKEN:
+            member.broke_at = now
 
     def _see(self, member: Member, sight: Sight, now: float) -> None:
         before = member.health.state
@@ -210,10 +217,17 @@ class Fleet:
             view.others = None
             return
         waiting = event.gauges.waiting or 0
-        view.others = max(0, running + waiting - event.own)
+        others = max(0, running + waiting - event.own)
+        # Half of the way: routers that all follow the same old gauges would swing together.
+        before = view.others
+        view.others = others if before is None else _half_way(before, others)
         # It is full when requests wait, twice in a row: one that has just come waits for a step.
         if waiting and member.was_waiting:
             view.slots = max(1, running)
         elif running > view.slots:
             view.slots = math.inf
         member.was_waiting = waiting > 0
+
+
+def _half_way(before: int, now: int) -> int:
+    return now if abs(now - before) <= 1 else (before + now) // 2

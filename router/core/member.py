@@ -37,6 +37,8 @@ class Member:
     stall: Stall = stall.CLEAR
     pace: Pace = field(default_factory=Pace)
     slow_since: float | None = None
+    broke_at: float = -math.inf
+    """When an answer of it last broke off."""
     returned_at: float = -math.inf
     """When it last came back, for slow start."""
     cards: tuple[dict[str, Any], ...] | None = None

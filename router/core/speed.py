@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-__all__ = ["SLOW", "ratio", "usual"]
+__all__ = ["QUICK_AGAIN", "SLOW", "ratio", "usual"]
 
 SLOW = 3.0
 """From here on an engine gets only what it is expected to finish sooner than the others."""
@@ -10,6 +10,9 @@ SLOW = 3.0
 QUICKEST = 0.5
 """No engine counts as more than twice as fast as usual: until its slots are known it would get
 more than it can serve."""
+
+QUICK_AGAIN = 1.5
+"""Below this a slow engine is slow no more: with next to no work it looks better than it is."""
 
 ALIKE = 1.25
 """Up to here engines are the same: two that are have gaps some percent apart."""

@@ -127,6 +127,8 @@ class Candidate:
     """Requests that others put there, from the engine's gauges; None when not known."""
     ratio: float = 1.0
     """Its seconds per token over the pool's usual ones; 1 while that is not known."""
+    is_slow: bool = False
+    """Whether it is to be spared."""
     ramp: float = 1.0
     """The share of its work that it may have: below 1 while it comes back (slow start)."""
     slots: float = math.inf

@@ -108,6 +108,19 @@ def test_a_prefill_pool_is_judged_by_prompt_tokens() -> None:
     assert pool.members[0].view.prompt_cost > 0
 
 
+def test_one_that_looks_half_recovered_stays_slow() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(2.0)
+    pool.set(0, 0.05)
+    pool.run(3.0)
+    assert pool.members[0].view.ratio < 3
+    assert pool.asides[0] is Aside.SLOW
+    pool.set(0, 0.025)
+    pool.run(3.0)
+    assert pool.asides[0] is None
+
+
 # Silence.
 
 

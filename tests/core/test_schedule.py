@@ -237,7 +237,7 @@ def test_a_request_could_go_where_nobody_is_set_aside() -> None:
     scheduler = scheduler_of(fleet)
     assert scheduler.has_other(Role.DECODE, FACTS, D0, 0.0)
     for _ in range(5):
-        fleet.observe(LegFailed(D1, FailureKind.BROKEN), 0.0)
+        fleet.observe(LegFailed(D1, FailureKind.TIMEOUT), 0.0)
     assert not scheduler.has_other(Role.DECODE, FACTS, D0, 0.0)
     assert not scheduler_of(fleet_of(D0)).has_other(Role.DECODE, FACTS, D0, 0.0)
 

@@ -4,18 +4,17 @@ A batching engine serves its streams side by side, so the streams on it hardly d
 its slots are full; what delays everybody on it is its gap between tokens. So work is shared in
 proportion to the cube of the speed: an engine that is twice as slow gets an eighth, and its
 measurements go on. (A faster one gets in proportion only: it would fill up before that is seen.)
-One that is SLOW is spared: it gets only what it would still finish first.
+One that is slow is spared: it gets only what it would still finish first.
 """
 
 from collections.abc import Sequence
 from random import Random
 
-from router.core.speed import SLOW
 from router.core.values import Candidate, Facts
 
 __all__ = ["shortest_expected_delay"]
 
-QUEUE_WEIGHT = 64.0
+QUEUE_WEIGHT = 256.0
 """What a request weighs that waits for a slot: it is served by nobody, so a free slot on an engine
 half as fast is worth more than any place in a queue."""
 
@@ -35,7 +34,7 @@ def shortest_expected_delay(
             work += QUEUE_WEIGHT * (requests - c.slots)
         weight = ratio * ratio * ratio if ratio > 1.0 else ratio
         scores.append(weight * work / c.ramp)
-        some_are_slow = some_are_slow or ratio >= SLOW
+        some_are_slow = some_are_slow or c.is_slow
     return _sparing_the_slow(candidates, scores, own) if some_are_slow else scores
 
 
@@ -43,14 +42,14 @@ def _sparing_the_slow(
     candidates: Sequence[Candidate], scores: list[float], own: int
 ) -> Sequence[float]:
     """The slow behind all others, but for those that would finish before the best of these."""
-    quick = [place for place, c in enumerate(candidates) if c.ratio < SLOW]
+    quick = [place for place, c in enumerate(candidates) if not c.is_slow]
     if not quick:
         return scores
     best = min(quick, key=scores.__getitem__)
     worst = max(scores[place] for place in quick)
     limit = _finish(candidates[best], own)
     for place, c in enumerate(candidates):
-        if c.ratio >= SLOW:
+        if c.is_slow:
             finish = _finish(c, own)
             is_sooner = finish < limit
             scores[place] = scores[best] * finish / limit if is_sooner else worst + finish

@@ -28,6 +28,7 @@ def engine(
     """A candidate with so many requests."""
     it = candidate(D0, requests)
     it.ratio, it.slots, it.ramp, it.prompt_cost = ratio, slots, ramp, cost
+    it.is_slow = ratio >= SLOW
     it.load.pending = pending
     return it
 
