@@ -1,0 +1,1 @@
+"""The gate: the validator's workload against any endpoint, a verdict, and why."""

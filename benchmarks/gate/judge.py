@@ -1,0 +1,254 @@
+"""`judge`, `report` and `plot`: verdict and pictures again, from stored results.
+
+Reads what `validate` or AIPerf wrote. Exit status: 0 pass, 1 fail, 2 skipped, 3 void or broken;
+bad usage is 3 too, because 2 already means skipped.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.gate import export, plots, report, verdict
+from benchmarks.gate.diagnosis import classify
+from benchmarks.gate.export import Result
+from benchmarks.gate.profiles import PLATFORMS
+from benchmarks.gate.records import Diagnosis, Kind, Unreadable
+from benchmarks.gate.report import Judged
+from benchmarks.gate.verdict import Constraints, Exit, InvalidConstraint, Verdict
+from router import __version__
+
+__all__ = ["Diagnosis", "Kind", "classify", "main_judge", "main_plot", "main_report"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Ends with 3 on bad usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """As argparse does, with another status."""
+        self.print_usage(sys.stderr)
+        self.exit(Exit.VOID, f"{self.prog}: error: {message}\n")
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def add_constraints(parser: argparse.ArgumentParser) -> None:
+    """What a run is judged by: the options that `validate` and `judge` share."""
+    parser.add_argument("--platform", choices=PLATFORMS, help="the published thresholds")
+    parser.add_argument("--throughput", help='tokens per second, such as ">= 50000"')
+    parser.add_argument("--ttft-p99", help='milliseconds, such as "<= 2000"')
+    parser.add_argument("--max-errors", help='requests that may fail: "3" or "1%%"; default 0')
+    parser.add_argument("--baseline", type=Path, help="healthy runs to compare with, a file")
+    parser.add_argument("--baseline-floor", type=float, help="of their median; default 0.85")
+    parser.add_argument("--gpus-total", type=positive, help="GPUs that the throughput is asked of")
+
+
+def constraints_of(arguments: argparse.Namespace, stored: Constraints | None) -> Constraints:
+    """From the options; where none asks for anything, those that the result was judged by.
+
+    Raises InvalidConstraint, Unreadable.
+    """
+    platform = PLATFORMS[arguments.platform].constraints if arguments.platform else None
+    given = {
+        "throughput": arguments.throughput,
+        "ttft_p99": arguments.ttft_p99,
+        "max_errors": arguments.max_errors,
+        "baseline": export.read_baseline(arguments.baseline).median if arguments.baseline else None,
+        "baseline_floor": arguments.baseline_floor,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    asks = platform is not None or changes.keys() & {"throughput", "ttft_p99", "baseline"}
+    base = platform or (Constraints() if asks else stored) or Constraints()
+    found = replace(base, **changes)
+    found.check()
+    return found
+
+
+def total_of(arguments: argparse.Namespace, result: Result) -> int | None:
+    """The GPUs that the throughput is asked of; None where nobody said."""
+    if arguments.gpus_total is not None:
+        return int(arguments.gpus_total)
+    return PLATFORMS[arguments.platform].gpus if arguments.platform else result.gpus_total
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """On one stored result: what it was judged by, the verdict, and why."""
+
+    result: Result
+    constraints: Constraints
+    verdict: Verdict
+    diagnosis: Diagnosis
+
+
+def opinion(
+    result: Result,
+    constraints: Constraints,
+    gpus: int | None = None,
+    total: int | None = None,
+    workers: int | None = None,
+) -> Opinion:
+    """Judge and classify one result; the same for `validate` and for stored ones.
+
+    `workers` is how many were expected, by default one for each GPU. Raises InvalidConstraint.
+    """
+    run = result.run
+    benchmarked = gpus if gpus is not None else result.gpus
+    found = verdict.judge(
+        result.metrics,
+        constraints,
+        benchmarked,
+        total,
+        client=None if run is None else run.client,
+        in_flight=None if run is None else min(run.concurrency, len(run.requests)),
+        interrupted=result.interrupted,
+    )
+    why = classify(run, result.metrics, constraints, workers, total)
+    return Opinion(result, constraints, found, why)
+
+
+def _parser(command: str, about: str) -> Parser:
+    parser = Parser(prog=f"python -m benchmarks {command}", description=about)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="or folder, per run")
+    add_constraints(parser)
+    parser.add_argument("--gpus", type=positive, help="GPUs benchmarked, where files do not say")
+    return parser
+
+
+def _opinions(arguments: argparse.Namespace) -> list[Opinion]:
+    """Raises Unreadable, InvalidConstraint."""
+    found = []
+    for path in arguments.files:
+        result = export.read(path)
+        asked = constraints_of(arguments, result.constraints)
+        found.append(opinion(result, asked, arguments.gpus, total_of(arguments, result)))
+    return found
+
+
+def _series(opinions: Sequence[Opinion], required: int | None = None) -> verdict.Series:
+    return verdict.series(
+        [each.verdict for each in opinions], [each.result.metrics for each in opinions], required
+    )
+
+
+def show(opinions: Sequence[Opinion], overall: verdict.Series) -> None:
+    """Lines for a terminal or a log."""
+    for each in opinions:
+        print(f"{each.verdict.word}: {each.result.name}")
+        for line in (*each.verdict.lines, each.verdict.message):
+            if line:
+                print(f"  {line}")
+        print(f"  looks like {each.diagnosis.kind.value}: {each.diagnosis.text}")
+    for line in overall.lines:
+        print(line)
+
+
+def main_judge(argv: Sequence[str]) -> int:
+    """`judge FILE...`."""
+    parser = _parser("judge", "Judge stored results again, ours or AIPerf's.")
+    parser.add_argument("--require", type=positive, help="runs that must pass; default: all")
+    parser.add_argument("--ctrf", type=Path, help="write a CTRF report there")
+    parser.add_argument("--write-baseline", type=Path, help="write the passed runs as a baseline")
+    arguments = parser.parse_args(argv)
+    if arguments.require is not None and arguments.require > len(arguments.files):
+        parser.error(f"argument --require: there are only {len(arguments.files)} files")
+    try:
+        opinions = _opinions(arguments)
+        overall = _series(opinions, arguments.require)
+        show(opinions, overall)
+        if arguments.ctrf is not None:
+            arguments.ctrf.write_bytes(export.to_json(_ctrf(opinions)))
+        if arguments.write_baseline is not None:
+            _keep(opinions, arguments.write_baseline)
+    except (Unreadable, InvalidConstraint, OSError) as error:
+        return _broken(error)
+    return int(overall.exit_code)
+
+
+def _broken(error: Exception) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return int(Exit.VOID)
+
+
+def _ctrf(opinions: Sequence[Opinion]) -> dict[str, object]:
+    begins = [
+        datetime.now(UTC) if run is None else datetime.fromisoformat(run.started_at)
+        for run in (each.result.run for each in opinions)
+    ]
+    return export.ctrf(
+        [each.verdict for each in opinions],
+        begins,
+        [each.result.metrics.duration or 0.0 for each in opinions],
+        __version__,
+        [each.diagnosis for each in opinions],
+    )
+
+
+def _keep(opinions: Sequence[Opinion], path: Path) -> None:
+    """Only what passed is healthy. Raises Unreadable where nothing did."""
+    passed = [each.result for each in opinions if each.verdict.exit_code is Exit.PASS]
+    values = [each.metrics.output_token_throughput for each in passed]
+    throughputs = tuple(each for each in values if each is not None)
+    if not throughputs:
+        raise Unreadable("no run passed: nothing to write as a baseline")
+    path.write_bytes(export.Baseline(throughputs, passed[0].gpus).to_json())
+
+
+def _pictures(each: Opinion) -> dict[str, bytes]:
+    run, asked = each.result.run, each.constraints
+    if run is None:
+        return {}
+    limit = None if asked.ttft_p99 is None else asked.ttft_limit_ms
+    return plots.draw(run, each.result.metrics, each.diagnosis, limit)
+
+
+def _drawn(each: Opinion) -> dict[str, bytes]:
+    """Raises Unreadable where there is nothing to draw."""
+    if not (pictures := _pictures(each)):
+        raise Unreadable(f"{each.result.name}: no requests are stored, nothing to draw")
+    return pictures
+
+
+def page(opinions: Sequence[Opinion], required: int | None = None) -> str:
+    """report.html of some runs that were judged alike."""
+    judged = [
+        Judged(each.result, each.verdict, each.diagnosis, _pictures(each)) for each in opinions
+    ]
+    return report.html(judged, _series(opinions, required), opinions[0].constraints)
+
+
+def main_report(argv: Sequence[str]) -> int:
+    """`report FILE...`. Exit status 0 where it could be written, whatever the verdict."""
+    parser = _parser("report", "Write report.html from stored results.")
+    parser.add_argument("--out", type=Path, default=Path("report.html"))
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.out.write_text(page(_opinions(arguments)), encoding="utf-8")
+    except (Unreadable, InvalidConstraint, OSError) as error:
+        return _broken(error)
+    print(f"written to {arguments.out}")
+    return 0
+
+
+def main_plot(argv: Sequence[str]) -> int:
+    """`plot FILE...`. Exit status 0 where every file had something to draw."""
+    parser = _parser("plot", "Draw PNGs from stored runs.")
+    parser.add_argument("--out", type=Path, default=Path("plots"), help="a folder")
+    arguments = parser.parse_args(argv)
+    try:
+        for each in _opinions(arguments):
+            pictures = _drawn(each)
+            prefix = f"{each.result.name}-" if len(arguments.files) > 1 else ""
+            for path in plots.save(pictures, arguments.out, prefix):
+                print(path)
+    except (Unreadable, InvalidConstraint, OSError) as error:
+        return _broken(error)
+    return 0
