@@ -1,6 +1,8 @@
-"""`python -m benchmarks compare | peers install`; `engine` and `load` are started by the bench.
+"""`python -m benchmarks compare | peers install | judge | report | plot`; `engine` and `load` are
+started by the bench.
 
-Exit status: 0 sound, 1 something void, failed or missing, 2 bad usage, 130 interrupted.
+Exit status of the first two: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
+interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
 """
 
 import argparse
@@ -15,8 +17,12 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import compare, engine, load, peers, plan, report
+from benchmarks.gate import judge
 from benchmarks.routers import DEFAULT, ROUTERS
 from benchmarks.scenarios import SCENARIOS, Scenario
+
+# They read their own command lines: their exit statuses are the validator's.
+STORED = {"judge": judge.main_judge, "report": judge.main_report, "plot": judge.main_plot}
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -55,6 +61,12 @@ def parser() -> argparse.ArgumentParser:
     side.add_argument("--patience", type=float, default=60.0, help="seconds to wait for quiet")
     side.add_argument("--window", type=seconds, help="seconds measured per turn")
     side.add_argument("--results", type=Path, default=RESULTS, help="where the JSON file goes")
+    for name, text in (
+        ("judge", "judge stored results of a load test again, ours or AIPerf's"),
+        ("report", "write report.html from stored results"),
+        ("plot", "draw PNGs from stored runs"),
+    ):
+        commands.add_parser(name, help=text)
     peer = commands.add_parser("peers", help="the other routers")
     peer.add_argument("action", choices=("install",))
     engines = commands.add_parser("engine", help="simulated engines (started by the bench)")
@@ -114,6 +126,8 @@ def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 def main(command: Sequence[str]) -> int:
     """Run one command and return the exit status."""
+    if command and command[0] in STORED:
+        return STORED[command[0]](command[1:])
     arguments = parser().parse_args(command)
     match arguments.command:
         case "compare":

@@ -100,3 +100,13 @@ def test_a_tiny_job_without_a_router(tmp_path: Path, capfd: pytest.CaptureFixtur
     load, engines = turn["reading"]["load"], turn["reading"]["engines"]
     assert (load["failures"], load["requests"], sum(load["completions"])) == ({}, 20, 20)
     assert sum(map(sum, engines["arrivals"])) == 20
+
+
+@pytest.mark.parametrize("command", ["judge", "report", "plot"])
+def test_stored_results_have_commands_of_their_own(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command])
+    assert ended.value.code == 3  # the validator's status for what cannot be judged
+    assert command in capsys.readouterr().err
