@@ -1,0 +1,89 @@
+"""The pinned prompts: N texts of exactly so many tokens, the same bytes for the same seed.
+
+Pure, but for `counted`, which asks the server's own tokenizer where it offers one. Texts are common
+English words of three letters: one token each, space included, in the byte-pair vocabularies of
+today's models, and four characters. It refuses to know the chat template: that comes on top.
+"""
+
+import hashlib
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+_WORDS = """
+act add age ago aid aim air all and any arm art ask bad bag ban bar bat bed bet big bit box boy
+bus but buy can cap car cat cup cut day did die dog dry due eat egg end eye far few fit fix fly
+for fun gap gas get got gun guy had has hat her him his hit hot how ice its job key kid law lay
+led leg let lie lot low man map may men met mix net new nor not now off oil old one our out own
+pay per pop put ran raw red rid row run sat saw say sea see set she sit six sky son sun tax tea
+ten the tie tip too top try two use van war was way who why win yes yet you
+"""
+WORDS = tuple(_WORDS.split())
+# A text that its tokenizer merges is corrected word by word; more tries would not end either.
+TRIES = 10
+
+Count = Callable[[str], Awaitable[int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The texts, and who counted their tokens: "tokenize", or None for nobody but the words."""
+
+    texts: tuple[str, ...]
+    tokens: int
+    counted_by: str | None = None
+
+    @property
+    def checksum(self) -> str:
+        """Of all bytes in order: equal checksums are equal inputs."""
+        return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
+
+
+def build(count: int, tokens: int, seed: int) -> Prompts:
+    """`count` distinct texts of `tokens` words. Raises ValueError where so few words have not so
+    many orders."""
+    if len(WORDS) ** tokens < 2 * count:
+        raise ValueError(f"no {count} distinct prompts of {tokens} tokens")
+    # The child seed as AIPerf derives its own (reference 2.5): another use of the seed is another
+    # sequence.
+    digest = hashlib.sha256(f"{seed}:dataset.prompt".encode()).digest()
+    chance = random.Random(int.from_bytes(digest[:8], "big"))
+    texts: dict[str, None] = {}
+    while len(texts) < count:
+        texts[" ".join(_word(chance) for _ in range(tokens))] = None
+    return Prompts(tuple(texts), tokens)
+
+
+def _word(chance: random.Random) -> str:
+    # Only random() is promised to stay the same from one Python to the next.
+    return WORDS[int(chance.random() * len(WORDS))]
+
+
+async def counted(prompts: Prompts, count: Count) -> Prompts:
+    """The same with every text at exactly `tokens` by the server's tokenizer.
+
+    Unchanged, and nobody's count, where `count` does not know. Raises ValueError where words more
+    or less never make up the number.
+    """
+    texts: list[str] = []
+    for text in prompts.texts:
+        fitted = await _fitted(text, prompts.tokens, count)
+        if fitted is None:
+            return prompts
+        texts.append(fitted)
+    return Prompts(tuple(texts), prompts.tokens, "tokenize")
+
+
+async def _fitted(text: str, tokens: int, count: Count) -> str | None:
+    words = text.split(" ")
+    for number in range(TRIES):
+        found = await count(" ".join(words))
+        if found is None:
+            return None
+        if found == tokens:
+            return " ".join(words)
+        if found > tokens:
+            words = words[: max(len(words) - (found - tokens), 1)]
+        else:
+            words += [WORDS[(number + each) % len(WORDS)] for each in range(tokens - found)]
+    raise ValueError(f"no text of {tokens} tokens by the server's tokenizer after {TRIES} tries")
