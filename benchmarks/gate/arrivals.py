@@ -98,7 +98,7 @@ def _stretched(events: Times, arrivals: Arrivals) -> Times:
 
 def starts(streams: int, ramp: float) -> Times:
     """When each stream of a closed loop begins: all at once, or evenly over `ramp` seconds."""
-    return np.arange(streams) * (ramp / streams) if streams else np.zeros(0)
+    return np.linspace(0.0, ramp, streams, endpoint=False, dtype=np.float64)
 
 
 def replayed(timestamps: Iterable[float], speed: float = 1.0) -> Times:
