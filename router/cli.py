@@ -10,13 +10,11 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from router import __version__
-from router.commands import check, explain
+from router.commands import check, explain, serve
 from router.commands.settings_table import default_text
 from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, flag, load, suggestion
 from router.telemetry import logs
-from router.web.app import Router
-from router.web.server import Server, tune_process
 
 __all__ = ["main"]
 
@@ -56,10 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(options: Options) -> int:
     settings = _settings(options)
     logs.configure(settings.log_level, settings.log_format)
-    server = Server(Router(settings))
-    tune_process()
-    server.run()
-    return 0
+    return serve.run(settings)
 
 
 def _check(options: Options) -> int:

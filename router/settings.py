@@ -33,6 +33,7 @@ from router.settings_values import (
     Text,
     Urls,
     Whole,
+    Workers,
     read_yaml,
 )
 
@@ -64,6 +65,11 @@ class Settings(BaseSettings):
 
     host: Text = Field("0.0.0.0", description="Address to listen on; :: for IPv6 too.")
     port: Whole = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    workers: Workers = Field(
+        1,
+        description="Processes that share the port and what they know of the engines; auto: one "
+        "per core. One relays about 50,000 chunks per second.",
+    )
 
     prefill: Urls = Field(
         (),
@@ -263,6 +269,8 @@ class Settings(BaseSettings):
     def _consistent(self) -> Self:
         if not self.decode:
             raise ValueError("--decode: at least one decode engine is needed")
+        if self.workers > 1 and self.lmcache_notify_bind is not None:
+            raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
         if both := set(self.prefill) & set(self.decode):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
         if self.disagg_connector_type == "lmcache":

@@ -4,6 +4,7 @@ Nothing here knows a setting's name. What is refused says so without quoting a s
 """
 
 import json
+import os
 import re
 import ssl
 from collections.abc import Iterable
@@ -31,6 +32,7 @@ __all__ = [
     "Text",
     "Urls",
     "Whole",
+    "Workers",
     "read_yaml",
 ]
 
@@ -172,7 +174,27 @@ Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_split)]
 SecondsOrZero = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]
 Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+Workers = Annotated[int, BeforeValidator(lambda value: _workers(value)), Field(ge=1, le=256)]
 Strategy = Literal["round_robin", "least_loaded", "shortest_expected_delay"]
+
+
+def _workers(value: object) -> object:
+    """A number, or "auto": one for each core that this process may use."""
+    return cores() if value == "auto" else _number(value)
+
+
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""A container's limit (cgroup v2): microseconds of CPU, or "max", in each period of so many."""
+
+
+def cores() -> int:
+    """The processor cores that this process may use: a container's limit counts, too."""
+    found = len(os.sched_getaffinity(0))
+    try:
+        limit, period = CPU_LIMIT.read_text().split()
+    except (OSError, ValueError):
+        return found
+    return found if limit == "max" else max(1, min(found, int(limit) // int(period)))
 
 
 class Receiver(BaseModel):

@@ -70,6 +70,7 @@ ONE_RECEIVER = {**LMCACHE, "decoder_host": "r", "decoder_init_port": "1", "decod
 SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "host": ("::", "::", D0),
     "port": ("0", 0, D0),
+    "workers": ("4", 4, D0),
     "prefill": ("http://p0,http://p1:81/", ("http://p0", "http://p1:81"), D0),
     "decode": ("http://d1", ("http://d1",), {}),
     "routing_threshold": ("4096", 4096, D0),
@@ -292,6 +293,7 @@ DURATIONS = [
 WRONG = {
     "host": "",
     "port": "65536",
+    "workers": "0",
     "prefill": "p0",
     "decode": "d0",
     "routing_threshold": "-1",

@@ -59,6 +59,12 @@ class Carer:
         if rules.consecutive and member.outlier.streak >= rules.consecutive:
             self._eject(member, now)
 
+    def heard_of(self, member: Member, since: float, until: float) -> None:
+        """Another process of this host ejected the engine."""
+        if member.outlier.until is None and self._may_shut(member):
+            times = member.outlier.ejections + 1
+            member.outlier = outlier.Outlier(ejections=times, since=since, until=until)
+
     def joined(self, member: Member, now: float) -> None:
         """The engine came up: as a new one, and little by little, unless nothing is going on."""
         member.pace.forget()
@@ -100,6 +106,7 @@ class Carer:
 
     def _count(self, member: Member, now: float) -> None:
         pace = member.pace
+        pace.gather(now)
         self._see_slots(member)
         self._tokens = FADE * self._tokens + pace.tokens
         self._streams = FADE * self._streams + pace.begun
@@ -109,11 +116,11 @@ class Carer:
         """It is full when streams that waited a tick ago still wait, and not for their prompts."""
         pace, view = member.pace, member.view
         still = member.waiting - pace.begun
-        member.waiting = pace.open - pace.streams
+        member.waiting = pace.all_open - pace.all_streams
         prompts = (pace.per_prompt_token or 0.0) * view.load.pending
-        if self._role is Role.DECODE and still > 0 and prompts < TICK_SECONDS and pace.streams:
+        if self._role is Role.DECODE and still > 0 and prompts < TICK_SECONDS and pace.all_streams:
             running = member.gauges.running if member.gauges and view.others is not None else 0
-            view.slots = max(pace.streams, running or 0)
+            view.slots = max(pace.all_streams, running or 0)
 
     def _note_interval(self, now: float) -> None:
         if self._interval_ends is None:

@@ -112,4 +112,16 @@ class RequestEnded:
     bytes_out: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Ejected:
+    """An engine that answers with errors was taken out of use, for a time of the caller's clock."""
+
+    endpoint: Endpoint
+    since: float
+    until: float
+
+
+News = Probed | Scraped | LegFailed | Ejected
+"""What one process tells the others of its host."""
+
 Event = Probed | Scraped | LegAnswered | LegDone | LegFailed | FellBack | Chosen | RequestEnded

@@ -5,19 +5,28 @@ It learns through `observe` only. Time is an argument; nothing here does I/O.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from router.core import health
 from router.core.care import Care, Carer
-from router.core.events import Event, LegAnswered, LegDone, LegFailed, Probed, Scraped
+from router.core.events import (
+    Ejected,
+    Event,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    News,
+    Probed,
+    Scraped,
+)
 from router.core.health import Rules, Sight, State
 from router.core.ledger import Lease, Ledger
 from router.core.member import Member
-from router.core.pace import TICK_SECONDS, Leg
+from router.core.pace import TICK_SECONDS, Leg, Pace
 from router.core.values import Candidate, Endpoint, FailureKind, Role
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "is_absence"]
 
 
 WINDOW = 32
@@ -26,7 +35,10 @@ hardly worse than the best of a thousand, and costs as little as in a small pool
 
 
 class Fleet:
-    """All endpoints by role. Gauges older than `stale_after` seconds count as absent."""
+    """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
+
+    `pace_of` makes an endpoint's pace: by default one of this process alone.
+    """
 
     def __init__(
         self,
@@ -35,12 +47,15 @@ class Fleet:
         rules: Rules,
         stale_after: float,
         care: Care | None = None,
+        pace_of: Callable[[Endpoint], Pace] = lambda _: Pace(),
     ) -> None:
         self.ledger = ledger
         self._rules = rules
         self._stale_after = stale_after
         self._members = {
-            endpoint: Member(Candidate(endpoint, ordinal, ledger.load(endpoint)))
+            endpoint: Member(
+                Candidate(endpoint, ordinal, ledger.load(endpoint)), pace=pace_of(endpoint)
+            )
             for ordinal, endpoint in enumerate(endpoints)
         }
         self._pools = {
@@ -187,8 +202,22 @@ class Fleet:
             case LegFailed():
                 self._failed(self._members[event.endpoint], event, now)
 
+    def hear(self, news: News, now: float) -> None:
+        """Learn what another process of this host has seen."""
+        member = self._members[news.endpoint]
+        match news:
+            case Probed():
+                self._probed(member, news, now)
+            case Scraped():
+                self._scraped(member, news, now)
+            case LegFailed():
+                if is_absence(news):
+                    self._see(member, Sight.FAILED, now)
+            case Ejected():
+                self._carers[news.endpoint.role].heard_of(member, news.since, news.until)
+
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
-        if event.kind in (FailureKind.REFUSED, FailureKind.RESET):
+        if is_absence(event):
             self._see(member, Sight.FAILED, now)
         # All streams of an engine that crashes break at once: that is one failure.
         if event.kind is not FailureKind.BROKEN or now - member.broke_at > TICK_SECONDS:
@@ -227,6 +256,11 @@ class Fleet:
         elif running > view.slots:
             view.slots = math.inf
         member.was_waiting = waiting > 0
+
+
+def is_absence(failure: LegFailed) -> bool:
+    """Whether a failed leg says that nobody is there."""
+    return failure.kind in (FailureKind.REFUSED, FailureKind.RESET)
 
 
 def _half_way(before: int, now: int) -> int:

@@ -1,22 +1,30 @@
 """In-flight leases: exact, immediate, and impossible to leak or to give back twice."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from router.core.values import Endpoint, Load
+from router.core.values import Endpoint, Load, OwnLoad
 
 __all__ = ["Lease", "Ledger"]
 
 
 class Ledger:
-    """Counts what this process has on each endpoint. A lease is the only way to change it."""
+    """Counts what this router has on each endpoint. A lease is the only way to change it.
 
-    def __init__(self) -> None:
+    `load_of` makes an endpoint's load: by default one of this process alone.
+    """
+
+    def __init__(self, load_of: Callable[[Endpoint], Load] = lambda _: OwnLoad()) -> None:
+        self._load_of = load_of
         self._loads: dict[Endpoint, Load] = {}
 
     def load(self, endpoint: Endpoint) -> Load:
         """The endpoint's load, which goes on changing."""
-        return self._loads.setdefault(endpoint, Load())
+        load = self._loads.get(endpoint)
+        if load is None:
+            load = self._loads[endpoint] = self._load_of(endpoint)
+        return load
 
     def lease(self, endpoint: Endpoint, tokens: int, pending: int = 0) -> "Lease":
         """Count a request of `tokens` estimated input tokens until the lease is released.
@@ -48,9 +56,7 @@ class Lease:
         self._pending = pending
         self.endpoint = endpoint
         self.tokens = tokens
-        load.requests += 1
-        load.tokens += tokens
-        load.pending += pending
+        load.add(1, tokens, pending)
 
     @property
     def pending_there(self) -> int:
@@ -63,16 +69,14 @@ class Lease:
     def prefilled(self) -> None:
         """The engine has computed the prompt; doing it again changes nothing."""
         pending, self._pending = self._pending, 0
-        if self._load is not None:
-            self._load.pending -= pending
+        if pending and self._load is not None:
+            self._load.add(0, 0, -pending)
 
     def release(self) -> None:
         """End the lease; doing it again changes nothing."""
-        self.prefilled()
         load, self._load = self._load, None
         if load is not None:
-            load.requests -= 1
-            load.tokens -= self.tokens
+            load.add(-1, -self.tokens, -self._pending)
 
     def __enter__(self) -> Self:
         return self

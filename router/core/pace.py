@@ -7,11 +7,11 @@ were open, first token to now, over the tokens that came. Nothing is timed per t
 
 import math
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from router.core.ledger import Lease
 
-__all__ = ["TICK_SECONDS", "Leg", "Pace"]
+__all__ = ["TICK_SECONDS", "Leg", "Pace", "Shared", "Shown"]
 
 TICK_SECONDS = 0.25
 """One bucket."""
@@ -44,15 +44,54 @@ class _Bucket(NamedTuple):
     prompt_seconds: float
 
 
+class Shown(NamedTuple):
+    """What a process shows the others of an endpoint: sums since it began, and what it has now."""
+
+    tokens: float = 0.0
+    begun: float = 0.0
+    stream_seconds: float = 0.0
+    prompt_work: float = 0.0
+    prompt_seconds: float = 0.0
+    streams: float = 0.0
+    open: float = 0.0
+    heard_at: float = 0.0
+
+    def plus(self, other: "Shown") -> "Shown":
+        """Both together."""
+        sums = (one + more for one, more in zip(self, other, strict=True))
+        return Shown(*sums)._replace(heard_at=max(self.heard_at, other.heard_at))
+
+    def since(self, before: "Shown") -> "Shown":
+        """What was added after `before`; a process that has started anew added nothing yet."""
+        added = (max(0.0, now - was) for now, was in zip(self, before, strict=True))
+        return Shown(*added)._replace(streams=self.streams, open=self.open, heard_at=self.heard_at)
+
+
+class Shared(Protocol):
+    """Where a process shows what it counted, and finds what the others did."""
+
+    def show(self, shown: Shown) -> None:
+        """Show all that has been counted so far."""
+
+    def others(self) -> Shown:
+        """What all others have counted since the last time."""
+
+
 class Pace:
-    """One endpoint's speed. `tokens` is counted up by whoever relays them."""
+    """One endpoint's speed. `tokens` is counted up by whoever relays them.
+
+    With `shared` it is the speed that all processes of the host see together, from tick to tick.
+    """
 
     __slots__ = (
         "_at",
         "_buckets",
         "_measured_at",
+        "_others",
         "_prompt_seconds",
         "_prompt_work",
+        "_shared",
+        "_shown",
         "_stream_seconds",
         "begun",
         "heard_at",
@@ -65,15 +104,15 @@ class Pace:
         "tokens",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Shared | None = None) -> None:
         self.tokens = 0
         """Tokens since the last tick."""
         self.begun = 0
         """Streams begun since the last tick."""
         self.streams = 0
-        """Streams that have had their first token and not their last."""
+        """Streams of this process that have had their first token and not their last."""
         self.open = 0
-        """Legs there that should say something soon: streams and prefills."""
+        """Legs of this process that should say something soon: streams and prefills."""
         self.is_stalled = False
         """Whether it is thought to have stopped, as the fleet judged last."""
         self.heard_at = 0.0
@@ -87,6 +126,8 @@ class Pace:
         self._stream_seconds = 0.0
         self._prompt_work = 0
         self._prompt_seconds = 0.0
+        self._shared = shared
+        self._shown = self._others = Shown()
         self._at = 0.0
         self._measured_at = math.inf
         self._buckets: deque[_Bucket] = deque(maxlen=KEPT)
@@ -96,9 +137,19 @@ class Pace:
         """Whether it has ever been heard."""
         return self.per_token is not None or self.per_prompt_token is not None
 
+    @property
+    def all_streams(self) -> int:
+        """`streams`, with those of the other processes."""
+        return self.streams + int(self._others.streams)
+
+    @property
+    def all_open(self) -> int:
+        """`open`, with those of the other processes."""
+        return self.open + int(self._others.open)
+
     def ask(self, now: float) -> None:
         """A stream or a prefill was asked for."""
-        if self.open == 0:
+        if self.all_open == 0:
             self.heard_at = now
         self.open += 1
 
@@ -125,13 +176,32 @@ class Pace:
         self._prompt_work += work + PROMPT_OVERHEAD
         self._prompt_seconds += seconds
 
+    def gather(self, now: float) -> None:
+        """Show the others what was counted since the last tick, and count theirs in."""
+        if self._shared is None:
+            return
+        self._pass(now)
+        prompts = (self._prompt_work, self._prompt_seconds)
+        counted = self._shown.plus(Shown(self.tokens, self.begun, self._stream_seconds, *prompts))
+        self._shown = counted._replace(streams=0.0, open=0.0)
+        self._shared.show(
+            counted._replace(streams=self.streams, open=self.open, heard_at=self.heard_at)
+        )
+        others = self._others = self._shared.others()
+        self.tokens += int(others.tokens)
+        self.begun += int(others.begun)
+        self._stream_seconds += others.stream_seconds
+        self._prompt_work += int(others.prompt_work)
+        self._prompt_seconds += others.prompt_seconds
+        self.heard_at = max(self.heard_at, others.heard_at)
+
     def tick(self, now: float) -> None:
         """Close a bucket and look at the newest ones."""
         self._pass(now)
         has_spoken = self.tokens > 0
         if has_spoken:
             self.heard_at = now
-        if self.tokens or self._prompt_work or self.streams:
+        if self.tokens or self._prompt_work or self.all_streams:
             self._measured_at = now
         elif self.is_warm and now - self._measured_at > FORGET_SECONDS:
             self.forget()
@@ -169,8 +239,8 @@ class Pace:
                 measured = seconds / tokens
                 weight = min(1.0, tokens / ENOUGH) if self.per_token is not None else 1.0
                 self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
-        elif seconds and self.streams:  # not one: it takes at least as long as they have waited
-            self.per_token = max(self.per_token or 0.0, seconds / self.streams)
+        elif seconds and self.all_streams:  # not one: it takes at least as long as they waited
+            self.per_token = max(self.per_token or 0.0, seconds / self.all_streams)
         if work:
             self.per_prompt_token = prompt_seconds / work
 

@@ -40,11 +40,11 @@ def after(
     """
     if stall.since is not None:
         spoke = pace.heard_at > stall.since
-        forgotten = pace.open == 0 and now - stall.since > REPRIEVE_SECONDS
+        forgotten = pace.all_open == 0 and now - stall.since > REPRIEVE_SECONDS
         return CLEAR if spoke or forgotten else stall
-    if not seconds or pace.open == 0 or not pace.is_warm:
+    if not seconds or pace.all_open == 0 or not pace.is_warm:
         return CLEAR
     limit = max(seconds, MUCH_LONGER * usual_gap)
-    if pace.streams == 0:  # all wait for a first token
+    if pace.all_streams == 0:  # all wait for a first token
         limit = max(limit, PROMPT_PATIENCE * (pace.per_prompt_token or 0.0) * pending)
     return Stall(now) if now - pace.heard_at > limit else CLEAR

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 __all__ = [
     "Candidate",
@@ -15,6 +15,7 @@ __all__ = [
     "FailureKind",
     "Gauges",
     "Load",
+    "OwnLoad",
     "Reply",
     "Role",
     "Route",
@@ -100,18 +101,38 @@ class Facts:
         )
 
 
-class Load:
-    """What this process has on one endpoint. Changed by leases only."""
+class Load(Protocol):
+    """What this router has on one endpoint. Changed by leases only."""
+
+    @property
+    def requests(self) -> int:
+        """Requests there now."""
+
+    @property
+    def tokens(self) -> int:
+        """Their estimated input tokens."""
+
+    @property
+    def pending(self) -> int:
+        """Those of them that the engine still has to compute."""
+
+    def add(self, requests: int, tokens: int, pending: int) -> None:
+        """Change it by so many; `tokens` go with `requests`."""
+
+
+class OwnLoad:
+    """The `Load` of a router that is one process."""
 
     __slots__ = ("pending", "requests", "tokens")
 
     def __init__(self) -> None:
-        self.requests = 0
-        """Requests there now."""
-        self.tokens = 0
-        """Their estimated input tokens."""
-        self.pending = 0
-        """Those of them that the engine still has to compute."""
+        self.requests = self.tokens = self.pending = 0
+
+    def add(self, requests: int, tokens: int, pending: int) -> None:
+        """Change it by so many."""
+        self.requests += requests
+        self.tokens += tokens
+        self.pending += pending
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +142,7 @@ class Candidate:
     endpoint: Endpoint
     ordinal: int
     """The endpoint's place in its pool; stable for the life of the process."""
-    load: Load = field(default_factory=Load)
+    load: Load = field(default_factory=OwnLoad)
     """What this router has there."""
     others: int | None = None
     """Requests that others put there, from the engine's gauges; None when not known."""

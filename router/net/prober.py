@@ -62,9 +62,21 @@ class Prober:
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
         """One that connects anew for each probe, one that keeps its connections for scrapes."""
 
+    async def look(self) -> None:
+        """Ask every engine once, all at the same time."""
+        self._open()
+        await asyncio.gather(*(self._see(member.endpoint) for member in self._fleet))
+
+    async def _see(self, endpoint: Endpoint) -> None:
+        self._observe(await self._probe(endpoint))
+
+    def _open(self) -> None:
+        if self._sessions is None:
+            self._sessions = self._make_sessions()
+
     def start(self) -> None:
-        """Begin with every engine at once."""
-        self._sessions = self._make_sessions()
+        """Ask for ever, and begin with every engine at once."""
+        self._open()
         for member in self._fleet:
             self._tasks.spawn(self._probe_for_ever(member), f"probe {member.endpoint.url}")
             self._tasks.spawn(self._scrape_for_ever(member), f"scrape {member.endpoint.url}")

@@ -109,7 +109,7 @@ def needs_probe(member: Member) -> bool:
     if member.health.state is not State.UP or member.models == frozenset():
         return False
     is_spared = member.aside is not None or member.view.ratio > 1
-    return is_spared and member.aside is not Aside.EJECTED and member.pace.open == 0
+    return is_spared and member.aside is not Aside.EJECTED and member.pace.all_open == 0
 
 
 def probe_body(member: Member) -> bytes:

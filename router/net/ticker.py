@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
+from router.core.events import Ejected
 from router.core.fleet import Fleet
 from router.core.member import Aside, Member
 from router.core.pace import TICK_SECONDS
@@ -13,18 +15,30 @@ __all__ = ["tick_for_ever"]
 log = logging.getLogger(__name__)
 
 
-async def tick_for_ever(fleet: Fleet) -> None:
-    """Until it is cancelled."""
+async def tick_for_ever(
+    fleet: Fleet, tell: Callable[[Ejected], None], *, is_leader: bool = True
+) -> None:
+    """Until it is cancelled. `tell` hears of ejections; of several processes one leads, and logs
+    what all of them see."""
+    known = [member.aside for member in fleet]
     while True:
         await asyncio.sleep(TICK_SECONDS)
-        before = [member.aside for member in fleet]
         fleet.tick(time.monotonic())
-        for member, was in zip(fleet, before, strict=True):
-            if member.aside is not was:
-                _tell(fleet, member)
+        for place, member in enumerate(fleet):
+            if member.aside is not known[place]:
+                known[place] = member.aside
+                if is_leader:
+                    _log(fleet, member)
+                _pass_on(member, tell)
 
 
-def _tell(fleet: Fleet, member: Member) -> None:
+def _pass_on(member: Member, tell: Callable[[Ejected], None]) -> None:
+    since, until = member.outlier.since, member.outlier.until
+    if since is not None and until is not None:
+        tell(Ejected(member.endpoint, since, until))
+
+
+def _log(fleet: Fleet, member: Member) -> None:
     endpoint, aside = member.endpoint, member.aside
     if aside is None:
         log.info("%s %s is no longer set aside", endpoint.role, endpoint.url)

@@ -9,7 +9,9 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from select import PIPE_BUF
 from typing import Any
 
 import orjson
@@ -112,13 +114,27 @@ class _Batched(logging.StreamHandler[Any]):
     def flush(self) -> None:
         """Write what is kept."""
         lines, self._lines = self._lines, []
-        if lines:
-            self.stream.write("\n".join([*lines, ""]))
-        super().flush()
+        for block in _blocks(lines):
+            self.stream.write(block)
+            super().flush()
 
     def _flush_later(self) -> None:
         self._loop = None
         self.flush()
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[str]:
+    """Lines put together to what a pipe takes in one piece: other processes write into it, too."""
+    block: list[str] = []
+    size = 0
+    for line in lines:
+        size += len(line) + 1
+        if size > PIPE_BUF and block:
+            yield "\n".join([*block, ""])
+            block, size = [], len(line) + 1
+        block.append(line)
+    if block:
+        yield "\n".join([*block, ""])
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

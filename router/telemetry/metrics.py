@@ -4,18 +4,24 @@ Labels are bounded: endpoints and routes come from the configuration, reasons an
 code, never from a client.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
+    values,
 )
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from router import __version__
@@ -24,8 +30,9 @@ from router.core.fleet import Fleet
 from router.core.health import State
 from router.core.member import Aside
 from router.core.values import Endpoint, FailureKind, Role
+from router.telemetry.processes import Processes
 
-__all__ = ["Connections", "Metrics"]
+__all__ = ["Connections", "Metrics", "Together"]
 
 Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
 """Endpoint, open connections, idle ones among them."""
@@ -34,16 +41,32 @@ Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKEN_BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# 20 ms is what streams should never wait for; 1 ms what timers are late by themselves.
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several processes that answer for each other: where they count, and which they are."""
+
+    folder: Path
+    pids: Callable[[], Iterable[int]]
 
 
 class Metrics:
-    """The router's metrics in a registry of their own."""
+    """The router's metrics in a registry of their own, those of all its processes together."""
 
-    def __init__(self, fleet: Fleet, connections: Connections) -> None:
+    def __init__(
+        self, fleet: Fleet, connections: Connections, together: Together | None = None
+    ) -> None:
         # Each counter's birth as a second series doubles the text and answers nobody's question.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
         self._registry = registry
+        if together is not None:
+            _count_in(together.folder)
+            self._registry = CollectorRegistry()
+            MultiProcessCollector(self._registry, str(together.folder))  # type: ignore[no-untyped-call]
         self._requests = Counter(
             "pd_router_requests",
             "Requests by route, way, status and outcome.",
@@ -114,6 +137,19 @@ class Metrics:
             buckets=TOKEN_BUCKETS,
             registry=registry,
         )
+        self._lag = Histogram(
+            "pd_router_event_loop_lag_seconds",
+            "How late the event loop was, looked at a hundred times a second: streams stood still.",
+            buckets=LAG_BUCKETS,
+            registry=registry,
+        )
+        self._worst_lag = Gauge(
+            "pd_router_event_loop_lag_max_seconds",
+            "The most it has ever been late.",
+            registry=registry,
+            multiprocess_mode="max",
+        )
+        self._worst = 0.0
         # `labels` builds and locks its way to a child each time; there are few children.
         self._requests_by = cache(self._requests.labels)
         self._decisions_by = cache(self._decisions.labels)
@@ -123,8 +159,11 @@ class Metrics:
         self._ttft_by = cache(self._ttft.labels)
         self._duration_by = cache(self._duration.labels)
         self._tokens_by = cache(self._tokens.labels)
-        registry.register(_FleetCollector(fleet, connections))
-        ProcessCollector(namespace="pd_router", registry=registry)
+        self._registry.register(_FleetCollector(fleet, connections))
+        if together is None:
+            ProcessCollector(namespace="pd_router", registry=registry)
+        else:
+            self._registry.register(Processes(together.pids))
         # A counter that first appears with 1 has not increased, so no alert on its rate fires.
         for member in fleet:
             for kind in FailureKind:
@@ -133,6 +172,13 @@ class Metrics:
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
         """Count a generation of the router's own."""
         self._probes.labels(endpoint.role, endpoint.url, outcome).inc()
+
+    def late(self, seconds: float) -> None:
+        """Count how late the event loop was."""
+        self._lag.observe(seconds)
+        if seconds > self._worst:
+            self._worst = seconds
+            self._worst_lag.set(seconds)
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
@@ -165,6 +211,13 @@ class Metrics:
             self._prefill.observe(record.prefill_seconds)
         self._chunks.inc(record.chunks)
         self._bytes.inc(record.bytes_out)
+
+
+def _count_in(folder: Path) -> None:
+    """Let values live in files there, one set for each process (prometheus-client's multiprocess
+    mode, which it otherwise takes from the environment when it is imported)."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # noqa: TID251 - its only way in
+    values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
 
 
 class _FleetCollector(Collector):

@@ -1,11 +1,14 @@
 """Builds the whole router from its settings: the only place that knows all of its parts."""
 
+import asyncio
 import itertools
 import ssl
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import aiohttp
@@ -13,10 +16,11 @@ from fastapi import FastAPI
 
 from router.core import outlier
 from router.core.care import Care
-from router.core.events import Event
+from router.core.events import Ejected, Event, News
 from router.core.fleet import Fleet
 from router.core.health import Rules
 from router.core.ledger import Ledger
+from router.core.pace import TICK_SECONDS, Pace
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
@@ -26,10 +30,12 @@ from router.core.policies import POLICIES
 from router.core.schedule import Scheduler
 from router.core.urls import origin
 from router.core.values import Decision, Endpoint, Facts, Role, Way
+from router.net.crew import Mate
 from router.net.exchange import Network, Timeouts
 from router.net.kv_ready import KVReadySocket
 from router.net.pool import EnginePool
 from router.net.prober import Prober
+from router.net.pulse import Pulse
 from router.net.silence import Silence
 from router.net.speed_prober import SpeedProber
 from router.net.tasks import TaskSet
@@ -37,25 +43,41 @@ from router.net.ticker import tick_for_ever
 from router.settings import Settings, SettingsError
 from router.telemetry.journal import Journal
 from router.telemetry.logs import AccessLog
-from router.telemetry.metrics import Metrics
+from router.telemetry.metrics import Metrics, Together
 from router.web.front import Front, Limits
 from router.web.operations import Lifecycle, create_operations
 
-__all__ = ["Router", "create_app", "endpoints_of", "scheduler_of"]
+__all__ = ["Router", "Worker", "create_app", "endpoints_of", "scheduler_of"]
 
 STALE_SCRAPES = 3
 """Scrapes that may be missed before an engine's gauges count as absent."""
 
 
-class Router:
-    """A router's parts, for the server and for tests. `app` is the ASGI application."""
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One of several processes that are one router: its part, and where they count together."""
 
-    def __init__(self, settings: Settings) -> None:
+    mate: Mate
+    counts: Path
+
+
+class Router:
+    """A router's parts, for the server and for tests. `app` is the ASGI application.
+
+    With `worker` it is one of several processes that know the same and answer for each other.
+    """
+
+    def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.settings = settings
         self.lifecycle = Lifecycle()
-        self.fleet = fleet_of(settings)
+        self._mate = None if worker is None else worker.mate
+        self.fleet = fleet_of(settings, self._mate)
         self.pools = _pools(settings)
-        self.metrics = Metrics(self.fleet, self._connections)
+        together = None
+        if worker is not None:
+            together = Together(worker.counts, worker.mate.column.board.pids)
+        self.metrics = Metrics(self.fleet, self._connections, together)
+        self._pulse = Pulse(self.metrics.late)
         self.journal = Journal([self.metrics.observe, AccessLog().observe])
         scheduler = scheduler_of(settings, self.fleet)
         self._receivers = _receivers(settings)
@@ -109,6 +131,15 @@ class Router:
         """The one door through which everything that was seen comes back."""
         self.fleet.observe(event, time.monotonic())
         self.journal.add(event)
+        if self._mate is not None:
+            self._mate.gossip.observe(event)
+
+    def _hear(self, news: News) -> None:
+        self.fleet.hear(news, time.monotonic())
+
+    def _ejected(self, news: Ejected) -> None:
+        if self._mate is not None:
+            self._mate.gossip.tell(news)
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes, up to this moment."""
@@ -124,19 +155,46 @@ class Router:
         return lmcache(facts, self._receivers, self._transfers.__next__, notify=notify)
 
     def _connections(self) -> Iterator[tuple[Endpoint, int, int]]:
-        for endpoint, pool in self.pools.items():
-            yield endpoint, pool.open, pool.idle
+        if self._mate is not None:
+            self._show_connections()
+            for endpoint in self.pools:
+                yield endpoint, *self._mate.column.connections(endpoint)
+        else:
+            for endpoint, pool in self.pools.items():
+                yield endpoint, pool.open, pool.idle
+
+    async def _show_for_ever(self) -> None:
+        while True:
+            self._show_connections()
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _show_connections(self) -> None:
+        if self._mate is not None:
+            for endpoint, pool in self.pools.items():
+                self._mate.column.connected(endpoint, pool.open, pool.idle)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self._kv_ready is not None:
             self._kv_ready.start()
-        self._prober.start()
-        self._speed_prober.start()
-        self._tasks.spawn(tick_for_ever(self.fleet), "ticks of the fleet")
+        mate = self._mate
+        is_leader = mate is None or mate.is_leader
+        if mate is not None:
+            mate.gossip.listen(self._hear)
+            await self._prober.look()  # clients may be waiting already, in the socket
+            self._tasks.spawn(self._show_for_ever(), "connections shown")
+        if is_leader:
+            self._prober.start()
+            self._speed_prober.start()
+        ticks = tick_for_ever(self.fleet, self._ejected, is_leader=is_leader)
+        self._tasks.spawn(ticks, "ticks of the fleet")
+        self._pulse.start()
         try:
             yield
         finally:
+            self._pulse.close()
+            if mate is not None:
+                mate.gossip.close()
             await self._tasks.close()
             await self._speed_prober.close()
             await self._prober.close()
@@ -160,7 +218,7 @@ def endpoints_of(settings: Settings) -> list[Endpoint]:
     ]
 
 
-def fleet_of(settings: Settings) -> Fleet:
+def fleet_of(settings: Settings, mate: Mate | None = None) -> Fleet:
     """The fleet that the settings name; nothing is known of it yet."""
     stale_after = STALE_SCRAPES * settings.engine_stats_interval
     care = Care(
@@ -172,7 +230,15 @@ def fleet_of(settings: Settings) -> Fleet:
         max_aside=settings.max_aside_percent / 100,
         slow_start_seconds=settings.slow_start,
     )
-    return Fleet(endpoints_of(settings), Ledger(), Rules(), stale_after, care)
+    if mate is None:
+        return Fleet(endpoints_of(settings), Ledger(), Rules(), stale_after, care)
+    column = mate.column
+
+    def pace_of(endpoint: Endpoint) -> Pace:
+        return Pace(column.pace(endpoint))
+
+    ledger = Ledger(column.load)
+    return Fleet(endpoints_of(settings), ledger, Rules(), stale_after, care, pace_of)
 
 
 def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:

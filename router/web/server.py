@@ -43,9 +43,12 @@ def tune_process() -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server for one router."""
+    """uvicorn's server for one router.
 
-    def __init__(self, router: Router) -> None:
+    `lifeline` is the reading end of a pipe; when it closes, whoever started this process is gone.
+    """
+
+    def __init__(self, router: Router, lifeline: int | None = None) -> None:
         settings: Settings = router.settings
         super().__init__(
             uvicorn.Config(
@@ -69,6 +72,7 @@ class Server(uvicorn.Server):
         self.config.timeout_graceful_shutdown = settings.shutdown_grace  # type: ignore[assignment]
         self._lifecycle = router.lifecycle
         self._journal = router.journal
+        self._lifeline = lifeline
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where: with port 0 nobody else knows."""
@@ -94,8 +98,14 @@ class Server(uvicorn.Server):
         signals = (signal.SIGINT, signal.SIGTERM)
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        if self._lifeline is not None:
+            loop.add_reader(self._lifeline, self._orphaned, loop, self._lifeline)
         try:
             yield
         finally:
             for number in signals:
                 loop.remove_signal_handler(number)
+
+    def _orphaned(self, loop: asyncio.AbstractEventLoop, lifeline: int) -> None:
+        loop.remove_reader(lifeline)
+        self.handle_exit(signal.SIGTERM, None)

@@ -7,7 +7,16 @@ import orjson
 
 from router.core import facts as reading
 from router.core.routes import ROUTES
-from router.core.values import Candidate, Endpoint, Facts, Failure, FailureKind, Load, Reply, Role
+from router.core.values import (
+    Candidate,
+    Endpoint,
+    Facts,
+    Failure,
+    FailureKind,
+    OwnLoad,
+    Reply,
+    Role,
+)
 
 P0, P1, P2 = (Endpoint(f"http://p{number}:8000", Role.PREFILL) for number in range(3))
 D0, D1, D2, D3, D4 = (Endpoint(f"http://d{number}:8000", Role.DECODE) for number in range(5))
@@ -41,7 +50,7 @@ def candidate(
     endpoint: Endpoint, in_flight: int = 0, others: int | None = None, ordinal: int = 0
 ) -> Candidate:
     """An endpoint as a policy sees it."""
-    load = Load()
+    load = OwnLoad()
     load.requests = in_flight
     return Candidate(endpoint, ordinal, load, others)
 

@@ -232,7 +232,7 @@ def test_with_zero_failures_nobody_is_ejected() -> None:
 
 def test_who_restarts_is_judged_anew() -> None:
     pool = Pool(*[0.02] * 4)
-    pool.members[1].view.load.requests = 1
+    pool.members[1].view.load.add(1, 0, 0)
     fail(pool, 0, 5)
     pool.carer.joined(pool.members[0], 5.0)
     assert pool.members[0].aside is None

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.events import (
+    Ejected,
     Event,
     FellBack,
     LegAnswered,
@@ -413,3 +414,48 @@ def test_all_streams_that_break_at_once_are_one_failure() -> None:
     for second in range(2, 6):
         fleet.observe(LegFailed(D0, FailureKind.BROKEN), float(second))
     assert fleet.member(D0).aside is Aside.EJECTED
+
+
+# What other processes of the host tell.
+
+
+def test_a_probe_by_another_process_counts() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.hear(up(D0, card("m")), 0.0)
+    fleet.hear(Scraped(D0, Gauges(running=5, waiting=1), own=2), 0.0)
+    assert taking(fleet, Role.DECODE, "m") == [D0]
+    assert fleet.member(D0).others == 4
+
+
+def test_an_absence_that_another_process_met_counts() -> None:
+    fleet = fleet_up(D0, D1)
+    for _ in range(Rules().down_after):
+        fleet.hear(LegFailed(D0, FailureKind.REFUSED), 1.0)
+    assert taking(fleet, Role.DECODE) == [D1]
+
+
+def test_other_failures_of_other_processes_do_not_count() -> None:
+    """Each process counts its own; the ejection that they lead to is what the others hear of."""
+    fleet = fleet_up(D0, D1)
+    for _ in range(100):
+        fleet.hear(LegFailed(D0, FailureKind.TIMEOUT), 1.0)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+def test_an_ejection_by_another_process_holds_here_for_its_time() -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.hear(Ejected(D0, 1.0, 31.0), 1.0)
+    fleet.hear(Ejected(D0, 1.0, 99.0), 1.0)  # the echo of another one
+    assert taking(fleet, Role.DECODE) == [D1]
+    assert fleet.member(D0).aside is Aside.EJECTED
+    fleet.tick(30.9)
+    assert taking(fleet, Role.DECODE) == [D1]
+    fleet.tick(31.0)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+def test_an_ejection_by_another_process_shuts_no_more_than_the_share() -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.hear(Ejected(D0, 1.0, 31.0), 1.0)
+    fleet.hear(Ejected(D1, 1.0, 31.0), 1.0)
+    assert taking(fleet, Role.DECODE) == [D1]

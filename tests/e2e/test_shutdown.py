@@ -1,108 +1,12 @@
 """A real process and real signals: what is under way ends well, and the status is 0."""
 
-import asyncio
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
-import orjson
-
+from tests.e2e.process import Process, serving
 from tests.net.asks import COMPLETIONS, DONE, STREAM, answer_remotely, error_frame, token
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.house import House, eventually
-
-SECONDS = 60.0
-"""A deadline for a process on a busy machine; only a test that fails meets it."""
-
-
-class Process:
-    """`pd-router serve` on a port of its own."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-        self.port = 0
-        self.records: list[dict[str, Any]] = []
-        self._clients: list[Client] = []
-        self._reading = asyncio.ensure_future(self._read())
-
-    async def _read(self) -> None:
-        assert self._process.stderr is not None
-        async for line in self._process.stderr:
-            self.records.append(orjson.loads(line))
-
-    async def until(self, message: str) -> dict[str, Any]:
-        """The first line of the log that has this message."""
-        async with asyncio.timeout(SECONDS):
-            while True:
-                found = [r for r in self.records if r["message"] == message]
-                if found:
-                    return found[0]
-                assert not self._reading.done(), self.records
-                await asyncio.sleep(0.005)
-
-    async def client(self) -> Client:
-        """A new connection."""
-        client = await Client.open(self.port)
-        self._clients.append(client)
-        return client
-
-    async def ready(self, status: int = 200) -> Answer:
-        """Wait until /ready has this status."""
-        async with asyncio.timeout(SECONDS):
-            while True:
-                answer = await (await self.client()).get("/ready")
-                if answer.status == status:
-                    return answer
-                await asyncio.sleep(0.01)
-
-    async def refuses(self) -> None:
-        """Wait until it takes no new connections."""
-        async with asyncio.timeout(SECONDS):
-            while True:
-                try:
-                    await self.client()
-                except ConnectionRefusedError:
-                    return
-                await asyncio.sleep(0.01)
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        self._process.send_signal(number)
-
-    async def status(self) -> int:
-        """Wait for its end; the exit status."""
-        async with asyncio.timeout(SECONDS):
-            await self._reading
-            return await self._process.wait()
-
-    async def kill(self) -> None:
-        """End it if it still lives."""
-        for client in self._clients:
-            client.leave()
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
-        await self._reading
-
-
-@asynccontextmanager
-async def serving(*flags: str) -> AsyncIterator[Process]:
-    """A router process; killed at the end if the test has not ended it."""
-    command = ("-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0")
-    process = Process(
-        await asyncio.create_subprocess_exec(
-            sys.executable, *command, "--log-format", "json", *flags, stderr=asyncio.subprocess.PIPE
-        )
-    )
-    try:
-        line = await process.until("listening")
-        process.port = int(line["url"].rpartition(":")[2])
-        yield process
-    finally:
-        await process.kill()
 
 
 async def _streaming(process: Process, engine: ScriptedEngine) -> tuple[Client, Answer, Call]:

@@ -99,12 +99,6 @@ def test_a_turn_sends_all_that_was_said_before() -> None:
     ]
 
 
-def test_a_dataset_is_timed_if_all_of_it_is() -> None:
-    assert not synthetic(SMALL, 1).timed
-    timed = tuple(replace(each, at=1.0) for each in synthetic(SMALL, 1).conversations)
-    assert replace(synthetic(SMALL, 1), conversations=timed).timed
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

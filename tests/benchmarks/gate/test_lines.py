@@ -15,7 +15,7 @@ values = st.recursive(
 )
 
 
-@given(st.lists(st.dictionaries(st.text(), values)), st.booleans())
+@given(st.lists(st.dictionaries(st.text(), values, max_size=3), max_size=5), st.booleans())
 def test_lines_come_back(rows: list[Any], ascii_only: bool) -> None:
     text = "\n\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
     assert list(records(text)) == [(2 * number + 1, row) for number, row in enumerate(rows)]

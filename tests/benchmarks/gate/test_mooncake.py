@@ -45,11 +45,10 @@ def test_equal_ids_are_equal_text_and_others_are_not(path: Path) -> None:
 def test_lengths_and_times_are_the_traces_own(path: Path) -> None:
     write(path, row(2500, 1, [5], 3), row(1000, 513, [5, 6]), row(3000, 40, None))
     found = mooncake(path, 1)
-    assert [each.at for each in found.conversations] == [1.0, 2.5, 3.0]
+    assert found.stamps == (1.0, 2.5, 3.0)
     lengths = [len(each.turns[0].text.split(" ")) for each in found.conversations]
     assert lengths == [513, 1, 40]
     assert [each.turns[0].output_tokens for each in found.conversations] == [7, 3, 7]
-    assert found.timed
 
 
 def test_nothing_is_shared_where_nothing_is_said(path: Path) -> None:

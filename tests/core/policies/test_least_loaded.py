@@ -39,5 +39,5 @@ def test_a_score_does_not_depend_on_the_other_candidates(given_ones: list[Candid
 @given(candidates)
 def test_one_more_request_makes_a_candidate_worse(it: Candidate) -> None:
     before = score(it)
-    it.load.requests += 1
+    it.load.add(1, 0, 0)
     assert score(it) > before

@@ -29,7 +29,7 @@ def engine(
     it = candidate(D0, requests)
     it.ratio, it.slots, it.ramp, it.prompt_cost = ratio, slots, ramp, cost
     it.is_slow = ratio >= SLOW
-    it.load.pending = pending
+    it.load.add(0, 0, pending)
     return it
 
 
@@ -43,7 +43,7 @@ def best(*engines: Candidate) -> int:
 def spread(engines: list[Candidate], requests: int) -> list[int]:
     """Where so many requests go, none of which ends."""
     for _ in range(requests):
-        engines[best(*engines)].load.requests += 1
+        engines[best(*engines)].load.add(1, 0, 0)
     return [it.load.requests for it in engines]
 
 

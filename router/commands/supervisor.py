@@ -1,0 +1,134 @@
+"""Keeps N worker processes alive until a signal ends them.
+
+A worker is a fork of this process, so it begins with everything imported. One that ends is started
+anew; if workers only ever fail, this process gives up, so that whoever runs it sees that. It
+refuses to know what workers do.
+"""
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Supervisor"]
+
+log = logging.getLogger(__name__)
+
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+
+RESTART_SECONDS = 1.0
+"""Between two starts of one worker, at least: one that fails at once must not eat the machine."""
+
+MOST_FAILURES = 5
+"""Starts in a row, of any worker, that did not live for `SETTLED_SECONDS`."""
+
+SETTLED_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    pid: int | None = None
+    started: float = 0.0
+
+
+class Supervisor:
+    """Runs `work(number)` in a process of its own for each number below `count`.
+
+    `left` is told the number of a worker that is gone, before it is started anew; `ending` is
+    called once, when no worker will be started any more.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        work: Callable[[int], None],
+        left: Callable[[int], None],
+        ending: Callable[[], None],
+    ) -> None:
+        self._workers = [_Worker(number) for number in range(count)]
+        self._work = work
+        self._left = left
+        self._ending = ending
+        self._failures = 0
+        self._is_ending = False
+        self._status = 0
+
+    def run(self) -> int:
+        """Until all workers have ended; returns the exit status."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            while not self._is_ending or any(worker.pid for worker in self._workers):
+                delay = self._start_due(before)
+                seen = signal.sigtimedwait(SIGNALS, delay)
+                if seen is None:
+                    continue
+                if seen.si_signo == signal.SIGCHLD:
+                    self._reap()
+                else:
+                    self._end(seen.si_signo)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self._status
+
+    def _start_due(self, mask: set[int]) -> float:
+        """Start who may be started; returns the seconds until the next one may."""
+        now = time.monotonic()
+        delay = 3600.0
+        for worker in self._workers if not self._is_ending else ():
+            if worker.pid is None:
+                wait = worker.started + RESTART_SECONDS - now if worker.started else 0.0
+                if wait <= 0:
+                    self._start(worker, mask)
+                else:
+                    delay = min(delay, wait)
+        return delay
+
+    def _start(self, worker: _Worker, mask: set[int]) -> None:
+        worker.started = time.monotonic()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            worker.pid = pid
+            return
+        status = 1
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if os.getppid() == parent:
+                self._work(worker.number)
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            log.exception("worker %d failed", worker.number)
+        finally:
+            logging.shutdown()
+            os._exit(status)  # the parent's clean-up is the parent's
+
+    def _reap(self) -> None:
+        for worker in self._workers:
+            if worker.pid is None or os.waitpid(worker.pid, os.WNOHANG)[0] == 0:
+                continue
+            pid, worker.pid = worker.pid, None
+            self._left(worker.number)
+            if not self._is_ending:
+                log.error("worker %d (pid %d) ended; starting it anew", worker.number, pid)
+                self._count_failure(time.monotonic() - worker.started)
+
+    def _count_failure(self, lived: float) -> None:
+        self._failures = self._failures + 1 if lived < SETTLED_SECONDS else 0
+        if self._failures >= MOST_FAILURES:
+            log.error("%d starts of workers failed in a row: giving up", self._failures)
+            self._status = 1
+            self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> None:
+        """Pass the signal on to all workers; a second one tells them to hurry."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._ending()
+        for worker in self._workers:
+            if worker.pid is not None:
+                os.kill(worker.pid, number)

@@ -1,0 +1,154 @@
+"""What several processes of one host know together: a table in memory that they share.
+
+A row is an endpoint, a column a process. Each process writes its own column only and reads them
+all, so nothing is locked and nothing is sent. A number is eight aligned bytes, which a processor
+writes in one go. It refuses to know where the memory comes from.
+"""
+
+from collections.abc import Sequence
+
+from router.core.pace import Shown
+from router.core.values import Endpoint
+
+__all__ = ["Board", "Column", "SharedLoad"]
+
+BYTES = 8
+WHOLE = ("requests", "tokens", "pending", "open", "idle")
+"""Fields of a row that are whole numbers: the load, and connections to the engine."""
+EXACT = len(Shown._fields)
+"""Fields of a row that are not: what a pace shows."""
+
+
+class Board:
+    """The table. `memory` holds at least `Board.size` bytes, all zero at first."""
+
+    def __init__(self, memory: memoryview, columns: int, endpoints: Sequence[Endpoint]) -> None:
+        rows = len(endpoints)
+        self.columns = columns
+        self._rows = {endpoint: row for row, endpoint in enumerate(endpoints)}
+        half = columns * rows * len(WHOLE) * BYTES
+        end = half + columns * rows * EXACT * BYTES
+        self._whole = memory[:half].cast("q")
+        self._exact = memory[half:end].cast("d")
+        self._pids = memory[end : end + columns * BYTES].cast("q")
+
+    @staticmethod
+    def size(columns: int, rows: int) -> int:
+        """Bytes of memory that it takes."""
+        return columns * (rows * (len(WHOLE) + EXACT) + 1) * BYTES
+
+    def column(self, number: int) -> "Column":
+        """The view of the process that writes column `number`."""
+        return Column(self, number)
+
+    def clear(self, number: int) -> None:
+        """Forget a process that is gone: its requests went with it."""
+        for numbers in (self._whole, self._exact, self._pids):
+            for place in range(number, len(numbers), self.columns):
+                numbers[place] = 0
+
+    def pids(self) -> list[int]:
+        """The processes that are there."""
+        return [pid for pid in self._pids if pid]
+
+    def came(self, number: int, pid: int) -> None:
+        """A process begins to write its column."""
+        self._pids[number] = pid
+
+    def whole(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
+        """A whole number of a row, in all columns."""
+        first = (self._rows[endpoint] * len(WHOLE) + WHOLE.index(field)) * self.columns
+        return self._whole[first : first + self.columns]
+
+    def exact(self, endpoint: Endpoint) -> "memoryview[float]":
+        """What the paces show of a row: field by field, each in all columns."""
+        first = self._rows[endpoint] * EXACT * self.columns
+        return self._exact[first : first + EXACT * self.columns]
+
+
+class Column:
+    """One process's view of the board."""
+
+    def __init__(self, board: Board, number: int) -> None:
+        self.board = board
+        self.number = number
+
+    def load(self, endpoint: Endpoint) -> "SharedLoad":
+        """The load of an endpoint by all processes."""
+        return SharedLoad(self.board, endpoint, self.number)
+
+    def pace(self, endpoint: Endpoint) -> "SharedPace":
+        """Where this process shows how fast the endpoint is, and sees it of others."""
+        return SharedPace(self.board.exact(endpoint), self.board.columns, self.number)
+
+    def connected(self, endpoint: Endpoint, is_open: int, idle: int) -> None:
+        """Note this process's connections to an endpoint."""
+        self.board.whole(endpoint, "open")[self.number] = is_open
+        self.board.whole(endpoint, "idle")[self.number] = idle
+
+    def connections(self, endpoint: Endpoint) -> tuple[int, int]:
+        """All processes' connections to an endpoint: all of them, the idle ones among them."""
+        board = self.board
+        return sum(board.whole(endpoint, "open")), sum(board.whole(endpoint, "idle"))
+
+
+class SharedLoad:
+    """A `Load` of all processes; this one adds to its own column."""
+
+    __slots__ = ("_mine", "_pending", "_requests", "_tokens")
+
+    def __init__(self, board: Board, endpoint: Endpoint, mine: int) -> None:
+        self._mine = mine
+        self._requests = board.whole(endpoint, "requests")
+        self._tokens = board.whole(endpoint, "tokens")
+        self._pending = board.whole(endpoint, "pending")
+
+    @property
+    def requests(self) -> int:
+        """Requests there now."""
+        return sum(self._requests)
+
+    @property
+    def tokens(self) -> int:
+        """Their estimated input tokens."""
+        return sum(self._tokens)
+
+    @property
+    def pending(self) -> int:
+        """Those of them that the engine still has to compute."""
+        return sum(self._pending)
+
+    def add(self, requests: int, tokens: int, pending: int) -> None:
+        """Change this process's part."""
+        mine = self._mine
+        if requests:
+            self._requests[mine] += requests
+            self._tokens[mine] += tokens
+        self._pending[mine] += pending
+
+
+class SharedPace:
+    """What this process's pace shows of an endpoint, and what the other processes' paces do."""
+
+    def __init__(self, cells: "memoryview[float]", columns: int, mine: int) -> None:
+        self._cells = cells
+        self._columns = columns
+        self._mine = mine
+        self._seen = {n: self._of(n) for n in range(columns) if n != mine}
+
+    def show(self, shown: Shown) -> None:
+        """Write what has been counted in all; see `Shown`."""
+        for place, number in enumerate(shown):
+            self._cells[place * self._columns + self._mine] = number
+
+    def others(self) -> Shown:
+        """Of all others: what they counted since the last time, and what they have now."""
+        total = Shown()
+        for number, before in self._seen.items():
+            now = self._of(number)
+            self._seen[number] = now
+            total = total.plus(now.since(before))
+        return total
+
+    def _of(self, number: int) -> Shown:
+        return Shown(*self._cells[number :: self._columns].tolist())

@@ -1,0 +1,164 @@
+"""One table for several processes: everybody reads all of it and writes a column."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.board import Board
+from router.core.ledger import Lease, Ledger
+from router.core.pace import Pace, Shown
+from tests.core.cast import D0, D1, P0
+
+ENDPOINTS = (P0, D0, D1)
+
+
+def board(columns: int = 3) -> Board:
+    """A board in memory of its own."""
+    memory = bytearray(Board.size(columns, len(ENDPOINTS)))
+    return Board(memoryview(memory), columns, ENDPOINTS)
+
+
+def test_a_lease_of_one_process_is_seen_by_all() -> None:
+    shared = board()
+    ledgers = [Ledger(shared.column(number).load) for number in range(3)]
+    lease = ledgers[1].lease(D0, 100, 100)
+    for ledger in ledgers:
+        assert (ledger.in_flight(D0), ledger.tokens(D0), ledger.load(D0).pending) == (1, 100, 100)
+        assert (ledger.in_flight(D1), ledger.in_flight(P0)) == (0, 0)
+    lease.release()
+    for ledger in ledgers:
+        assert (ledger.in_flight(D0), ledger.tokens(D0), ledger.load(D0).pending) == (0, 0, 0)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.sampled_from(ENDPOINTS), st.integers(0, 9), st.integers(0, 99)
+        )
+    ),
+    st.randoms(use_true_random=False),
+    st.integers(0, 3),
+)
+def test_the_sums_are_exact_and_a_crash_takes_only_what_was_its_own(steps, rng, crashed) -> None:
+    shared = board(4)
+    ledgers = [Ledger(shared.column(number).load) for number in range(4)]
+    held: list[tuple[int, Lease]] = []
+    for number, endpoint, action, tokens in steps:
+        if action < 6 or not held:
+            held.append((number, ledgers[number].lease(endpoint, tokens, tokens // 2)))
+        else:
+            held.pop(rng.randrange(len(held)))[1].release()
+    shared.clear(crashed)
+    left = [lease for number, lease in held if number != crashed]
+    for ledger in ledgers:
+        for endpoint in ENDPOINTS:
+            there = [lease for lease in left if lease.endpoint == endpoint]
+            assert ledger.in_flight(endpoint) == len(there)
+            assert ledger.tokens(endpoint) == sum(lease.tokens for lease in there)
+            assert ledger.load(endpoint).pending == sum(lease.tokens // 2 for lease in there)
+
+
+def test_processes_and_connections_are_known_to_all() -> None:
+    shared = board()
+    shared.came(0, 100)
+    shared.came(2, 102)
+    assert shared.pids() == [100, 102]
+    one, other = shared.column(0), shared.column(2)
+    one.connected(D0, 5, 2)
+    other.connected(D0, 7, 1)
+    assert one.connections(D0) == other.connections(D0) == (12, 3)
+    assert one.connections(D1) == (0, 0)
+    shared.clear(0)
+    assert shared.pids() == [102]
+    assert one.connections(D0) == (7, 1)
+
+
+def ticked(paces: list[Pace], now: float) -> None:
+    """A tick of every process, one after the other."""
+    for pace in paces:
+        pace.gather(now)
+        pace.tick(now)
+
+
+def test_the_speed_that_one_process_sees_reaches_the_others() -> None:
+    shared = board(2)
+    busy, quiet = (Pace(shared.column(number).pace(D0)) for number in range(2))
+    other_engine = Pace(shared.column(1).pace(D1))
+    busy.ask(0.0)
+    busy.begin(0.0)
+    for step in range(1, 9):
+        busy.tokens += 5
+        ticked([busy, quiet, other_engine], step * 0.25)
+    assert busy.per_token == pytest.approx(0.05)
+    assert quiet.per_token == pytest.approx(0.05)
+    assert (quiet.all_streams, quiet.all_open, quiet.streams) == (1, 1, 0)
+    assert quiet.heard_at == 2.0
+    assert other_engine.per_token is None
+
+
+def test_two_processes_see_the_speed_of_both() -> None:
+    shared = board(2)
+    paces = [Pace(shared.column(number).pace(D0)) for number in range(2)]
+    for pace in paces:
+        pace.ask(0.0)
+        pace.begin(0.0)
+    for step in range(1, 13):
+        paces[0].tokens += 5
+        paces[1].tokens += 15
+        ticked(paces, step * 0.25)
+    for pace in paces:  # two streams, 20 tokens in each quarter of a second
+        assert pace.per_token == pytest.approx(0.025, rel=0.1)
+
+
+def test_a_prefill_that_one_process_saw_counts_for_all() -> None:
+    shared = board(2)
+    one, other = (Pace(shared.column(number).pace(P0)) for number in range(2))
+    one.prefilled(936, 1.0)
+    ticked([one, other], 0.25)
+    assert other.per_prompt_token == pytest.approx(0.001)
+
+
+def test_silence_is_everybodys() -> None:
+    """A process whose own streams just began does not hide that others wait."""
+    shared = board(2)
+    one, other = (Pace(shared.column(number).pace(D0)) for number in range(2))
+    one.ask(1.0)
+    one.gather(1.25)
+    other.gather(1.25)
+    other.ask(9.0)
+    assert other.heard_at == 1.0
+
+
+def test_a_process_that_starts_anew_counts_from_nothing() -> None:
+    shared = board(2)
+    one, other = (Pace(shared.column(number).pace(D0)) for number in range(2))
+    one.tokens = 1000
+    ticked([one, other], 0.25)
+    shared.clear(0)
+    anew = Pace(shared.column(0).pace(D0))
+    other.gather(0.5)
+    assert other.tokens == 0
+    anew.tokens = 7
+    anew.gather(0.75)
+    other.gather(0.75)
+    assert (other.tokens, anew.tokens) == (7, 7)
+
+
+def test_what_was_there_before_is_not_new() -> None:
+    shared = board(2)
+    one = Pace(shared.column(0).pace(D0))
+    one.tokens = 1000
+    one.gather(0.25)
+    late = Pace(shared.column(1).pace(D0))
+    late.gather(0.5)
+    assert late.tokens == 0
+
+
+def test_a_row_shown_is_a_row_seen() -> None:
+    shared = board(3)
+    paces = [shared.column(number).pace(D1) for number in range(3)]
+    shown = Shown(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    paces[0].show(shown)
+    paces[1].show(shown)
+    assert paces[2].others() == Shown(2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 8.0)
+    assert paces[2].others() == Shown(streams=12.0, open=14.0, heard_at=8.0)

@@ -1,0 +1,246 @@
+"""Several processes that are one router: they share the port, the counts and what they learn."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.process import SECONDS, Process, serving
+from tests.net.asks import COMPLETIONS, DONE, STREAM, token
+from tests.net.client import Answer, Client, request
+from tests.net.engine import Call, ScriptedEngine
+from tests.net.house import House, eventually
+
+WORKERS = 3
+LEAST = ("--load-balancing-strategy", "least_loaded", "--engine-stats-interval", "0.05")
+
+
+def flags(*engines: ScriptedEngine, workers: int = WORKERS) -> list[str]:
+    """A router of several processes in front of these engines."""
+    urls = [word for engine in engines for word in ("--decode", engine.url)]
+    return [*urls, *LEAST, "--workers", str(workers)]
+
+
+def workers_of(process: Process) -> list[int]:
+    """The worker processes' ids."""
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(word) for word in path.read_text().split()]
+
+
+def served_by(port: int, client: Client) -> int:
+    """The id of the process that holds the router's end of a client's connection."""
+    local = client.writer.get_extra_info("sockname")[1]
+    ends = f": 0100007F:{port:04X} 0100007F:{local:04X} "
+    (line,) = (line for line in Path("/proc/net/tcp").read_text().splitlines() if ends in line)
+    inode = line.split()[9]
+    for fd in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(fd) == f"socket:[{inode}]":
+                return int(fd.parts[2])
+    raise AssertionError("nobody")
+
+
+async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Wait for a fact that no event tells of."""
+    try:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                if await holds():
+                    return
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(what) from None
+
+
+async def figure(process: Process, name: str) -> list[float]:
+    """The values of a metric, as one of the workers tells them."""
+    client = await process.client()
+    text = (await client.get("/metrics")).body.decode()
+    client.leave()
+    return [float(v) for v in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)]
+
+
+async def everywhere(process: Process, name: str, value: float) -> None:
+    """Wait until every worker says so, whichever is asked: twenty connections in a row agree."""
+
+    async def all_agree() -> bool:
+        for _ in range(20):
+            if sum(await figure(process, name)) != value:
+                return False
+        return True
+
+    await until(all_agree, name)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream that has begun."""
+
+    client: Client
+    answer: Answer
+    call: Call
+    engine: ScriptedEngine
+
+    def end(self) -> None:
+        """The engine has said all."""
+        self.call.events(DONE)
+        self.call.end()
+
+
+async def streams(process: Process, engines: Sequence[ScriptedEngine], number: int) -> list[Stream]:
+    """So many streams, each begun before the next."""
+    found = []
+    for _ in range(number):
+        client = await process.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        await eventually(lambda: any(engine.waiting for engine in engines))
+        engine = next(engine for engine in engines if engine.waiting)
+        call = await engine.call()
+        call.stream(token("a"))
+        answer = await client.begin()
+        found.append(Stream(client, await answer.until(token("a")), call, engine))
+    return found
+
+
+def spread(found: Sequence[Stream]) -> list[int]:
+    """How many streams each engine has."""
+    return sorted(Counter(stream.engine.url for stream in found).values())
+
+
+async def test_in_flight_counts_of_all_processes_are_one(house: House) -> None:
+    """24 streams over connections that the kernel deals out at random: 8 engines get 3 each."""
+    engines = [await house.engine() for _ in range(8)]
+    async with serving(*flags(*engines)) as process:
+        await process.ready()
+        found = await streams(process, engines, 24)
+        assert spread(found) == [3] * 8
+        await everywhere(process, "pd_router_endpoint_in_flight_requests", 24)
+        for stream in found[:12]:
+            stream.client.leave()
+            await stream.call.left()
+        await everywhere(process, "pd_router_endpoint_in_flight_requests", 12)
+        process.signal(signal.SIGINT)
+        for stream in found[12:]:
+            stream.end()
+        assert await process.status() == 0
+    assert not [line for line in process.records if line["level"] in ("warning", "error")]
+
+
+async def test_metrics_are_those_of_all_processes_whichever_is_asked(house: House) -> None:
+    engine = await house.engine()
+    async with serving(*flags(engine)) as process:
+        await process.ready()
+        engine.answer_all(_whole)
+        for _ in range(20):
+            client = await process.client()
+            assert (await client.ask(COMPLETIONS, STREAM)).status == 200
+            client.leave()
+        await everywhere(process, "pd_router_requests_total", 20)
+        await everywhere(process, "pd_router_time_to_first_byte_seconds_count", 20)
+        await everywhere(process, "pd_router_info", 1)
+        memory = sum(await figure(process, "pd_router_process_resident_memory_bytes"))
+        assert memory > WORKERS * 10e6
+        process.signal(signal.SIGTERM)
+        assert await process.status() == 0
+
+
+async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten(
+    house: House,
+) -> None:
+    engines = [await house.engine() for _ in range(2)]
+    async with serving(*flags(*engines, workers=2)) as process:
+        await process.ready()
+        found = await streams(process, engines, 12)
+        assert spread(found) == [6, 6]
+        before = workers_of(process)
+        of = [served_by(process.port, stream.client) for stream in found]
+        assert set(of) <= set(before)
+        victim = of[0]
+        os.kill(victim, signal.SIGKILL)
+        lost = [stream for stream, pid in zip(found, of, strict=True) if pid == victim]
+        kept = [stream for stream, pid in zip(found, of, strict=True) if pid != victim]
+        for stream in lost:
+            await stream.call.left()
+        await everywhere(process, "pd_router_endpoint_in_flight_requests", len(kept))
+
+        async def replaced() -> bool:
+            now = workers_of(process)
+            return len(now) == 2 and victim not in now
+
+        await until(replaced, "a new worker")
+        for engine in engines:
+            engine.answer_all(_whole)
+        for _ in range(20):  # new connections reach the old and the new worker
+            client = await process.client()
+            assert (await client.ask(COMPLETIONS, STREAM)).status == 200
+            client.leave()
+        (line,) = [line for line in process.records if line["level"] == "error"]
+        assert line["message"].endswith("ended; starting it anew")
+        process.signal(signal.SIGTERM)
+        for stream in kept:
+            stream.end()
+            assert (await stream.answer.rest()).body == token("a") + DONE
+        assert await process.status() == 0
+
+
+async def test_workers_end_when_their_parent_is_killed(house: House) -> None:
+    engine = await house.engine()
+    async with serving(*flags(engine)) as process:
+        await process.ready()
+        pids = workers_of(process)
+        assert len(pids) == WORKERS
+        process.signal(signal.SIGKILL)
+
+        async def gone() -> bool:
+            return not any(_lives(pid) for pid in pids)
+
+        await until(gone, "the end of the workers")
+
+
+async def test_a_port_that_is_taken_is_refused(house: House) -> None:
+    engine = await house.engine()
+    async with serving(*flags(engine)) as process:
+        command = ("serve", "--host", "127.0.0.1", "--port", str(process.port), *flags(engine))
+        other = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "router.cli", *command), stderr=asyncio.subprocess.PIPE
+        )
+        _, text = await other.communicate()
+        assert other.returncode == 2
+        where = f"127.0.0.1:{process.port}"
+        line = f"pd-router: --port: cannot listen on {where}: Address already in use\n"
+        assert text.decode() == line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_streams_finish_and_nobody_new_is_taken(house: House, number: int) -> None:
+    engine = await house.engine()
+    async with serving(*flags(engine), "--shutdown-grace", "3600") as process:
+        await process.ready()
+        found = await streams(process, [engine], 6)
+        process.signal(number)
+        await process.refuses()
+        for stream in found:
+            stream.end()
+            assert (await stream.answer.rest()).body == token("a") + DONE
+        assert await process.status() == 0
+
+
+def _whole(call: Call) -> None:
+    call.stream(token("a"), DONE)
+    call.end()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
