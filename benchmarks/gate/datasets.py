@@ -30,11 +30,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that build on each other. `at` is when a trace says that it began, in seconds."""
+    """Turns that build on each other."""
 
     turns: tuple[Turn, ...]
     system: str | None = None
-    at: float | None = None
 
     def messages(self, turn: int, answers: Sequence[str] = ()) -> list[dict[str, str]]:
         """What a turn sends: all that was said before, too."""
@@ -47,22 +46,20 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """All conversations. Equal checksums are equal inputs. `counted_by` says who counted tokens:
-    "words" (one token each), "bundled" tokenizer, or "trace" (its own numbers, one word each)."""
+    """All conversations, `longest` of which has so many turns; a trace has `stamps`, the seconds at
+    which each begins, in order. Equal checksums are equal inputs. `counted_by` says who counted
+    tokens: "words" (one token each), or the "bundled" tokenizer."""
 
     name: str
     conversations: Sequence[Conversation]
     checksum: str
     counted_by: str
-
-    @property
-    def timed(self) -> bool:
-        """Every conversation has a time of its own."""
-        return all(each.at is not None for each in self.conversations)
+    longest: int = 1
+    stamps: tuple[float, ...] | None = None
 
 
 def checksum(conversations: Iterable[Conversation]) -> str:
-    """Of all that is sent, and when."""
+    """Of all that is sent."""
     found = hashlib.sha256()
     for each in conversations:
         found.update(orjson.dumps(asdict(each)))
@@ -117,7 +114,7 @@ def synthetic(shape: Shape, seed: int) -> Dataset:
         _conversation(turns[number * shape.turns : (number + 1) * shape.turns], prefixes, number)
         for number in range(shape.conversations)
     )
-    return Dataset("synthetic", found, checksum(found), "words")
+    return Dataset("synthetic", found, checksum(found), "words", shape.turns)
 
 
 def _conversation(turns: Sequence[Turn], prefixes: Sequence[str], number: int) -> Conversation:

@@ -29,7 +29,12 @@ WORKER = (b"x-pd-router-endpoint", b"x-gateway-destination-endpoint-served")
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of one request. Times are of time.monotonic."""
+    """What was seen of one request. Times are of time.monotonic.
+
+    `sent` is when it was meant to be sent, where that was arranged: it was then `late` by so many
+    seconds. It is given up by the client after `give_up` seconds: `cancelled`. `events` collects
+    what comes, for those who want to read it: then `text` is what was said.
+    """
 
     number: int
     prompt: int
@@ -45,6 +50,12 @@ class Seen:
     error: str | None = None
     worker: str | None = None
     gaps: "array[float]" = field(default_factory=lambda: array("d"))
+    turn: int = 0
+    late: float | None = None
+    give_up: float | None = None
+    cancelled: bool = False
+    events: list[bytes] | None = None
+    text: str | None = None
 
     @property
     def chunks(self) -> int:
@@ -106,7 +117,11 @@ class Stream(asyncio.Protocol):
             return
         self._seen, self._request = taken
         self._new_answer()
-        self._timer = self._loop.call_later(self._crowd.timeout, self._timed_out)
+        give_up, timeout = self._seen.give_up, self._crowd.timeout
+        if give_up is not None and give_up < timeout:
+            self._timer = self._loop.call_later(give_up, self._given_up)
+        else:
+            self._timer = self._loop.call_later(timeout, self._timed_out)
         if self._transport is None:
             self._crowd.connect(self)
         else:
@@ -136,6 +151,12 @@ class Stream(asyncio.Protocol):
 
     def _timed_out(self) -> None:
         self._fail(f"timed out after {self._crowd.timeout:g} s")
+
+    def _given_up(self) -> None:
+        """As a user who closes the page: no success, and no failure of the endpoint's."""
+        if self._seen is not None:
+            self._seen.cancelled = True
+            self._finish(keep=False)
 
     # asyncio's side
 
@@ -195,6 +216,8 @@ class Stream(asyncio.Protocol):
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         *events, self._tail = data.split(SEPARATOR)
+        if seen.events is not None:
+            seen.events += events
         now, before = time.monotonic(), seen.chunks
         for event in events:
             # The last piece may carry the usage with it.

@@ -18,6 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.gate.generator import Seen, Stream
+from benchmarks.gate.pace import Asks, Pace
 
 # How often the loop looks how late it is.
 BEAT_S = 0.01
@@ -26,7 +27,8 @@ BEAT_S = 0.01
 @dataclass(frozen=True, slots=True)
 class Target:
     """Where requests go. `head` has one %b for the request id, three times, and a %d for the
-    body's length."""
+    body's length. With `asks`, its conversations are sent instead of `bodies`, and the second and
+    third %b are the conversation's id."""
 
     host: str
     port: int
@@ -35,17 +37,22 @@ class Target:
     head: bytes
     bodies: tuple[bytes, ...]
     timeout: float
+    asks: Asks | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """So many requests by so many streams. `offset` is where in the data set it begins, `begin` a
-    time of time.monotonic."""
+    time of time.monotonic. Where conversations are sent, `requests` counts those, `pace` says when
+    they begin, and this process is `part` of so many `parts`."""
 
     streams: int
     requests: int
     offset: int
     begin: float = 0.0
+    pace: Pace = field(default_factory=Pace)
+    part: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +131,31 @@ class Load:
         """Offer one phase; return when the outcome of every request is known, or it is stopped."""
         self._phase, self._seen, self._late = phase, [], array("d")
         self._tally, self._over = Tally(), self._loop.create_future()
-        while len(self._streams) < phase.streams:
-            self._streams.append(Stream(self, self._loop))
-        streams = self._streams[: phase.streams]
-        self._asking = set(streams)
+        self._prepare(phase)
         await asyncio.sleep(max(phase.begin - time.monotonic(), 0.0))
         began, cpu = time.monotonic(), time.process_time()
         self._due = began + BEAT_S
         beat = self._loop.call_at(self._loop.time() + BEAT_S, self._beat)
-        for stream in [] if self._stopped else streams:
-            stream.ask()
-        if self._asking and not self._stopped:
+        if not self._stopped:
+            self._start()
             await self._over
         self._due = float("inf")
         beat.cancel()
         cpu = (time.process_time() - cpu) / max(time.monotonic() - began, 1e-9)
         return Outcome(self._seen, cpu, self._late, self._stopped)
+
+    def _prepare(self, phase: Phase) -> None:
+        """All that takes time, before the phase begins."""
+        while len(self._streams) < phase.streams:
+            self._streams.append(Stream(self, self._loop))
+
+    def _start(self) -> None:
+        streams = self._streams[: self._phase.streams]
+        self._asking = set(streams)
+        for stream in streams:
+            stream.ask()
+        if not self._asking:
+            self._end()
 
     def stop(self) -> None:
         """Give up what is in flight and ask no more."""

@@ -55,6 +55,11 @@ class Trace(Sequence[Conversation]):
         return self._conversation(range(len(self))[index])
 
     @property
+    def stamps(self) -> tuple[float, ...]:
+        """When each begins, in seconds."""
+        return tuple(row.at for row in self._rows)
+
+    @property
     def checksum(self) -> str:
         """Of what the texts are made from."""
         rows = orjson.dumps([asdict(row) for row in self._rows])
@@ -62,7 +67,7 @@ class Trace(Sequence[Conversation]):
 
     def _conversation(self, number: int) -> Conversation:
         row = self._rows[number]
-        return Conversation((Turn(self._text(row, number), row.output_tokens),), at=row.at)
+        return Conversation((Turn(self._text(row, number), row.output_tokens),))
 
     def _text(self, row: Row, number: int) -> str:
         if row.blocks is None:
@@ -84,7 +89,7 @@ def words(count: int, seed: int) -> str:
 def mooncake(path: Path, seed: int, *, most: int | None = None, block: int = BLOCK) -> Dataset:
     """The first `most` rows. Raises InvalidDataset."""
     trace = Trace(read(path, lambda record: row_of(record, block), most), seed, block)
-    return Dataset(f"mooncake {path.name}", trace, trace.checksum, "trace")
+    return Dataset(f"mooncake {path.name}", trace, trace.checksum, "words", stamps=trace.stamps)
 
 
 def row_of(record: Record, block: int) -> Row:

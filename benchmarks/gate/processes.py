@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext, SpawnProcess
 from types import TracebackType
@@ -19,6 +20,7 @@ from typing import Any, Self
 import uvloop
 
 from benchmarks.gate.load import Load, Outcome, Phase, Progress, Target, Tickets
+from benchmarks.gate.talks import Talks
 
 # How often a process says where it is.
 TELL_S = 0.25
@@ -56,7 +58,8 @@ def serve(pipe: Connection, target: Target, tickets: Tickets) -> None:
 
 
 async def _serve(pipe: Connection, target: Target, tickets: Tickets) -> None:
-    loop, load = asyncio.get_running_loop(), Load(target, tickets)
+    loop = asyncio.get_running_loop()
+    load = Load(target, tickets) if target.asks is None else Talks(target, target.asks, tickets)
     told: asyncio.Queue[Phase | None] = asyncio.Queue()
     timer = loop.call_later(0, int)
 
@@ -141,7 +144,7 @@ class Generators:
         self._counter.reset()
         for number, streams in enumerate(shares(phase.streams, len(self._pipes))):
             try:
-                told = Phase(streams, phase.requests, phase.offset, phase.begin)
+                told = replace(phase, streams=streams, part=number, parts=len(self._pipes))
                 self._pipes[number].send(told)
             except (BrokenPipeError, ConnectionResetError):
                 raise _died(number) from None

@@ -37,7 +37,8 @@ def sharegpt(
     `count` counts the tokens of the recorded answers.
     """
     found = read(path, lambda record: _conversation(record, count, turns, think), most)
-    return Dataset(f"sharegpt {path.name}", tuple(found), checksum(found), "bundled")
+    longest = max(len(each.turns) for each in found)
+    return Dataset(f"sharegpt {path.name}", tuple(found), checksum(found), "bundled", longest)
 
 
 def _conversation(
