@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import compare, engine, load, peers, plan, report
+from benchmarks import compare, engine, limits, load, peers, plan, report
 from benchmarks.gate import judge
 from benchmarks.routers import DEFAULT, ROUTERS
 from benchmarks.scenarios import SCENARIOS, Scenario
@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     side.add_argument("--relative-to", choices=ROUTERS, help="ratios are to it; default: the first")
     side.add_argument("--streams", type=positive, help="concurrent clients")
     side.add_argument("--tokens", type=positive, help="tokens per answer")
+    side.add_argument("--step", type=seconds, help="seconds of a decode step")
     side.add_argument("--requests", type=positive, help="requests in all, of a finite job")
     side.add_argument("--rounds", type=positive, default=5)
     side.add_argument("--attempts", type=positive, default=3, help="turns at most until one counts")
@@ -85,6 +86,7 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
     changes = {
         "clients": arguments.streams,
         "tokens": arguments.tokens,
+        "step_s": arguments.step,
         "window_s": arguments.window,
         "requests": arguments.requests,
     }
@@ -105,6 +107,11 @@ def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     scenario = scenario_of(arguments)
     if arguments.relative_to not in (None, *names):
         raise Unfit(f"argument --relative-to: {arguments.relative_to} is not among --router")
+    if scenario.over_direct and "direct" not in names:
+        raise Unfit(f"argument --router: {scenario.name} is measured against --router direct")
+    asked, scenario = scenario.clients, limits.fit(scenario, limits.raise_files())
+    if scenario.clients < asked:
+        console.print(f"{scenario.clients} streams, not {asked}: open files (ulimit -n)")
     at = datetime.now(UTC)
     with tempfile.TemporaryDirectory(prefix="pd-router-bench-") as logs:
         for name, reason in compare.missing(names, scenario).items():

@@ -3,7 +3,7 @@
 Pure: a step is a call, and a transport is whatever takes bytes. It refuses to know time and speed.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -35,8 +35,8 @@ class Answer:
 class Batch(Generic[Key]):
     """At most `slots` answers make progress, the rest wait in order of arrival; None: no limit."""
 
-    def __init__(self, slots: int | None = None) -> None:
-        self._slots = slots
+    def __init__(self, slots: int | None = None, tokens: Sequence[bytes] = frames.TOKENS) -> None:
+        self._slots, self._tokens = slots, tokens
         self.running: dict[Key, Answer] = {}
         self.waiting: dict[Key, Answer] = {}
 
@@ -65,7 +65,7 @@ class Batch(Generic[Key]):
             if one.left <= 0:
                 finished.append(key)
             elif not one.whole:
-                token = frames.TOKENS[one.left % len(frames.TOKENS)]
+                token = self._tokens[one.left % len(self._tokens)]
                 one.transport.write(one.lead + token if one.lead else token)
                 one.lead = b""
         return finished

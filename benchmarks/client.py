@@ -59,6 +59,8 @@ class Client(asyncio.Protocol):
         self.load, self.target = load, target
         self.transport: asyncio.Transport | None = None
         self.in_flight = False
+        # When its connection was begun, where that is part of the first request's time.
+        self.began: float | None = None
         self._started = self._first = self._last = 0.0
         self._counter = EventCounter()
         self._size = 0
@@ -82,7 +84,7 @@ class Client(asyncio.Protocol):
         self.in_flight = True
         self.load.active += 1
         self._last = 0.0
-        self._started = time.perf_counter()
+        self._started, self.began = self.began or time.perf_counter(), None
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
@@ -155,6 +157,11 @@ class Client(asyncio.Protocol):
         if self.in_flight:
             self._finish()
             self.load.record.failures[reason] += 1
+
+    def leave(self) -> None:
+        """Give up on the answer in flight: neither a success nor a failure."""
+        if self.in_flight:
+            self._finish()
 
     def _finish(self) -> None:
         self.in_flight = False

@@ -81,12 +81,17 @@ class Comparison:
 
     def summaries(self, router: str) -> dict[str, stats.Summary | None]:
         """Medians over the valid rounds."""
-        return stats.summaries([each.figures for each in self.of(router)], self._keys)
+        return stats.summaries(self._figures(router), self._keys)
 
     def ratios(self, router: str) -> dict[str, stats.Summary | None]:
         """Ratios to the base, paired by round."""
-        mine, base = self.of(router), self.of(self.base)
-        return stats.ratios([t.figures for t in mine], [t.figures for t in base], self._keys)
+        return stats.ratios(self._figures(router), self._figures(self.base), self._keys)
+
+    def _figures(self, router: str) -> list[stats.Figures | None]:
+        mine = [each.figures for each in self.of(router)]
+        if not self.scenario.over_direct or "direct" not in self.routers:
+            return mine
+        return stats.over_direct(mine, [each.figures for each in self.of("direct")])
 
     @property
     def _keys(self) -> list[str]:

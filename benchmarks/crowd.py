@@ -4,11 +4,13 @@ It refuses to know when a client may ask, and what is made of the records.
 """
 
 import asyncio
+import time
 from itertools import cycle
 
 import numpy as np
 
 from benchmarks.client import Client, Record
+from benchmarks.plain import PlainTransport
 from benchmarks.plan import Plan, requests
 from benchmarks.pulse import Lateness, Pulse
 
@@ -27,7 +29,7 @@ class Crowd:
         self.active = 0
         self.clients = [
             Client(self, tuple(plan.targets[index % len(plan.targets)]))
-            for index in range(plan.clients)
+            for index in range(plan.clients - plan.slow_clients)
         ]
         self.lateness = Lateness()
         self.drained = asyncio.Event()
@@ -56,6 +58,10 @@ class Crowd:
 
     def connect(self, client: Client) -> None:
         """Open a client's connection."""
+        if self.plan.burst:
+            client.began = time.perf_counter()
+            PlainTransport(asyncio.get_running_loop(), client, client.target)
+            return
         task = asyncio.ensure_future(self._open(client))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -71,7 +77,9 @@ class Crowd:
 
     def reconnect(self, client: Client) -> None:
         """Open the connection again, a little later."""
-        asyncio.get_running_loop().call_later(RECONNECT_S, self.connect, client)
+        # A router that refuses streams is not to be busy with refusing while others are idle.
+        delay_s = 1.0 if self.plan.endless else RECONNECT_S
+        asyncio.get_running_loop().call_later(delay_s, self.connect, client)
 
     def idle(self, client: Client) -> None:
         """Notice the end of the last request in flight."""
@@ -80,6 +88,9 @@ class Crowd:
 
     async def drain(self) -> None:
         """Wait for what is in flight, at most `drain_s`; then close all connections."""
+        if self.plan.endless:
+            self._cut_off()
+            return
         try:
             async with asyncio.timeout(self.plan.drain_s):
                 await self.drained.wait()
@@ -87,4 +98,9 @@ class Crowd:
             for client in self.clients:
                 client.fail("stalled: no end of the answer")
         for client in self.clients:
+            client.close()
+
+    def _cut_off(self) -> None:
+        for client in self.clients:
+            client.leave()
             client.close()

@@ -46,6 +46,8 @@ class Plan:
     prefill_s: float | None = None
     prefill_slots: int | None = None
     changes: Sequence[Change] = ()
+    # Content of a token's event; None: a word.
+    token_bytes: int | None = None
 
     def encode(self) -> str:
         """As one command line argument."""
@@ -84,7 +86,9 @@ class Engine:
     def __post_init__(self) -> None:
         prefill = self.role == "prefill"
         plan = self.plan
-        self.batch: Batch[Connection] = Batch(plan.prefill_slots if prefill else plan.slots)
+        self.batch: Batch[Connection] = Batch(
+            plan.prefill_slots if prefill else plan.slots, frames.tokens(plan.token_bytes)
+        )
         self.pace = Pace([each for each in plan.changes if each.engine == self.number])
         self.beat_s = plan.step_s
         if prefill and plan.prefill_s:

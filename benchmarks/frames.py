@@ -75,6 +75,15 @@ def _delta(delta: dict[str, Any], finish: str | None = None) -> bytes:
 
 ROLE: Final = http_chunk(_delta({"role": "assistant", "content": ""}))
 TOKENS: Final = tuple(http_chunk(_delta({"content": word})) for word in WORDS)
+
+
+def tokens(content_bytes: int | None) -> tuple[bytes, ...]:
+    """The content events, with so many bytes of content each; None: a word, as `TOKENS`."""
+    if content_bytes is None:
+        return TOKENS
+    return tuple(http_chunk(_delta({"content": word.ljust(content_bytes, ".")})) for word in WORDS)
+
+
 LAST_TOKEN: Final = http_chunk(_delta({"content": WORDS[0]}, "length"))
 DONE: Final = http_chunk(b"data: [DONE]\n\n") + LAST_CHUNK
 

@@ -8,6 +8,7 @@ It refuses to know which router it speaks to, or whether it speaks to one at all
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ from benchmarks import control
 from benchmarks.client import Record
 from benchmarks.crowd import Crowd
 from benchmarks.job import Job
-from benchmarks.plan import Plan
+from benchmarks.plan import Plan, requests
+from benchmarks.slow import SlowClient
 from benchmarks.spans import percentile
+
+# Longer than any turn, at any step.
+SLOW_TOKENS = 1_000_000
 
 
 class Window(Crowd):
@@ -28,6 +33,19 @@ class Window(Crowd):
         super().__init__(plan)
         self._issuing = True
         self._records: list[Record] = []
+        self._slow = self._slow_clients()
+
+    def _slow_clients(self) -> list[SlowClient]:
+        plan = self.plan
+        if not plan.slow_clients:
+            return []
+        [request] = requests(replace(plan, tokens=SLOW_TOKENS, prompts=1))
+        return [
+            SlowClient(
+                self, tuple(plan.targets[n % len(plan.targets)]), request, plan.slow_bytes_per_s
+            )
+            for n in range(plan.slow_clients)
+        ]
 
     @property
     def issuing(self) -> bool:
@@ -44,6 +62,8 @@ class Window(Crowd):
         active, lateness = self.active_mean, self.lateness.take()
         seen = self._turn_page()
         self._issuing = False
+        for slow in self._slow:
+            slow.hang_up()
         for client in self.clients:
             self.idle(client)
         await self.drain()
@@ -53,7 +73,9 @@ class Window(Crowd):
     async def _ramp(self) -> None:
         plan, loop = self.plan, asyncio.get_running_loop()
         for index, client in enumerate(self.clients):
-            loop.call_later(plan.ramp_s * index / plan.clients, self.connect, client)
+            loop.call_later(plan.ramp_s * index / len(self.clients), self.connect, client)
+        for index, slow in enumerate(self._slow):
+            loop.call_later(plan.ramp_s * index / len(self._slow), slow.start, loop)
         # One ramp more, for the last clients' first answers and the router's pools.
         await asyncio.sleep(2 * plan.ramp_s)
 

@@ -5,12 +5,12 @@ Returns raw readings; what they mean is `stats` and `verdict`. It refuses to kno
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks import engine, procfs, speed
+from benchmarks import engine, inside, procfs, speed
 from benchmarks.fleet import Fleet
 from benchmarks.plan import Plan
 from benchmarks.processes import Child, Process, free_port
@@ -37,6 +37,12 @@ class Reading:
     machine_busy_s: float
     load: dict[str, Any]
     engines: dict[str, Any]
+    # The tree's resident size before the load, and at the window's two ends.
+    router_rss_idle_bytes: int | None = None
+    router_rss_open_bytes: int | None = None
+    router_rss_close_bytes: int | None = None
+    # What the router says of its event loop; None where it says nothing.
+    stalls: inside.Stalls | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For the results file."""
@@ -47,6 +53,7 @@ class Reading:
 class _Moment:
     at: float
     router: float | None
+    rss: int | None
     engine: float
     client: float
     machine: float
@@ -62,7 +69,12 @@ def turn(scenario: Scenario, router: Router, logs: Path) -> Reading:
         plan = _plan(scenario, targets)
         load = stack.enter_context(Child(["load", plan.encode()], logs / "load.log"))
         take = _job if plan.requests else _window
-        return take(plan, process, engines, load)
+        asked = targets[0] if process else None
+        idle = procfs.rss_bytes(process.pid) if process else None
+        before = inside.look(asked) if asked else None
+        reading = take(plan, process, engines, load)
+        after = inside.look(asked) if asked else None
+        return replace(reading, router_rss_idle_bytes=idle, stalls=inside.between(before, after))
 
 
 def _engines(scenario: Scenario, logs: Path) -> Child:
@@ -74,6 +86,7 @@ def _engines(scenario: Scenario, logs: Path) -> Child:
         prefill_s=scenario.prefill_s,
         prefill_slots=scenario.prefill_slots,
         changes=scenario.changes,
+        token_bytes=scenario.token_bytes,
     )
     return Child(["engine", plan.encode()], logs / "engine.log")
 
@@ -103,6 +116,10 @@ def _plan(scenario: Scenario, targets: list[str]) -> Plan:
         drain_s=JOB_S if scenario.requests else DRAIN_S,
         requests=scenario.requests,
         prompts=scenario.prompts,
+        burst=scenario.burst,
+        endless=scenario.endless,
+        slow_clients=scenario.slow_clients,
+        slow_bytes_per_s=scenario.slow_bytes_per_s,
         frozen=speed.frozen(scenario.changes),
     )
 
@@ -146,6 +163,8 @@ def _reading(
         machine_busy_s=after.machine - before.machine,
         load=load.expect("report", plan.drain_s + SLACK_S),
         engines=engine_figures,
+        router_rss_open_bytes=before.rss,
+        router_rss_close_bytes=after.rss,
     )
 
 
@@ -157,6 +176,7 @@ def _moment(router: Process | None, engines: Process, load: Process) -> _Moment:
     return _Moment(
         at=time.monotonic(),
         router=procfs.cpu_s(router.pid) if router else None,
+        rss=procfs.rss_bytes(router.pid) if router else None,
         engine=procfs.cpu_s(engines.pid),
         client=procfs.cpu_s(load.pid),
         machine=procfs.machine_busy_s(),

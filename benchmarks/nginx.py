@@ -18,7 +18,7 @@ CONFIGURATION = """\
 worker_processes 1;
 pid {place}/nginx.pid;
 error_log stderr error;
-events {{ worker_connections 8192; }}
+events {{ worker_connections 32768; }}
 http {{
   access_log off;
   client_body_temp_path {place}/body;

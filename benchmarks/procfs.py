@@ -48,7 +48,12 @@ def cpu_s(root: int) -> float:
 
 def peak_rss_bytes(root: int) -> int:
     """Sum of the peak resident sizes of the tree."""
-    return sum(_peak(stat.pid) for stat in tree(root))
+    return sum(_size(stat.pid, "VmHWM:") for stat in tree(root))
+
+
+def rss_bytes(root: int) -> int:
+    """Sum of the resident sizes of the tree now. Pages that processes share count in each."""
+    return sum(_size(stat.pid, "VmRSS:") for stat in tree(root))
 
 
 def machine_busy_s() -> float:
@@ -69,12 +74,12 @@ def _all() -> list[Stat]:
     return stats
 
 
-def _peak(pid: int) -> int:
+def _size(pid: int, field: str) -> int:
     try:
         lines = (PROC / str(pid) / "status").read_text().splitlines()
     except OSError:
         return 0
     for line in lines:
-        if line.startswith("VmHWM:"):
+        if line.startswith(field):
             return int(line.split()[1]) * 1024
     return 0

@@ -39,14 +39,24 @@ def _each(flag: str, urls: Sequence[str]) -> Iterator[str]:
         yield url
 
 
-def _ours(policy: str, fleet: Fleet, port: int, _place: Path) -> list[str]:
+def _ours(
+    policy: str, fleet: Fleet, port: int, _place: Path, more: Sequence[str] = ()
+) -> list[str]:
     return [
         *(sys.executable, "-m", "router.cli", "serve"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--load-balancing-strategy", policy),
         *_each("--decode", fleet.decode),
         *_each("--prefill", fleet.prefill),
+        *more,
     ]
+
+
+def _workers(count: int) -> Router:
+    """Ours in so many processes; its process tree is measured as a whole."""
+    more = ("--workers", str(count))
+    command = functools.partial(_ours, "least_loaded", more=more)
+    return Router(f"ours-{count}", "/ready", command)
 
 
 def _vllm_router(policy: str, fleet: Fleet, port: int, _place: Path) -> list[str]:
@@ -71,6 +81,8 @@ def _smg(policy: str, fleet: Fleet, port: int, _place: Path) -> list[str]:
         *("--policy", policy, "--backend", "vllm"),
         # Else it looks for the model's tokenizer on the network.
         "--disable-tokenizer-autoload",
+        # Its default, 4096 on four cores and fewer, answers 429 to the rest of 10 000 idle streams.
+        *("--max-concurrent-requests", "0"),
         *("--log-level", "error"),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())),
         *("--worker-urls", *fleet.decode),
@@ -86,6 +98,8 @@ ROUTERS = {
     for router in (
         Router("direct", "/health", None),
         Router("ours", "/ready", _with(_ours, "least_loaded")),
+        _workers(2),
+        _workers(4),
         Router("ours-round-robin", "/ready", _with(_ours, "round_robin")),
         Router("ours-sed", "/ready", _with(_ours, "shortest_expected_delay")),
         Router("nginx", "/health", nginx.command, NGINX, two_legs=False),

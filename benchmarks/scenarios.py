@@ -3,7 +3,7 @@
 A new scenario is one more row. It refuses to know routers and how the load is made.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.speed import FREEZE, Change
 
@@ -36,6 +36,21 @@ class Scenario:
     prefill_s: float | None = None
     prefill_slots: int | None = None
     changes: tuple[Change, ...] = ()
+    # Clients start over this time; None: over one answer's length.
+    start_s: float | None = None
+    # Content of a token's event; None: a word.
+    token_bytes: int | None = None
+    # All connect at once, and a request's time begins with its connection.
+    burst: bool = False
+    # Answers outlast the turn and are cut off at its end.
+    endless: bool = False
+    # This share of the clients reads no faster than that, an answer that does not end.
+    slow_share: float = 0.0
+    slow_bytes_per_s: int = 1000
+    # What a timer of the bench may be late (p99); None: a step.
+    late_s: float | None = None
+    # Whether the time that a router adds to a direct connection is what it is about.
+    over_direct: bool = False
 
     @property
     def answer_s(self) -> float:
@@ -45,12 +60,40 @@ class Scenario:
     @property
     def ramp_s(self) -> float:
         """Clients start over one answer's length, so that streams end evenly spread."""
+        if self.start_s is not None:
+            return self.start_s
         return max(self.answer_s, 0.5)
+
+    @property
+    def slow_clients(self) -> int:
+        """How many of the clients read slowly."""
+        return int(self.clients * self.slow_share)
 
     @property
     def engines(self) -> int:
         """All of them: decode engines first, as changes count them."""
         return self.decode_engines + self.prefill_engines
+
+
+def relay(streams: int, step_s: float = 0.014) -> Scenario:
+    """Token streams in a timed window.
+
+    14 ms is the cadence of a mid-size model. Engines with more streams take longer steps, and at 14
+    ms 1024 streams are more chunks than two cores can make, relay and read.
+    """
+    name = "relay" if streams == 256 else f"relay-{streams}"
+    return Scenario(
+        name, "token streams", clients=streams, tokens=64, stream=True, prompt_bytes=1000,
+        step_s=step_s,
+    )  # fmt: skip
+
+
+def large_prompt(name: str, about: str, decode_engines: int, prefill_engines: int = 0) -> Scenario:
+    """60 000 tokens. 8 clients: more would have engines and client busy with bytes."""
+    return Scenario(
+        name, about, clients=8, tokens=1, stream=False, prompt_bytes=240_000,
+        decode_engines=decode_engines, prefill_engines=prefill_engines,
+    )  # fmt: skip
 
 
 def job(
@@ -80,7 +123,11 @@ SLOW = Change(0, 0, 8)
 SCENARIOS = {
     scenario.name: scenario
     for scenario in (
-        Scenario("relay", "token streams", clients=256, tokens=64, stream=True, prompt_bytes=1000),
+        relay(256),
+        relay(1024, 0.028),
+        relay(2048, 0.056),
+        replace(relay(64), name="added-ttft", about="token streams, against no router",
+                over_direct=True),
         Scenario(
             "unary", "short answers, no stream", clients=32, tokens=1, stream=False,
             prompt_bytes=1000,
@@ -89,6 +136,27 @@ SCENARIOS = {
         Scenario(
             "pd", "two legs, NIXL: prefill, then a token stream from decode", clients=64, tokens=32,
             stream=True, prompt_bytes=12_000, decode_engines=4, prefill_engines=2,
+        ),
+        large_prompt("large-prompt", "240 kB prompts, no stream", decode_engines=8),
+        large_prompt(
+            "large-prompt-pd", "240 kB prompts, two legs, NIXL, no stream", decode_engines=4,
+            prefill_engines=2,
+        ),
+        # One answer per client. A step is long, so that the first events have the machine.
+        Scenario(
+            "burst", "all connect at once, one request each", clients=2048, tokens=16, stream=True,
+            prompt_bytes=1000, step_s=0.1, requests=2048, burst=True, late_s=0.1,
+        ),
+        # About 1 kB per token, as with log probabilities: what is not read backs up in two seconds.
+        Scenario(
+            "slow-client", "half of the clients read at 1 kB/s", clients=256, tokens=64,
+            stream=True, prompt_bytes=1000, token_bytes=800, start_s=2.0, window_s=8.0,
+            slow_share=0.5,
+        ),
+        # 10 000 streams are some 20 000 files of a router; a token every 10 s keeps them alive.
+        Scenario(
+            "idle-streams", "memory per open stream", clients=10_000, tokens=1000, stream=True,
+            prompt_bytes=1000, step_s=10.0, start_s=10.0, window_s=11.0, endless=True, late_s=0.1,
         ),
         job("healthy", "all engines equal"),
         job("slow-engine", "engine 0 is 8 times slower", SLOW),

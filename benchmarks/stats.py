@@ -41,6 +41,8 @@ METRICS = (
     Metric("ttft_p99_ms", "TTFT p99, ms", 1),
     Metric("gap_p99_ms", "gap p99, ms", 1, streams_only=True),
     Metric("rss_mb", "peak RSS, MB", 0),
+    Metric("stall_ms", "longest loop stall, ms", 1),
+    Metric("stalls_over_20ms", "loop stalls over 20 ms", 0),
     Metric("failures", "failures", 0),
 )
 
@@ -56,6 +58,14 @@ JOB_METRICS = (
     Metric("cpu_us_per_request", "CPU µs per request", 0),
     Metric("router_cores", "router CPU, cores", 2),
     Metric("rss_mb", "peak RSS, MB", 0),
+    Metric("stall_ms", "longest loop stall, ms", 1),
+    Metric("stalls_over_20ms", "loop stalls over 20 ms", 0),
+)
+# One request for each client: rates and a steady middle say nothing.
+BURST_METRICS = tuple(
+    metric
+    for metric in JOB_METRICS
+    if metric.key not in {"requests_per_s", "middle_per_s", "of_bound"}
 )
 FREEZE_METRICS = (Metric("frozen_ttft_p99_ms", "TTFT p99 of those sent in the freeze, ms", 1),)
 RECOVERY_METRICS = (
@@ -64,12 +74,29 @@ RECOVERY_METRICS = (
 )
 
 
+ADDED_METRIC = Metric("added_ttft_p50_ms", "TTFT p50 over direct, ms", 2)
+SLOW_METRIC = Metric("growth_kib_per_slow", "RSS growth in the window, KiB per slow client", 1)
+OPEN_METRIC = Metric("kib_per_stream", "RSS per open stream, KiB", 1)
+
+
 def metrics(scenario: Scenario) -> tuple[Metric, ...]:
-    """The lines of the report on a scenario."""
+    """The lines of the report on a scenario: its own figure comes first."""
+    if scenario.burst:
+        return BURST_METRICS
     if not scenario.requests:
-        return tuple(each for each in METRICS if scenario.stream or not each.streams_only)
+        common = tuple(each for each in METRICS if scenario.stream or not each.streams_only)
+        return _own(scenario) + common
     extra = FREEZE_METRICS if frozen(scenario.changes) else ()
     return JOB_METRICS + extra + (RECOVERY_METRICS if recovery(scenario.changes) else ())
+
+
+def _own(scenario: Scenario) -> tuple[Metric, ...]:
+    own = (
+        (scenario.over_direct, ADDED_METRIC),
+        (bool(scenario.slow_clients), SLOW_METRIC),
+        (scenario.endless, OPEN_METRIC),
+    )
+    return tuple(metric for applies, metric in own if applies)
 
 
 @dataclass(frozen=True)
@@ -84,7 +111,47 @@ class Summary:
 
 def figures(reading: Reading, scenario: Scenario) -> dict[str, float | None]:
     """The figures of one turn, one for each metric of the scenario."""
-    return job_figures(reading, scenario) if scenario.requests else window_figures(reading)
+    if scenario.requests:
+        return job_figures(reading, scenario) | _inside(reading)
+    return window_figures(reading) | _memory(reading, scenario) | _inside(reading)
+
+
+def _inside(reading: Reading) -> dict[str, float | None]:
+    seen = reading.stalls
+    return {
+        "stall_ms": _times(seen.max_s, 1e3) if seen else None,
+        "stalls_over_20ms": seen.over if seen else None,
+    }
+
+
+def _memory(reading: Reading, scenario: Scenario) -> dict[str, float | None]:
+    idle, opened = reading.router_rss_idle_bytes, reading.router_rss_open_bytes
+    closed = reading.router_rss_close_bytes
+    found = {}
+    if scenario.endless:
+        found["kib_per_stream"] = _grown(idle, closed, scenario.clients)
+    if scenario.slow_clients:
+        found["growth_kib_per_slow"] = _grown(opened, closed, scenario.slow_clients)
+    return found
+
+
+def _grown(before: int | None, after: int | None, count: int) -> float | None:
+    return None if before is None or after is None else (after - before) / count / 1024
+
+
+def over_direct(
+    rounds: Sequence[Figures | None], direct: Sequence[Figures | None]
+) -> list[Figures | None]:
+    """The figures with what was added to the direct connection's TTFT p50, paired by round."""
+    found: list[Figures | None] = []
+    for mine, base in zip(rounds, direct, strict=True):
+        if mine is None:
+            found.append(None)
+            continue
+        with_it, without = mine["ttft_p50_ms"], base["ttft_p50_ms"] if base else None
+        added = None if with_it is None or without is None else with_it - without
+        found.append({**mine, ADDED_METRIC.key: added})
+    return found
 
 
 def window_figures(reading: Reading) -> dict[str, float | None]:
@@ -158,7 +225,7 @@ def summarise(values: Iterable[float | None]) -> Summary | None:
 def summaries(rounds: Sequence[Figures | None], keys: Iterable[str]) -> dict[str, Summary | None]:
     """One router's summary of each metric over its valid rounds (None: void)."""
     valid = [each for each in rounds if each is not None]
-    return {key: summarise(each[key] for each in valid) for key in keys}
+    return {key: summarise(each.get(key) for each in valid) for key in keys}
 
 
 def ratios(
@@ -166,7 +233,7 @@ def ratios(
 ) -> dict[str, Summary | None]:
     """How many times the base each metric is, paired by round: drift of the machine cancels."""
     pairs = [(a, b) for a, b in zip(rounds, base, strict=True) if a is not None and b is not None]
-    return {key: summarise(_ratio(a[key], b[key]) for a, b in pairs) for key in keys}
+    return {key: summarise(_ratio(a.get(key), b.get(key)) for a, b in pairs) for key in keys}
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

@@ -22,6 +22,8 @@ OTHERS_LIMIT = 0.5
 IDLE_LIMIT = 0.1
 # Clients that are reconnecting or not started are not load.
 CONCURRENCY_LIMIT = 0.95
+# To begin 2048 connections takes the client some 0.15 s; later, something else had its core.
+BURST_LATE_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Guards:
     missed_steps: float
     concurrency: float
     running: float
+    client_late_max_s: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For the results file."""
@@ -59,18 +62,21 @@ def guards(reading: Reading, scenario: Scenario, cores: int) -> Guards:
         missed_steps=engine["missed"] / max(engine["beats"] + engine["missed"], 1),
         concurrency=reading.load["active_mean"] / scenario.clients,
         running=reading.engines["running_mean"],
+        client_late_max_s=client["max_s"],
     )
 
 
 def reasons(guard: Guards, scenario: Scenario) -> list[str]:
     """Why the turn is void; empty when it counts."""
-    late = LATE_STEPS * scenario.step_s
+    late = LATE_STEPS * scenario.step_s if scenario.late_s is None else scenario.late_s
+    away = guard.client_late_max_s or 0.0
     crowded = guard.other_cores > OTHERS_LIMIT and guard.idle_cores < IDLE_LIMIT
     checks = (
         (guard.engine_cores > CORE_LIMIT, f"engines used {guard.engine_cores:.2f} of a core"),
         (guard.client_cores > CORE_LIMIT, f"client used {guard.client_cores:.2f} of a core"),
         (guard.engine_late_p99_s > late, f"engines late: p99 {_ms(guard.engine_late_p99_s)}"),
         (guard.client_late_p99_s > late, f"client late: p99 {_ms(guard.client_late_p99_s)}"),
+        (scenario.burst and away > BURST_LATE_S, f"client away for {_ms(away)}"),
         (crowded, f"others used {guard.other_cores:.2f} cores, {guard.idle_cores:.2f} were idle"),
         (guard.missed_steps > MISSED_LIMIT, f"{guard.missed_steps:.1%} of decode steps missed"),
         # A job's last answers leave most clients without work: that is a result.

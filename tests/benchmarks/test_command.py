@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -110,3 +111,34 @@ def test_stored_results_have_commands_of_their_own(
         main([command])
     assert ended.value.code == 3  # the validator's status for what cannot be judged
     assert command in capsys.readouterr().err
+
+
+def test_a_direct_connection_is_part_of_what_is_over_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "--scenario", "added-ttft", "--router", "ours"])
+    assert ended.value.code == 2
+    assert "--router direct" in capsys.readouterr().err
+
+
+def test_workers_are_asked_for_by_the_rows_name(tmp_path: Path) -> None:
+    command = ROUTERS["ours-2"].command
+    assert command is not None
+    given = command(Fleet(["http://127.0.0.1:1"]), 8000, tmp_path)
+    assert given[given.index("--workers") + 1] == "2"
+
+
+@pytest.mark.parametrize("name", ["burst", "slow-client", "idle-streams"])
+def test_tiny_runs_of_what_has_its_own_clients(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCENARIOS, name, replace(SCENARIOS[name], start_s=0.2, step_s=0.05))
+    small = ["--streams", "6", "--rounds", "1", "--attempts", "1", "--router", "direct"]
+    short = ["--patience", "0", "--results", str(tmp_path)]
+    short += ["--requests", "6", "--tokens", "2"] if name == "burst" else ["--window", "1"]
+    assert main(["compare", "--scenario", name, *small, *short]) in (0, 1)
+    [file] = tmp_path.iterdir()
+    [turn] = orjson.loads(file.read_bytes())["turns"]
+    load = turn["reading"]["load"]
+    assert load["failures"] == {}
+    assert load["connects"] == 6
+    assert load["requests"] > 0 or name == "idle-streams"

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import stats
+from benchmarks.inside import Stalls
 from benchmarks.scenarios import SCENARIOS
 from tests.benchmarks.readings import JOB, job_reading, reading
 
@@ -19,10 +22,13 @@ def test_figures_are_per_unit_of_work() -> None:
 
 
 def test_every_metric_has_a_figure_and_the_other_way_round() -> None:
-    assert set(stats.window_figures(reading())) == {metric.key for metric in stats.METRICS}
+    relay = SCENARIOS["relay"]
+    assert set(stats.figures(reading(), relay)) == {metric.key for metric in stats.METRICS}
     for scenario in SCENARIOS.values():
         shown = {metric.key for metric in stats.metrics(scenario)}
-        assert shown <= set(stats.figures(job_reading(), scenario))
+        # What is over another router's figure is not of one reading.
+        found = set(stats.figures(job_reading(), scenario)) | {stats.ADDED_METRIC.key}
+        assert shown <= found
 
 
 def test_without_a_router_its_figures_are_absent() -> None:
@@ -91,3 +97,31 @@ def test_the_recovered_engines_share_is_counted_from_the_first_whole_second() ->
     assert found is not None
     assert found["shares"] == pytest.approx([0, 1, 160 / 90, 1])
     assert (found["back_after_s"], found["overshoot"]) == (2, pytest.approx(70 / 90))
+
+
+def test_memory_per_open_stream_is_what_the_load_added() -> None:
+    seen = reading(router_rss_idle_bytes=50 << 20, router_rss_close_bytes=60 << 20)
+    figures = stats.figures(seen, replace(SCENARIOS["idle-streams"], clients=1024))
+    assert figures["kib_per_stream"] == pytest.approx(10.0)
+    assert stats.figures(reading(), SCENARIOS["idle-streams"])["kib_per_stream"] is None
+
+
+def test_what_slow_clients_leave_is_growth_inside_the_window() -> None:
+    seen = reading(
+        router_rss_idle_bytes=1, router_rss_open_bytes=10 << 20, router_rss_close_bytes=11 << 20
+    )
+    figures = stats.figures(seen, replace(SCENARIOS["slow-client"], clients=128))
+    assert figures["growth_kib_per_slow"] == pytest.approx(16.0)
+
+
+def test_what_is_added_to_a_direct_connection_is_paired_by_round() -> None:
+    mine = [{"ttft_p50_ms": 1.0}, {"ttft_p50_ms": 3.0}, None, {"ttft_p50_ms": 3.0}]
+    added = stats.over_direct(mine, [{"ttft_p50_ms": 0.25}, None, {"ttft_p50_ms": 1.0}, mine[0]])
+    assert [each and each["added_ttft_p50_ms"] for each in added] == [0.75, None, None, 2.0]
+
+
+def test_stalls_are_shown_where_a_router_tells() -> None:
+    told = reading(stalls=Stalls(0.03, 2.0))
+    figures = stats.figures(told, SCENARIOS["relay"])
+    assert (figures["stall_ms"], figures["stalls_over_20ms"]) == (30.0, 2.0)
+    assert stats.figures(reading(), SCENARIOS["relay"])["stall_ms"] is None

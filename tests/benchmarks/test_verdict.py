@@ -68,3 +68,16 @@ def test_two_legs_must_be_two() -> None:
 def test_one_leg_is_right_where_there_is_no_router_or_no_prefill() -> None:
     assert legs({"decodes without handover": 5}, routed=False) == []
     assert legs({"decodes without handover": 5}, scenario=SCENARIO) == []
+
+
+def test_a_burst_that_the_client_could_not_begin_at_once_is_void() -> None:
+    burst = replace(SCENARIOS["burst"], clients=10)
+    late = reading(load={"lateness": lateness() | {"max_s": 0.3}})
+    assert verdict.reasons(verdict.guards(late, burst, 2), burst) == ["client away for 300.0 ms"]
+    assert reasons(late) == []
+
+
+def test_a_scenario_may_allow_another_lateness_than_a_step() -> None:
+    long = replace(SCENARIO, step_s=10.0, late_s=0.1)
+    late = reading(engines={"lateness": lateness(0.2)})
+    assert verdict.reasons(verdict.guards(late, long, 2), long) == ["engines late: p99 200.0 ms"]

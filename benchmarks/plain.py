@@ -1,0 +1,74 @@
+"""A transport with next to nothing in it: for 2048 connections that are opened in one go.
+
+asyncio's way to a connection costs several times as much, and the burst would be the bench's own.
+It refuses to know protocols: what it is given is told of bytes and of the end.
+"""
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+READ_BYTES = 65536
+
+
+class PlainTransport(asyncio.Transport):
+    """One connection of a running loop. Writes must fit into the socket's buffer."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, address: tuple[str, int]
+    ) -> None:
+        super().__init__()
+        self._loop, self._protocol = loop, protocol
+        self._socket = socket.socket()
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.connect_ex(address)
+        loop.add_writer(self._socket.fileno(), self._connected)
+
+    def _connected(self) -> None:
+        self._loop.remove_writer(self._socket.fileno())
+        if number := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._end(OSError(number, os.strerror(number)))
+            return
+        self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._protocol.connection_made(self)
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if data:
+            self._protocol.data_received(data)
+        else:
+            self._end(None)
+
+    def write(self, data: Any) -> None:
+        """Send all of it at once, or lose the connection."""
+        try:
+            whole = self._socket.send(data) == len(data)
+        except OSError as error:
+            self._end(error)
+            return
+        if not whole:
+            self._end(OSError("a request larger than the socket's buffer"))
+
+    def abort(self) -> None:
+        """Close now."""
+        self._end(None)
+
+    def is_closing(self) -> bool:
+        """Whether it is over."""
+        return self._socket.fileno() < 0
+
+    def _end(self, error: Exception | None) -> None:
+        if self.is_closing():
+            return
+        self._loop.remove_writer(self._socket.fileno())
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+        self._loop.call_soon(self._protocol.connection_lost, error)
