@@ -134,7 +134,8 @@ def test_tiny_runs_of_what_has_its_own_clients(
     monkeypatch.setitem(SCENARIOS, name, replace(SCENARIOS[name], start_s=0.2, step_s=0.05))
     small = ["--streams", "6", "--rounds", "1", "--attempts", "1", "--router", "direct"]
     short = ["--patience", "0", "--results", str(tmp_path)]
-    short += ["--requests", "6", "--tokens", "2"] if name == "burst" else ["--window", "1"]
+    short += ["--requests", "6"] if name == "burst" else ["--window", "1"]
+    short += [] if name == "idle-streams" else ["--tokens", "2"]
     assert main(["compare", "--scenario", name, *small, *short]) in (0, 1)
     [file] = tmp_path.iterdir()
     [turn] = orjson.loads(file.read_bytes())["turns"]
