@@ -181,7 +181,7 @@ def _errors(run: Run | None, metrics: Metrics, asked: Limits) -> Diagnosis | Non
         return None
     if run is None:
         return Diagnosis(Kind.ERRORS, None, text)
-    failed = [each for each in run.requests if not each.succeeded]
+    failed = [each for each in run.requests if not (each.succeeded or run.gave_up(each))]
     named = Counter(each.worker for each in failed if each.worker is not None)
     worker, count = named.most_common(1)[0] if named else (None, 0)
     since = min((each.ended for each in failed if each.ended is not None), default=None)

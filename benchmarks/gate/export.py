@@ -150,7 +150,7 @@ def request_lines(run: Run) -> bytes:
         if each.input_tokens is not None:
             times["input_sequence_length"] = _in(each.input_tokens, "tokens")
         ended = None if each.ended is None else start + _nanoseconds(each.ended)
-        open_ended = run.interrupted and each.ended is None and each.error is None
+        given_up = run.gave_up(each)
         row = {
             "metadata": {
                 "session_num": each.number,
@@ -158,12 +158,12 @@ def request_lines(run: Run) -> bytes:
                 "request_end_ns": ended,
                 "worker_id": each.worker,
                 "benchmark_phase": "profiling",
-                "was_cancelled": open_ended,
+                "was_cancelled": given_up,
                 "prompt": each.prompt,
             },
             "metrics": times,
             "error": None
-            if each.succeeded or open_ended
+            if each.succeeded or given_up
             else {"code": each.status, "message": reason(each)},
         }
         rows.append(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))

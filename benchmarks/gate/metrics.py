@@ -53,7 +53,7 @@ class Metrics:
     """The figures of one run. Throughputs are per second, `requests` counts successes.
 
     `chunk_counted` successes had no token count, so that their chunks were counted; `unfinished`
-    requests were given up when the run was interrupted and are in no other figure.
+    requests were given up, on purpose or by an interruption, and are in no other figure.
     """
 
     output_token_throughput: float | None = None
@@ -105,7 +105,7 @@ def summarise(run: Run) -> Metrics:
     """AIPerf's figures (reference 2.3): over successes only, from the first request sent to the
     last content received; tokens per second count successes' tokens. Raises nothing."""
     good = [each for each in run.requests if each.succeeded]
-    unfinished = [each for each in run.requests if run.interrupted and _open(each)]
+    unfinished = [each for each in run.requests if run.gave_up(each)]
     failed = len(run.requests) - len(good) - len(unfinished)
     first, last = [_ms(each, each.first) for each in good], [_ms(each, each.last) for each in good]
     begin = min((each.sent for each in good), default=0.0)
@@ -132,17 +132,12 @@ def summarise(run: Run) -> Metrics:
     )
 
 
-def _open(request: Request) -> bool:
-    """Neither answered nor failed."""
-    return request.ended is None and request.error is None
-
-
 def _ms(request: Request, at: float | None) -> float:
     return ((at or 0.0) - request.sent) * 1e3
 
 
 def _errors(run: Run) -> tuple[ErrorCount, ...]:
-    failed = [e for e in run.requests if not e.succeeded and not (run.interrupted and _open(e))]
+    failed = [each for each in run.requests if not (each.succeeded or run.gave_up(each))]
     seen = Counter((each.status, reason(each)) for each in failed)
     return tuple(ErrorCount(*key, count) for key, count in seen.most_common())
 

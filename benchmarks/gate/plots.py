@@ -146,7 +146,8 @@ def first_tokens(run: Run, diagnosis: Diagnosis, limit_ms: float | None) -> Figu
             at = [each.sent for each in some]
             waited = [max(((each.first or 0.0) - each.sent) * 1e3, LEAST_MS) for each in some]
             axes.scatter(at, waited, s=5, color=colour, label=label, linewidths=0, alpha=0.7)
-    failed = [each for each in run.requests if not each.succeeded and each.ended is not None]
+    ended = [each for each in run.requests if each.ended is not None and not run.gave_up(each)]
+    failed = [each for each in ended if not each.succeeded]
     if failed:
         at = [each.sent for each in failed]
         lasted = [max(((each.ended or 0.0) - each.sent) * 1e3, LEAST_MS) for each in failed]

@@ -6,7 +6,7 @@ None. It refuses to know how any of it was measured, or what it means.
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -23,7 +23,8 @@ class Request:
 
     `prompt` is an index into the data set; `first` and `last` are the first and the last chunk with
     content, `gaps` the seconds between such chunks; `ended` is when the outcome was known, None if
-    it never was. `output_tokens` is None where nobody counted: chunks are counted then.
+    it never was. `output_tokens` is None where nobody counted: chunks are counted then. One that is
+    `cancelled` was given up by the client on purpose.
     """
 
     number: int
@@ -38,12 +39,14 @@ class Request:
     status: int | None
     error: str | None
     gaps: tuple[float, ...]
+    cancelled: bool = False
 
     @property
     def succeeded(self) -> bool:
         """Answered with content and without an error: what AIPerf takes its figures from."""
         fine = self.error is None and (self.status is None or 200 <= self.status < 300)
-        return fine and self.ended is not None and self.first is not None and self.last is not None
+        whole = self.ended is not None and self.first is not None and self.last is not None
+        return fine and whole and not self.cancelled
 
     @property
     def tokens(self) -> int:
@@ -94,6 +97,11 @@ class Run:
     samples: tuple[WorkerSample, ...]
     client: Client
     interrupted: bool
+
+    def gave_up(self, request: Request) -> bool:
+        """Whether the client did not wait for it: no success, and nobody's failure."""
+        is_open = request.ended is None and request.error is None
+        return request.cancelled or (self.interrupted and is_open)
 
     def to_json(self) -> bytes:
         """One JSON document."""
@@ -153,14 +161,16 @@ def _all_built(kind: type[Noun], rows: object, where: str) -> list[Noun]:
         raise Unreadable(f"{where}: not a list")
     hints = get_type_hints(kind)
     names = [(field.name, hints[field.name]) for field in fields(kind)]
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
     built = []
     for number, row in enumerate(rows):
         here = f"{where}[{number}]" if len(rows) > 1 else where
         if not isinstance(row, Mapping):
             raise Unreadable(f"{here}: not an object")
-        if missing := [name for name, _ in names if name not in row]:
+        if missing := [name for name in needed if name not in row]:
             raise Unreadable(f"{here}: without {', '.join(missing)}")
-        built.append(kind(**{name: _value(row[name], hint, here, name) for name, hint in names}))
+        there = [(name, hint) for name, hint in names if name in row]
+        built.append(kind(**{name: _value(row[name], hint, here, name) for name, hint in there}))
     return built
 
 

@@ -55,6 +55,12 @@ def test_what_was_given_up_is_neither_answered_nor_failed() -> None:
     assert (found.requests, found.errors, found.unfinished) == (1, 0, 1)
 
 
+def test_what_its_client_gave_up_is_neither_answered_nor_failed() -> None:
+    found = summarise(run([request(0), request(1, cancelled=True)]))
+    assert (found.requests, found.errors, found.unfinished) == (1, 0, 1)
+    assert found.error_summary == ()
+
+
 def test_of_nothing_there_are_no_figures() -> None:
     assert summarise(run()) == Metrics(requests=0)
     assert distribution([]) is None

@@ -23,6 +23,7 @@ requests = st.builds(
     status=st.none() | st.integers(100, 599),
     error=st.none() | st.text(),
     gaps=st.lists(finite, max_size=4).map(tuple),
+    cancelled=st.booleans(),
 )
 samples = st.builds(
     WorkerSample,
@@ -53,6 +54,20 @@ runs = st.builds(
 @given(runs)
 def test_a_run_that_is_stored_comes_back_as_it_was(seen: Run) -> None:
     assert Run.from_json(seen.to_json()) == seen
+
+
+def test_what_was_stored_before_there_were_cancellations_is_read() -> None:
+    document = orjson.loads(run([request()]).to_json())
+    del document["requests"][0]["cancelled"]
+    assert Run.from_json(orjson.dumps(document)).requests == (request(),)
+
+
+def test_a_cancelled_request_is_neither_success_nor_failure() -> None:
+    one, half = request(cancelled=True), request(ended=None)
+    assert not one.succeeded
+    assert run().gave_up(one)
+    assert not run().gave_up(half)
+    assert run(interrupted=True).gave_up(half)
 
 
 leaves = st.none() | st.integers(-(2**60), 2**60) | st.text()
