@@ -39,11 +39,16 @@ class Prompts:
         return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
 
 
+def check(count: int, tokens: int) -> None:
+    """Raises ValueError where so few words have not so many orders."""
+    if len(WORDS) ** tokens < 2 * count:
+        raise ValueError(f"no {count} distinct prompts of {tokens} tokens")
+
+
 def build(count: int, tokens: int, seed: int) -> Prompts:
     """`count` distinct texts of `tokens` words. Raises ValueError where so few words have not so
     many orders."""
-    if len(WORDS) ** tokens < 2 * count:
-        raise ValueError(f"no {count} distinct prompts of {tokens} tokens")
+    check(count, tokens)
     # The child seed as AIPerf derives its own (reference 2.5): another use of the seed is another
     # sequence.
     digest = hashlib.sha256(f"{seed}:dataset.prompt".encode()).digest()

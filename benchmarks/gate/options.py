@@ -1,0 +1,244 @@
+"""The command line of `validate`, and the plan that it comes to.
+
+Everything that can be wrong is found here, before any traffic. It refuses to know how a plan is
+carried out.
+"""
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gate import judge, profiles, prompts
+from benchmarks.gate.constraints import Constraints, InvalidConstraint
+from benchmarks.gate.profiles import PLATFORMS, InvalidProfile, Profile
+from benchmarks.gate.readiness import Patience
+from benchmarks.gate.records import Unreadable
+from benchmarks.gate.results import NAME
+from benchmarks.gate.slo import InvalidSlo, Slo, parse
+from benchmarks.gate.target import Address, InvalidTarget, address, check_model
+
+# As many streams as one process carries with room to spare; more processes than cores only queue.
+STREAMS_PER_PROCESS = 256
+# A phase of fewer requests lasts seconds: samples are taken twice as often then.
+SHORT, SAMPLE_S = 1000, (0.5, 1.0)
+RESULTS = Path("gate-results")
+
+
+class Invalid(ValueError):
+    """An option that nothing can be done with; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do. `profile` is resolved: its concurrency is for all GPUs together."""
+
+    address: Address
+    model: str
+    gpus: int
+    gpus_total: int | None
+    profile: Profile
+    constraints: Constraints
+    slos: tuple[Slo, ...]
+    runs: int
+    required: int | None
+    workers: tuple[str, ...]
+    workers_expected: int | None
+    processes: int
+    out: Path
+    key: str | None = field(repr=False)
+    verify: bool
+    live: bool
+    sentinel: bool | None
+    unique: bool
+    patience: Patience
+
+    @property
+    def concurrency(self) -> int:
+        """Streams in all."""
+        return self.profile.concurrency(1)
+
+    @property
+    def requests(self) -> int:
+        """Of the measured phase."""
+        return self.profile.request_count(1)
+
+    @property
+    def warmup(self) -> int:
+        """Requests before it."""
+        return self.profile.warmup_count(1)
+
+    @property
+    def prompts(self) -> int:
+        """Distinct texts: of the profile, or one for every request of every run."""
+        return (self.requests + self.warmup) * self.runs if self.unique else self.profile.prompts
+
+    @property
+    def sample_s(self) -> float:
+        """Seconds between samples of the workers."""
+        return SAMPLE_S[self.requests >= SHORT]
+
+
+def parser() -> judge.Parser:
+    """The command line."""
+    top = judge.Parser(
+        prog="python -m benchmarks validate",
+        description="Put the validator's load on an endpoint and judge what comes of it. "
+        "Exit status: 0 pass, 1 fail, 2 skipped (nothing was asked), 3 void or broken.",
+    )
+    top.add_argument("--url", required=True, help="base URL of the endpoint")
+    top.add_argument("--model", required=True)
+    top.add_argument("--gpus", type=judge.positive, help="GPUs benchmarked; default: --platform's")
+    top.add_argument("--profile", default="knee", help="knee, sub-knee, smoke or a .yaml file")
+    judge.add_constraints(top)
+    top.add_argument("--slo", action="append", default=[], help="ttft:MS, itl:MS or e2e:MS; repeat")
+    _add_load(top.add_argument_group("load, instead of the profile's"))
+    _add_process(top.add_argument_group("procedure"))
+    return top
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--concurrency", type=judge.positive, help="streams in all")
+    group.add_argument("--requests", type=judge.positive, help="of the measured phase")
+    group.add_argument("--warmup", type=int, help="requests before it, drained and excluded")
+    group.add_argument("--prompt-tokens", type=judge.positive)
+    group.add_argument("--output-tokens", type=judge.positive)
+    group.add_argument("--prompts", type=judge.positive, help="distinct prompts, cycled through")
+    group.add_argument("--unique-prompts", action="store_true", help="no prompt is sent twice")
+    group.add_argument("--seed", type=int)
+    group.add_argument("--timeout", type=float, help="seconds until a request counts as failed")
+
+
+def _add_process(group: argparse._ArgumentGroup) -> None:
+    usual = Patience()
+    add = group.add_argument
+    add("--runs", type=judge.positive, default=1, help="warm-up and measured phase, so many times")
+    add("--require", type=judge.positive, metavar="K", help="runs that must pass; default: all")
+    add("--worker", action="append", default=[], metavar="URL", help="an engine's own; repeat")
+    add("--workers-expected", type=judge.positive, metavar="N", help="usable before the load")
+    add("--processes", type=judge.positive, help="of the load generator")
+    add("--out", type=Path, help=f"folder for the results; default: a dated one in {RESULTS}/")
+    add("--api-key-env", metavar="NAME", help="environment variable that holds the key")
+    add("--api-key-file", type=Path, metavar="FILE", help="file that holds the key")
+    add("--insecure", action="store_true", help="do not verify the endpoint's certificate")
+    add("--no-live", action="store_true", help="plain lines also on a terminal")
+    add(
+        "--sentinel",
+        action=argparse.BooleanOptionalAction,
+        help="result JSON between sentinel lines on stdout; default: where it is no terminal",
+    )
+    add("--ready-timeout", type=_seconds, default=usual.tries, help="seconds for one try")
+    add("--ready-interval", type=_seconds, default=usual.between, help="seconds between tries")
+    add("--ready-window", type=_seconds, default=usual.window, help="seconds in all")
+
+
+def _seconds(text: str) -> float:
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0 seconds, not {text}")
+    return number
+
+
+def read(argv: Sequence[str], at: datetime) -> Plan:
+    """The plan. Ends the process with status 3 where an option is wrong."""
+    top = parser()
+    arguments = top.parse_args(argv)
+    try:
+        return plan(arguments, at)
+    except (Invalid, InvalidConstraint, InvalidProfile, InvalidSlo, InvalidTarget) as error:
+        top.error(str(error))
+    except (Unreadable, OSError) as error:
+        top.error(str(error))
+
+
+def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
+    """Raises Invalid, InvalidConstraint, InvalidProfile, InvalidSlo, InvalidTarget, Unreadable."""
+    platform = PLATFORMS.get(arguments.platform)
+    gpus = arguments.gpus or (platform.gpus if platform else None)
+    if gpus is None:
+        raise Invalid("--gpus: say how many are benchmarked, or name a --platform")
+    if arguments.require is not None and arguments.require > arguments.runs:
+        raise Invalid(f"--require: there are only {arguments.runs} --runs")
+    profile = resolved(arguments, gpus)
+    found = Plan(
+        address=address(arguments.url),
+        model=check_model(arguments.model),
+        gpus=gpus,
+        gpus_total=arguments.gpus_total or (platform.gpus if platform else None),
+        profile=profile,
+        constraints=judge.constraints_of(arguments, None),
+        slos=tuple(parse(each) for each in arguments.slo),
+        runs=arguments.runs,
+        required=arguments.require,
+        workers=tuple(address(each).url for each in dict.fromkeys(arguments.worker)),
+        workers_expected=arguments.workers_expected,
+        processes=arguments.processes or usual_processes(profile.concurrency(1)),
+        out=arguments.out or RESULTS / f"{at:%Y-%m-%dT%H%M%SZ}-{profile.name}",
+        key=key_of(arguments),
+        verify=not arguments.insecure,
+        live=not arguments.no_live,
+        sentinel=arguments.sentinel,
+        unique=arguments.unique_prompts,
+        patience=Patience(
+            arguments.ready_timeout, arguments.ready_interval, arguments.ready_window
+        ),
+    )
+    _check(found)
+    return found
+
+
+def resolved(arguments: argparse.Namespace, gpus: int) -> Profile:
+    """The profile with what the command line changes. Raises InvalidProfile."""
+    base = profiles.find(arguments.profile)
+    changes: dict[str, Any] = {
+        "requests": arguments.requests,
+        "warmup": arguments.warmup,
+        "input_tokens": arguments.prompt_tokens,
+        "output_tokens": arguments.output_tokens,
+        "prompts": arguments.prompts,
+        "seed": arguments.seed,
+        "timeout": arguments.timeout,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    return replace(
+        base, concurrency_per_gpu=arguments.concurrency or base.concurrency(gpus), **given
+    )
+
+
+def _check(found: Plan) -> None:
+    if (found.out / NAME).exists() or (found.out / "run-1").exists():
+        raise Invalid(f"--out: {found.out} holds results already")
+    if found.out.exists() and not found.out.is_dir():
+        raise Invalid(f"--out: {found.out} is no folder")
+    if found.processes > found.concurrency:
+        raise Invalid(f"--processes: more than the {found.concurrency} streams")
+    try:
+        prompts.check(found.prompts, found.profile.input_tokens)
+    except ValueError as error:
+        raise Invalid(f"--prompts: {error}") from None
+
+
+def usual_processes(concurrency: int) -> int:
+    """By the streams and by the cores that we may use."""
+    cores = len(os.sched_getaffinity(0))
+    return min(cores, math.ceil(concurrency / STREAMS_PER_PROCESS))
+
+
+def key_of(arguments: argparse.Namespace) -> str | None:
+    """The key, which is never shown. Raises Invalid."""
+    name, path = arguments.api_key_env, arguments.api_key_file
+    if name is not None and path is not None:
+        raise Invalid("--api-key-env and --api-key-file: one of them")
+    if name is None and path is None:
+        return None
+    option = "--api-key-env" if path is None else "--api-key-file"
+    text = os.environ.get(name, "") if path is None else path.read_text(encoding="utf-8")
+    key = str(text).strip()
+    if not key:
+        raise Invalid(f"{option}: {name or path} holds no key")
+    if not key.isascii() or not key.isprintable():
+        raise Invalid(f"{option}: {name or path} holds what is no key")
+    return key

@@ -1,0 +1,231 @@
+"""Who works behind the endpoint, and what they and the router say while the load runs.
+
+Asks the router's /endpoints, or takes the workers that it is told; then samples each worker's
+/metrics and the router's view beside it. A worker that does not answer is a sample of None. It does
+no load, delays none, and refuses to know what samples mean.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.gate.asking import Asking, Unanswered
+from benchmarks.gate.records import WorkerSample
+
+# The list of a router's engines is short, and made in memory.
+LIST_TIMEOUT_S = 5.0
+# A worker that takes longer is too busy to say: that is what the sample shows.
+LEAST_TIMEOUT_S = 1.0
+# Only shortest_expected_delay minds a slow engine, and slowness is for the gate to find.
+STILL_USABLE = frozenset({None, "slow"})
+_GAUGE = rb"^%b(?:\{[^}]*\})?[ \t]+(\S+)"
+RUNNING, WAITING, KV_USAGE = (
+    re.compile(_GAUGE % name, re.MULTILINE)
+    for name in (
+        rb"vllm:num_requests_running",
+        rb"vllm:num_requests_waiting",
+        rb"vllm:(?:kv|gpu)_cache_usage_perc",
+    )
+)
+
+View = Mapping[str, Any]
+"""An entry of the router's /endpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers' URLs, and who named them: "router", "told", or None: nobody knows of any."""
+
+    urls: tuple[str, ...]
+    source: str | None
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        if self.source is None:
+            return (
+                "no worker evidence: the endpoint has no /endpoints and no --worker was given, so "
+                "a failure cannot be put down to a worker"
+            )
+        by = "the router's list" if self.source == "router" else "--worker"
+        return f"{len(self.urls)} workers, from {by}"
+
+
+async def views(asking: Asking, timeout: float = LIST_TIMEOUT_S) -> dict[str, View] | None:
+    """The router's list by URL; None where the endpoint has none."""
+    try:
+        answer = await asking.endpoint("/endpoints", timeout=timeout)
+    except Unanswered:
+        return None
+    found = answer.json() if answer.status == 200 else None
+    if not isinstance(found, list):
+        return None
+    entries = [each for each in found if isinstance(each, dict) and "role" in each]
+    return {str(each["url"]): each for each in entries if "url" in each} or None
+
+
+async def discover(asking: Asking, told: Sequence[str]) -> Workers:
+    """The workers that we were told, else the router's."""
+    if told:
+        return Workers(tuple(told), "told")
+    found = await views(asking)
+    return Workers((), None) if found is None else Workers(tuple(found), "router")
+
+
+async def unusable(asking: Asking, told: Sequence[str], expected: int | None) -> str | None:
+    """Why workers are missing; None where all are there, or nobody knows of any."""
+    if told:
+        wrong = await _silent(asking, told)
+        there, known = len(told) - len(wrong), len(told)
+    elif (found := await views(asking)) is not None:
+        wrong = [f"{url} is {why}" for url, each in found.items() if (why := _unfit(each))]
+        serving = [each for each in found.values() if each.get("role") != "prefill"]
+        there, known = sum(not _unfit(each) for each in serving), len(serving)
+    else:
+        return None
+    if not wrong and (expected is None or there >= expected):
+        return None
+    asked = known if expected is None else max(expected, known)
+    return "; ".join([f"{there} of {asked} workers are usable", *wrong])
+
+
+def _unfit(view: View) -> str | None:
+    if (state := view.get("state")) != "up":
+        return str(state)
+    aside = view.get("set_aside")
+    return None if aside in STILL_USABLE else f"set aside: {aside}"
+
+
+async def _silent(asking: Asking, urls: Sequence[str]) -> list[str]:
+    """Those whose /health does not say 200, with the reason."""
+
+    async def why(url: str) -> str | None:
+        try:
+            answer = await asking.worker(f"{url}/health", timeout=LIST_TIMEOUT_S)
+        except Unanswered as error:
+            return str(error)
+        return None if answer.status == 200 else f"status {answer.status}"
+
+    reasons = await asyncio.gather(*(why(url) for url in urls))
+    return [f"{url}: {reason}" for url, reason in zip(urls, reasons, strict=True) if reason]
+
+
+def gauges(text: bytes) -> tuple[float | None, float | None, float | None]:
+    """Running, waiting and KV use of vLLM's exposition; None for what is not there.
+
+    An engine with several data-parallel ranks has a line for each: requests add up, and the fullest
+    cache is what stops new ones.
+    """
+    running, waiting, usage = (_numbers(each, text) for each in (RUNNING, WAITING, KV_USAGE))
+    return (
+        sum(running) if running else None,
+        sum(waiting) if waiting else None,
+        max(usage, default=None),
+    )
+
+
+def _numbers(pattern: re.Pattern[bytes], text: bytes) -> list[float]:
+    try:
+        return [float(each) for each in pattern.findall(text)]
+    except ValueError:
+        return []
+
+
+class Sampler:
+    """Samples while it is entered; one task for each worker, so that a silent one delays none."""
+
+    def __init__(self, asking: Asking, workers: Workers, interval: float) -> None:
+        self._asking, self._workers, self._interval = asking, workers, interval
+        self._samples: list[WorkerSample] = []
+        self._latest: dict[str, WorkerSample] = {}
+        self._views: Mapping[str, View] = {}
+        self._viewed_at = float("-inf")
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        if self._workers.source is not None:
+            jobs = [self._watch_router(), *(self._watch(url) for url in self._workers.urls)]
+            self._tasks = [asyncio.ensure_future(job) for job in jobs]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def between(self, begin: float, end: float) -> tuple[WorkerSample, ...]:
+        """Those of a phase, in seconds since it began; the bounds are of time.monotonic."""
+        return tuple(_since(begin, each) for each in self._samples if begin <= each.at <= end)
+
+    def busiest(self) -> tuple[str, float] | None:
+        """Who holds the most now, by the latest samples."""
+        held = [(each.worker, load) for each in self._latest.values() if (load := _held(each))]
+        return max(held, key=lambda each: each[1], default=None)
+
+    async def _watch_router(self) -> None:
+        due = time.monotonic()
+        while True:
+            if (found := await views(self._asking, self._timeout)) is not None:
+                self._views, self._viewed_at = found, time.monotonic()
+            due = await self._sleep(due)
+
+    async def _watch(self, url: str) -> None:
+        due = time.monotonic()
+        while True:
+            try:
+                answer = await self._asking.worker(f"{url}/metrics", timeout=self._timeout)
+                found = gauges(answer.body) if answer.status == 200 else (None, None, None)
+            except Unanswered:
+                found = (None, None, None)
+            self._take(url, found)
+            due = await self._sleep(due)
+
+    def _take(self, url: str, found: tuple[float | None, float | None, float | None]) -> None:
+        now = time.monotonic()
+        fresh = now - self._viewed_at <= 2 * self._interval + self._timeout
+        view = self._views.get(url, {}) if fresh else {}
+        sample = WorkerSample(
+            now,
+            url,
+            *found,
+            in_flight=_of(view, "in_flight", int),
+            set_aside=_of(view, "set_aside", str),
+            seconds_per_token=_of(view, "seconds_per_token", float),
+        )
+        self._latest[url] = sample
+        self._samples.append(sample)
+
+    @property
+    def _timeout(self) -> float:
+        return max(self._interval, LEAST_TIMEOUT_S)
+
+    async def _sleep(self, due: float) -> float:
+        """Until the next time that is due; what was missed is not made up for."""
+        now = time.monotonic()
+        due = max(due + self._interval, now)
+        await asyncio.sleep(due - now)
+        return due
+
+
+def _of(view: View, name: str, kind: type) -> Any:
+    value = view.get(name)
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def _held(sample: WorkerSample) -> float | None:
+    if sample.in_flight is not None:
+        return sample.in_flight
+    return None if sample.running is None else sample.running + (sample.waiting or 0.0)
+
+
+def _since(begin: float, sample: WorkerSample) -> WorkerSample:
+    return replace(sample, at=round(sample.at - begin, 6))
