@@ -46,15 +46,20 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """All conversations, `longest` of which has so many turns; a trace has `stamps`, the seconds at
-    which each begins, in order. Equal checksums are equal inputs. `counted_by` says who counted
-    tokens: "words" (one token each), or the "bundled" tokenizer."""
+    """All conversations: of `longest` turns at most and `mean_turns` on average, between which
+    somebody `thinks` or not. A trace has `stamps`, the seconds at which each begins, in order.
+
+    Equal checksums are equal inputs. `counted_by` says who counted tokens: "words" (one token
+    each), or the "bundled" tokenizer.
+    """
 
     name: str
     conversations: Sequence[Conversation]
     checksum: str
     counted_by: str
     longest: int = 1
+    mean_turns: float = 1.0
+    thinks: bool = False
     stamps: tuple[float, ...] | None = None
 
 
@@ -64,6 +69,14 @@ def checksum(conversations: Iterable[Conversation]) -> str:
     for each in conversations:
         found.update(orjson.dumps(asdict(each)))
     return found.hexdigest()
+
+
+def dataset(name: str, found: Sequence[Conversation], counted_by: str) -> Dataset:
+    """Of conversations that are all there, one at least."""
+    turns = [len(each.turns) for each in found]
+    mean = sum(turns) / len(turns)
+    thinks = any(turn.think for each in found for turn in each.turns)
+    return Dataset(name, found, checksum(found), counted_by, max(turns), mean, thinks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,7 @@ def synthetic(shape: Shape, seed: int) -> Dataset:
         _conversation(turns[number * shape.turns : (number + 1) * shape.turns], prefixes, number)
         for number in range(shape.conversations)
     )
-    return Dataset("synthetic", found, checksum(found), "words", shape.turns)
+    return dataset("synthetic", found, "words")
 
 
 def _conversation(turns: Sequence[Turn], prefixes: Sequence[str], number: int) -> Conversation:

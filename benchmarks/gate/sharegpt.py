@@ -8,7 +8,7 @@ refuses to know who answers now.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.gate.datasets import Conversation, Dataset, Turn, checksum
+from benchmarks.gate.datasets import Conversation, Dataset, Turn, dataset
 from benchmarks.gate.lines import Malformed, Record, read
 
 ROLES: Mapping[str, str] = {
@@ -37,8 +37,7 @@ def sharegpt(
     `count` counts the tokens of the recorded answers.
     """
     found = read(path, lambda record: _conversation(record, count, turns, think), most)
-    longest = max(len(each.turns) for each in found)
-    return Dataset(f"sharegpt {path.name}", tuple(found), checksum(found), "bundled", longest)
+    return dataset(f"sharegpt {path.name}", tuple(found), "bundled")
 
 
 def _conversation(

@@ -1,0 +1,64 @@
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from benchmarks.gate.arrivals import Arrivals
+from benchmarks.gate.datasets import Dataset, Shape, synthetic
+from benchmarks.gate.generator import Seen
+from benchmarks.gate.load import Target
+from benchmarks.gate.offer import Offer, conversations
+from benchmarks.gate.pace import UNLIMITED, Asks, Pace
+
+PLAIN = synthetic(Shape(conversations=4, input_tokens=3), 1)
+TALKS = synthetic(Shape(conversations=4, input_tokens=3, turns=3, think=1), 1)
+
+
+def offer(dataset: Dataset = PLAIN, **pace: object) -> Offer:
+    return Offer(Asks(dataset, "m"), Pace(**pace), 12)  # type: ignore[arg-type]
+
+
+def test_the_target_is_asked_conversations() -> None:
+    target = Target("h", 1, False, True, b"", (b"body",), 3.0)
+    asked = offer().target(target)
+    assert asked.bodies == ()
+    assert asked.asks == offer().asks
+    assert replace(asked, bodies=target.bodies, asks=None) == target
+
+
+def test_the_warm_up_is_a_plain_closed_loop() -> None:
+    phase = offer(TALKS, arrivals=Arrivals(9), duration=3.0).warmup(8, 10)
+    assert (phase.streams, phase.requests, phase.offset) == (8, 4, 0)
+    assert not phase.pace.open_loop
+    assert phase.pace.duration is None
+
+
+def test_the_measured_phase_goes_on_where_the_warm_up_ended_but_for_a_trace() -> None:
+    assert offer().phase(8, 4, 1.5).offset == 4
+    assert offer().phase(8, 4, 1.5).begin == 1.5
+    assert offer(replace(PLAIN, stamps=(0.0,) * 4), replay=1.0).phase(8, 4).offset == 0
+
+
+def test_only_a_closed_loop_without_thought_fills_its_streams() -> None:
+    assert offer().fills_streams
+    for other in (offer(TALKS), offer(arrivals=Arrivals(9)), offer(ramp=3.0), offer(replay=1.0)):
+        assert not other.fills_streams
+
+
+def test_conversations_come_to_so_many_requests() -> None:
+    assert conversations(100, 1.0) == 100
+    assert conversations(100, 2.5) == 40
+    assert conversations(1, 9.0) == 1
+    assert conversations(None, 1.0) == UNLIMITED
+
+
+@pytest.mark.parametrize("pace", [{}, {"arrivals": Arrivals(9, ramp=2.0), "cap": 3}])
+def test_the_report_is_json(pace: dict[str, object]) -> None:
+    seen = [Seen(0, 0, 0.0, late=0.002), Seen(1, 1, 0.0, cancelled=True, late=0.0)]
+    found = offer(TALKS, **pace).report(seen if pace else [])
+    assert orjson.loads(orjson.dumps(found))["checksum"] == TALKS.checksum
+    assert found["loop"] == ("open" if pace else "closed")
+    assert found["begun"] == (2 if pace else 0)
+    assert found["cancelled"] == (1 if pace else 0)
+    assert (found["late"] is None) == (not pace)
+    assert found["ramp"] == (2.0 if pace else 0.0)
