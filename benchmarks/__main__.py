@@ -1,7 +1,7 @@
-"""`python -m benchmarks compare | peers install | judge | report | plot`; `engine` and `load` are
-started by the bench.
+"""`python -m benchmarks compare | results | peers install | judge | report | plot`; `engine` and
+`load` are started by the bench.
 
-Exit status of the first two: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
+Exit status of the first three: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
 interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import compare, engine, limits, load, peers, plan, report
+from benchmarks import compare, engine, limits, load, peers, plan, report, results
 from benchmarks.gate import judge
 from benchmarks.routers import DEFAULT, ROUTERS
 from benchmarks.scenarios import SCENARIOS, Scenario
@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
         ("plot", "draw PNGs from stored runs"),
     ):
         commands.add_parser(name, help=text)
+    commands.add_parser("results", help="write RESULTS.md and its picture from stored runs")
     peer = commands.add_parser("peers", help="the other routers")
     peer.add_argument("action", choices=("install",))
     engines = commands.add_parser("engine", help="simulated engines (started by the bench)")
@@ -144,6 +145,9 @@ def main(command: Sequence[str]) -> int:
                 parser().error(str(error))
         case "peers":
             peers.install()
+        case "results":
+            for path in results.write(RESULTS, RESULTS.parent):
+                print(path)
         case "engine":
             engine.run(arguments.plan)
         case "load":
