@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -79,7 +80,7 @@ async def _serve(pipe: Connection, target: Target, tickets: Tickets) -> None:
         pipe.send(load.progress())
         timer = loop.call_later(TELL_S, tell)
 
-    loop.add_reader(pipe.fileno(), readable)
+    _hear(pipe, readable)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while (phase := await told.get()) is not None:
             gc.disable()  # a collection would be a pause of all streams
@@ -183,11 +184,18 @@ class Generators:
             else:
                 outcome.set_result(message)
 
-        loop.add_reader(pipe.fileno(), readable)
+        _hear(pipe, readable)
         try:
             return await outcome
         finally:
             loop.remove_reader(pipe.fileno())
+
+
+def _hear(pipe: Connection, readable: Callable[[], None]) -> None:
+    """Call this whenever the pipe has something to read. uvloop makes a pipe that it watches
+    non-blocking, but an outcome is larger than what a pipe takes at once."""
+    asyncio.get_running_loop().add_reader(pipe.fileno(), readable)
+    os.set_blocking(pipe.fileno(), True)
 
 
 def _died(number: int) -> GeneratorDied:

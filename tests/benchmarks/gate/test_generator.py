@@ -277,3 +277,47 @@ def test_an_error_is_named_by_its_kind_not_by_its_message() -> None:
     assert kind_of({"message": "request 77 failed", "type": "server_error"}) == "server_error"
     assert kind_of({"message": "m", "code": 500}) == "500"
     assert kind_of("m") == "unnamed"
+
+
+async def test_what_its_client_gives_up_is_cancelled_not_failed(crowd: Crowd) -> None:
+    plain = crowd.next_request
+
+    def given_up() -> tuple[Seen, bytes] | None:
+        if (taken := plain()) is not None:
+            taken[0].give_up = 0.0
+        return taken
+
+    crowd.next_request = given_up  # type: ignore[method-assign]
+    stream = stream_of(crowd)
+    stream.data_received(answer(piece("a"))[:-5])
+    await crowd.ended_all.wait()
+    assert [(each.cancelled, each.error, each.chunks) for each in crowd.seen] == [(True, None, 1)]
+    assert crowd.seen[0].ended is not None
+    assert crowd.wires[0].aborted
+
+
+async def test_a_timeout_comes_before_a_later_cancellation(crowd: Crowd) -> None:
+    plain, crowd.timeout = crowd.next_request, 0.0
+
+    def given_up() -> tuple[Seen, bytes] | None:
+        if (taken := plain()) is not None:
+            taken[0].give_up = 1.0
+        return taken
+
+    crowd.next_request = given_up  # type: ignore[method-assign]
+    stream_of(crowd)
+    await crowd.ended_all.wait()
+    assert [each.error for each in crowd.seen] == ["timed out after 0 s"]
+
+
+async def test_events_are_kept_for_those_who_want_to_read_them(crowd: Crowd) -> None:
+    plain = crowd.next_request
+
+    def read() -> tuple[Seen, bytes] | None:
+        if (taken := plain()) is not None:
+            taken[0].events = []
+        return taken
+
+    crowd.next_request = read  # type: ignore[method-assign]
+    seen = await outcome(crowd, answer(ROLE, piece("a"), piece("b"), DONE))
+    assert seen.events == [ROLE[:-2], piece("a")[:-2], piece("b")[:-2], DONE[:-2]]

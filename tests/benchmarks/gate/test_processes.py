@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.gate.load import Phase, Progress
 from benchmarks.gate.processes import GeneratorDied, Generators, shares
-from tests.benchmarks.gate.test_load import Server, served
+from tests.benchmarks.gate.test_load import DONE, PIECE, Server, served
 
 NOTHING = Phase(0, 0, 0)
 
@@ -42,6 +42,15 @@ async def test_processes_are_one_closed_loop() -> None:
     assert told.processes == {0, 1}
     assert [outcome.seen for outcome in again] == [[], []]
     assert server.connections == 5
+
+
+async def test_outcomes_may_be_larger_than_a_pipe() -> None:
+    long = 500 * PIECE + DONE
+    server = Server(answer=b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(long), long))
+    async with served(server) as target:
+        with Generators(target, 2) as generators:
+            outcomes = await generators.run(Phase(8, 200, 0), Told())
+    assert sum(each.chunks for outcome in outcomes for each in outcome.seen) == 100_000
 
 
 async def test_stopping_returns_what_there_is() -> None:
