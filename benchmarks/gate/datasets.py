@@ -6,7 +6,7 @@ checksum proves. It refuses to know when a conversation begins and how it is sen
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 import orjson
 
@@ -67,7 +67,7 @@ def checksum(conversations: Iterable[Conversation]) -> str:
     """Of all that is sent."""
     found = hashlib.sha256()
     for each in conversations:
-        found.update(orjson.dumps(asdict(each)))
+        found.update(orjson.dumps(each))
     return found.hexdigest()
 
 

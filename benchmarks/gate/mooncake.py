@@ -7,7 +7,7 @@ is hundreds of megabytes of them. It refuses to know what was really said.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import overload
 
@@ -62,7 +62,7 @@ class Trace(Sequence[Conversation]):
     @property
     def checksum(self) -> str:
         """Of what the texts are made from."""
-        rows = orjson.dumps([asdict(row) for row in self._rows])
+        rows = orjson.dumps(self._rows)
         return hashlib.sha256(b"%d %d %b" % (self._seed, self._block, rows)).hexdigest()
 
     def _conversation(self, number: int) -> Conversation:
