@@ -47,6 +47,17 @@ class Counted:
     bundled: int = 0
     chunks: int = 0
 
+    @property
+    def line(self) -> str:
+        """For people."""
+        parts = (
+            (self.usage, "by the server (usage)"),
+            (self.bundled, "by the bundled tokenizer"),
+            (self.chunks, "as chunks with content"),
+        )
+        said = ", ".join(f"{number} answers {how}" for number, how in parts if number)
+        return f"tokens: {said or 'nothing was answered'}"
+
 
 def count(seen: Iterable[Seen], tokens: Callable[[str], int]) -> Counted:
     """Give every answer whose text was kept, and that the server did not count, a number of tokens

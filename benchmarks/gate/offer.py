@@ -32,15 +32,54 @@ class Offer:
         """The same endpoint, asked these conversations."""
         return replace(target, bodies=(), asks=self.asks)
 
-    def warmup(self, streams: int, requests: int) -> Phase:
-        """A closed loop that begins at once, of the data set's first conversations."""
+    @property
+    def requests(self) -> int | None:
+        """About so many in the measured phase; None where the duration ends it."""
+        if self.pace.duration is not None or self.conversations >= UNLIMITED:
+            return None
+        return round(self.conversations * self.asks.dataset.mean_turns)
+
+    @property
+    def line(self) -> str:
+        """What is offered, for people."""
+        found, pace = self.asks.dataset, self.pace
+        parts = [f"{len(found.conversations)} conversations ({found.name})"]
+        if found.longest > 1:
+            parts.append(f"{found.mean_turns:g} turns on average")
+        if pace.arrivals is not None:
+            parts.append(f"{pace.arrivals.rate:g} begin per second ({pace.arrivals.pattern})")
+        if pace.replay is not None:
+            parts.append(f"at the trace's own times, {pace.replay:g} times as fast")
+        if pace.duration is not None:
+            parts.append(f"for {pace.duration:g} s")
+        return f"{', '.join(parts)}, checksum {found.checksum[:16]}"
+
+    def warmup(self, streams: int, requests: int, offset: int = 0) -> Phase:
+        """A closed loop that begins at once, of the conversations from `offset` on."""
         count = -(-requests // math.ceil(self.asks.dataset.mean_turns))
-        return Phase(streams, count, 0, pace=Pace(seed=self.pace.seed))
+        return Phase(streams, count, offset, pace=Pace(seed=self.pace.seed))
 
     def phase(self, streams: int, offset: int, begin: float = 0.0) -> Phase:
         """The measured phase. A trace is replayed from its beginning whatever came before."""
         offset = 0 if self.pace.replay is not None else offset
         return Phase(streams, self.conversations, offset, begin, self.pace)
+
+    def concurrency(self, streams: int, reached: int) -> int:
+        """What a run is to say of itself: the streams, where they were to be filled; else what was
+        reached, which nobody can fall short of."""
+        return streams if self.fills_streams else max(reached, 1)
+
+    def notes(self, seen: Sequence[Seen]) -> list[str]:
+        """What came of it beside the answers, for people."""
+        found, late = [], lateness(seen)
+        if late is not None:
+            found.append(
+                f"sent later than intended: p50 {late.p50_ms:.1f} ms, p99 {late.p99_ms:.1f} ms, "
+                f"at most {late.max_ms:.1f} ms; latencies count from the intended time"
+            )
+        if gone := sum(each.cancelled for each in seen):
+            found.append(f"given up by their clients: {gone} of {len(seen)} requests")
+        return found
 
     def report(self, seen: Sequence[Seen]) -> dict[str, Any]:
         """For the result: what was offered, its checksum, and how it was kept to. JSON's types."""

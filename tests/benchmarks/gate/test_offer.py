@@ -62,3 +62,29 @@ def test_the_report_is_json(pace: dict[str, object]) -> None:
     assert found["cancelled"] == (1 if pace else 0)
     assert (found["late"] is None) == (not pace)
     assert found["ramp"] == (2.0 if pace else 0.0)
+
+
+def test_a_run_that_fills_no_streams_falls_short_of_nothing() -> None:
+    assert offer().concurrency(8, 3) == 8
+    assert offer(ramp=1.0).concurrency(8, 3) == 3
+    assert offer(ramp=1.0).concurrency(8, 0) == 1
+
+
+def test_the_number_of_requests_is_known_unless_the_clock_decides() -> None:
+    assert offer(TALKS).requests == 36
+    assert offer(duration=3.0).requests is None
+
+
+def test_it_is_said_what_is_offered_and_what_came_of_it() -> None:
+    mark = f"checksum {PLAIN.checksum[:16]}"
+    assert offer().line == f"4 conversations (synthetic), {mark}"
+    poisson = offer(arrivals=Arrivals(9), duration=2.5)
+    assert poisson.line == (
+        f"4 conversations (synthetic), 9 begin per second (poisson), for 2.5 s, {mark}"
+    )
+    assert "3 turns on average" in offer(TALKS).line
+    assert "own times, 2 times as fast" in offer(replay=2.0).line
+    assert offer().notes([Seen(0, 0, 0.0)]) == []
+    late, gone = offer().notes([Seen(0, 0, 0.0, late=0.5), Seen(0, 0, 0.0, cancelled=True)])
+    assert late.startswith("sent later than intended: p50 500.0 ms")
+    assert gone == "given up by their clients: 1 of 2 requests"
