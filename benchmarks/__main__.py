@@ -1,5 +1,5 @@
-"""`python -m benchmarks compare | results | peers install | judge | report | plot`; `engine` and
-`load` are started by the bench.
+"""`python -m benchmarks compare | results | peers install | validate | judge | report | plot`;
+`engine` and `load` are started by the bench.
 
 Exit status of the first three: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
 interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
@@ -13,16 +13,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 
 from benchmarks import compare, engine, limits, load, peers, plan, report, results
-from benchmarks.gate import judge
+from benchmarks.gate import judge, validate
 from benchmarks.routers import DEFAULT, ROUTERS
 from benchmarks.scenarios import SCENARIOS, Scenario
 
 # They read their own command lines: their exit statuses are the validator's.
-STORED = {"judge": judge.main_judge, "report": judge.main_report, "plot": judge.main_plot}
+GATE = {
+    "validate": validate.main,
+    "judge": judge.main_judge,
+    "report": judge.main_report,
+    "plot": judge.main_plot,
+}
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -63,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     side.add_argument("--window", type=seconds, help="seconds measured per turn")
     side.add_argument("--results", type=Path, default=RESULTS, help="where the JSON file goes")
     for name, text in (
+        ("validate", "put the validator's load on an endpoint and judge what comes of it"),
         ("judge", "judge stored results of a load test again, ours or AIPerf's"),
         ("report", "write report.html from stored results"),
         ("plot", "draw PNGs from stored runs"),
@@ -134,8 +141,8 @@ def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 def main(command: Sequence[str]) -> int:
     """Run one command and return the exit status."""
-    if command and command[0] in STORED:
-        return STORED[command[0]](command[1:])
+    if command and command[0] in GATE:
+        return GATE[command[0]](command[1:])
     arguments = parser().parse_args(command)
     match arguments.command:
         case "compare":
@@ -155,7 +162,8 @@ def main(command: Sequence[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
+def command_line() -> NoReturn:
+    """`pd-bench`, and `python -m benchmarks`."""
     # Also as a background job, which is born deaf to SIGINT: what was started ends with the bench.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -163,3 +171,7 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    command_line()

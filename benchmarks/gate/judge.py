@@ -133,7 +133,8 @@ def _opinions(arguments: argparse.Namespace) -> list[Opinion]:
     return found
 
 
-def _series(opinions: Sequence[Opinion], required: int | None = None) -> verdict.Series:
+def series_of(opinions: Sequence[Opinion], required: int | None = None) -> verdict.Series:
+    """All of them as one."""
     return verdict.series(
         [each.verdict for each in opinions], [each.result.metrics for each in opinions], required
     )
@@ -162,10 +163,10 @@ def main_judge(argv: Sequence[str]) -> int:
         parser.error(f"argument --require: there are only {len(arguments.files)} files")
     try:
         opinions = _opinions(arguments)
-        overall = _series(opinions, arguments.require)
+        overall = series_of(opinions, arguments.require)
         show(opinions, overall)
         if arguments.ctrf is not None:
-            arguments.ctrf.write_bytes(export.to_json(_ctrf(opinions)))
+            arguments.ctrf.write_bytes(export.to_json(ctrf_of(opinions)))
         if arguments.write_baseline is not None:
             _keep(opinions, arguments.write_baseline)
     except (Unreadable, InvalidConstraint, OSError) as error:
@@ -178,7 +179,8 @@ def _broken(error: Exception) -> int:
     return int(Exit.VOID)
 
 
-def _ctrf(opinions: Sequence[Opinion]) -> dict[str, object]:
+def ctrf_of(opinions: Sequence[Opinion]) -> dict[str, object]:
+    """A test for each run."""
     begins = [
         datetime.now(UTC) if run is None else datetime.fromisoformat(run.started_at)
         for run in (each.result.run for each in opinions)
@@ -202,7 +204,8 @@ def _keep(opinions: Sequence[Opinion], path: Path) -> None:
     path.write_bytes(export.Baseline(throughputs, passed[0].gpus).to_json())
 
 
-def _pictures(each: Opinion) -> dict[str, bytes]:
+def pictures_of(each: Opinion) -> dict[str, bytes]:
+    """PNGs by name; none where no requests are stored."""
     run, asked = each.result.run, each.constraints
     if run is None:
         return {}
@@ -212,17 +215,23 @@ def _pictures(each: Opinion) -> dict[str, bytes]:
 
 def _drawn(each: Opinion) -> dict[str, bytes]:
     """Raises Unreadable where there is nothing to draw."""
-    if not (pictures := _pictures(each)):
+    if not (pictures := pictures_of(each)):
         raise Unreadable(f"{each.result.name}: no requests are stored, nothing to draw")
     return pictures
 
 
-def page(opinions: Sequence[Opinion], required: int | None = None) -> str:
-    """report.html of some runs that were judged alike."""
+def page(
+    opinions: Sequence[Opinion],
+    required: int | None = None,
+    drawn: Sequence[dict[str, bytes]] | None = None,
+) -> str:
+    """report.html of some runs that were judged alike; their pictures, where there are some."""
+    pictures = [pictures_of(each) for each in opinions] if drawn is None else drawn
     judged = [
-        Judged(each.result, each.verdict, each.diagnosis, _pictures(each)) for each in opinions
+        Judged(each.result, each.verdict, each.diagnosis, some)
+        for each, some in zip(opinions, pictures, strict=True)
     ]
-    return report.html(judged, _series(opinions, required), opinions[0].constraints)
+    return report.html(judged, series_of(opinions, required), opinions[0].constraints)
 
 
 def main_report(argv: Sequence[str]) -> int:

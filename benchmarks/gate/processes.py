@@ -10,6 +10,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -93,6 +94,19 @@ async def _serve(pipe: Connection, target: Target, tickets: Tickets) -> None:
 
 
 STOP = "stop"
+
+
+# Files that are open beside the streams' connections.
+BESIDE = 128
+
+
+def make_room(streams: int) -> None:
+    """Let processes started from here open so many connections. Raises OSError where they may
+    not."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < streams + BESIDE:
+        raise OSError(f"{streams} streams need more open files than the {most} allowed (ulimit -n)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class GeneratorDied(Exception):

@@ -21,7 +21,11 @@ Unusable = Callable[[], Awaitable[str | None]]
 
 
 class NotReady(Exception):
-    """The window ended; the text says what was wrong last."""
+    """The window ended; the text says what was wrong last. `served`: workers were missing only."""
+
+    def __init__(self, text: str, *, served: bool) -> None:
+        super().__init__(text)
+        self.served = served
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +87,11 @@ async def wait(
             wrong = found
         tell(f"not ready: {wrong}; asking again every {patience.between:g} s")
         await asyncio.sleep(max(min(patience.between, end - time.monotonic()), 0.0))
+    waited = f"after {patience.window:g} s"
     if serves:
-        raise NotReady(f"under-provisioned: {wrong} (waited {patience.window:g} s)")
-    raise NotReady(
-        "timed out waiting for inference endpoint to serve requests "
-        f"(after {patience.window:g} s): {wrong}"
-    )
+        raise NotReady(f"under-provisioned {waited}: {wrong}", served=True)
+    text = f"timed out waiting for inference endpoint to serve requests ({waited}): {wrong}"
+    raise NotReady(text, served=False)
 
 
 async def _try(asking: Asking, model: str, timeout: float) -> str | None:

@@ -3,7 +3,9 @@
 Whatever is malformed is Unreadable; a figure that is not there is None. It refuses to judge.
 """
 
+import gzip
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +18,8 @@ from benchmarks.gate.metrics import Distribution, ErrorCount, Metrics, summarise
 from benchmarks.gate.records import Run, Unreadable, run_of
 
 NAME = "profile_export_aiperf.json"
-RUN = "run.json"
+RUN = "run.json.gz"
+GZIP = b"\x1f\x8b"
 SENTINEL = "===AIPERF-RESULT==="
 # Everything that is not AIPerf's is under this key.
 OURS = "pd_router"
@@ -142,8 +145,9 @@ def result_of(name: str, data: str | bytes) -> Result:
 
     Raises Unreadable.
     """
-    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
-    found = unframed(text) if SENTINEL in text else _object(data)
+    plain = data if isinstance(data, str) else _plain(data)
+    text = plain if isinstance(plain, str) else plain.decode("utf-8", "replace")
+    found = unframed(text) if SENTINEL in text else _object(plain)
     if "requests" in found and "samples" in found:
         run = run_of(found)
         return Result(name, summarise(run), run, gpus=run.gpus, interrupted=run.interrupted)
@@ -161,6 +165,16 @@ def result_of(name: str, data: str | bytes) -> Result:
         gpus_total=total if isinstance(total, int) else None,
         interrupted=found.get("was_cancelled") is True,
     )
+
+
+def _plain(data: bytes) -> bytes:
+    """Unpacked, where it was packed."""
+    if not data.startswith(GZIP):
+        return data
+    try:
+        return gzip.decompress(data)
+    except (EOFError, OSError, zlib.error) as error:
+        raise Unreadable(f"not gzip: {error}") from None
 
 
 def _constraints(found: object) -> Constraints | None:

@@ -1,0 +1,159 @@
+"""What is made of a measured phase: opinion, files, and lines beyond the verdict's.
+
+It refuses to know how a phase is carried out, and the terminal.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gate import export, judge, plots
+from benchmarks.gate.judge import Opinion
+from benchmarks.gate.measured import Cached, Measured, cached, client_of, request_of
+from benchmarks.gate.metrics import Metrics, summarise
+from benchmarks.gate.options import Plan
+from benchmarks.gate.prompts import Prompts
+from benchmarks.gate.records import Run
+from benchmarks.gate.slo import Goodput, goodput
+from benchmarks.gate.timeline import timeline
+from benchmarks.gate.workers import Workers
+from router import __version__
+
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What all runs of a plan have in common, as it was found before the load."""
+
+    prompts: Prompts
+    workers: Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One run with all that is said of it, and its document."""
+
+    opinion: Opinion
+    goodput: Goodput | None
+    cached: Cached
+    document: dict[str, Any]
+
+    @property
+    def lines(self) -> list[str]:
+        """Beyond the verdict's."""
+        found = [] if self.goodput is None else [self.goodput.line]
+        return [*found, f"tokens: {tokens_from(self.opinion.result.metrics)}", self.cached.line]
+
+
+def tokens_from(metrics: Metrics) -> str:
+    """Who counted output tokens."""
+    if not metrics.requests:
+        return "nothing was answered"
+    if not metrics.chunk_counted:
+        return "counted by the server (usage)"
+    if metrics.chunk_counted == metrics.requests:
+        return "chunks with content were counted, the server sent no usage"
+    return f"counted by the server (usage), but for {metrics.chunk_counted} answers: chunks"
+
+
+def run_of(plan: Plan, measured: Measured) -> Run:
+    """The record of a measured phase."""
+    offered = measured.offered
+    return Run(
+        profile=plan.profile.name,
+        url=plan.address.url,
+        model=plan.model,
+        gpus=plan.gpus,
+        concurrency=plan.concurrency,
+        started_at=offered.started_at.isoformat(),
+        requests=tuple(request_of(each, offered.begin) for each in offered.seen),
+        samples=measured.samples,
+        client=client_of(offered),
+        interrupted=offered.interrupted,
+    )
+
+
+def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
+    """Judge it."""
+    run = run_of(plan, measured)
+    metrics = summarise(run)
+    result = export.Result(
+        name, metrics, run, plan.constraints, plan.gpus, plan.gpus_total, run.interrupted
+    )
+    expected = plan.workers_expected or len(inputs.workers.urls) or None
+    opinion = judge.opinion(result, plan.constraints, plan.gpus, plan.gpus_total, expected)
+    good, known = goodput(run, metrics, plan.slos), cached(measured.offered.seen)
+    extra = {
+        "workload": asdict(plan.profile),
+        "input": _input(plan, inputs.prompts),
+        "cached": asdict(known),
+        "tokens_from": tokens_from(metrics),
+        "goodput": None if good is None else {**asdict(good), "share": good.share},
+        "workers": {"source": inputs.workers.source, "each": _each(run)},
+        "warmup": {"requests": measured.warmup_requests, "failed": measured.warmup_failed},
+        "generator": {"name": "pd-bench", "version": __version__, "processes": plan.processes},
+    }
+    document = export.document(
+        run,
+        metrics,
+        plan.constraints,
+        opinion.verdict,
+        opinion.diagnosis,
+        extra,
+        plan.gpus_total,
+    )
+    return Kept(opinion, good, known, document)
+
+
+def _input(plan: Plan, prompts: Prompts) -> dict[str, Any]:
+    """How often each prompt is sent is what a prefix cache lives on."""
+    return {
+        "prompts": len(prompts.texts),
+        "tokens": prompts.tokens,
+        "counted_by": prompts.counted_by,
+        "seed": plan.profile.seed,
+        "checksum": prompts.checksum,
+        "unique": plan.unique,
+        "reuse": reuse(plan, prompts),
+    }
+
+
+def reuse(plan: Plan, prompts: Prompts) -> float:
+    """How many times each prompt is sent in a run."""
+    return 1.0 if plan.unique else (plan.requests + plan.warmup) / len(prompts.texts)
+
+
+def _each(run: Run) -> dict[str, Any]:
+    """By worker: the most that it held, and how many answers were its own where these say so."""
+    seen = timeline(run)
+    loads = {} if seen is None else seen.loads
+    served = [each.worker for each in run.requests if each.succeeded]
+    return {
+        name: {
+            "peak_in_flight": None if np.isnan(load).all() else float(np.nanmax(load)),
+            "answers": served.count(name) if any(served) else None,
+        }
+        for name, load in loads.items()
+    }
+
+
+def write(plan: Plan, folder: Path, each: Kept) -> None:
+    """All of one run but its pictures. Raises OSError."""
+    run = each.opinion.result.run
+    assert run is not None
+    export.write(folder, run, each.document)
+
+
+def draw(plan: Plan, all_kept: list[Kept], folders: list[Path]) -> Path:
+    """Pictures beside each run, and report.html and CTRF for all of them. Raises OSError."""
+    opinions = [each.opinion for each in all_kept]
+    drawn = [judge.pictures_of(each) for each in opinions]
+    for pictures, folder in zip(drawn, folders, strict=True):
+        plots.save(pictures, folder)
+    (plan.out / export.CTRF).write_bytes(export.to_json(judge.ctrf_of(opinions)))
+    path = plan.out / REPORT
+    path.write_text(judge.page(opinions, plan.required, drawn), encoding="utf-8")
+    return path

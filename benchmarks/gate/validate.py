@@ -1,0 +1,254 @@
+"""`validate`: readiness, a warm-up wave, the measured phase, the verdict.
+
+Puts the parts together and says what happens. It refuses to know how any part does its work; what
+goes wrong ends with status 3 and one line.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+from rich.console import Console
+
+from benchmarks.gate import export, judge, keep, options, readiness
+from benchmarks.gate.asking import Asking, asking
+from benchmarks.gate.keep import Inputs, Kept
+from benchmarks.gate.live import Board, Live
+from benchmarks.gate.load import Phase
+from benchmarks.gate.measured import Measured, Offered, offer
+from benchmarks.gate.options import Plan
+from benchmarks.gate.processes import SIGNALS, GeneratorDied, Generators, make_room
+from benchmarks.gate.prompts import Prompts, build, counted
+from benchmarks.gate.readiness import NotReady
+from benchmarks.gate.records import Diagnosis, Kind
+from benchmarks.gate.target import headers, target
+from benchmarks.gate.verdict import Exit, Verdict
+from benchmarks.gate.workers import Sampler, discover, unusable
+from router import __version__
+
+AGENT = f"pd-bench/{__version__}"
+# Each is a question to the server; the words are one token each nearly everywhere anyway.
+MOST_COUNTED = 1000
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """Somebody wants an end; the text says what was going on."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run it and return the exit status."""
+    at = datetime.now(UTC)
+    plan = options.read(argv, at)
+    # Wide enough that no line is cut when the output goes to a file.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
+    kept: list[Kept] = []
+    try:
+        make_room(plan.concurrency)
+        plan.out.mkdir(parents=True, exist_ok=True)
+        wrong = _carried_out(plan, console, kept)
+        if wrong is not None and not kept:
+            return _nothing(plan, wrong, at)
+        code = _finished(plan, kept)
+    except KeyboardInterrupt:
+        return _broken("interrupted while results were written")
+    except OSError as error:
+        return _broken(str(error))
+    return code if wrong is None else _broken(str(wrong))
+
+
+def _carried_out(plan: Plan, console: Console, kept: list[Kept]) -> Exception | None:
+    """Fill `kept`; what ended it early is returned."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_Validation(plan, console, kept).carry_out())
+    except (NotReady, GeneratorDied, Interrupted) as error:
+        return error
+    except KeyboardInterrupt:
+        return Interrupted("interrupted")
+    return None
+
+
+def _broken(text: str) -> int:
+    print(f"error: {text}", file=sys.stderr)
+    return int(Exit.VOID)
+
+
+def _nothing(plan: Plan, wrong: Exception, at: datetime) -> int:
+    """No figures: a report for machines that says why."""
+    verdict = Verdict(passed=False, lines=(), failures=(), void_reason=str(wrong))
+    missing = isinstance(wrong, NotReady) and wrong.served
+    why = [Diagnosis(Kind.UNDER_PROVISIONED, None, str(wrong))] if missing else []
+    lasted = (datetime.now(UTC) - at).total_seconds()
+    document = export.ctrf([verdict], [at], [lasted], __version__, why)
+    (plan.out / export.CTRF).write_bytes(export.to_json(document))
+    return _broken(str(wrong))
+
+
+def _finished(plan: Plan, kept: list[Kept]) -> int:
+    """Say the verdict, draw, and return the exit status."""
+    overall = judge.series_of([each.opinion for each in kept], plan.required)
+    judge.show([each.opinion for each in kept], overall)
+    for each in kept:
+        prefix = f"{each.opinion.result.name}: " if len(kept) > 1 else ""
+        for line in each.lines:
+            print(f"{prefix}{line}")
+    folders = [folder_of(plan, number) for number in range(len(kept))]
+    print(f"written to {keep.draw(plan, kept, folders)}", flush=True)
+    if plan.sentinel if plan.sentinel is not None else not sys.stdout.isatty():
+        for each in kept:
+            print(export.framed(each.document), end="", flush=True)
+    return int(overall.exit_code)
+
+
+def folder_of(plan: Plan, number: int) -> Path:
+    """Where the files of one run go."""
+    return plan.out if plan.runs == 1 else plan.out / f"run-{number + 1}"
+
+
+class _Validation:
+    """One plan being carried out."""
+
+    def __init__(self, plan: Plan, console: Console, kept: list[Kept]) -> None:
+        self._plan, self._kept = plan, kept
+        self._board = Board()
+        self._live = Live(self._board, console, drawn=plan.live)
+        self._stopped = asyncio.Event()
+        self._doing = "the endpoint got ready"
+
+    async def carry_out(self) -> None:
+        """All runs. Raises NotReady, GeneratorDied, Interrupted, OSError."""
+        plan = self._plan
+        secrets = headers(AGENT, plan.key)
+        with self._listening():
+            async with self._live, asking(plan.address.url, secrets, verify=plan.verify) as asked:
+                inputs = await self._unless_stopped(self._prepared(asked))
+                texts = inputs.prompts.texts
+                to = target(
+                    plan.address,
+                    plan.model,
+                    texts,
+                    plan.profile,
+                    user_agent=AGENT,
+                    key=plan.key,
+                    verify=plan.verify,
+                )
+                with Generators(to, plan.processes) as generators:
+                    await offer(generators, Phase(0, 0, 0), self._board.hear, self._stopped)
+                    async with Sampler(asked, inputs.workers, plan.sample_s) as sampler:
+                        self._board.busiest = sampler.busiest
+                        await self._runs(generators, sampler, inputs)
+
+    async def _prepared(self, asked: Asking) -> Inputs:
+        plan = self._plan
+
+        async def missing() -> str | None:
+            return await unusable(asked, plan.workers, plan.workers_expected)
+
+        self._live.say(f"waiting for {plan.model} at {plan.address.url}")
+        await readiness.wait(asked, plan.model, missing, plan.patience, self._live.say)
+        workers = await discover(asked, plan.workers)
+        self._live.say(f"ready: {workers.line}")
+        self._doing = "prompts were made"
+        return Inputs(await self._prompts(asked), workers)
+
+    async def _prompts(self, asked: Asking) -> Prompts:
+        plan = self._plan
+        made = build(plan.prompts, plan.profile.input_tokens, plan.profile.seed)
+        note = "counted as words, the server does not count tokens"
+
+        async def count(text: str) -> int | None:
+            return await readiness.count(asked, plan.model, text)
+
+        if plan.prompts > MOST_COUNTED:
+            note = "counted as words, they are too many to ask the server"
+        else:
+            try:
+                made = await counted(made, count)
+            except ValueError as error:
+                note = f"counted as words: {error}"
+        if made.counted_by is not None:
+            note = "counted by the server"
+        self._live.say(
+            f"{len(made.texts)} prompts of {made.tokens} tokens ({note}), each sent "
+            f"{keep.reuse(plan, made):.1f} times, checksum {made.checksum[:16]}"
+        )
+        return made
+
+    async def _runs(self, generators: Generators, sampler: Sampler, inputs: Inputs) -> None:
+        plan = self._plan
+        for number in range(plan.runs):
+            name = f"run-{number + 1}" if plan.runs > 1 else plan.profile.name
+            # Warm-up and measured phase share one walk through the prompts, as AIPerf's do.
+            offset = number * (plan.requests + plan.warmup) if plan.unique else 0
+            warm = await self._offer(generators, f"{name} warm-up", plan.warmup, offset)
+            if warm.interrupted or self._stopped.is_set():
+                raise Interrupted(f"interrupted during the warm-up of {name}")
+            hot = await self._offer(generators, name, plan.requests, offset + plan.warmup)
+            samples = sampler.between(hot.begin, hot.end)
+            failed = sum(each.error is not None for each in warm.seen)
+            measured = Measured(hot, samples, len(warm.seen), failed)
+            self._keep(number, keep.kept(plan, name, measured, inputs))
+            if hot.interrupted or self._stopped.is_set():
+                raise Interrupted(f"interrupted: what there is of {name} was written")
+
+    async def _offer(self, generators: Generators, name: str, requests: int, at: int) -> Offered:
+        plan = self._plan
+        streams = min(plan.concurrency, requests)
+        self._live.say(f"{name}: {requests} requests, {streams} at once")
+        self._board.begin(name, requests, time.monotonic())
+        phase = Phase(plan.concurrency, requests, at)
+        done = await offer(generators, phase, self._board.hear, self._stopped)
+        errors = sum(each.error is not None for each in done.seen)
+        self._live.say(f"{name}: ended after {done.end - done.begin:.1f} s, {errors} errors")
+        self._board.begin("", 0, 0.0)
+        return done
+
+    def _keep(self, number: int, each: Kept) -> None:
+        """At once: what comes later may fail."""
+        self._kept.append(each)
+        keep.write(self._plan, folder_of(self._plan, number), each)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of some work. Raises Interrupted where it is stopped before."""
+        task = asyncio.ensure_future(work)
+        stopping = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Interrupted(f"interrupted before {self._doing}: nothing was measured")
+            return task.result()
+        finally:
+            for each in (task, stopping):
+                each.cancel()
+            await asyncio.gather(task, stopping, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """The first signal stops in good order, a second one at once."""
+        loop = asyncio.get_running_loop()
+
+        def deaf() -> None:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.default_int_handler)
+
+        def stop() -> None:
+            self._live.say("stopping: what there is will be written; once more ends at once")
+            self._stopped.set()
+            deaf()
+
+        for number in SIGNALS:
+            loop.add_signal_handler(number, stop)
+        try:
+            yield
+        finally:
+            deaf()
