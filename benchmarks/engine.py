@@ -25,6 +25,7 @@ from benchmarks import control, frames, handover, shares
 from benchmarks.batch import Answer, Batch
 from benchmarks.pulse import Lateness, Pulse
 from benchmarks.speed import Change, Pace
+from benchmarks.spread import Spread
 
 NO_BODY = frames.reply(200, b"")
 NOT_FOUND = frames.reply(404, b'{"detail":"Not Found"}')
@@ -33,6 +34,8 @@ CHARACTERS_PER_TOKEN = 4
 # A prefill takes this many steps of a prefill engine: fine enough that waiting for the next step
 # is little against the prefill itself.
 PREFILL_STEPS = 8
+# Not a divisor of a step: looks fall on all moments between two steps.
+LOOK_S = 0.0053
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,11 @@ class Engine:
         """Produce one token for every stream that has a slot."""
         for connection in self.batch.step():
             self.batch.finish(connection)
+
+    @property
+    def streams(self) -> int:
+        """Those that it has, with or without a slot."""
+        return len(self.batch.running) + len(self.batch.waiting)
 
     def get(self, path: bytes) -> bytes:
         """Answer a GET."""
@@ -232,11 +240,19 @@ def run(plan: Plan) -> None:
     is answered with the figures since the last.
     """
     lateness, seen, clock = Lateness(), Counter[str](), Clock()
+    spread = Spread()
     roles = ["decode"] * plan.decode_engines + ["prefill"] * plan.prefill_engines
     engines = [Engine(number, role, plan, clock, seen) for number, role in enumerate(roles)]
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     urls = loop.run_until_complete(_serve(engines, lateness))
+    decode = engines[: plan.decode_engines]
+
+    def look() -> None:
+        spread.look([engine.streams for engine in decode])
+        loop.call_later(LOOK_S, look)
+
+    look()
 
     def hear(line: str) -> None:
         if line:
@@ -246,8 +262,9 @@ def run(plan: Plan) -> None:
         mean = seen["running"] / beats if beats else 0.0
         arrivals = [shares.timeline(engine.arrivals) for engine in engines]
         control.say(
-            "figures", lateness=lateness.take(), running_mean=mean, seen=seen, arrivals=arrivals
-        )
+            "figures", lateness=lateness.take(), running_mean=mean, seen=seen, arrivals=arrivals,
+            spread=spread.take(),
+        )  # fmt: skip
         seen.clear()
 
     control.listen(loop, hear)

@@ -124,6 +124,7 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         relay(256),
+        relay(512),
         relay(1024, 0.028),
         relay(2048, 0.056),
         replace(relay(64), name="added-ttft", about="token streams, against no router",

@@ -43,6 +43,8 @@ METRICS = (
     Metric("rss_mb", "peak RSS, MB", 0),
     Metric("stall_ms", "longest loop stall, ms", 1),
     Metric("stalls_over_20ms", "loop stalls over 20 ms", 0),
+    Metric("spread_p50", "streams, fullest less emptiest engine, p50", 0, streams_only=True),
+    Metric("spread_p99", "streams, fullest less emptiest engine, p99", 0, streams_only=True),
     Metric("failures", "failures", 0),
 )
 
@@ -168,6 +170,8 @@ def window_figures(reading: Reading) -> dict[str, float | None]:
         "ttft_p99_ms": _times(load["first_p99_s"], 1e3),
         "gap_p99_ms": _times(load["gap_p99_s"], 1e3),
         "rss_mb": _times(reading.router_rss_bytes, 1e-6),
+        "spread_p50": reading.engines["spread"]["p50"],
+        "spread_p99": reading.engines["spread"]["p99"],
         "failures": float(sum(load["failures"].values())),
     }
 

@@ -47,6 +47,10 @@ TARGETS = (
         "memory per open stream", "idle-streams", "kib_per_stream", 16.0, unit=" KiB", digits=1
     ),
     Target(
+        "streams, fullest less emptiest engine, p50, 4 workers", "relay-512", "spread_p50", 1.0,
+        router="ours-4", digits=0,
+    ),
+    Target(
         "CPU per chunk, 2 workers against 1", "relay-1024", CHUNK, 1.1, "ours", router="ours-2"
     ),
 )  # fmt: skip

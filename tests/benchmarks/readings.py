@@ -29,6 +29,7 @@ def reading(
         "lateness": lateness(),
     }
     served: dict[str, Any] = {"lateness": lateness(), "running_mean": 10.0, "seen": {}}
+    served["spread"] = {"p50": 1.0, "p99": 2.0, "p100": 3.0}
     good = Reading(
         wall_s=4.0,
         router_cpu_s=0.02,
