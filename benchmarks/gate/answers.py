@@ -48,7 +48,7 @@ class Counted:
     chunks: int = 0
 
     @property
-    def line(self) -> str:
+    def text(self) -> str:
         """For people."""
         parts = (
             (self.usage, "by the server (usage)"),
@@ -56,7 +56,7 @@ class Counted:
             (self.chunks, "as chunks with content"),
         )
         said = ", ".join(f"{number} answers {how}" for number, how in parts if number)
-        return f"tokens: {said or 'nothing was answered'}"
+        return said or "nothing was answered"
 
 
 def count(seen: Iterable[Seen], tokens: Callable[[str], int]) -> Counted:

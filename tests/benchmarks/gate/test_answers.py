@@ -37,9 +37,9 @@ def test_the_servers_count_is_first_then_the_tokenizers_then_chunks() -> None:
     failed = Seen(0, 0, 0.0, text="")
     counted = count([*answers, failed], lambda text: len(text.split()))
     assert counted == Counted(usage=1, bundled=1, chunks=1)
-    assert counted.line == (
-        "tokens: 1 answers by the server (usage), 1 answers by the bundled tokenizer, "
+    assert counted.text == (
+        "1 answers by the server (usage), 1 answers by the bundled tokenizer, "
         "1 answers as chunks with content"
     )
-    assert Counted().line == "tokens: nothing was answered"
+    assert Counted().text == "nothing was answered"
     assert [each.output_tokens for each in [*answers, failed]] == [7, 2, None, None, None]
