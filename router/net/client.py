@@ -1,14 +1,17 @@
-"""The client's side: uvicorn's HTTP protocol, which hands its transport to the relay.
+"""The client's side: uvicorn's HTTP protocol, which hands inference requests to the front door.
 
-ASGI's `send` costs a task switch and a dictionary per chunk. A `ClientReply` writes to the
-transport directly instead, and keeps uvicorn's own bookkeeping (keep-alive, pipelining, graceful
-shutdown) true by setting the fields that `send` would set. That interface is not public: the
-range of uvicorn versions is bounded in pyproject.toml and tests/net runs against it.
+ASGI costs a task per request and another switch, with a dictionary, per chunk. A request on an
+inference route never gets there: its `ClientReply` takes the body, tells its `Visit` when that is
+whole, and writes to the transport directly. It stands where uvicorn's own request cycle would, and
+has the fields that uvicorn looks at, so keep-alive, pipelining and graceful shutdown stay
+uvicorn's. That interface is not public: the range of versions is bounded in pyproject.toml and
+tests/net runs against it.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import (
@@ -18,14 +21,12 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
+from router.core.routes import ROUTES
 from router.core.sse import error_frame
-from router.core.values import RouteKind
-from router.net.engine_connection import EngineConnection
+from router.core.values import Route, RouteKind
+from router.net.engine_connection import EngineConnection, HeaderList
 
-__all__ = ["REPLY", "ClientProtocol", "ClientReply"]
-
-REPLY = "pd_router.reply"
-"""The key in the ASGI scope's extensions under which a request's `ClientReply` stands."""
+__all__ = ["ClientProtocol", "ClientReply", "Door", "Visit"]
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers together; nginx and Node.js allow 32 and 16 KiB, tokens are long."""
@@ -33,9 +34,6 @@ MAX_HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 20.0
 """From the first byte of a request to the end of its headers, and from the connection's start to
 its first request: a client that sends slower only holds a socket."""
-
-STALL_SECONDS = 300.0
-"""How long a client may refuse to read, unless the settings say otherwise."""
 
 LINGER_SECONDS = 2.0
 """How long a client that is still sending gets to read why it was refused: closing with bytes
@@ -48,13 +46,51 @@ MAX_PIPELINED = 8
 how the client's end is noticed."""
 
 
+UNREAD_BYTES = 64 << 10
+"""Of a body that comes behind another request; then it is not read on until its turn."""
+
+
+class Visit(Protocol):
+    """An inference request, as its client's connection sees it."""
+
+    def whole(self) -> None:
+        """The body has come to its end. Called once, if at all."""
+
+    def grown(self, size: int) -> None:
+        """The body has grown to `size` bytes and goes on."""
+
+    def late(self) -> None:
+        """The body has not come to its end in time."""
+
+    def left(self) -> None:
+        """The client is gone, or nothing more can be said to it."""
+
+
+class Door(Protocol):
+    """Who takes inference requests."""
+
+    @property
+    def body_seconds(self) -> float:
+        """How long a body may take."""
+
+    @property
+    def stall_seconds(self) -> float:
+        """How long a client may refuse to read."""
+
+    def begin(self, reply: "ClientReply") -> None:
+        """A request's head has come. Gives `reply` its visit, unless it answers at once."""
+
+
 class ClientProtocol(HttpToolsProtocol):
-    """uvicorn's protocol plus: direct replies, disconnects as cancellation, limits on the head."""
+    """uvicorn's protocol plus: direct replies, disconnects as events, limits on the head."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.stall_seconds = STALL_SECONDS
-        self._replies: set[ClientReply] = set()
+        self.door = cast("Door", self.config.app)
+        self.active: ClientReply | None = None
+        """The inference request that is being answered, if one is."""
+        self._arrived: ClientReply | None = None
+        """One whose head has come in this very read."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -76,11 +112,17 @@ class ClientProtocol(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._unparsed += len(data)
-        self._unset_keepalive_if_required()
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
         try:
             self._feed(data)
         except httptools.HttpParserError:
             self._refuse_what_is_no_http()
+        if self._arrived is not None:
+            arrived, self._arrived = self._arrived, None
+            self._begin(arrived)
+        elif self.active is not None:
+            self.active.read()
         if self._unparsed > MAX_HEAD_BYTES:  # a line without an end: the parser keeps all of it
             self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
         elif self._awaits_head and self._head_timer is None:
@@ -92,22 +134,23 @@ class ClientProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._disarm_head_timer()
         self._disarm_stall_timer()
-        for reply in list(self._replies):
-            reply.left()
+        self._arrived = None
+        if self.active is not None:
+            self.active.left()
 
     def pause_writing(self) -> None:
         """The client reads slower than its engine writes."""
         super().pause_writing()
         self._arm_stall_timer()
-        for reply in self._replies:
-            reply.pause()
+        if self.active is not None:
+            self.active.pause()
 
     def resume_writing(self) -> None:
         """The client caught up."""
         super().resume_writing()
         self._disarm_stall_timer()
-        for reply in self._replies:
-            reply.resume()
+        if self.active is not None:
+            self.active.resume()
 
     def timeout_keep_alive_handler(self) -> None:
         """The client asked nothing more; if it did not even read its answer it is gone."""
@@ -116,54 +159,57 @@ class ClientProtocol(HttpToolsProtocol):
     # The parser's side.
 
     def on_message_begin(self) -> None:
-        """A request begins."""
-        super().on_message_begin()
+        """A request begins. uvicorn's scope is made when it is known to be wanted."""
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._in_head = True
         self._head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """Count the request line."""
         self._count(len(url))
-        super().on_url(url)
+        self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header; one that follows the body counts too, and is not passed on."""
         self._count(len(name) + len(value))
         if self._in_head:
-            super().on_header(name, value)
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """Give the request its reply before its task starts."""
+        """Give the request what answers it: its `ClientReply`, or uvicorn's cycle and task."""
         self._in_head = False
         self._unparsed = 0
         self._disarm_head_timer()
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._decline()
             return
-        super().on_headers_complete()
-        self.scope["extensions"] = {REPLY: ClientReply(self, self.cycle)}  # type: ignore[dict-item]
+        route, query = self._route()
+        if route is None:
+            self._hand_to_uvicorn()
+        else:
+            self._queue(ClientReply(self, route, query))
         if 0 < len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of body."""
         self._unparsed = 0
-        super().on_body(body)
+        cycle: Any = self.cycle
+        if isinstance(cycle, ClientReply):
+            cycle.take(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The body is whole."""
         if self._declined is None:
-            super().on_message_complete()
-
-    # What replies need.
-
-    def attach(self, reply: "ClientReply") -> None:
-        """`reply` wants to hear of disconnects and of pressure."""
-        self._replies.add(reply)
-
-    def detach(self, reply: "ClientReply") -> None:
-        """`reply` is done."""
-        self._replies.discard(reply)
+            cycle: Any = self.cycle
+            if isinstance(cycle, ClientReply):
+                cycle.more_body = False
+            else:
+                super().on_message_complete()
 
     def close(self) -> None:
         """Close when the client has read all, or has stopped to read."""
@@ -179,6 +225,47 @@ class ClientProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_SECONDS, self.close)
 
     # What follows from it.
+
+    def _route(self) -> tuple[Route | None, bytes]:
+        """The inference route that is asked for, if it is one, and the query string."""
+        route = _BY_URL.get(self.url)  # as nearly always
+        if route is not None:
+            return route, b""
+        url = httptools.parse_url(self.url)  # what is none becomes a parser error
+        path = url.path.decode("ascii")
+        return ROUTES.get(unquote(path) if "%" in path else path), url.query or b""
+
+    def _hand_to_uvicorn(self) -> None:
+        url, headers = self.url, self.headers
+        super().on_message_begin()
+        self.url, self.headers = url, headers
+        self.scope["headers"] = headers
+        self.expect_100_continue = (b"expect", b"100-continue") in headers
+        super().on_headers_complete()
+
+    def _queue(self, reply: "ClientReply") -> None:
+        is_free = not self._is_answering
+        self.cycle = cast("RequestResponseCycle", reply)
+        if is_free:
+            self._arrived = reply
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        """Begin with a request whose turn has come."""
+        reply: Any = cycle
+        if isinstance(reply, ClientReply):
+            self.loop.call_soon(self._begin, reply)  # what it waited for is not over to its end
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _begin(self, reply: "ClientReply") -> None:
+        if not self.transport.is_closing():
+            self.active = reply
+            reply.begin(is_paused=self.flow.write_paused)
+            self.door.begin(reply)
+            reply.read()
 
     def _feed(self, data: bytes) -> None:
         """Parse. Raises HttpParserError for what is not HTTP."""
@@ -231,11 +318,12 @@ class ClientProtocol(HttpToolsProtocol):
         elif cycle is not None and cycle.response_started:
             self.transport.abort()
         else:
+            self._arrived = None
             if cycle is not None:
                 cycle.disconnected = True
                 cycle.message_event.set()
-            for reply in list(self._replies):
-                reply.left()
+            if self.active is not None:
+                self.active.left()
             body = error.body()
             self.transport.write(
                 b"%bcontent-type: application/json\r\ncontent-length: %d\r\n"
@@ -267,7 +355,7 @@ class ClientProtocol(HttpToolsProtocol):
             self.close()
 
     def _arm_stall_timer(self) -> None:
-        self._stall_timer = self.loop.call_later(self.stall_seconds, self.transport.abort)
+        self._stall_timer = self.loop.call_later(self.door.stall_seconds, self.transport.abort)
 
     def _disarm_stall_timer(self) -> None:
         if self._stall_timer is not None:
@@ -275,33 +363,76 @@ class ClientProtocol(HttpToolsProtocol):
             self._stall_timer = None
 
 
-class ClientReply:
-    """One response, written straight to the client's transport.
+_BY_URL = {path.encode(): route for path, route in ROUTES.items()}
 
-    Used by one task, between `attach` and `detach`. If the client leaves in between, that task is
-    cancelled and `is_gone` is true.
+
+class _NoEvent:
+    """uvicorn wakes the tasks of its cycles with an event; nobody waits for this one."""
+
+    def set(self) -> None:
+        """Nothing."""
+
+
+_NO_EVENT = _NoEvent()
+
+
+class ClientReply:
+    """One inference request's body and its response, written straight to the client's transport.
+
+    The head of the request is in `route`, `method`, `query` and `headers` (names in lower case).
     """
 
     __slots__ = (
+        "_body_timer",
         "_chunked",
-        "_cycle",
         "_head",
+        "_is_old",
+        "_is_whole",
+        "_parts",
         "_paused",
         "_protocol",
+        "_size",
         "_stream_of",
-        "_task",
         "_transport",
         "_upstream",
+        "disconnected",
+        "headers",
         "is_corked",
-        "is_gone",
         "is_started",
+        "keep_alive",
+        "loop",
+        "method",
+        "more_body",
+        "query",
+        "response_complete",
+        "route",
+        "visit",
     )
 
-    def __init__(self, protocol: ClientProtocol, cycle: RequestResponseCycle) -> None:
+    message_event = _NO_EVENT
+
+    def __init__(self, protocol: ClientProtocol, route: Route, query: bytes) -> None:
+        parser = protocol.parser
         self._protocol = protocol
-        self._cycle = cycle
         self._transport = protocol.transport
-        self._task: asyncio.Task[Any] | None = None
+        self.loop = protocol.loop
+        """The event loop; asking asyncio for it is a system call before Python 3.12."""
+        self.route = route
+        self.query = query
+        self.method: bytes = parser.get_method()
+        self.headers: HeaderList = protocol.headers
+        self._is_old = parser.get_http_version() == "1.0"
+        self.visit: Visit | None = None
+        # What uvicorn looks at.
+        self.keep_alive: bool = not self._is_old and parser.should_keep_alive()
+        self.more_body = True
+        self.disconnected = self.response_complete = False
+        # The body.
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._is_whole = False
+        self._body_timer: asyncio.TimerHandle | None = None
+        # The response.
         self._upstream: EngineConnection | None = None
         self._head = b""
         self._chunked = False
@@ -309,32 +440,71 @@ class ClientReply:
         self._paused = False
         self.is_corked = False
         """Whether what is written waits for `finish`, so that the end goes out with it."""
-        self.is_gone = False
         self.is_started = False
 
-    # The request's task.
+    @property
+    def response_started(self) -> bool:
+        """uvicorn's name for it."""
+        return self.is_started
 
-    def attach(self, task: asyncio.Task[Any], stall_seconds: float) -> None:
-        """Tie the reply to the task that makes it."""
-        self._task = task
-        self._protocol.stall_seconds = stall_seconds
-        self._protocol.attach(self)
-        self._paused = self._protocol.flow.write_paused
-        self.is_gone = self._cycle.disconnected
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has left, or cannot be told anything."""
+        return self.disconnected
+
+    # The body.
+
+    def begin(self, *, is_paused: bool) -> None:
+        """Its turn has come: nothing is answered before it on this connection."""
+        self._paused = is_paused
+        if self._size > UNREAD_BYTES:
+            self._protocol.flow.resume_reading()
+
+    def take(self, data: bytes) -> None:
+        """A piece of body."""
+        if self.response_complete:
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > UNREAD_BYTES and self._protocol.pipeline:
+            self._protocol.flow.pause_reading()
+
+    def read(self) -> None:
+        """What there was to read has been read: go on, or wait for the rest of the body."""
+        visit = self.visit
+        if visit is None or self._is_whole:
+            return
+        if not self.more_body:
+            self._is_whole = True
+            self._disarm_body_timer()
+            visit.whole()
+            return
+        visit.grown(self._size)
+        if self.visit is not None and self._body_timer is None:
+            self._body_timer = self.loop.call_later(self._protocol.door.body_seconds, visit.late)
+            if any(n == b"expect" and v.lower() == b"100-continue" for n, v in self.headers):
+                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def body(self) -> bytes:
+        """The whole body; it is kept here no longer."""
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _disarm_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    # Back-pressure.
 
     def detach(self) -> None:
-        """The task is done with the reply."""
-        self._task = None
+        """Nothing more will be done with the reply."""
+        self.visit = None
+        self._parts = []
+        self._disarm_body_timer()
         self.unbind()
-        self._protocol.detach(self)
-
-    def listen(self) -> None:
-        """The whole body was taken: read on, for that is how the client's end is noticed.
-
-        uvicorn stops reading when a body comes faster than it is taken.
-        """
-        if len(self._protocol.pipeline) <= MAX_PIPELINED:
-            self._protocol.flow.resume_reading()
+        if self._protocol.active is self:
+            self._protocol.active = None
 
     def bind(self, upstream: EngineConnection) -> None:
         """Let back-pressure reach this engine connection."""
@@ -352,9 +522,9 @@ class ClientReply:
 
     def left(self) -> None:
         """The client is gone, or nothing more can be said to it."""
-        self.is_gone = self._cycle.disconnected = True
-        if self._task is not None and not self._cycle.response_complete:
-            self._task.cancel()
+        self.disconnected = True
+        if self.visit is not None and not self.response_complete:
+            self.visit.left()
 
     def pause(self) -> None:
         """The client's buffers are full."""
@@ -367,16 +537,6 @@ class ClientReply:
         self._paused = False
         if self._upstream is not None:
             self._upstream.resume_reading()
-
-    @property
-    def has_whole_body(self) -> bool:
-        """Whether the request's body has arrived to its end."""
-        return not self._cycle.more_body
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop; asking asyncio for it is a system call before Python 3.12."""
-        return self._protocol.loop
 
     @property
     def is_paused(self) -> bool:
@@ -398,12 +558,10 @@ class ClientReply:
         `stream_of` says that it is an event stream, of which route. Nothing is sent before the
         first `write`, `flush` or `finish`.
         """
-        self.is_started = self._cycle.response_started = True
+        self.is_started = True
         self._stream_of = stream_of
-        self._cycle.waiting_for_100_continue = False
         has_body = status not in BODILESS
-        is_old = self._cycle.scope["http_version"] == "1.0"
-        self._chunked = length is None and has_body and not is_old
+        self._chunked = length is None and has_body and not self._is_old
         lines = [STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status, block]
         if not has_body:
             pass  # these end with their head
@@ -412,8 +570,8 @@ class ClientReply:
         elif self._chunked:
             lines.append(b"transfer-encoding: chunked\r\n")
         else:
-            self._cycle.keep_alive = False
-        if not self._cycle.keep_alive:
+            self.keep_alive = False
+        if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
         self._head = b"".join(lines)
@@ -449,14 +607,15 @@ class ClientReply:
             self._head = b""
         else:
             self.flush()
-        cycle = self._cycle
-        cycle.response_complete = True
-        cycle.message_event.set()
-        if cycle.more_body:
-            self._protocol.hang_up()
-        elif not cycle.keep_alive:
-            self._protocol.close()
-        cycle.on_response()
+        self.response_complete = True
+        protocol = self._protocol
+        if protocol.active is self:
+            protocol.active = None
+        if self.more_body:
+            protocol.hang_up()
+        elif not self.keep_alive:
+            protocol.close()
+        protocol.on_response_complete()
 
     def fail(self, error: RouterError, block: bytes = b"") -> None:
         """End the response with an error, in the truest way that is still possible.
@@ -464,17 +623,17 @@ class ClientReply:
         Before the head: a response of its own, with `block` as further headers. In an event
         stream: an error frame. In any other body: a broken connection.
         """
-        if self.is_gone or self._cycle.response_complete:
+        if self.disconnected or self.response_complete:
             return
         if not self.is_started:
             body = error.body()
-            if self._cycle.more_body:  # the rest of the request is not worth reading
-                self._cycle.keep_alive = False
+            if self.more_body:  # the rest of the request is not worth reading
+                self.keep_alive = False
             block += b"content-type: application/json\r\n"
             if error.retry_after is not None:
                 block += b"retry-after: %d\r\n" % error.retry_after
             self.start(error.status, block, len(body))
-            if self._cycle.scope["method"] != "HEAD":
+            if self.method != b"HEAD":
                 self.write(body)
             self.finish()
         elif self._stream_of is not None:
@@ -482,5 +641,5 @@ class ClientReply:
             self.finish()
         else:
             # The only honest end of a body that cannot be completed.
-            self._cycle.response_complete = True
+            self.response_complete = True
             self._transport.abort()

@@ -1,7 +1,8 @@
 """Runs a plan: makes its calls, holds its leases, and moves the answer to the client.
 
 One `Exchange` serves one request. However it ends (answered, failed, cancelled because the client
-left) its leases are released and the engine connection that was at work is closed.
+left) its leases are released and the engine connection that was at work is closed. No task waits
+for engines: what they say drives the plan on, from the read that brought it.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from router.core import headers as http
 from router.core.errors import EngineFailed, RouterError
@@ -25,17 +26,20 @@ from router.core.events import (
 from router.core.ledger import Lease
 from router.core.pace import Leg
 from router.core.plans import steps
+from router.core.plans.steps import Outcome
 from router.core.redact import redact
 from router.core.retry import ATTEMPTS
 from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role, Way
 from router.net.client import ClientReply
-from router.net.engine_connection import EngineConnection, HeaderList
+from router.net.engine_connection import EngineConnection
 from router.net.legs import Collector, Relay
 from router.net.pool import EnginePool
 from router.net.silence import Silence
 
 __all__ = ["Exchange", "Network", "Timeouts"]
+
+Done = Callable[[Exception | None], None]
 
 DROP_FOR_ENGINE = http.REQUEST_ONLY
 # A compressed answer could not be read for errors and KV parameters.
@@ -80,55 +84,111 @@ class Network:
 
 
 class Exchange:
-    """One request on its way through the engines."""
+    """One request on its way through the engines.
+
+    `done` is called once with what it failed with, or None: not after `cancel`, which ends it too.
+    """
+
+    __slots__ = (
+        "_asked_at",
+        "_attempts",
+        "_done",
+        "_engine_headers",
+        "_engine_id",
+        "_facts",
+        "_is_reused",
+        "_leases",
+        "_network",
+        "_plan",
+        "_record",
+        "_reply",
+        "_sink",
+        "_step",
+        "_waiting",
+    )
 
     def __init__(
         self,
         network: Network,
         facts: Facts,
-        headers: HeaderList,
         reply: ClientReply,
         record: RequestEnded,
+        done: Done,
     ) -> None:
         self._network = network
         self._facts = facts
-        self._client_headers = headers
         self._reply = reply
         self._record = record
+        self._done: Done | None = done
+        self._plan: steps.Plan
         self._leases: dict[Endpoint, Lease] = {}
+        self._step: steps.Call | steps.Stream
+        self._asked_at = 0.0
+        self._is_reused = False
+        self._sink: Collector | Relay | None = None
+        """What takes an engine's answer now."""
+        self._waiting: asyncio.Task[Any] | None = None
+        """What cannot be had at once: a connection, or word of a KV cache."""
         self._engine_headers: bytes | None = None
         # A client may use one request id twice at a time; engines must not see that (vllm#10583).
         self._engine_id = f"{record.request_id}-{network.rng.getrandbits(32):08x}"
         self._attempts = 0
 
-    async def run(self, plan: steps.Plan) -> None:
-        """Run the plan to its end. Raises the RouterError it ends with, if any."""
-        try:
-            step = next(plan)
-            while True:
-                try:
-                    answer = await self._do(step)
-                except RouterError as error:
-                    step = plan.throw(error)
-                else:
-                    step = plan.send(answer)
-        except StopIteration:
-            return
-        finally:
-            for lease in self._leases.values():
-                lease.release()
-            plan.close()
+    def start(self, plan: steps.Plan) -> None:
+        """Run the plan, until its end if that comes at once."""
+        self._plan = plan
+        self._advance(None)
 
-    async def _do(self, step: steps.Step) -> object:
+    def cancel(self) -> None:
+        """Stop working for it."""
+        self._done = None
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._sink is not None:
+            self._sink.close()
+        self._release()
+
+    def _advance(self, answer: object) -> None:
+        """Answer the plan, and take its steps up to one that takes time."""
+        if self._done is None:
+            return
+        plan = self._plan
+        try:
+            while True:
+                step = _next(plan, answer)
+                if isinstance(step, steps.Stream | steps.Call):
+                    self._ask(step)
+                    return
+                if isinstance(step, steps.AwaitKV) and self._network.kv_ready is not None:
+                    self._await_kv(step, self._network.kv_ready)
+                    return
+                answer = self._do(step)
+        except StopIteration:
+            self._finish(None)
+        except Exception as error:  # noqa: BLE001 - whoever asked decides what it means
+            self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
+        done, self._done = self._done, None
+        if self._sink is not None:
+            self._sink.close()
+        self._release()
+        if done is not None:
+            done(error)
+
+    def _release(self) -> None:
+        for lease in self._leases.values():
+            lease.release()
+        self._plan.close()
+
+    def _do(self, step: steps.Step) -> object:
+        """A step that is done at once."""
         match step:
             case steps.Lease():
-                return self._lease(step)
-            case steps.Call():
-                return await self._call(step)
-            case steps.Stream():
-                return await self._stream(step)
-            case steps.AwaitKV():
-                return await self._await_kv(step)
+                try:
+                    return self._lease(step)
+                except RouterError as error:
+                    return error
             case steps.Release():
                 self._leases.pop(step.endpoint).release()
             case steps.Send():
@@ -136,134 +196,157 @@ class Exchange:
             case FellBack():
                 self._record.fallbacks.append(step)
                 self._network.observe(step)
+            case steps.AwaitKV():
+                return True  # nobody tells
         return None
 
     def _lease(self, step: steps.Lease) -> Endpoint:
-        network = self._network
+        network, record = self._network, self._record
+        now = time.monotonic()
+        role = step.role
         told: tuple[str, ...] = ()
         if network.sample and network.rng.random() < network.sample:
-            told = network.scheduler.explained(step.role, self._facts, time.monotonic())
-        lease = self._network.scheduler.lease(
-            step.role,
-            self._facts,
-            step.exclude,
-            time.monotonic(),
-            computes=step.role is Role.PREFILL or self._record.way is Way.DIRECT,
-        )
-        self._leases[lease.endpoint] = lease
+            told = network.scheduler.explained(role, self._facts, now)
+        computes = role is Role.PREFILL or record.way is Way.DIRECT
+        lease = network.scheduler.lease(role, self._facts, step.exclude, now, computes=computes)
+        endpoint = lease.endpoint
+        self._leases[endpoint] = lease
         if told:
-            network.observe(Chosen(self._record.request_id, step.role, lease.endpoint, told))
-        if step.role is Role.PREFILL:
-            self._record.prefill = lease.endpoint
+            network.observe(Chosen(record.request_id, role, endpoint, told))
+        if role is Role.PREFILL:
+            record.prefill = endpoint
         else:
-            self._record.decode = lease.endpoint
-        return lease.endpoint
+            record.decode = endpoint
+        return endpoint
 
-    async def _call(self, step: steps.Call) -> Reply | Failure:
-        started = time.monotonic()
-        seen = self._seen(step.endpoint)
-        outcome: Reply | Failure | None
+    # Asking an engine.
 
-        def collector() -> Collector:
-            leg = self._leg(step.endpoint, is_heard=True)
-            return Collector(seen, leg, self._network.silence)
-
-        try:
-            async with asyncio.timeout(self._network.timeouts.prefill):
-                outcome = await self._ask(step, collector, replay=True)
-        except TimeoutError:
-            text = f"The engine at {step.endpoint.url} did not reply in time."
-            outcome = Failure(FailureKind.TIMEOUT, text)
-            self._report(step.endpoint, outcome)
-        self._record.prefill_seconds = time.monotonic() - started
-        assert outcome is not None  # a collector settles with what it collected
-        return outcome
-
-    async def _stream(self, step: steps.Stream) -> Reply | Failure | None:
-        timeouts = self._network.timeouts
-        # A decode engine that keeps its errors back reports what is its prefill engine's, too.
-        seen = self._seen(step.endpoint, is_own_doing=500 not in step.keep)
-
-        def relay() -> Relay:
-            return Relay(
-                step,
-                self._reply,
-                self._record,
-                kind=self._facts.route.kind,
-                extra_headers=self._extra_headers(),
-                first_byte_seconds=timeouts.first_byte,
-                idle_seconds=timeouts.idle,
-                silence=self._network.silence,
-                seen=seen,
-                leg=self._leg(step.endpoint, is_heard=self._facts.stream),
-                may_move=lambda: self._may_move(step.endpoint),
-            )
-
-        return await self._ask(step, relay, replay=step.replay)
-
-    async def _ask(
-        self,
-        step: steps.Call | steps.Stream,
-        sink: Callable[[], Collector | Relay],
-        *,
-        replay: bool,
-    ) -> Reply | Failure | None:
-        """Send a request on an idle connection or a new one, and wait for what becomes of it.
+    def _ask(self, step: steps.Call | steps.Stream) -> None:
+        """Send a request on an idle connection or a new one.
 
         An engine closes idle connections when it likes. A reset on one that was reused says
-        nothing of the engine, so if `replay` allows it the request goes out once more.
+        nothing of the engine, so if the step allows it the request goes out once more.
         """
-        pool = self._network.pools[step.endpoint]
-        if (connection := pool.take(replay=replay)) is not None:
-            used = sink()
-            outcome = await self._ask_on(connection, pool, step, used)
-            is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
-            if not (is_stale and replay):
-                self._report(step.endpoint, used.failure, used.status)
-                return outcome
-        fresh = await pool.connect()
+        self._step = step
+        self._asked_at = time.monotonic()
+        connection = self._network.pools[step.endpoint].take(replay=_may_replay(step))
+        if connection is not None:
+            self._is_reused = True
+            self._ask_on(connection)
+        else:
+            self._connect()
+
+    def _connect(self) -> None:
+        pool = self._network.pools[self._step.endpoint]
+        self._waiting = self._reply.loop.create_task(pool.connect())
+        self._waiting.add_done_callback(self._connected)
+
+    def _connected(self, task: "asyncio.Task[EngineConnection | Failure]") -> None:
+        self._waiting = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._finish(cast(Exception, error))
+            return
+        fresh = task.result()
         if isinstance(fresh, Failure):
-            self._report(step.endpoint, fresh)
-            return fresh
-        used = sink()
-        outcome = await self._ask_on(fresh, pool, step, used)
-        self._report(step.endpoint, used.failure, used.status)
-        return outcome
+            self._report(self._step.endpoint, fresh)
+            self._answer(fresh)
+        elif self._done is None:  # cancelled in the moment in which it came
+            fresh.abort()
+        else:
+            self._is_reused = False
+            self._ask_on(fresh)
 
-    async def _ask_on(
-        self,
-        connection: EngineConnection,
-        pool: EnginePool,
-        step: steps.Call | steps.Stream,
-        sink: Collector | Relay,
-    ) -> Reply | Failure | None:
-        sink.connection = connection
-        try:
-            connection.start(self._head(pool, step.path, len(step.body)), step.body, sink)
-            return await sink.outcome
-        finally:
-            sink.close()
-
-    async def _await_kv(self, step: steps.AwaitKV) -> bool:
-        if self._network.kv_ready is None:
-            return True
-        return await self._network.kv_ready.wait(
-            step.transfer_id, step.count, self._network.timeouts.kv_ready
+    def _ask_on(self, connection: EngineConnection) -> None:
+        step = self._step
+        pool = self._network.pools[step.endpoint]
+        sink = self._sink = (
+            self._collector(step) if isinstance(step, steps.Call) else self._relay(step)
         )
+        sink.connection = connection
+        connection.start(self._head(pool, step.path, len(step.body)), step.body, sink)
+
+    def _collector(self, step: steps.Call) -> Collector:
+        limit = self._network.timeouts.prefill - (time.monotonic() - self._asked_at)
+        leg = self._leg(step.endpoint, is_heard=True)
+        return Collector(step.endpoint, self._reply.loop, limit, self._network.silence, leg, self)
+
+    def _relay(self, step: steps.Stream) -> Relay:
+        network = self._network
+        return Relay(
+            step,
+            self._reply,
+            self._record,
+            kind=self._facts.route.kind,
+            first_byte_seconds=network.timeouts.first_byte,
+            idle_seconds=network.timeouts.idle,
+            silence=network.silence,
+            leg=self._leg(step.endpoint, is_heard=self._facts.stream),
+            asker=self,
+        )
+
+    # What its sink reports.
+
+    def answered(self, status: int) -> None:
+        """The engine's answer begins."""
+        step = self._step
+        # A decode engine that keeps its errors back reports what is its prefill engine's, too.
+        is_own_doing = isinstance(step, steps.Call) or 500 not in step.keep
+        seconds = time.monotonic() - self._asked_at
+        self._network.observe(LegAnswered(step.endpoint, status, seconds, is_own_doing))
+
+    def settled(self, outcome: Outcome | None) -> None:
+        """It is known what became of the answer."""
+        sink, self._sink = self._sink, None
+        if sink is None:
+            return
+        sink.close()
+        is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
+        if is_stale and self._is_reused and _may_replay(self._step):
+            self._connect()
+            return
+        self._report(self._step.endpoint, sink.failure, sink.status)
+        self._answer(outcome)
+
+    def may_move(self) -> bool:
+        """Whether a request that waits for a stalled engine has somewhere else to go."""
+        endpoint = self._step.endpoint
+        return self._attempts < ATTEMPTS and self._network.scheduler.has_other(
+            endpoint.role, self._facts, endpoint, time.monotonic()
+        )
+
+    def _answer(self, outcome: Outcome | None) -> None:
+        if isinstance(self._step, steps.Call):
+            self._record.prefill_seconds = time.monotonic() - self._asked_at
+        self._advance(outcome)
+
+    def _await_kv(self, step: steps.AwaitKV, kv_ready: KVReady) -> None:
+        seconds = self._network.timeouts.kv_ready
+        waiting = kv_ready.wait(step.transfer_id, step.count, seconds)
+        self._waiting = self._reply.loop.create_task(waiting)
+        self._waiting.add_done_callback(self._kv_came)
+
+    def _kv_came(self, task: "asyncio.Task[bool]") -> None:
+        self._waiting = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._finish(cast(Exception, error))
+        else:
+            self._advance(task.result())
 
     def _send(self, reply: Reply) -> None:
         if self._reply.is_started:  # with the head of an engine that stalled
             raise EngineFailed(f"A second engine answered with status {reply.status}.")
         body = redact(reply.body)
         passed = http.end_to_end(reply.headers, http.RESPONSE_ONLY)
-        self._reply.start(reply.status, http.block([*passed, *self._extra_headers()]), len(body))
+        passed.append((b"x-request-id", self._record.request_id.encode()))
+        self._reply.start(reply.status, http.block(passed), len(body))
         self._record.status = reply.status
         self._record.first_byte = time.monotonic()
         self._reply.write(body)
         self._reply.finish()
-
-    def _extra_headers(self) -> HeaderList:
-        return [(b"x-request-id", self._record.request_id.encode())]
 
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
         """The head of a request to an engine; each attempt has an id of its own."""
@@ -271,7 +354,7 @@ class Exchange:
             drop = DROP_WHEN_READING if self._facts.route.generates else DROP_FOR_ENGINE
             if self._network.engine_api_key is not None:
                 drop = drop | {b"authorization"}
-            self._engine_headers = http.block(http.end_to_end(self._client_headers, drop))
+            self._engine_headers = http.block(http.end_to_end(self._reply.headers, drop))
             if self._network.engine_api_key is not None:
                 key = self._network.engine_api_key.encode()
                 self._engine_headers += b"authorization: Bearer %b\r\n" % key
@@ -287,27 +370,22 @@ class Exchange:
             self._attempts,
         )
 
-    def _seen(self, endpoint: Endpoint, *, is_own_doing: bool = True) -> Callable[[int], None]:
-        started = time.monotonic()
-
-        def seen(status: int) -> None:
-            seconds = time.monotonic() - started
-            self._network.observe(LegAnswered(endpoint, status, seconds, is_own_doing))
-
-        return seen
-
     def _leg(self, endpoint: Endpoint, *, is_heard: bool) -> Leg:
         lease = self._leases[endpoint]
         return self._network.scheduler.leg(lease, time.monotonic(), is_heard=is_heard)
-
-    def _may_move(self, endpoint: Endpoint) -> bool:
-        """Whether a request that waits for a stalled engine has somewhere else to go."""
-        return self._attempts < ATTEMPTS and self._network.scheduler.has_other(
-            endpoint.role, self._facts, endpoint, time.monotonic()
-        )
 
     def _report(self, endpoint: Endpoint, failure: Failure | None, status: int = 0) -> None:
         if failure is not None:
             self._network.observe(LegFailed(endpoint, failure.kind))
         elif status < 500:
             self._network.observe(LegDone(endpoint))
+
+
+def _next(plan: steps.Plan, answer: object) -> steps.Step:
+    """The plan's next step. Raises what ends it."""
+    return plan.throw(answer) if isinstance(answer, RouterError) else plan.send(answer)
+
+
+def _may_replay(step: steps.Call | steps.Stream) -> bool:
+    """Whether a request may be sent twice when nothing was heard of the first."""
+    return isinstance(step, steps.Call) or step.replay

@@ -1,15 +1,15 @@
 """What becomes of one engine's answer: read into memory, or passed on to the client.
 
 A `Relay` passes bytes from the engine's read callback to the client's transport with no task
-switch in between; the request's task sleeps on `outcome` until the answer is over. Its current
-handler of body bytes is its state: keep, hold, events, whole body, or as it comes.
+switch in between, and tells its asker when the answer is over. Its current handler of body bytes
+is its state: keep, hold, events, whole body, or as it comes.
 """
 
 import asyncio
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -17,10 +17,10 @@ from router.core import headers as http
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.pace import Leg
-from router.core.plans.steps import Stream
+from router.core.plans.steps import Outcome, Stream
 from router.core.redact import MARK, redact
 from router.core.sse import DONE, Cutter, First, data_of, events, first_sign
-from router.core.values import Failure, FailureKind, Reply, RouteKind
+from router.core.values import Endpoint, Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
 from router.net.silence import Silence
@@ -35,14 +35,36 @@ with logprobs for 100k tokens stays under a third of it."""
 JSON_HEADERS = ((b"content-type", b"application/json"),)
 
 
-class Collector:
-    """Reads a whole reply into memory."""
+class Asker(Protocol):
+    """Who waits for what becomes of an answer."""
 
-    def __init__(self, seen: Callable[[int], None], leg: Leg, silence: Silence) -> None:
-        self.outcome: asyncio.Future[Reply | Failure] = asyncio.get_running_loop().create_future()
+    def answered(self, status: int) -> None:
+        """The answer has begun."""
+
+    def settled(self, outcome: Outcome | None) -> None:
+        """It is over: a reply or a failure, or None when all went to the client."""
+
+    def may_move(self) -> bool:
+        """Whether there is another engine to ask."""
+
+
+class Collector:
+    """Reads a whole reply into memory, for `limit` seconds at most."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        loop: asyncio.AbstractEventLoop,
+        limit: float,
+        silence: Silence,
+        leg: Leg,
+        asker: Asker,
+    ) -> None:
         self.connection: EngineConnection | None = None
         self.failure: Failure | None = None
-        self._seen = seen
+        self._endpoint = endpoint
+        self._deadline = loop.time() + limit
+        self._asker: Asker | None = asker
         self._leg = leg
         self._silence = silence
         silence.watch(self)
@@ -52,16 +74,16 @@ class Collector:
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Keep the head."""
-        self._seen(status)
-        self._reply = Reply(status, tuple(headers))
+        if self._asker is not None:
+            self._asker.answered(status)
+            self._reply = Reply(status, tuple(headers))
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Keep a piece of body."""
         self._parts.append(data)
         self._size += len(data)
-        if self._size > MAX_REPLY_BYTES and self.connection is not None:
-            self.connection.abort()
-            self.on_lost(Failure(FailureKind.BROKEN, "The engine's reply is too large."))
+        if self._size > MAX_REPLY_BYTES:
+            self._give_up(Failure(FailureKind.BROKEN, "The engine's reply is too large."))
 
     @property
     def status(self) -> int:
@@ -72,15 +94,15 @@ class Collector:
         """The reply is whole."""
         if self._reply.status < 400:
             self._leg.whole(time.monotonic())
-        reply = Reply(self._reply.status, self._reply.headers, b"".join(self._parts))
-        _settle(self.outcome, reply)
+        self._settle(Reply(self._reply.status, self._reply.headers, b"".join(self._parts)))
 
-    def check_silence(self, _now: float) -> None:
-        """Leave an engine that has stopped to answer anybody: there is always another way."""
-        if self._leg.pace.is_stalled and not self.outcome.done():
-            if self.connection is not None:
-                self.connection.abort()
-            self.on_lost(Failure(FailureKind.STALLED, "The engine has stalled."))
+    def check_silence(self, now: float) -> None:
+        """Leave an engine that is late, or that has stopped to answer anybody."""
+        if now >= self._deadline:
+            text = f"The engine at {self._endpoint.url} did not reply in time."
+            self._give_up(Failure(FailureKind.TIMEOUT, text))
+        elif self._leg.pace.is_stalled:  # there is always another way
+            self._give_up(Failure(FailureKind.STALLED, "The engine has stalled."))
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
         """Body bytes are wanted without their framing."""
@@ -89,14 +111,26 @@ class Collector:
     def on_lost(self, failure: Failure) -> None:
         """There will be no reply."""
         self.failure = failure
-        _settle(self.outcome, failure)
+        self._settle(failure)
 
     def close(self) -> None:
-        """Stop the engine's work if it is not over."""
+        """Stop the engine's work if it is not over. Nobody is told."""
         self._silence.forget(self)
         self._leg.end(time.monotonic())
-        if self.connection is not None and not _is_settled(self.outcome):
+        if self._asker is not None:
+            self._asker = None
+            if self.connection is not None:
+                self.connection.abort()
+
+    def _give_up(self, failure: Failure) -> None:
+        if self.connection is not None:
             self.connection.abort()
+        self.on_lost(failure)
+
+    def _settle(self, outcome: Outcome) -> None:
+        asker, self._asker = self._asker, None
+        if asker is not None:
+            asker.settled(outcome)
 
 
 class Relay:
@@ -109,16 +143,14 @@ class Relay:
         record: RequestEnded,
         *,
         kind: RouteKind,
-        extra_headers: HeaderList,
         first_byte_seconds: float,
         idle_seconds: float,
         silence: Silence,
-        seen: Callable[[int], None],
         leg: Leg,
-        may_move: Callable[[], bool],
+        asker: Asker,
     ) -> None:
-        self._loop = reply.loop
-        self.outcome: asyncio.Future[Reply | Failure | None] = self._loop.create_future()
+        self._asker: Asker | None = asker
+        """None once the answer is over."""
         self.connection: EngineConnection | None = None
         self.failure: Failure | None = None
         """How the engine failed, even if the client has been told already."""
@@ -126,13 +158,10 @@ class Relay:
         self._reply = reply
         self._record = record
         self._kind = kind
-        self._extra_headers = extra_headers
         self._idle_seconds = idle_seconds
         self._first_byte_seconds = first_byte_seconds
-        self._seen = seen
         self._leg = leg
         self._pace = leg.pace
-        self._may_move = may_move
         self._head = Reply(0)
         self._cutter = Cutter()
         self._parts: list[bytes] = []
@@ -142,7 +171,7 @@ class Relay:
         self._is_plain = step.splice is None
         self._forward: Callable[[bytes], None] | None = None
         """Where whole chunks go with their framing, while nothing needs to be done to them."""
-        self._asked_at = self._loop.time()
+        self._asked_at = reply.loop.time()
         self._heard_at: float | None = None
         self._chunks_before = 0
         self._silence = silence
@@ -156,9 +185,9 @@ class Relay:
 
     def on_head(self, status: int, headers: HeaderList) -> None:
         """Choose what becomes of the body."""
-        if self.outcome.done():
+        if self._asker is None:
             return
-        self._seen(status)
+        self._asker.answered(status)
         self._head = Reply(status, tuple(headers))
         content_type = (http.value(headers, b"content-type") or b"").lower()
         if status in self._step.keep:
@@ -175,7 +204,7 @@ class Relay:
             self._on_end = Relay._end_events
             if not self._step.hold:
                 self._start(None)
-                self._loop.call_soon(self._flush)
+                self._reply.loop.call_soon(self._flush)
         elif generates:
             self._on_end = Relay._end_whole
         else:
@@ -185,9 +214,9 @@ class Relay:
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Take one read's worth of body."""
-        if self.outcome.done():  # the client left in this very turn of the event loop
+        if self._asker is None:  # the client left in this very turn of the event loop
             return
-        self._heard_at = self._loop.time()
+        self._heard_at = self._reply.loop.time()
         self._reply.is_corked = is_last
         self._on_data(self, data)
 
@@ -204,7 +233,7 @@ class Relay:
         forward = self._forward
         if forward is None or not chunk.endswith(b"}\n\n\r\n") or MARK in chunk:
             return False
-        if not self.outcome.done():
+        if self._asker is not None:
             record = self._record
             record.chunks += 1
             record.bytes_out += size
@@ -214,7 +243,7 @@ class Relay:
 
     def on_end(self) -> None:
         """The engine's answer is complete."""
-        if not self.outcome.done():
+        if self._asker is not None:
             self._on_end(self)
 
     def on_lost(self, failure: Failure) -> None:
@@ -222,12 +251,14 @@ class Relay:
         self._break_off(EngineFailed(failure.message), failure)
 
     def close(self) -> None:
-        """Stop: the timer, and the engine's work if it is not over."""
+        """Stop the engine's work if it is not over. Nobody is told."""
         self._silence.forget(self)
         self._leg.end(time.monotonic())
         self._reply.unbind()
-        if self.connection is not None and not _is_settled(self.outcome):
-            self.connection.abort()
+        if self._asker is not None:
+            self._asker = None
+            if self.connection is not None:
+                self.connection.abort()
 
     def check_silence(self, now: float) -> None:
         """Give up on an engine that has been silent for too long."""
@@ -249,8 +280,8 @@ class Relay:
 
     def _leave_if_stalled(self) -> None:
         """A request that has had nothing but a head need not wait for an engine that stopped."""
-        is_new = self._record.first_byte is None and not self.outcome.done()
-        if is_new and self._pace.is_stalled and self._may_move():
+        is_new = self._record.first_byte is None
+        if is_new and self._pace.is_stalled and self._asker is not None and self._asker.may_move():
             text = f"The engine at {self._step.endpoint.url} has stalled."
             self.failure = Failure(FailureKind.STALLED, text)
             self._stop(self.failure)
@@ -335,7 +366,8 @@ class Relay:
                 self._reply.bind(self.connection)
             return
         passed = http.end_to_end(self._head.headers, http.RESPONSE_ONLY)
-        block = http.block([*passed, *self._extra_headers])
+        passed.append((b"x-request-id", self._record.request_id.encode()))
+        block = http.block(passed)
         self._reply.start(
             self._head.status, block, length, stream_of=self._kind if self._is_stream else None
         )
@@ -344,7 +376,7 @@ class Relay:
             self._reply.bind(self.connection)
 
     def _flush(self) -> None:
-        if not self.outcome.done():
+        if self._asker is not None:
             self._reply.flush()
 
     def _clean(self, data: bytes) -> bytes:
@@ -364,11 +396,11 @@ class Relay:
         record.bytes_out += len(data)
         self._reply.write(data)
 
-    def _settle(self, outcome: Reply | Failure | None) -> None:
+    def _settle(self, outcome: Outcome | None) -> None:
         self._reply.is_corked = False
-        self._silence.forget(self)
-        self._reply.unbind()
-        _settle(self.outcome, outcome)
+        asker, self._asker = self._asker, None
+        if asker is not None:
+            asker.settled(outcome)
 
     def _stop(self, outcome: Reply | Failure) -> None:
         """Enough is known: the engine need not go on."""
@@ -377,7 +409,7 @@ class Relay:
         self._settle(outcome)
 
     def _break_off(self, error: RouterError, failure: Failure) -> None:
-        if self.outcome.done():
+        if self._asker is None:
             return
         if self._is_done:  # nothing is missing but the end of the framing
             self._end()
@@ -389,16 +421,6 @@ class Relay:
         self._record.error = error.message
         self._reply.fail(error)
         self._settle(None)
-
-
-def _settle(future: "asyncio.Future[Any]", outcome: object) -> None:
-    if not future.done():
-        future.set_result(outcome)
-
-
-def _is_settled(future: "asyncio.Future[Any]") -> bool:
-    """Whether it has a result: a task that is cancelled cancels the future that it waits for."""
-    return future.done() and not future.cancelled()
 
 
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')

@@ -83,7 +83,13 @@ class Router:
         self._receivers = _receivers(settings)
         self._kv_ready = _kv_ready(settings)
         self._transfers = _transfer_ids()
-        self._silence = Silence(min(settings.first_byte_timeout, settings.stream_idle_timeout))
+        self._silence = Silence(
+            min(
+                settings.prefill_timeout,
+                settings.first_byte_timeout,
+                settings.stream_idle_timeout,
+            )
+        )
         network = Network(
             scheduler=scheduler,
             pools=self.pools,

@@ -1,10 +1,10 @@
-"""The front door: inference POSTs go to the relay, everything else to the FastAPI application.
+"""The front door: inference requests are decided and run here, everything else is FastAPI's.
 
-It reads a request's body within its limits, has it decided, runs its plan, and sees to it that
-every request ends with one answer and one record, whatever happened.
+It checks a request's head and body against its limits, has it decided, starts its plan, and sees to
+it that every request ends with one answer and one record, whatever happened. Nothing here awaits:
+a request is a chain of calls from the client's last byte to the engine's first.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -27,10 +27,9 @@ from router.core.errors import (
 )
 from router.core.events import Event, RequestEnded
 from router.core.plans.steps import Plan
-from router.core.routes import ROUTES
 from router.core.schedule import Scheduler
-from router.core.values import Decision, Facts, Route
-from router.net.client import REPLY, ClientReply
+from router.core.values import Decision, Facts
+from router.net.client import ClientReply
 from router.net.exchange import Exchange, Network
 
 __all__ = ["Front", "Limits"]
@@ -55,7 +54,7 @@ class Limits:
 
 
 class Front:
-    """The ASGI application that the server runs."""
+    """The ASGI application that the server runs, and the `Door` of its client connections."""
 
     def __init__(
         self,
@@ -67,118 +66,155 @@ class Front:
         limits: Limits,
     ) -> None:
         self._operations = operations
-        self._scheduler = scheduler
-        self._network = network
-        self._plans = plans
-        self._observe = observe
-        self._limits = limits
+        self.scheduler = scheduler
+        self.network = network
+        self.plans = plans
+        self.observe = observe
+        self.body_bytes = limits.body_bytes
+        self.body_seconds = limits.body_seconds
+        self.stall_seconds = limits.stall_seconds
+        self.visits: set[Visit] = set()
+        """Requests that have begun and not ended."""
         self._random = Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, or the application's lifespan."""
-        if scope["type"] != "http":
-            await self._operations(scope, receive, send)
-            return
-        # Taken out of the scope: it knows the scope's owner, and a cycle would live on.
-        reply: ClientReply = scope["extensions"].pop(REPLY)
-        route = ROUTES.get(scope["path"])
-        if route is None:
-            await self._operations(scope, receive, send)
-        else:
-            await self._serve(route, scope, receive, reply)
+        """Serve what is not inference: operations, and the application's lifespan."""
+        await self._operations(scope, receive, send)
 
-    async def _serve(
-        self, route: Route, scope: Scope, receive: Receive, reply: ClientReply
-    ) -> None:
-        fields = dict(scope["headers"])
+    def begin(self, reply: ClientReply) -> None:
+        """Take an inference request by its head."""
+        fields = dict(reply.headers)
         given = http.clean_request_id(fields.get(b"x-request-id"))
-        record = RequestEnded(given or self._new_id(), route.path, time.monotonic())
-        task = asyncio.current_task(reply.loop)
-        assert task is not None
-        reply.attach(task, self._limits.stall_seconds)
-        try:
-            await self._answer(route, scope, fields, receive, reply, record)
-            is_good = record.error is None and record.status < 400
-            record.outcome = "ok" if is_good else "error"
-        except RouterError as error:
-            _fail(reply, record, error)
-        except asyncio.CancelledError:
-            record.outcome = "client_left" if reply.is_gone else "aborted"
-            _fail(reply, record, ShuttingDown("The router is shutting down."))
-        except Exception as error:
-            log.exception("request %s failed inside the router", record.request_id)
-            _fail(reply, record, InternalError(f"The router failed: {type(error).__name__}."))
-        finally:
-            reply.detach()
-            record.ended = time.monotonic()
-            self._observe(record)
+        record = RequestEnded(given or self._new_id(), reply.route.path, time.monotonic())
+        visit = Visit(self, reply, fields, record)
+        self.visits.add(visit)
+        reply.visit = visit
+        visit.check()
 
-    async def _answer(
-        self,
-        route: Route,
-        scope: Scope,
-        fields: Fields,
-        receive: Receive,
-        reply: ClientReply,
-        record: RequestEnded,
-    ) -> None:
-        if scope["method"] != "POST":
-            raise MethodNotAllowed(f"{route.path} takes POST, not {scope['method']}.")
-        raw = await self._body(fields, receive, reply)
-        reply.listen()
-        kind = fields.get(b"content-type", b"")
-        facts = facts_of.read(route, kind, raw, scope["query_string"])
-        record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
-        decision = self._scheduler.decide(facts)
-        record.way, record.reason = decision.way, decision.reason
-        exchange = Exchange(self._network, facts, scope["headers"], reply, record)
-        await exchange.run(self._plans(facts, decision))
+    def abort(self) -> int:
+        """End everything that is under way; returns how much that was."""
+        visits = list(self.visits)
+        for visit in visits:
+            visit.abort()
+        return len(visits)
 
     def _new_id(self) -> str:
         """Unique, not secret: uuid4 asks the kernel for every one."""
         return f"{self._random.getrandbits(128):032x}"
 
-    async def _body(self, fields: Fields, receive: Receive, reply: ClientReply) -> bytes:
-        _check_framing(fields, self._limits.body_bytes)
-        if reply.has_whole_body:  # as almost always: there is nothing to wait for
-            return await self._read(receive)
+
+class Visit:
+    """One inference request from its head to its record."""
+
+    __slots__ = ("_exchange", "_fields", "_front", "_record", "_reply")
+
+    def __init__(
+        self, front: Front, reply: ClientReply, fields: Fields, record: RequestEnded
+    ) -> None:
+        self._front = front
+        self._reply = reply
+        self._fields = fields
+        self._record = record
+        self._exchange: Exchange | None = None
+
+    # What its connection reports.
+
+    def check(self) -> None:
+        """Refuse by the head what need not be read."""
         try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                return await self._read(receive)
-        except TimeoutError:
-            seconds = self._limits.body_seconds
-            raise BodyTooSlow(f"The body did not arrive within {seconds:g} s.") from None
+            _check_head(self._reply, self._fields, self._front.body_bytes)
+        except RouterError as error:
+            self._end(error)
 
-    async def _read(self, receive: Receive) -> bytes:
-        limit = self._limits.body_bytes
-        parts = []
-        size = 0
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise asyncio.CancelledError
-            parts.append(message["body"])
-            size += len(message["body"])
-            if size > limit:
-                raise BodyTooLarge(f"The body is larger than {limit} bytes.")
-            more = message["more_body"]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def grown(self, size: int) -> None:
+        """Refuse a body that is too large as soon as it is."""
+        try:
+            _check_size(size, self._front.body_bytes)
+        except RouterError as error:
+            self._end(error)
+
+    def late(self) -> None:
+        """Refuse a body that takes too long."""
+        seconds = self._front.body_seconds
+        self._end(BodyTooSlow(f"The body did not arrive within {seconds:g} s."))
+
+    def whole(self) -> None:
+        """Decide, and start the plan."""
+        front, reply, record = self._front, self._reply, self._record
+        try:
+            raw = reply.body()
+            _check_size(len(raw), front.body_bytes)
+            kind = self._fields.get(b"content-type", b"")
+            facts = facts_of.read(reply.route, kind, raw, reply.query)
+            record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
+            decision = front.scheduler.decide(facts)
+            record.way, record.reason = decision.way, decision.reason
+            exchange = Exchange(front.network, facts, reply, record, self._end)
+            self._exchange = exchange
+            exchange.start(front.plans(facts, decision))
+        except Exception as error:  # noqa: BLE001 - the one place where all of them are answered
+            self._end(error)
+
+    def left(self) -> None:
+        """The client is gone: stop working for it."""
+        self._record.outcome = "client_left"
+        self._stop()
+
+    def abort(self) -> None:
+        """The router is going: say so."""
+        self._record.outcome = "aborted"
+        self._stop()
+
+    # The end.
+
+    def _stop(self) -> None:
+        if self._exchange is not None:
+            self._exchange.cancel()
+        _fail(self._reply, self._record, ShuttingDown("The router is shutting down."))
+        self._conclude()
+
+    def _end(self, error: Exception | None) -> None:
+        """It was answered, or `error` is to be the answer."""
+        if self not in self._front.visits:
+            return
+        record = self._record
+        if error is None:
+            is_good = record.error is None and record.status < 400
+            record.outcome = "ok" if is_good else "error"
+        elif isinstance(error, RouterError):
+            _fail(self._reply, record, error)
+        else:
+            log.error("request %s failed inside the router", record.request_id, exc_info=error)
+            text = f"The router failed: {type(error).__name__}."
+            _fail(self._reply, record, InternalError(text))
+        self._conclude()
+
+    def _conclude(self) -> None:
+        self._exchange = None
+        self._reply.detach()
+        self._front.visits.discard(self)
+        self._record.ended = time.monotonic()
+        self._front.observe(self._record)
 
 
-def _check_framing(fields: Fields, limit: int) -> None:
-    """Refuse by the headers what need not be read."""
+def _check_head(reply: ClientReply, fields: Fields, limit: int) -> None:
+    if reply.method != b"POST":
+        raise MethodNotAllowed(f"{reply.route.path} takes POST, not {reply.method.decode()}.")
     length = fields.get(b"content-length")
     if length is None and b"transfer-encoding" not in fields:
         raise LengthRequired("A body is required: send Content-Length or chunked encoding.")
     if length is not None:
         if not length.isdigit():
             raise BadRequest("Content-Length is not a number.")
-        if int(length) > limit:
-            raise BodyTooLarge(f"The body is larger than {limit} bytes.")
+        _check_size(int(length), limit)
     coding = fields.get(b"content-encoding")
     if coding is not None and coding.lower() != b"identity":
         raise UnsupportedBody("Compressed bodies are not accepted: engines cannot read them.")
+
+
+def _check_size(size: int, limit: int) -> None:
+    if size > limit:
+        raise BodyTooLarge(f"The body is larger than {limit} bytes.")
 
 
 def _fail(reply: ClientReply, record: RequestEnded, error: RouterError) -> None:

@@ -27,6 +27,8 @@ BACKLOG = 4096
 FLUSH_SECONDS = 1.0
 """For the last error frames to leave the process."""
 
+POLL_SECONDS = 0.05
+
 
 def tune_process() -> None:
     """What a process that only routes should have: all the files it may open, and a rare collector.
@@ -72,6 +74,7 @@ class Server(uvicorn.Server):
         self.config.timeout_graceful_shutdown = settings.shutdown_grace  # type: ignore[assignment]
         self._lifecycle = router.lifecycle
         self._journal = router.journal
+        self._front = router.app
         self._lifeline = lifeline
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -85,11 +88,30 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so in /ready, let streams finish within the grace, then end them with a frame."""
         self._lifecycle.is_draining = True
-        await super().shutdown(sockets)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_SECONDS):
-                await asyncio.gather(*self.server_state.tasks, return_exceptions=True)
+        for listener in self.servers:
+            listener.close()
+        for listening in sockets or ():
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._ended(self.config.timeout_graceful_shutdown)
+        if ended := self._front.abort():
+            log.warning("%d requests were not over in time and were ended", ended)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._ended(FLUSH_SECONDS)
+        await self.lifespan.shutdown()
         self._journal.drain()
+
+    async def _ended(self, seconds: float | None) -> None:
+        """Wait until no client is left, so long at most; a second signal ends the wait."""
+        state = self.server_state
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    await asyncio.sleep(POLL_SECONDS)
+                    if self.force_exit or not (state.connections or state.tasks):
+                        return
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -77,12 +77,14 @@ class Running:
             client.leave()
         if self.server.lifespan.shutdown_event.is_set():  # the test has done it
             assert not self.server.server_state.tasks
+            assert not self.router.app.visits
             await self.is_quiet()
             return
         for listener in self.server.servers:
             listener.close()
         await eventually(lambda: not self.server.server_state.connections)
         await eventually(lambda: not self.server.server_state.tasks)
+        await eventually(lambda: not self.router.app.visits)
         await self.is_quiet()
         await self.server.lifespan.shutdown()
         await eventually(lambda: not any(pool.open for pool in self.router.pools.values()))

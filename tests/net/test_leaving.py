@@ -67,7 +67,7 @@ async def test_during_the_bodys_upload(house: House, leave: Leave) -> None:
     router = await house.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM)[:-5])
-    await eventually(lambda: router.server.server_state.tasks)
+    await eventually(lambda: router.router.app.visits)
     leave(client)
     await _is_over(router)
     assert (await router.record()).status == 0

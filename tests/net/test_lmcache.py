@@ -82,7 +82,7 @@ async def test_a_client_that_leaves_between_the_legs_ends_the_wait(
     assert (record.outcome, record.status) == ("client_left", 0)
     await router.is_quiet()
     assert decode.seen == 0
-    assert router.router._kv_ready._waits == {}  # type: ignore[union-attr]
+    await eventually(lambda: router.router._kv_ready._waits == {})  # type: ignore[union-attr]
     assert router.all(LegFailed) == []
 
 

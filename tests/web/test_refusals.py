@@ -386,7 +386,7 @@ async def test_a_body_that_turns_out_to_be_no_http_is_refused_once(house: House)
     router = await house.router(engine)
     client = await router.client()
     await client.send(CHUNKED + chunk(b'{"model"'))
-    await eventually(lambda: router.server.server_state.tasks)
+    await eventually(lambda: router.router.app.visits)
     await client.send(b"no chunk\r\n")
     answer = await client.answer()
     assert answer.status == 400
@@ -555,7 +555,7 @@ async def test_a_fault_of_our_own_is_500_and_logged(
         raise ZeroDivisionError("secret")
 
     router = await house.router(await house.engine())
-    monkeypatch.setattr(router.router.app, "_plans", broken)
+    monkeypatch.setattr(router.router.app, "plans", broken)
     client = await router.client()
     answer = await client.ask(COMPLETIONS, STREAM)
     assert answer.status == 500
