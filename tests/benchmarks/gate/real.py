@@ -1,0 +1,112 @@
+"""Real processes for the gate's end-to-end tests: simulated engines, a router, the gate itself."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+
+# Far more than any of them takes: what hangs fails here, with what it said.
+PATIENCE_S = 40.0
+
+
+async def post(url: str, body: object = None) -> None:
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
+        assert reply.status == 200
+
+
+@dataclass
+class Engines:
+    """Simulated engines of one process."""
+
+    process: asyncio.subprocess.Process
+    urls: list[str]
+
+    async def go_wrong(self, number: int = 0, **faults: object) -> None:
+        await post(f"{self.urls[number]}/sim/faults", faults)
+
+
+@asynccontextmanager
+async def engines(count: int = 1, *flags: str) -> AsyncIterator[Engines]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "router.simulator", "--count", str(count), "--step-ms", "5", "--eos-one-in", "0"),
+        *flags,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        lines = [(await process.stdout.readline()).decode() for _ in range(count)]
+        yield Engines(process, [line.split()[1] for line in lines])
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+@dataclass
+class Gate:
+    """`validate` as it runs, and what it said."""
+
+    process: asyncio.subprocess.Process
+    out: Path
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.said)
+
+    async def until(self, words: str) -> None:
+        """Wait for a line that begins so."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            while line := (await self.process.stdout.readline()).decode():
+                self.said.append(line)
+                if line.startswith(words):
+                    return
+        raise AssertionError(self.text)
+
+    async def ended(self) -> int:
+        """The exit status, once all is said."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(PATIENCE_S):
+            self.said.append((await self.process.stdout.read()).decode())
+            return await self.process.wait()
+
+    def result(self, name: str = "profile_export_aiperf.json") -> Any:
+        return orjson.loads((self.out / name).read_bytes())
+
+    @property
+    def kind(self) -> str:
+        return str(self.result()["pd_router"]["diagnosis"]["kind"])
+
+    @property
+    def status(self) -> str:
+        """As CTRF says it."""
+        return str(self.result("ctrf.json")["results"]["tests"][0]["status"])
+
+
+@asynccontextmanager
+async def gate(url: str, out: Path, *flags: str, **environment: str) -> AsyncIterator[Gate]:
+    """Smoke, on one GPU, unless flags say otherwise; standard error is in what it says."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "benchmarks", "validate", "--url", url, "--model", "sim", "--gpus", "1"),
+        *("--profile", "smoke", "--out", str(out)),
+        *flags,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=environment or None,
+        limit=2**24,
+    )
+    try:
+        yield Gate(process, out)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()

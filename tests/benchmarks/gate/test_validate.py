@@ -1,0 +1,186 @@
+"""The real command against real processes: verdicts, what goes wrong meanwhile, and its end."""
+
+import gzip
+import os
+import signal
+from pathlib import Path
+
+import orjson
+
+from benchmarks.gate.judge import main_judge
+from tests.benchmarks.gate.real import engines, gate
+
+ASKED = ("--throughput", ">= 1", "--ttft-p99", "<= 20000")
+# So many that nothing is over before a test has done what it does.
+LONG = ("--requests", "400")
+MEASURED = "smoke: 4"
+
+
+async def test_a_sound_endpoint_passes_and_everything_is_written(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    async with engines(2, "--prompt-tokens-details") as them:
+        workers = [flag for url in them.urls for flag in ("--worker", url)]
+        async with gate(them.urls[0], out, *ASKED, *workers, "--slo", "ttft:20000") as it:
+            assert await it.ended() == 0, it.text
+    assert "ready: 2 workers, from --worker" in it.text
+    assert "counted by the server" in it.text
+    assert "Goodput (ttft:20000 ms): 40 of 40 requests (100.0%)" in it.text
+    assert "of prompt tokens were cached by the server" in it.text
+    assert it.text.count("===AIPERF-RESULT===") == 2
+    assert (it.kind, it.status) == ("healthy", "passed")
+    names = {path.name for path in out.iterdir()}
+    assert {"report.html", "workers.png", "run.json.gz", "profile_export.jsonl"} <= names
+    found = it.result()
+    assert found["request_count"]["avg"] == 40
+    assert found["output_sequence_length"]["avg"] == 16
+    assert found["pd_router"]["input"]["counted_by"] == "tokenize"
+    assert found["pd_router"]["client"]["reached"] == 4
+    assert main_judge([str(out)]) == 0
+
+
+async def test_too_little_throughput_fails(tmp_path: Path) -> None:
+    async with engines() as them, gate(them.urls[0], tmp_path, "--throughput", ">= 1e9") as it:
+        assert await it.ended() == 1, it.text
+    assert 'does not satisfy constraint ">= 1e9" (with 10% tolerance)' in it.text
+    assert it.status == "failed"
+    assert "no worker evidence" in it.text
+
+
+async def test_nothing_asked_is_skipped(tmp_path: Path) -> None:
+    async with engines() as them, gate(them.urls[0], tmp_path, "--no-sentinel") as it:
+        assert await it.ended() == 2, it.text
+    assert it.status == "skipped"
+    assert "===AIPERF-RESULT===" not in it.text
+
+
+async def test_runs_are_k_of_n_and_prompts_may_be_unique(tmp_path: Path) -> None:
+    async with engines() as them:
+        flags = (*ASKED, "--runs", "2", "--require", "1", "--requests", "8", "--unique-prompts")
+        async with gate(them.urls[0], tmp_path, *flags) as it:
+            assert await it.ended() == 0, it.text
+    assert "2 of 2 passed (1 required)" in it.text
+    assert "24 prompts of 32 tokens" in it.text
+    for name in ("run-1", "run-2"):
+        assert (tmp_path / name / "run.json.gz").exists()
+
+
+async def test_an_engine_that_answers_5xx(tmp_path: Path) -> None:
+    async with engines() as them, gate(them.urls[0], tmp_path, *ASKED, *LONG) as it:
+        await it.until(MEASURED)
+        await them.go_wrong(status=503)
+        assert await it.ended() == 1, it.text
+    assert it.kind == "errors"
+    assert "status 503" in it.text
+
+
+async def test_an_engine_that_dies(tmp_path: Path) -> None:
+    async with engines() as them, gate(them.urls[0], tmp_path, *ASKED, *LONG) as it:
+        await it.until(MEASURED)
+        them.process.kill()
+        assert await it.ended() == 1, it.text
+    assert it.kind == "errors"
+    assert "cannot connect: ConnectionRefusedError" in it.text
+
+
+async def test_an_engine_that_freezes(tmp_path: Path) -> None:
+    flags = (*ASKED, "--requests", "12", "--output-tokens", "100", "--timeout", "1.5")
+    async with (
+        engines() as them,
+        gate(them.urls[0], tmp_path, *flags, "--worker", them.urls[0]) as it,
+    ):
+        await it.until("smoke: 12")
+        await them.go_wrong(stall=True)
+        assert await it.ended() == 1, it.text
+    assert it.kind == "errors"
+    assert "timed out after 1.5 s" in it.text
+
+
+async def test_an_endpoint_that_never_gets_ready(tmp_path: Path) -> None:
+    flags = (*ASKED, "--ready-window", "0.5", "--ready-interval", "0.1")
+    async with gate("http://127.0.0.1:9", tmp_path, *flags) as it:
+        assert await it.ended() == 3, it.text
+    assert "timed out waiting for inference endpoint to serve requests" in it.text
+    assert "cannot connect" in it.text
+    assert it.status == "other"
+
+
+async def test_an_endpoint_that_accepts_and_never_answers(tmp_path: Path) -> None:
+    flags = (*ASKED, "--ready-window", "0.6", "--ready-interval", "0.1", "--ready-timeout", "0.2")
+    async with (
+        engines(1, "--faults", '{"hang":true}') as them,
+        gate(them.urls[0], tmp_path, *flags) as it,
+    ):
+        assert await it.ended() == 3, it.text
+    assert "no answer within 0.2 s" in it.text
+
+
+async def test_a_worker_that_is_missing_is_no_number(tmp_path: Path) -> None:
+    flags = (*ASKED, "--ready-window", "0.5", "--ready-interval", "0.1")
+    async with engines() as them:
+        workers = ("--worker", them.urls[0], "--worker", "http://127.0.0.1:9")
+        async with gate(them.urls[0], tmp_path, *flags, *workers) as it:
+            assert await it.ended() == 3, it.text
+    assert "under-provisioned after 0.5 s: 1 of 2 workers are usable" in it.text
+    (test,) = it.result("ctrf.json")["results"]["tests"]
+    assert test["extra"] == {"diagnosis": "under-provisioned"}
+
+
+async def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
+    async with (
+        engines(1, "--step-ms", "50") as them,
+        gate(them.urls[0], tmp_path, *ASKED, *LONG) as it,
+    ):
+        await it.until(MEASURED)
+        it.process.send_signal(signal.SIGINT)
+        assert await it.ended() == 3, it.text
+    assert "stopping: what there is will be written" in it.text
+    assert "error: interrupted: what there is of smoke was written" in it.text
+    run = orjson.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))
+    assert run["interrupted"]
+    assert it.status == "other"
+    assert (tmp_path / "report.html").exists()
+
+
+async def test_sigterm_before_the_load_ends_at_once(tmp_path: Path) -> None:
+    async with gate("http://127.0.0.1:9", tmp_path, *ASKED) as it:
+        await it.until("not ready")
+        it.process.send_signal(signal.SIGTERM)
+        assert await it.ended() == 3, it.text
+    assert "nothing was measured" in it.text
+
+
+def generator_of(pid: int) -> int:
+    """The load generator among the children of a process."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (found,) = (
+        int(child)
+        for child in children
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    return found
+
+
+async def test_a_generator_that_dies_is_said(tmp_path: Path) -> None:
+    async with (
+        engines(1, "--step-ms", "50") as them,
+        gate(them.urls[0], tmp_path, *ASKED, *LONG) as it,
+    ):
+        await it.until(MEASURED)
+        os.kill(generator_of(it.process.pid), signal.SIGKILL)
+        assert await it.ended() == 3, it.text
+    assert "error: load generator process 0 ended unexpectedly" in it.text
+
+
+def all_bytes(folder: Path) -> bytes:
+    """Of all files, unpacked."""
+    found = [path.read_bytes() for path in folder.iterdir()]
+    return b"".join(gzip.decompress(e) if e.startswith(b"\x1f\x8b") else e for e in found)
+
+
+async def test_the_key_is_sent_and_never_shown(tmp_path: Path) -> None:
+    async with engines(1, "--api-key", "s3cr3t") as them:
+        flags = (*ASKED, "--requests", "4", "--api-key-env", "THE_KEY")
+        async with gate(them.urls[0], tmp_path, *flags, THE_KEY="s3cr3t") as it:
+            assert await it.ended() == 0, it.text
+    assert "s3cr3t" not in it.text
+    assert b"s3cr3t" not in all_bytes(tmp_path)
