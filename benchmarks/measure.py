@@ -3,7 +3,9 @@
 Returns raw readings; what they mean is `stats` and `verdict`. It refuses to know other turns.
 """
 
+import functools
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +25,8 @@ DRAIN_S = 10.0
 JOB_S = 300.0
 # Around the load's own times: interpreter start, a machine that others use as well.
 SLACK_S = 30.0
+# A look at the router's event loop.
+Look = Callable[[], inside.Lag | None]
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,15 @@ def turn(scenario: Scenario, router: Router, logs: Path) -> Reading:
         plan = _plan(scenario, targets)
         load = stack.enter_context(Child(["load", plan.encode()], logs / "load.log"))
         take = _job if plan.requests else _window
-        asked = targets[0] if process else None
         idle = procfs.rss_bytes(process.pid) if process else None
-        before = inside.look(asked) if asked else None
-        reading = take(plan, process, engines, load)
-        after = inside.look(asked) if asked else None
+        look = functools.partial(inside.look, targets[0]) if process else _nothing
+        before = look()
+        reading, after = take(plan, process, engines, load, look)
         return replace(reading, router_rss_idle_bytes=idle, stalls=inside.between(before, after))
+
+
+def _nothing() -> None:
+    """No router, no look inside."""
 
 
 def _engines(scenario: Scenario, logs: Path) -> Child:
@@ -124,24 +131,28 @@ def _plan(scenario: Scenario, targets: list[str]) -> Plan:
     )
 
 
-def _window(plan: Plan, router: Process | None, engines: Child, load: Child) -> Reading:
+def _window(
+    plan: Plan, router: Process | None, engines: Child, load: Child, look: Look
+) -> tuple[Reading, inside.Lag | None]:
     load.expect("open", 2 * plan.ramp_s + SLACK_S)
     before = _moment(router, engines, load)
     engines.ask()
     load.expect("close", plan.window_s + SLACK_S)
-    after = _moment(router, engines, load)
-    return _reading(plan, router, (before, after), engines, load)
+    after, lag = _moment(router, engines, load), look()
+    return _reading(plan, router, (before, after), engines, load), lag
 
 
-def _job(plan: Plan, router: Process | None, engines: Child, load: Child) -> Reading:
+def _job(
+    plan: Plan, router: Process | None, engines: Child, load: Child, look: Look
+) -> tuple[Reading, inside.Lag | None]:
     load.expect("open", SLACK_S)
     engines.ask()
     before = _moment(router, engines, load)
     load.tell("go")
     engines.tell(str(load.expect("begun", SLACK_S)["at"]))
     load.expect("close", plan.drain_s + SLACK_S)
-    after = _moment(router, engines, load)
-    return _reading(plan, router, (before, after), engines, load)
+    after, lag = _moment(router, engines, load), look()
+    return _reading(plan, router, (before, after), engines, load), lag
 
 
 def _reading(

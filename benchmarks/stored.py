@@ -99,9 +99,9 @@ def load(directory: Path) -> list[Stored]:
 
 
 def newest(runs: Sequence[Stored], scenario: str, routers: Sequence[str] = ()) -> Stored | None:
-    """The newest run of a scenario's row in which all these routers ran."""
+    """The newest run of a scenario's row in which all these routers have a round that counts."""
     for run in runs:
         fits = run.scenario.name == scenario and run.is_of_the_table
-        if fits and set(routers) <= set(run.routers):
+        if fits and all(any(run.figures(router)) for router in routers):
             return run
     return None

@@ -33,10 +33,16 @@ def test_a_pinned_run_counts_before_a_newer_one(tmp_path: Path) -> None:
     assert stored.newest(runs, "unary") is not None
 
 
-def test_a_run_without_a_router_is_passed_over_where_it_is_needed() -> None:
-    both = run("relay", {"ours": chunks(1), "nginx": chunks(1)}, at=OLD)
-    runs = [run("relay", {"ours": chunks(1)}, at=NEW), both]
-    assert stored.newest(runs, "relay", ["ours", "nginx"]) is both
+def test_a_run_without_a_round_of_a_router_is_passed_over_where_it_is_needed() -> None:
+    figures = {"ours": chunks(1), "nginx": chunks(1)}
+    sound = run("relay", figures, at=OLD)
+    runs = [
+        run("relay", {"ours": chunks(1)}, at=NEW),
+        run("relay", figures, at=NEW, void={"nginx": [0]}),
+        sound,
+    ]
+    assert stored.newest(runs, "relay", ["ours", "nginx"]) is sound
+    assert stored.newest(runs, "relay", ["ours"]) is runs[0]
 
 
 def test_another_load_is_another_scenario() -> None:
