@@ -32,7 +32,7 @@ from benchmarks.gate.timeline import (
     timeline,
     workers_of,
 )
-from benchmarks.gate.verdict import client_limits
+from benchmarks.gate.verdict import client_limits, refused
 
 # One worker's fault, where this much of the slow or of the failed was its own.
 MOSTLY = 0.6
@@ -104,6 +104,8 @@ def unwell(metrics: Metrics, asked: Limits) -> bool:
 
 
 def _client(run: Run, metrics: Metrics, asked: Limits) -> Diagnosis | None:
+    if refused(metrics):
+        return None
     failing = metrics.error_share > ERROR_SHARE
     reachable = None if failing else min(run.concurrency, len(run.requests))
     limits = client_limits(run.client, reachable, asked.ttft_ms)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gate.metrics import Distribution, Metrics
+from benchmarks.gate.metrics import Distribution, ErrorCount, Metrics
 from benchmarks.gate.profiles import PLATFORMS
 from benchmarks.gate.records import Client
 from benchmarks.gate.verdict import (
@@ -204,6 +204,20 @@ def test_failed_requests_that_kept_the_load_low_are_not_the_clients_fault() -> N
     dead = figures(None, None, errors=1000, requests=0)
     client = Client(cpu=0.1, lag_p99_ms=1.0, reached=12)
     assert judge(dead, NOW, client=client, in_flight=256).exit_code is Exit.FAIL
+
+
+def failing(message: str, errors: int) -> Metrics:
+    kinds = (ErrorCount(None, message, errors),)
+    return replace(figures(60_000, 700), requests=1000, errors=errors, error_summary=kinds)
+
+
+def test_a_client_that_was_kept_busy_by_refusals_was_not_the_limit() -> None:
+    client = Client(cpu=0.99, lag_p99_ms=900.0, reached=256)
+    refused = failing("cannot connect: ConnectionRefusedError", 500)
+    assert judge(refused, NOW, client=client, in_flight=256).exit_code is Exit.FAIL
+    # A client without time to read makes time-outs, and a few failures do not keep it busy.
+    for other in (failing("timed out after 120 s", 500), failing("connection lost", 2)):
+        assert judge(other, NOW, client=client, in_flight=256).exit_code is Exit.VOID
 
 
 @pytest.mark.parametrize(
