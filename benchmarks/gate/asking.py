@@ -5,6 +5,7 @@ limit, and a key that is sent is never in a message. It refuses to know what ans
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -86,8 +87,15 @@ def _reason(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"TLS: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"cannot connect: {error.os_error.strerror or error.os_error}"
+        return f"cannot connect: {_system(error.os_error)}"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"no HTTP: {error.message.splitlines()[0]}" if error.message else "no HTTP"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _system(error: OSError) -> str:
+    """Errors of name resolution have numbers of their own, below zero."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 @asynccontextmanager

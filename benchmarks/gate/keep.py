@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gate import export, judge, plots
+from benchmarks.gate import aiperf_place, export, judge, plots
 from benchmarks.gate.judge import Opinion
 from benchmarks.gate.measured import Cached, Measured, cached, client_of, request_of
 from benchmarks.gate.metrics import Metrics, summarise
-from benchmarks.gate.options import Plan
+from benchmarks.gate.options import AIPERF, Plan
 from benchmarks.gate.prompts import Prompts
 from benchmarks.gate.records import Run
 from benchmarks.gate.slo import Goodput, goodput
@@ -94,7 +94,7 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
         "goodput": None if good is None else {**asdict(good), "share": good.share},
         "workers": {"source": inputs.workers.source, "each": _each(run)},
         "warmup": {"requests": measured.warmup_requests, "failed": measured.warmup_failed},
-        "generator": {"name": "pd-bench", "version": __version__, "processes": plan.processes},
+        "generator": _generator(plan),
     }
     document = export.document(
         run,
@@ -106,6 +106,12 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
         plan.gpus_total,
     )
     return Kept(opinion, good, known, document)
+
+
+def _generator(plan: Plan) -> dict[str, Any]:
+    if plan.generator == AIPERF:
+        return {"name": plan.generator, "version": aiperf_place.VERSION}
+    return {"name": plan.generator, "version": __version__, "processes": plan.processes}
 
 
 def _input(plan: Plan, prompts: Prompts) -> dict[str, Any]:
@@ -140,7 +146,7 @@ def _each(run: Run) -> dict[str, Any]:
     }
 
 
-def write(plan: Plan, folder: Path, each: Kept) -> None:
+def write(folder: Path, each: Kept) -> None:
     """All of one run but its pictures. Raises OSError."""
     run = each.opinion.result.run
     assert run is not None

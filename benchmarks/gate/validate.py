@@ -9,21 +9,23 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import uvloop
 from rich.console import Console
 
-from benchmarks.gate import export, judge, keep, options, readiness
+from benchmarks.gate import driven, export, judge, keep, options, readiness
 from benchmarks.gate.asking import Asking, asking
 from benchmarks.gate.keep import Inputs, Kept
 from benchmarks.gate.live import Board, Live
-from benchmarks.gate.load import Phase
+from benchmarks.gate.load import Phase, Target
 from benchmarks.gate.measured import Measured, Offered, offer
-from benchmarks.gate.options import Plan
+from benchmarks.gate.options import AIPERF, Plan
 from benchmarks.gate.processes import SIGNALS, GeneratorDied, Generators, make_room
 from benchmarks.gate.prompts import Prompts, build, counted
 from benchmarks.gate.readiness import NotReady
@@ -38,6 +40,8 @@ AGENT = f"pd-bench/{__version__}"
 MOST_COUNTED = 1000
 
 T = TypeVar("T")
+# The number of a run, its name and the prompts; back comes what was measured with which prompts.
+Measure = Callable[[int, str, Prompts], Awaitable[tuple[Measured, Prompts]]]
 
 
 class Interrupted(Exception):
@@ -131,21 +135,29 @@ class _Validation:
         with self._listening():
             async with self._live, asking(plan.address.url, secrets, verify=plan.verify) as asked:
                 inputs = await self._unless_stopped(self._prepared(asked))
-                texts = inputs.prompts.texts
-                to = target(
-                    plan.address,
-                    plan.model,
-                    texts,
-                    plan.profile,
-                    user_agent=AGENT,
-                    key=plan.key,
-                    verify=plan.verify,
-                )
-                with Generators(to, plan.processes) as generators:
+                sampler = Sampler(asked, inputs.workers, plan.sample_s)
+                self._board.busiest = sampler.busiest
+                if plan.generator == AIPERF:
+                    async with sampler:
+                        await self._runs(self._driven, sampler, inputs)
+                    return
+                with Generators(self._target(inputs.prompts), plan.processes) as generators:
                     await offer(generators, Phase(0, 0, 0), self._board.hear, self._stopped)
-                    async with Sampler(asked, inputs.workers, plan.sample_s) as sampler:
-                        self._board.busiest = sampler.busiest
-                        await self._runs(generators, sampler, inputs)
+                    async with sampler:
+                        measure = partial(self._measured, generators)
+                        await self._runs(measure, sampler, inputs)
+
+    def _target(self, prompts: Prompts) -> Target:
+        plan = self._plan
+        return target(
+            plan.address,
+            plan.model,
+            prompts.texts,
+            plan.profile,
+            user_agent=AGENT,
+            key=plan.key,
+            verify=plan.verify,
+        )
 
     async def _prepared(self, asked: Asking) -> Inputs:
         plan = self._plan
@@ -158,6 +170,8 @@ class _Validation:
         workers = await discover(asked, plan.workers)
         self._live.say(f"ready: {workers.line}")
         self._doing = "prompts were made"
+        if self._plan.generator == AIPERF:
+            return Inputs(Prompts((), self._plan.profile.input_tokens), workers)
         return Inputs(await self._prompts(asked), workers)
 
     async def _prompts(self, asked: Asking) -> Prompts:
@@ -183,22 +197,39 @@ class _Validation:
         )
         return made
 
-    async def _runs(self, generators: Generators, sampler: Sampler, inputs: Inputs) -> None:
+    async def _runs(self, measure: Measure, sampler: Sampler, inputs: Inputs) -> None:
         plan = self._plan
         for number in range(plan.runs):
             name = f"run-{number + 1}" if plan.runs > 1 else plan.profile.name
-            # Warm-up and measured phase share one walk through the prompts, as AIPerf's do.
-            offset = number * (plan.requests + plan.warmup) if plan.unique else 0
-            warm = await self._offer(generators, f"{name} warm-up", plan.warmup, offset)
-            if warm.interrupted or self._stopped.is_set():
-                raise Interrupted(f"interrupted during the warm-up of {name}")
-            hot = await self._offer(generators, name, plan.requests, offset + plan.warmup)
-            samples = sampler.between(hot.begin, hot.end)
-            failed = sum(each.error is not None for each in warm.seen)
-            measured = Measured(hot, samples, len(warm.seen), failed)
-            self._keep(number, keep.kept(plan, name, measured, inputs))
+            measured, prompts = await measure(number, name, inputs.prompts)
+            hot = measured.offered
+            measured = replace(measured, samples=sampler.between(hot.begin, hot.end))
+            self._keep(number, keep.kept(plan, name, measured, replace(inputs, prompts=prompts)))
             if hot.interrupted or self._stopped.is_set():
                 raise Interrupted(f"interrupted: what there is of {name} was written")
+
+    async def _measured(
+        self, generators: Generators, number: int, name: str, prompts: Prompts
+    ) -> tuple[Measured, Prompts]:
+        plan = self._plan
+        # Warm-up and measured phase share one walk through the prompts, as AIPerf's do.
+        offset = number * (plan.requests + plan.warmup) if plan.unique else 0
+        warm = await self._offer(generators, f"{name} warm-up", plan.warmup, offset)
+        if warm.interrupted or self._stopped.is_set():
+            raise Interrupted(f"interrupted during the warm-up of {name}")
+        hot = await self._offer(generators, name, plan.requests, offset + plan.warmup)
+        failed = sum(each.error is not None for each in warm.seen)
+        return Measured(hot, (), len(warm.seen), failed), prompts
+
+    async def _driven(self, number: int, name: str, prompts: Prompts) -> tuple[Measured, Prompts]:
+        """AIPerf makes up its own prompts."""
+        folder = folder_of(self._plan, number)
+        measured, prompts = await driven.measure(
+            self._plan, name, folder, self._board, self._live.say, self._stopped
+        )
+        if not measured.offered.seen:
+            raise Interrupted(f"interrupted before anything of {name} was measured")
+        return measured, prompts
 
     async def _offer(self, generators: Generators, name: str, requests: int, at: int) -> Offered:
         plan = self._plan
@@ -215,7 +246,7 @@ class _Validation:
     def _keep(self, number: int, each: Kept) -> None:
         """At once: what comes later may fail."""
         self._kept.append(each)
-        keep.write(self._plan, folder_of(self._plan, number), each)
+        keep.write(folder_of(self._plan, number), each)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of some work. Raises Interrupted where it is stopped before."""

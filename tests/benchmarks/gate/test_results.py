@@ -1,3 +1,4 @@
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,15 @@ def test_a_baseline_without_a_throughput_is_unreadable(text: str, tmp_path: Path
     path.write_text(text)
     with pytest.raises(Unreadable, match=r"bad\.json"):
         results.read_baseline(path)
+
+
+def test_a_packed_run_is_read_as_the_plain_one() -> None:
+    plain = run([request()]).to_json()
+    assert result_of("r", gzip.compress(plain)) == result_of("r", plain)
+
+
+def test_a_torn_packed_run_is_unreadable() -> None:
+    packed = gzip.compress(run([request()]).to_json())
+    for torn in (packed[:-9], packed[:2] + b"?" + packed[3:]):
+        with pytest.raises(Unreadable, match="not gzip"):
+            result_of("r", torn)
