@@ -23,6 +23,7 @@ from benchmarks.gate.aiperf_watch import Tell, Watch
 from benchmarks.gate.generator import Seen
 from benchmarks.gate.load import Outcome
 from benchmarks.gate.measured import Offered
+from benchmarks.gate.processes import GeneratorDied
 from benchmarks.gate.profiles import Profile
 from benchmarks.gate.prompts import Prompts
 from benchmarks.gate.records import Unreadable
@@ -37,7 +38,7 @@ STOP_S = 15.0
 LOOK_S = 0.5
 
 
-class AiperfFailed(Exception):
+class AiperfFailed(GeneratorDied):
     """AIPerf measured nothing that can be judged; the text says what to do."""
 
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gate import judge, profiles, prompts
+from benchmarks.gate import aiperf_place, judge, profiles, prompts
 from benchmarks.gate.constraints import Constraints, InvalidConstraint
 from benchmarks.gate.profiles import PLATFORMS, InvalidProfile, Profile
 from benchmarks.gate.readiness import Patience
@@ -26,6 +26,8 @@ from benchmarks.gate.target import Address, InvalidTarget, address, check_model
 STREAMS_PER_PROCESS = 256
 # A phase of fewer requests lasts seconds: samples are taken twice as often then.
 SHORT, SAMPLE_S = 1000, (0.5, 1.0)
+# Who offers the load: ours, or the validator's.
+OURS, AIPERF = "pd-bench", "aiperf"
 RESULTS = Path("gate-results")
 
 
@@ -55,6 +57,7 @@ class Plan:
     live: bool
     sentinel: bool | None
     unique: bool
+    generator: str
     patience: Patience
 
     @property
@@ -120,6 +123,7 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     add("--require", type=judge.positive, metavar="K", help="runs that must pass; default: all")
     add("--worker", action="append", default=[], metavar="URL", help="an engine's own; repeat")
     add("--workers-expected", type=judge.positive, metavar="N", help="usable before the load")
+    add("--generator", choices=(OURS, AIPERF), default=OURS, help="what sends the requests")
     add("--processes", type=judge.positive, help="of the load generator")
     add("--out", type=Path, help=f"folder for the results; default: a dated one in {RESULTS}/")
     add("--api-key-env", metavar="NAME", help="environment variable that holds the key")
@@ -182,10 +186,13 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
         live=not arguments.no_live,
         sentinel=arguments.sentinel,
         unique=arguments.unique_prompts,
+        generator=arguments.generator,
         patience=Patience(
             arguments.ready_timeout, arguments.ready_interval, arguments.ready_window
         ),
     )
+    if found.generator == AIPERF:
+        _check_aiperf(found, arguments.processes)
     _check(found)
     return found
 
@@ -219,6 +226,21 @@ def _check(found: Plan) -> None:
         prompts.check(found.prompts, found.profile.input_tokens)
     except ValueError as error:
         raise Invalid(f"--prompts: {error}") from None
+
+
+def _check_aiperf(found: Plan, processes: int | None) -> None:
+    """AIPerf has no place for some options; and a key on its command line would be seen by all."""
+    wrong = {
+        "--unique-prompts": found.unique,
+        "--processes": processes is not None,
+        "--api-key-env and --api-key-file": found.key is not None,
+    }
+    if names := [name for name, given in wrong.items() if given]:
+        raise Invalid(f"{', '.join(names)}: not with --generator {AIPERF}")
+    try:
+        aiperf_place.check()
+    except aiperf_place.NotInstalled as error:
+        raise Invalid(f"--generator: {error}") from None
 
 
 def usual_processes(concurrency: int) -> int:
