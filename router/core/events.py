@@ -37,7 +37,7 @@ class Scraped:
     own: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LegAnswered:
     """An engine began to answer a leg after `seconds`."""
 
@@ -48,7 +48,7 @@ class LegAnswered:
     """False where an error may be another engine's: a decode engine that cannot load a KV cache."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LegDone:
     """An engine gave a whole answer that is no error of its own."""
 

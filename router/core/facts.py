@@ -116,6 +116,8 @@ def _direct_reason(kind: RouteKind, body: Mapping[str, Any]) -> str | None:
     """
     if kind is RouteKind.COMPLETIONS and len(tokens.prompts(body.get("prompt"))) > 1:
         return "several_prompts"
+    if _DIRECT_KEYS.isdisjoint(body):  # as nearly always
+        return None
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
 
 
@@ -145,3 +147,11 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("stored_response", lambda body: body.get("previous_response_id") is not None),
     ("background", lambda body: bool(body.get("background"))),
 )
+
+_DIRECT_KEYS = frozenset(
+    {
+        *("n", "best_of", "use_beam_search", "prompt_embeds", "prompt_logprobs", "echo"),
+        *("previous_response_id", "background"),
+    }
+)
+"""What the rules look at: a body without all of them breaks none."""

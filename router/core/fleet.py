@@ -135,7 +135,10 @@ class Fleet:
             if (
                 member.health.state is not State.UP
                 or (model is not None and member.models is not None and model not in member.models)
-                or (spare_shut and member.is_shut)
+                or (
+                    spare_shut  # as Member.is_shut says it
+                    and (member.stall.since is not None or member.outlier.until is not None)
+                )
                 or member.view.endpoint in exclude
             ):
                 continue
@@ -191,7 +194,7 @@ class Fleet:
                 self._scraped(self._members[event.endpoint], event, now)
             case LegAnswered():
                 member = self._members[event.endpoint]
-                if member.health.state is State.UP:
+                if member.health.state is State.UP and member.health.streak:
                     # It clears the doubts; it cannot bring up an engine that probes call down.
                     self._see(member, Sight.OK, now)
                 if event.status >= 500 and event.is_own_doing:

@@ -5,13 +5,14 @@ names. Framing, Host and request ids are written anew for each connection.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-__all__ = ["Headers", "block", "clean_request_id", "end_to_end", "value"]
+__all__ = ["HOP_BY_HOP", "Headers", "block", "clean_request_id", "end_to_end", "value"]
 
 Headers = Iterable[tuple[bytes, bytes]]
+HeaderList = Collection[tuple[bytes, bytes]]
 
-_HOP_BY_HOP = frozenset(
+HOP_BY_HOP = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -26,24 +27,23 @@ _HOP_BY_HOP = frozenset(
     }
 )
 
-REQUEST_ONLY = frozenset({b"host", b"expect", b"x-request-id"})
+REQUEST_ONLY = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
 """Never copied to an engine: each attempt has its own."""
 
-RESPONSE_ONLY = frozenset({b"x-request-id"})
+RESPONSE_ONLY = HOP_BY_HOP | {b"x-request-id"}
 """Never copied to a client: the router names the request."""
 
 # Longer ids are copied by vLLM into every chunk; 128 characters hold two UUIDs and a prefix.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+/=-]{1,128}")
 
 
-def end_to_end(headers: Headers, drop: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    """The headers that pass on, less those in `drop`; names are lower case."""
-    items = list(headers)
-    stop = _HOP_BY_HOP | drop
-    for name, value_ in items:
+def end_to_end(headers: HeaderList, drop: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+    """The headers that pass on: not those of one connection, nor those in `drop`, which holds
+    HOP_BY_HOP; names are lower case."""
+    for name, value_ in headers:
         if name == b"connection":
-            stop |= {token.strip().lower() for token in value_.split(b",")}
-    return [(name, value_) for name, value_ in items if name not in stop]
+            drop |= {token.strip().lower() for token in value_.split(b",")}
+    return [pair for pair in headers if pair[0] not in drop]
 
 
 def block(headers: Headers) -> bytes:
@@ -58,5 +58,7 @@ def value(headers: Headers, name: bytes) -> bytes | None:
 
 def clean_request_id(given: bytes | None) -> str | None:
     """The client's X-Request-Id when it is short and harmless, else None."""
-    text = (given or b"").decode("latin-1")
+    if given is None:
+        return None
+    text = given.decode("latin-1")
     return text if _REQUEST_ID.fullmatch(text) else None

@@ -48,11 +48,13 @@ FINE = Outlier()
 
 def after(outlier: Outlier, *, is_good: bool) -> Outlier:
     """One more answer, or failure to give one."""
-    return replace(
-        outlier,
-        streak=0 if is_good else outlier.streak + 1,
-        good=outlier.good + is_good,
-        total=outlier.total + 1,
+    return Outlier(  # not `replace`: it takes three times as long, for every answer
+        0 if is_good else outlier.streak + 1,
+        outlier.good + is_good,
+        outlier.total + 1,
+        outlier.ejections,
+        outlier.since,
+        outlier.until,
     )
 
 

@@ -73,7 +73,7 @@ class Route:
         return self.kind is not RouteKind.PASS_THROUGH
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Facts:
     """All that is decided from a request; read once, from one parse of its body."""
 
@@ -168,7 +168,7 @@ class Candidate:
         return self.load.tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decision:
     """Which way a request goes, and why."""
 
@@ -186,7 +186,7 @@ class Gauges:
     """Share of the KV cache in use, 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """An engine's whole answer, in memory."""
 

@@ -168,12 +168,18 @@ class ClientProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         """Count the request line."""
-        self._count(len(url))
+        self._unparsed = 0
+        self._head_bytes += len(url)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("request head too large")  # httptools turns it into a parser error
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header; one that follows the body counts too, and is not passed on."""
-        self._count(len(name) + len(value))
+        self._unparsed = 0
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("request head too large")  # httptools turns it into a parser error
         if self._in_head:
             self.headers.append((name.lower(), value))
 
@@ -330,12 +336,6 @@ class ClientProtocol(HttpToolsProtocol):
                 b"connection: close\r\n\r\n%b" % (STATUS_LINE[error.status], len(body), body)
             )
             self.hang_up()
-
-    def _count(self, size: int) -> None:
-        self._unparsed = 0
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("request head too large")  # httptools turns it into a parser error
 
     def _arm_head_timer(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_is_late)

@@ -246,7 +246,7 @@ class Exchange:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            self._finish(cast(Exception, error))
+            self._finish(cast("Exception", error))
             return
         fresh = task.result()
         if isinstance(fresh, Failure):
@@ -332,7 +332,7 @@ class Exchange:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            self._finish(cast(Exception, error))
+            self._finish(cast("Exception", error))
         else:
             self._advance(task.result())
 
@@ -360,10 +360,11 @@ class Exchange:
                 self._engine_headers += b"authorization: Bearer %b\r\n" % key
         self._attempts += 1
         return (
-            b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\nx-request-id: %b-%d\r\n\r\n"
+            b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\nx-request-id: %b-%d\r\n\r\n"
         ) % (
-            (pool.origin.prefix + path).encode("latin-1"),
-            pool.origin.authority.encode(),
+            pool.prefix,
+            path.encode("latin-1"),
+            pool.authority,
             self._engine_headers,
             length,
             self._engine_id.encode(),

@@ -33,6 +33,10 @@ class EnginePool:
         tls: ssl.SSLContext | None,
     ) -> None:
         self.origin = origin
+        self.authority = origin.authority.encode()
+        """The value of the Host header."""
+        self.prefix = origin.prefix.encode("latin-1")
+        """What stands before every path."""
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
         self._max_idle = max_idle

@@ -93,11 +93,12 @@ class SpeedProber:
     def _head(self, pool: EnginePool, length: int) -> bytes:
         key = b"" if self._key is None else b"authorization: Bearer %b\r\n" % self._key.encode()
         return (
-            b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n%b"
+            b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n%b"
             b"x-request-id: pd-router-probe-%08x\r\ncontent-length: %d\r\n\r\n"
         ) % (
-            (pool.origin.prefix + PATH).encode("latin-1"),
-            pool.origin.authority.encode(),
+            pool.prefix,
+            PATH.encode(),
+            pool.authority,
             key,
             self._rng.getrandbits(32),
             length,

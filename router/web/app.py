@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from router.core import outlier
 from router.core.care import Care
-from router.core.events import Ejected, Event, News
+from router.core.events import Ejected, Event, LegDone, News
 from router.core.fleet import Fleet
 from router.core.health import Rules
 from router.core.ledger import Ledger
@@ -136,7 +136,8 @@ class Router:
     def observe(self, event: Event) -> None:
         """The one door through which everything that was seen comes back."""
         self.fleet.observe(event, time.monotonic())
-        self.journal.add(event)
+        if not isinstance(event, LegDone):  # the commonest, and nobody writes it down
+            self.journal.add(event)
         if self._mate is not None:
             self._mate.gossip.observe(event)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from router.core.events import FellBack, LegFailed, RequestEnded
 from router.core.values import Endpoint, FailureKind, Role, Way
-from router.telemetry.logs import AccessLog, configure
+from router.telemetry.logs import AccessLog, _fields, _pairs, configure
 
 QUICK = examples(
     max_examples=100,
@@ -258,3 +258,26 @@ def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
     configure("info", "json")
     assert len(lines(lambda: logging.getLogger("router").info("x"))) == 1
     assert [h.stream for h in logging.getLogger().handlers] == [sys.stderr]  # type: ignore[attr-defined]
+
+
+@QUICK
+@given(
+    changes=st.fixed_dictionaries(
+        {},
+        optional={
+            "model": ANY_TEXT,
+            "error": ANY_TEXT,
+            "prefill": st.just(Endpoint("http://p0", Role.PREFILL)),
+            "decode": st.just(Endpoint("http://d0", Role.DECODE)),
+            "fallbacks": st.just([FellBack(Role.PREFILL, "timeout"), FellBack(Role.DECODE, "x")]),
+            "prefill_seconds": st.floats(0, 1e3),
+            "first_byte": st.floats(100, 1e3),
+            "way": st.just(Way.REMOTE),
+            "reason": st.just("at_threshold"),
+        },
+    )
+)
+def test_the_short_way_to_a_line_writes_what_the_formatter_would(changes: dict) -> None:
+    record = a_request(**changes)
+    line = AccessLog()._text(record)
+    assert line.partition(" INFO ")[2] == f"   request {_pairs(_fields(record))}"

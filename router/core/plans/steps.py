@@ -36,7 +36,7 @@ class Splice(Protocol):
         """Rewrite a whole JSON body."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
     """Choose an endpoint of `role`, not one of `exclude`, and count this request there."""
 
@@ -44,14 +44,14 @@ class Lease:
     exclude: frozenset[Endpoint] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Release:
     """Stop counting this request on an endpoint."""
 
     endpoint: Endpoint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """POST and read the whole reply into memory."""
 
@@ -60,7 +60,7 @@ class Call:
     body: bytes = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stream:
     """POST and pass the reply on to the client, unless it turns out to be one to keep back.
 
