@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from router.core.urls import origin
 from tests.net.asks import COMPLETIONS, EMBEDDINGS, STREAM, completion, prefilled, token
 from tests.net.client import request
 from tests.net.engine import Call, json_reply
@@ -326,8 +327,7 @@ async def test_a_query_reaches_both_engines_as_it_was_sent(house: House) -> None
 async def test_a_path_prefix_of_an_engine_stands_before_the_route(house: House) -> None:
     engine = await house.engine()
     router = await house.router(engine)
-    pool = router.pool(engine)
-    pool.origin = type(pool.origin)("127.0.0.1", engine.port, False, "/base")
+    router.pool(engine).prefix = origin(f"{engine.url}/base").prefix.encode()
     client = await router.client()
     await client.send(request(COMPLETIONS + "?a=b", completion()))
     call = await engine.call()

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -277,7 +278,7 @@ def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
         },
     )
 )
-def test_the_short_way_to_a_line_writes_what_the_formatter_would(changes: dict) -> None:
+def test_the_short_way_to_a_line_writes_what_the_formatter_would(changes: dict[str, Any]) -> None:
     record = a_request(**changes)
     line = AccessLog()._text(record)
     assert line.partition(" INFO ")[2] == f"   request {_pairs(_fields(record))}"
