@@ -64,9 +64,10 @@ class Scheduler:
 
         `computes` says that the engine has to compute the prompt, not to read its KV cache.
         """
-        ranking = self.rank(role, facts, exclude, now)
-        self._last[role] = ranking.candidates[ranking.chosen].ordinal
-        return self._fleet.lease(ranking.endpoint, facts.tokens, facts.tokens if computes else 0)
+        candidates, _, place = self._ranked(role, facts, exclude, now)
+        chosen = candidates[place]
+        self._last[role] = chosen.ordinal
+        return self._fleet.lease(chosen.endpoint, facts.tokens, facts.tokens if computes else 0)
 
     def leg(self, lease: Lease, now: float, *, is_heard: bool) -> Leg:
         """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
@@ -91,12 +92,17 @@ class Scheduler:
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint] = NOBODY, now: float = 0.0
     ) -> Ranking:
         """Score the candidates without taking anything. Raises NoEngine when there is none."""
+        candidates, scores, chosen = self._ranked(role, facts, exclude, now)
+        return Ranking(tuple(candidates), tuple(scores), chosen)
+
+    def _ranked(
+        self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
+    ) -> tuple[Sequence[Candidate], Sequence[float], int]:
         candidates = self._fleet.candidates(role, facts.model, exclude, now, self._last[role])
         if not candidates:
             raise NoEngine(f"No {role} engine is available for this request; try again later.")
         scores = self._policies[role](candidates, facts, now, self._rng)
-        chosen = _next_among_best(candidates, scores, self._last[role])
-        return Ranking(tuple(candidates), tuple(scores), chosen)
+        return candidates, scores, _next_among_best(candidates, scores, self._last[role])
 
     def _check_model(self, facts: Facts) -> None:
         known = self._fleet.known_models()

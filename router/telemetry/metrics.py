@@ -53,6 +53,16 @@ class Together:
     pids: Callable[[], Iterable[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The children that requests of one kind count on: looking them up costs more than counting."""
+
+    way: str
+    requests: Counter
+    duration: Histogram
+    decisions: Counter | None
+
+
 class Metrics:
     """The router's metrics in a registry of their own, those of all its processes together."""
 
@@ -151,14 +161,12 @@ class Metrics:
         )
         self._worst = 0.0
         # `labels` builds and locks its way to a child each time; there are few children.
-        self._requests_by = cache(self._requests.labels)
-        self._decisions_by = cache(self._decisions.labels)
         self._fallbacks_by = cache(self._fallbacks.labels)
         self._answers_by = cache(self._answers.labels)
         self._failures_by = cache(self._failures.labels)
         self._ttft_by = cache(self._ttft.labels)
-        self._duration_by = cache(self._duration.labels)
         self._tokens_by = cache(self._tokens.labels)
+        self._known: dict[tuple[object, ...], _Known] = {}
         self._registry.register(_FleetCollector(fleet, connections))
         if together is None:
             ProcessCollector(namespace="pd_router", registry=registry)
@@ -197,20 +205,34 @@ class Metrics:
                 self._ended(event)
 
     def _ended(self, record: RequestEnded) -> None:
-        way = record.way or "none"
-        self._requests_by(record.route, way, record.status or "none", record.outcome).inc()
-        self._duration_by(way).observe(record.ended - record.started)
-        if record.way is not None:
-            self._decisions_by(way, record.reason).inc()
-            self._tokens_by(way).observe(record.tokens)
+        kind = (record.route, record.way, record.status, record.outcome, record.reason)
+        known = self._known.get(kind)
+        if known is None:
+            known = self._known[kind] = self._of_kind(record)
+        known.requests.inc()
+        known.duration.observe(record.ended - record.started)
+        if known.decisions is not None:
+            known.decisions.inc()
+            self._tokens_by(known.way).observe(record.tokens)
         # A refusal comes fast: among the answers it would make them look so.
         if record.first_byte is not None and record.status < 400:
             stream = "true" if record.stream else "false"
-            self._ttft_by(way, stream).observe(record.first_byte - record.started)
+            self._ttft_by(known.way, stream).observe(record.first_byte - record.started)
         if record.prefill_seconds is not None:
             self._prefill.observe(record.prefill_seconds)
-        self._chunks.inc(record.chunks)
-        self._bytes.inc(record.bytes_out)
+        if record.chunks:
+            self._chunks.inc(record.chunks)
+            self._bytes.inc(record.bytes_out)
+
+    def _of_kind(self, record: RequestEnded) -> "_Known":
+        way = record.way or "none"
+        status = record.status or "none"
+        return _Known(
+            way=way,
+            requests=self._requests.labels(record.route, way, status, record.outcome),
+            duration=self._duration.labels(way),
+            decisions=None if record.way is None else self._decisions.labels(way, record.reason),
+        )
 
 
 def _count_in(folder: Path) -> None:
