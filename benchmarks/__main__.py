@@ -1,5 +1,5 @@
-"""`python -m benchmarks compare | results | peers install | validate | judge | report | plot`;
-`engine` and `load` are started by the bench.
+"""`python -m benchmarks compare | results | peers install | validate | judge | report | plot |
+aiperf install`; `engine` and `load` are started by the bench.
 
 Exit status of the first three: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
 interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
@@ -18,7 +18,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from benchmarks import compare, engine, limits, load, peers, plan, report, results
-from benchmarks.gate import judge, validate
+from benchmarks.gate import aiperf_place, judge, validate
 from benchmarks.routers import DEFAULT, ROUTERS
 from benchmarks.scenarios import SCENARIOS, Scenario
 
@@ -28,6 +28,7 @@ GATE = {
     "judge": judge.main_judge,
     "report": judge.main_report,
     "plot": judge.main_plot,
+    "aiperf": aiperf_place.main,
 }
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
         ("judge", "judge stored results of a load test again, ours or AIPerf's"),
         ("report", "write report.html from stored results"),
         ("plot", "draw PNGs from stored runs"),
+        ("aiperf", "install AIPerf, for validate --generator aiperf"),
     ):
         commands.add_parser(name, help=text)
     commands.add_parser("results", help="write RESULTS.md and its picture from stored runs")
