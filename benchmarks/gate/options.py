@@ -24,8 +24,8 @@ from benchmarks.gate.target import Address, InvalidTarget, address, check_model
 
 # As many streams as one process carries with room to spare; more processes than cores only queue.
 STREAMS_PER_PROCESS = 256
-# A phase of fewer requests lasts seconds: samples are taken twice as often then.
-SHORT, SAMPLE_S = 1000, (0.5, 1.0)
+# A phase of fewer requests, and smoke, lasts seconds: samples are taken twice as often then.
+SHORT, SAMPLE_S, SHORT_SAMPLE_S = 1000, 1.0, 0.5
 # Who offers the load: ours, or the validator's.
 OURS, AIPERF = "pd-bench", "aiperf"
 RESULTS = Path("gate-results")
@@ -83,7 +83,8 @@ class Plan:
     @property
     def sample_s(self) -> float:
         """Seconds between samples of the workers."""
-        return SAMPLE_S[self.requests >= SHORT]
+        is_short = self.profile.name == "smoke" or self.requests < SHORT
+        return SHORT_SAMPLE_S if is_short else SAMPLE_S
 
 
 def parser() -> judge.Parser:

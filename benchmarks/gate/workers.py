@@ -34,6 +34,9 @@ RUNNING, WAITING, KV_USAGE = (
 
 View = Mapping[str, Any]
 """An entry of the router's /endpoints."""
+Gauges = tuple[float | None, float | None, float | None]
+"""Running, waiting and KV use; None for what is not known."""
+NO_GAUGES: Gauges = (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ async def _silent(asking: Asking, urls: Sequence[str]) -> list[str]:
     return [f"{url}: {reason}" for url, reason in zip(urls, reasons, strict=True) if reason]
 
 
-def gauges(text: bytes) -> tuple[float | None, float | None, float | None]:
+def gauges(text: bytes) -> Gauges:
     """Running, waiting and KV use of vLLM's exposition; None for what is not there.
 
     An engine with several data-parallel ranks has a line for each: requests add up, and the fullest
@@ -136,20 +139,24 @@ def _numbers(pattern: re.Pattern[bytes], text: bytes) -> list[float]:
 
 
 class Sampler:
-    """Samples while it is entered; one task for each worker, so that a silent one delays none."""
+    """Samples while it is entered.
+
+    At each beat the router and all workers are asked at once, and what they say is of that time: a
+    view of one second beside a view of the next would look like a backup. A beat waits for none
+    before it, so that who is silent delays no sample but its own beat's.
+    """
 
     def __init__(self, asking: Asking, workers: Workers, interval: float) -> None:
         self._asking, self._workers, self._interval = asking, workers, interval
+        self._timeout = max(interval, LEAST_TIMEOUT_S)
         self._samples: list[WorkerSample] = []
-        self._latest: dict[str, WorkerSample] = {}
-        self._views: Mapping[str, View] = {}
-        self._viewed_at = float("-inf")
-        self._tasks: list[asyncio.Task[None]] = []
+        self._latest: list[WorkerSample] = []
+        self._beats: set[asyncio.Task[None]] = set()
+        self._clock: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._workers.source is not None:
-            jobs = [self._watch_router(), *(self._watch(url) for url in self._workers.urls)]
-            self._tasks = [asyncio.ensure_future(job) for job in jobs]
+            self._clock = asyncio.ensure_future(self._tick())
         return self
 
     async def __aexit__(
@@ -158,9 +165,10 @@ class Sampler:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for task in self._tasks:
+        tasks = [*self._beats, *([] if self._clock is None else [self._clock])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def between(self, begin: float, end: float) -> tuple[WorkerSample, ...]:
         """Those of a phase, in seconds since it began; the bounds are of time.monotonic."""
@@ -168,52 +176,49 @@ class Sampler:
 
     def busiest(self) -> tuple[str, float] | None:
         """Who holds the most now, by the latest samples."""
-        held = [(each.worker, load) for each in self._latest.values() if (load := _held(each))]
+        held = [(each.worker, load) for each in self._latest if (load := _held(each))]
         return max(held, key=lambda each: each[1], default=None)
 
-    async def _watch_router(self) -> None:
+    async def _tick(self) -> None:
         due = time.monotonic()
         while True:
-            if (found := await views(self._asking, self._timeout)) is not None:
-                self._views, self._viewed_at = found, time.monotonic()
-            due = await self._sleep(due)
+            beat = asyncio.ensure_future(self._beat())
+            self._beats.add(beat)
+            beat.add_done_callback(self._beats.discard)
+            # What was missed, because this process stood still, is not made up for.
+            due = max(due + self._interval, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
 
-    async def _watch(self, url: str) -> None:
-        due = time.monotonic()
-        while True:
-            try:
-                answer = await self._asking.worker(f"{url}/metrics", timeout=self._timeout)
-                found = gauges(answer.body) if answer.status == 200 else (None, None, None)
-            except Unanswered:
-                found = (None, None, None)
-            self._take(url, found)
-            due = await self._sleep(due)
-
-    def _take(self, url: str, found: tuple[float | None, float | None, float | None]) -> None:
-        now = time.monotonic()
-        fresh = now - self._viewed_at <= 2 * self._interval + self._timeout
-        view = self._views.get(url, {}) if fresh else {}
-        sample = WorkerSample(
-            now,
-            url,
-            *found,
-            in_flight=_of(view, "in_flight", int),
-            set_aside=_of(view, "set_aside", str),
-            seconds_per_token=_of(view, "seconds_per_token", float),
+    async def _beat(self) -> None:
+        at, urls = time.monotonic(), self._workers.urls
+        found, said = await asyncio.gather(
+            views(self._asking, self._timeout),
+            asyncio.gather(*(self._gauges(url) for url in urls)),
         )
-        self._latest[url] = sample
-        self._samples.append(sample)
+        views_of = found or {}
+        self._latest = [
+            _sample(at, url, views_of.get(url, {}), each)
+            for url, each in zip(urls, said, strict=True)
+        ]
+        self._samples += self._latest
 
-    @property
-    def _timeout(self) -> float:
-        return max(self._interval, LEAST_TIMEOUT_S)
+    async def _gauges(self, url: str) -> Gauges:
+        try:
+            answer = await self._asking.worker(f"{url}/metrics", timeout=self._timeout)
+        except Unanswered:
+            return NO_GAUGES
+        return gauges(answer.body) if answer.status == 200 else NO_GAUGES
 
-    async def _sleep(self, due: float) -> float:
-        """Until the next time that is due; what was missed is not made up for."""
-        now = time.monotonic()
-        due = max(due + self._interval, now)
-        await asyncio.sleep(due - now)
-        return due
+
+def _sample(at: float, url: str, view: View, found: Gauges) -> WorkerSample:
+    return WorkerSample(
+        at,
+        url,
+        *found,
+        in_flight=_of(view, "in_flight", int),
+        set_aside=_of(view, "set_aside", str),
+        seconds_per_token=_of(view, "seconds_per_token", float),
+    )
 
 
 def _of(view: View, name: str, kind: type) -> Any:

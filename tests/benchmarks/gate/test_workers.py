@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from benchmarks.gate import workers
 from benchmarks.gate.asking import asking
 from benchmarks.gate.workers import Sampler, Workers, discover, gauges, unusable
 
@@ -170,6 +171,56 @@ async def test_samples_join_what_worker_and_router_say() -> None:
     assert (bad.running, bad.waiting, bad.kv_usage, bad.in_flight) == (None, None, None, 9)
     assert bad.set_aside == "slow"
     assert all(0 <= each.at < 60 for each in found)
+
+
+async def test_a_beat_is_one_view_of_all_workers() -> None:
+    """Else one worker's load after a change stands beside another's before it."""
+    count, both = 0, [Worker(), Worker()]
+
+    async def endpoints(_request: web.Request) -> web.Response:
+        nonlocal count
+        count += 1
+        return web.json_response([view(url, in_flight=count) for url in (a, b)])
+
+    async with (
+        served({"/metrics": both[0].metrics}) as a,
+        served({"/metrics": both[1].metrics}) as b,
+        served({"/endpoints": endpoints}) as url,
+        asking(url, {}) as asked,
+    ):
+        begin = time.monotonic()
+        async with Sampler(asked, Workers((a, b), "router"), 0.01) as sampler:
+            for _ in range(20):
+                await both[1].asked.get()
+            found = sampler.between(begin, time.monotonic())
+    seen: dict[float, set[int | None]] = {}
+    for each in found:
+        seen.setdefault(each.at, set()).add(each.in_flight)
+    assert len(seen) > 5
+    assert all(len(held) == 1 for held in seen.values())
+
+
+async def test_who_is_silent_delays_nobody_elses_later_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "LEAST_TIMEOUT_S", 0.05)
+    sound = Worker()
+
+    async def hang(_request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with (
+        served({"/metrics": sound.metrics}) as a,
+        served({"/metrics": hang}) as b,
+        asking("http://127.0.0.1:9", {}) as asked,
+    ):
+        begin = time.monotonic()
+        async with Sampler(asked, Workers((a, b), "told"), 0.01) as sampler:
+            while not (found := sampler.between(begin, time.monotonic())):
+                await sound.asked.get()
+    running = {each.worker: each.running for each in found}
+    assert running == {a: 3.0, b: None}
 
 
 async def test_nobody_known_is_never_asked() -> None:
