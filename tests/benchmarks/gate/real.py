@@ -49,6 +49,31 @@ async def engines(count: int = 1, *flags: str) -> AsyncIterator[Engines]:
         await process.communicate()
 
 
+@asynccontextmanager
+async def router(policy: str, engine_urls: list[str]) -> AsyncIterator[str]:
+    """The URL of a router in front of whole engines."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0"),
+        *("--load-balancing-strategy", policy, "--decode", ",".join(engine_urls)),
+        *("--log-format", "json"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    rest: asyncio.Future[bytes] | None = None
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            line = orjson.loads(await process.stderr.readline())
+        assert line["message"] == "listening", line
+        rest = asyncio.ensure_future(process.stderr.read())  # a full pipe would stop it
+        yield str(line["url"])
+    finally:
+        process.kill()
+        await process.wait()
+        if rest is not None:
+            await rest
+
+
 @dataclass
 class Gate:
     """`validate` as it runs, and what it said."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 
 from benchmarks.gate.judge import main_judge
-from tests.benchmarks.gate.real import engines, gate
+from tests.benchmarks.gate.real import engines, gate, router
 
 ASKED = ("--throughput", ">= 1", "--ttft-p99", "<= 20000")
 # So many that nothing is over before a test has done what it does.
@@ -93,6 +93,21 @@ async def test_an_engine_that_freezes(tmp_path: Path) -> None:
         assert await it.ended() == 1, it.text
     assert it.kind == "errors"
     assert "timed out after 1.5 s" in it.text
+
+
+async def test_a_worker_that_stands_still_behind_the_router_is_named(tmp_path: Path) -> None:
+    flags = ("--gpus", "3", "--concurrency", "24", "--requests", "450", "--ttft-p99", "<= 300")
+    async with (
+        engines(3, "--step-ms", "10") as them,
+        router("round_robin", them.urls) as url,
+        gate(url, tmp_path, *flags) as it,
+    ):
+        await it.until("smoke: 4")
+        await them.go_wrong(1, stall=True, for_s=1.8)
+        assert await it.ended() == 1, it.text
+    assert "ready: 3 workers, from the router's list" in it.text
+    assert it.kind == "single-worker backup", it.text
+    assert it.result()["pd_router"]["diagnosis"]["worker"] == them.urls[1]
 
 
 async def test_an_endpoint_that_never_gets_ready(tmp_path: Path) -> None:
