@@ -5,7 +5,7 @@ end. It does not know what is done with them, and decides nothing about retries.
 """
 
 import asyncio
-from typing import Protocol
+from typing import Any, Protocol
 
 import httptools
 
@@ -51,11 +51,31 @@ class Owner(Protocol):
 class EngineConnection(asyncio.Protocol):
     """Sends one request at a time and feeds its answer to the request's sink."""
 
+    __slots__ = (
+        "_between_chunks",
+        "_broken",
+        "_complete",
+        "_excess",
+        "_has_head",
+        "_head_ready",
+        "_headers",
+        "_keep_alive",
+        "_name",
+        "_owner",
+        "_parser",
+        "_parts",
+        "_sink",
+        "_status",
+        "_transport",
+        "_until_close",
+        "idle_since",
+    )
+
     def __init__(self, owner: Owner, name: str) -> None:
         self._owner = owner
         self._name = name
         self._transport: asyncio.Transport
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._headers: HeaderList = []
         self._parts: list[bytes] = []
@@ -147,6 +167,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the sink, if it still waits."""
         self._owner.forget(self)
+        self._parser = None  # it knows this object: a cycle would wait for the garbage collector
         if self._sink is None:
             return
         if self._has_head and self._until_close and exc is None:

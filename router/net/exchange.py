@@ -116,11 +116,12 @@ class Exchange:
         done: Done,
     ) -> None:
         self._network = network
-        self._facts = facts
+        self._facts: Facts | None = facts
+        """None once it is not needed any more."""
         self._reply = reply
         self._record = record
         self._done: Done | None = done
-        self._plan: steps.Plan
+        self._plan: steps.Plan | None = None
         self._leases: dict[Endpoint, Lease] = {}
         self._step: steps.Call | steps.Stream
         self._asked_at = 0.0
@@ -150,9 +151,12 @@ class Exchange:
 
     def _advance(self, answer: object) -> None:
         """Answer the plan, and take its steps up to one that takes time."""
+        plan = self._plan
         if self._done is None:
             return
-        plan = self._plan
+        if plan is None:
+            self._finish(None)
+            return
         try:
             while True:
                 step = _next(plan, answer)
@@ -179,7 +183,17 @@ class Exchange:
     def _release(self) -> None:
         for lease in self._leases.values():
             lease.release()
-        self._plan.close()
+        self._drop_plan()
+
+    @property
+    def _known(self) -> Facts:
+        assert self._facts is not None, "it has begun"
+        return self._facts
+
+    def _drop_plan(self) -> None:
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.close()
 
     def _do(self, step: steps.Step) -> object:
         """A step that is done at once."""
@@ -201,14 +215,14 @@ class Exchange:
         return None
 
     def _lease(self, step: steps.Lease) -> Endpoint:
-        network, record = self._network, self._record
+        network, record, facts = self._network, self._record, self._known
         now = time.monotonic()
         role = step.role
         told: tuple[str, ...] = ()
         if network.sample and network.rng.random() < network.sample:
-            told = network.scheduler.explained(role, self._facts, now)
+            told = network.scheduler.explained(role, facts, now)
         computes = role is Role.PREFILL or record.way is Way.DIRECT
-        lease = network.scheduler.lease(role, self._facts, step.exclude, now, computes=computes)
+        lease = network.scheduler.lease(role, facts, step.exclude, now, computes=computes)
         endpoint = lease.endpoint
         self._leases[endpoint] = lease
         if told:
@@ -278,11 +292,11 @@ class Exchange:
             step,
             self._reply,
             self._record,
-            kind=self._facts.route.kind,
+            kind=self._known.route.kind,
             first_byte_seconds=network.timeouts.first_byte,
             idle_seconds=network.timeouts.idle,
             silence=network.silence,
-            leg=self._leg(step.endpoint, is_heard=self._facts.stream),
+            leg=self._leg(step.endpoint, is_heard=self._known.stream),
             asker=self,
         )
 
@@ -295,6 +309,16 @@ class Exchange:
         is_own_doing = isinstance(step, steps.Call) or 500 not in step.keep
         seconds = time.monotonic() - self._asked_at
         self._network.observe(LegAnswered(step.endpoint, status, seconds, is_own_doing))
+
+    def begun(self) -> None:
+        """The client has had a first token: there is no other way any more.
+
+        A stream may last for minutes, and its prompt, as bytes and parsed, is most of its memory.
+        """
+        self._drop_plan()
+        self._facts = None
+        self._engine_headers = None
+        self._step.body = b""
 
     def settled(self, outcome: Outcome | None) -> None:
         """It is known what became of the answer."""
@@ -313,7 +337,7 @@ class Exchange:
         """Whether a request that waits for a stalled engine has somewhere else to go."""
         endpoint = self._step.endpoint
         return self._attempts < ATTEMPTS and self._network.scheduler.has_other(
-            endpoint.role, self._facts, endpoint, time.monotonic()
+            endpoint.role, self._known, endpoint, time.monotonic()
         )
 
     def _answer(self, outcome: Outcome | None) -> None:
@@ -351,7 +375,7 @@ class Exchange:
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
         """The head of a request to an engine; each attempt has an id of its own."""
         if self._engine_headers is None:
-            drop = DROP_WHEN_READING if self._facts.route.generates else DROP_FOR_ENGINE
+            drop = DROP_WHEN_READING if self._known.route.generates else DROP_FOR_ENGINE
             if self._network.engine_api_key is not None:
                 drop = drop | {b"authorization"}
             self._engine_headers = http.block(http.end_to_end(self._reply.headers, drop))

@@ -41,6 +41,9 @@ class Asker(Protocol):
     def answered(self, status: int) -> None:
         """The answer has begun."""
 
+    def begun(self) -> None:
+        """The client has had a first piece of a stream."""
+
     def settled(self, outcome: Outcome | None) -> None:
         """It is over: a reply or a failure, or None when all went to the client."""
 
@@ -389,6 +392,8 @@ class Relay:
             record.first_byte = time.monotonic()
             if self._is_stream:
                 self._leg.first(record.first_byte)
+                if self._asker is not None:
+                    self._asker.begun()
         elif self._is_stream and not self._reply.is_corked:
             # What comes with the end is for the most part no token but usage and [DONE].
             self._pace.tokens += data.count(b"\n\n")

@@ -30,6 +30,12 @@ FLUSH_SECONDS = 1.0
 POLL_SECONDS = 0.05
 
 
+YOUNG, OLD, NEVER = 10_000, 1000, 1 << 30
+"""The garbage collector looks at new objects 10,000 at a time, in a millisecond or two. Those that
+live on it looks at again after ten million more: ten thousand open streams are half a million
+objects, and looking at them all stops every stream for a third of a second."""
+
+
 def tune_process() -> None:
     """What a process that only routes should have: all the files it may open, and a rare collector.
 
@@ -41,7 +47,7 @@ def tune_process() -> None:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(YOUNG, OLD, NEVER)
 
 
 class Server(uvicorn.Server):
