@@ -218,7 +218,7 @@ def _why(log: Path, code: int, found: int, asked: int) -> str:
 
 
 def _offered(hot: list[Record], watch: Watch, *, interrupted: bool) -> Offered:
-    """In times of time.monotonic. How late AIPerf was is how long its credits waited."""
+    """In times of time.monotonic."""
     now, ahead = time.monotonic(), time.time_ns() / 1e9 - time.monotonic()
     seen = [each.seen for each in hot]
     begin = min((each.sent for each in seen), default=now + ahead)
@@ -226,9 +226,8 @@ def _offered(hot: list[Record], watch: Watch, *, interrupted: bool) -> Offered:
         _shift(each, ahead)
     end = max((each.ended or 0.0 for each in seen), default=now)
     cpu = watch.busiest(begin - ahead, end)
-    late = array("d", (each.queued for each in hot))
     started_at = datetime.fromtimestamp(begin, UTC)
-    return Offered(begin - ahead, end, started_at, (Outcome(seen, cpu, late, interrupted),))
+    return Offered(begin - ahead, end, started_at, (Outcome(seen, cpu, array("d"), interrupted),))
 
 
 def _shift(seen: Seen, ahead: float) -> None:

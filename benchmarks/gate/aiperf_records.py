@@ -26,11 +26,9 @@ HTTP = range(100, 600)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One request. Its times are seconds since 1970; it waited `queued` seconds in AIPerf between
-    its credit and its start."""
+    """One request; its times are seconds since 1970."""
 
     warmup: bool
-    queued: float
     seen: Seen
 
 
@@ -62,8 +60,7 @@ def _record(about: Mapping[str, Any], metrics: Mapping[str, Any], error: object)
     seen.output_tokens = _whole(metrics, "output_sequence_length")
     seen.input_tokens = _whole(metrics, "usage_prompt_tokens", "input_sequence_length")
     seen.cached_tokens = _whole(metrics, "usage_prompt_cache_read_tokens")
-    queued = sent - about["credit_issued_ns"] / 1e9
-    return Record(about["benchmark_phase"] == "warmup", max(queued, 0.0), seen)
+    return Record(about["benchmark_phase"] == "warmup", seen)
 
 
 def _value(metrics: Mapping[str, Any], tag: str) -> Any:

@@ -75,11 +75,12 @@ class Client:
     """How near the load generator was to being the limit.
 
     `cpu` is the busiest generator process's share of one core, `lag_p99_ms` how late its event
-    loop's timers were, `reached` the most requests that were in flight at once.
+    loop's timers were (None where it does not say), `reached` the most requests that were in flight
+    at once.
     """
 
     cpu: float
-    lag_p99_ms: float
+    lag_p99_ms: float | None
     reached: int
 
 

@@ -215,8 +215,9 @@ def _client(judged: Judged) -> str:
     run = judged.result.run
     if run is None:
         return ""
+    lag = run.client.lag_p99_ms
+    late = "" if lag is None else f"; its loop was {lag:.1f} ms late (p99)"
     return (
-        f"<p>The load generator reached {run.client.reached} requests in flight, used "
-        f"{run.client.cpu:.2f} of a core at most per process, and its loop was "
-        f"{run.client.lag_p99_ms:.1f} ms late (p99).</p>"
+        f"<p>The load generator reached {run.client.reached} requests in flight and used "
+        f"{run.client.cpu:.2f} of a core at most per process{late}.</p>"
     )

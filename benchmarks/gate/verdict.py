@@ -205,14 +205,14 @@ def client_limits(
     """
     if client is None:
         return []
-    late = LAG_SHARE * ttft_limit_ms
+    late, lag = LAG_SHARE * ttft_limit_ms, client.lag_p99_ms or 0.0
     checks = (
         (
             in_flight is not None and client.reached < REACHED * in_flight,
             f"the client reached {client.reached} of {in_flight} requests in flight",
         ),
         (client.cpu > CLIENT_CPU, f"the client used {client.cpu:.2f} of a core"),
-        (client.lag_p99_ms > late, f"the client's loop was late: p99 {client.lag_p99_ms:.0f} ms"),
+        (lag > late, f"the client's loop was late: p99 {lag:.0f} ms"),
     )
     return [reason for limited, reason in checks if limited]
 

@@ -39,7 +39,7 @@ def test_the_busiest_process_speaks_for_the_client() -> None:
     offered = Offered(1000.0, 1003.0, datetime.now(UTC), outcomes)
     client = client_of(offered)
     assert (client.cpu, client.reached) == (0.9, 3)
-    assert client.lag_p99_ms > 1.0
+    assert (client.lag_p99_ms or 0.0) > 1.0
     assert offered.interrupted
     assert [each.number for each in offered.seen] == [0, 1, 2]
 

@@ -206,6 +206,11 @@ def test_failed_requests_that_kept_the_load_low_are_not_the_clients_fault() -> N
     assert judge(dead, NOW, client=client, in_flight=256).exit_code is Exit.FAIL
 
 
+def test_a_client_that_does_not_say_how_late_it_was_may_have_room() -> None:
+    client = Client(cpu=0.1, lag_p99_ms=None, reached=256)
+    assert judge(figures(108_000, 700), NOW, client=client, in_flight=256).passed
+
+
 def failing(message: str, errors: int) -> Metrics:
     kinds = (ErrorCount(None, message, errors),)
     return replace(figures(60_000, 700), requests=1000, errors=errors, error_summary=kinds)
