@@ -224,12 +224,15 @@ def page(
     opinions: Sequence[Opinion],
     required: int | None = None,
     drawn: Sequence[dict[str, bytes]] | None = None,
+    notes: Sequence[Sequence[str]] | None = None,
 ) -> str:
-    """report.html of some runs that were judged alike; their pictures, where there are some."""
+    """report.html of some runs that were judged alike; their pictures, and what else is to be said
+    of each, where there are some."""
     pictures = [pictures_of(each) for each in opinions] if drawn is None else drawn
+    said = [()] * len(opinions) if notes is None else notes
     judged = [
-        Judged(each.result, each.verdict, each.diagnosis, some)
-        for each, some in zip(opinions, pictures, strict=True)
+        Judged(each.result, each.verdict, each.diagnosis, some, lines)
+        for each, some, lines in zip(opinions, pictures, said, strict=True)
     ]
     return report.html(judged, series_of(opinions, required), opinions[0].constraints)
 

@@ -44,8 +44,13 @@ class Kept:
     @property
     def lines(self) -> list[str]:
         """Beyond the verdict's."""
-        found = [] if self.goodput is None else [self.goodput.line]
-        return [*found, f"tokens: {tokens_from(self.opinion.result.metrics)}", self.cached.line]
+        given = self.document[export.OURS]["input"]
+        return [
+            *([] if self.goodput is None else [self.goodput.line]),
+            f"output tokens: {tokens_from(self.opinion.result.metrics)}",
+            f"prompts: {given['prompts']} of {given['tokens']} tokens, each sent "
+            f"{given['reuse']:.1f} times; {self.cached.line}",
+        ]
 
 
 def tokens_from(metrics: Metrics) -> str:
@@ -168,5 +173,6 @@ def draw(plan: Plan, all_kept: list[Kept], folders: list[Path]) -> Path:
         plots.save(pictures, folder)
     (plan.out / export.CTRF).write_bytes(export.to_json(judge.ctrf_of(opinions)))
     path = plan.out / REPORT
-    path.write_text(judge.page(opinions, plan.required, drawn), encoding="utf-8")
+    notes = [each.lines for each in all_kept]
+    path.write_text(judge.page(opinions, plan.required, drawn, notes), encoding="utf-8")
     return path

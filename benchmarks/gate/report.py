@@ -55,12 +55,14 @@ ul{margin:.4rem 0}code{background:#eef1f4;padding:0 .25rem}.quiet{color:#52606d}
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One run with all that is said of it; pictures are PNGs by name."""
+    """One run with all that is said of it; pictures are PNGs by name, notes lines beyond the
+    verdict's."""
 
     result: Result
     verdict: Verdict
     diagnosis: Diagnosis
     pictures: Mapping[str, bytes]
+    notes: Sequence[str] = ()
 
 
 def html(runs: Sequence[Judged], overall: Series, constraints: Constraints) -> str:
@@ -159,7 +161,9 @@ def _section(judged: Judged, *, several: bool) -> str:
             f"<figcaption>{caption}</figcaption></figure>"
         )
     parts.append("<h2>Figures</h2>" + _figures(judged.result.metrics))
-    parts.append(_client(judged) + _judgement(judged.verdict))
+    notes = "".join(f"<li>{escape(line)}</li>" for line in judged.notes)
+    parts.append(_client(judged) + (f"<ul>{notes}</ul>" if notes else ""))
+    parts.append(_judgement(judged.verdict))
     return "\n".join(parts)
 
 

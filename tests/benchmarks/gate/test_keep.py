@@ -63,8 +63,9 @@ def test_a_run_is_judged_and_says_what_it_rests_on(tmp_path: Path) -> None:
     assert found.opinion.diagnosis.kind is Kind.HEALTHY
     assert found.lines == [
         "Goodput (ttft:2000 ms): 40 of 40 requests (100.0%), 9.76 requests/sec",
-        "tokens: counted by the server (usage)",
-        "50% of prompt tokens were cached by the server",
+        "output tokens: counted by the server (usage)",
+        "prompts: 20 of 32 tokens, each sent 2.4 times; 50% of prompt tokens were cached by the "
+        "server",
     ]
     ours = found.document["pd_router"]
     assert ours["goodput"]["share"] == 1.0
@@ -90,7 +91,9 @@ def test_what_is_written_is_read_back_to_the_same_verdict(tmp_path: Path) -> Non
     found = kept(asked)
     keep.write(tmp_path, found)
     report = keep.draw(asked, [found], [tmp_path])
-    assert report.read_text(encoding="utf-8").startswith("<!doctype html>")
+    page = report.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert all(line in page for line in found.lines)
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {export.NAME, export.RUN, export.RECORDS, export.CTRF, "workers.png"}
     again = export.read(tmp_path)
