@@ -12,11 +12,13 @@ import numpy as np
 
 from benchmarks.gate.constraints import TTFT_TOLERANCE, Constraints
 from benchmarks.gate.evidence import (
+    MOSTLY,
     STANDSTILL,
     Span,
     backed_up,
     chunks_of,
     comparable,
+    holder,
     slowest,
     standstills,
     tokens_per_request,
@@ -32,10 +34,8 @@ from benchmarks.gate.timeline import (
     timeline,
     workers_of,
 )
-from benchmarks.gate.verdict import client_limits, refused
+from benchmarks.gate.verdict import client_limits, refused, timed_out
 
-# One worker's fault, where this much of the slow or of the failed was its own.
-MOSTLY = 0.6
 # Jitter at the knee was 1 to 2 s, against ceilings of 1 s and of 2 s: it begins at half of the
 # latter, and ends at 2.2 s or where the ceiling does.
 QUIET = 0.5
@@ -78,10 +78,10 @@ def classify(
     asked = limits_of(constraints or Constraints(), run.gpus if run else None, gpus_total)
     bad = unwell(metrics, asked)
     if run is None:
-        return _errors(None, metrics, asked) or _shared(metrics, asked, "")
+        return _errors(None, metrics, asked, None) or _shared(metrics, asked, "")
     seen = timeline(run)
     seen = None if seen is None else comparable(run, seen)
-    found = _client(run, metrics, asked) or _backup(run, seen) or _errors(run, metrics, asked)
+    found = _client(run, metrics, asked) or _backup(run, seen) or _errors(run, metrics, asked, seen)
     if found is None and bad:
         missing = _missing(run, run.gpus if workers is None else workers)
         found = missing or _behind_one(run) or _cold(run)
@@ -171,7 +171,9 @@ def _tail(run: Run, worker: str) -> str:
     return f" It served {share:.0%} of the slowest 1% of first tokens."
 
 
-def _errors(run: Run | None, metrics: Metrics, asked: Limits) -> Diagnosis | None:
+def _errors(
+    run: Run | None, metrics: Metrics, asked: Limits, seen: Timeline | None
+) -> Diagnosis | None:
     if not metrics.errors and metrics.requests != 0:
         return None
     kinds = "; ".join(f"{each.count} x {each.message}" for each in metrics.error_summary[:3])
@@ -190,8 +192,20 @@ def _errors(run: Run | None, metrics: Metrics, asked: Limits) -> Diagnosis | Non
     if since is not None:
         text += f" The first did at {since:.1f} s."
     if worker is None or count < MOSTLY * len(failed) or len(workers_of(run)) < 2:
-        return Diagnosis(Kind.ERRORS, None, text + _aside(run), since)
+        worker, more = _stuck(metrics, seen, since)
+        return Diagnosis(Kind.ERRORS, worker, text + more + _aside(run), since)
     return Diagnosis(Kind.ERRORS, worker, f"{text} {count} were {worker}'s." + _aside(run), since)
+
+
+def _stuck(metrics: Metrics, seen: Timeline | None, since: float | None) -> tuple[str | None, str]:
+    """Who had the requests that timed out. Who fails at once holds none: others would be named."""
+    late = timed_out(metrics)
+    if seen is None or since is None or late < MOSTLY * metrics.errors:
+        return None, ""
+    if (found := holder(seen, since)) is None:
+        return None, ""
+    worker, held, total = found
+    return worker, f" {worker} held {held:.0f} of the {total:.0f} requests in flight then."
 
 
 def _aside(run: Run) -> str:

@@ -26,6 +26,8 @@ OF_FAIR, OF_OTHERS = 1.5, 2.0
 OF_OTHERS_ALONE = 4.0
 # Choosing at random spreads by the root of the share: no backup within four deviations.
 DEVIATIONS = 4.0
+# One worker's fault, where this much of the slow, of the failed or of the held was its own.
+MOSTLY = 0.6
 # Shorter than this share of the phase is a hiccup.
 SUSTAINED = 0.05
 # Who produces less than this share of the others' tokens, with requests at hand, stands still.
@@ -73,6 +75,18 @@ def comparable(run: Run, seen: Timeline) -> Timeline:
     named, fair = serving(run), run.concurrency / len(seen.loads)
     holds = [name for name, load in seen.loads.items() if np.nansum(load >= fair)]
     return seen.among(sorted({*named, *holds} & seen.loads.keys()))
+
+
+def holder(seen: Timeline, at: float) -> tuple[str, float, float] | None:
+    """Who held most of all requests at a time, how many, and of how many; None where nobody did."""
+    index = max(int(np.searchsorted(seen.times, at, side="right")) - 1, 0)
+    loads = {name: float(load[index]) for name, load in seen.loads.items()}
+    held = {name: load for name, load in loads.items() if not math.isnan(load)}
+    total = sum(held.values())
+    if len(held) < 2 or total <= 0:
+        return None
+    most = max(held, key=lambda name: held[name])
+    return (most, held[most], total) if held[most] >= MOSTLY * total else None
 
 
 def backed_up(seen: Timeline, worker: str, fair: float, last_sent: float) -> Span | None:

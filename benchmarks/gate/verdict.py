@@ -191,9 +191,13 @@ def _errors(metrics: Metrics, constraints: Constraints) -> list[tuple[str, bool]
 def refused(metrics: Metrics) -> bool:
     """Many failures were no time-outs. Who is refused at once asks again at once: that keeps a
     client as busy as it can be, and is not its limit."""
-    late = sum(e.count for e in metrics.error_summary if e.message.startswith(TIMED_OUT))
     ended = metrics.errors + (metrics.requests or 0)
-    return metrics.errors - late > REFUSED_SHARE * ended
+    return metrics.errors - timed_out(metrics) > REFUSED_SHARE * ended
+
+
+def timed_out(metrics: Metrics) -> int:
+    """Failures that were time-outs."""
+    return sum(e.count for e in metrics.error_summary if e.message.startswith(TIMED_OUT))
 
 
 def client_limits(

@@ -183,6 +183,26 @@ def test_a_frozen_worker_whose_requests_time_out_is_a_backup() -> None:
     assert (found.kind, found.worker) == (Kind.BACKUP, "w2")
 
 
+@pytest.mark.parametrize(("error", "worker"), [("timed out after 8 s", "w1"), ("reset", None)])
+def test_who_holds_what_times_out_is_named_by_the_routers_view(
+    error: str, worker: str | None
+) -> None:
+    """Nobody says who served what; all was sent before it showed."""
+    fine = [request(number, worker=None) for number in range(12)]
+    lost = [
+        request(number, worker=None, first=None, last=None, ended=8.0, error=error, gaps=())
+        for number in range(12, 16)
+    ]
+    samples = [
+        WorkerSample(at / 2, f"w{each}", None, None, None, held, None, None)
+        for at in range(20)
+        for each, held in enumerate((0, 4 if at < 17 else 0, 0, 0))
+    ]
+    found = diagnosis(run([*fine, *lost], samples=tuple(samples)))
+    assert (found.kind, found.worker) == (Kind.ERRORS, worker)
+    assert ("w1 held 4 of the 4 requests in flight then" in found.text) is (worker is not None)
+
+
 def test_nothing_answered_is_errors_in_every_way_it_happens() -> None:
     dead = [request(n, worker=None, status=None, error="refused", first=None) for n in range(9)]
     assert diagnosis(run(dead)).kind is Kind.ERRORS
