@@ -107,6 +107,8 @@ class Carer:
     def _count(self, member: Member, now: float) -> None:
         pace = member.pace
         pace.gather(now)
+        requests = member.view.load.requests
+        member.own, member.own_lately = requests, max(member.own, requests)
         self._see_slots(member)
         self._tokens = FADE * self._tokens + pace.tokens
         self._streams = FADE * self._streams + pace.begun

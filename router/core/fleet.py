@@ -249,7 +249,8 @@ class Fleet:
             view.others = None
             return
         waiting = event.gauges.waiting or 0
-        others = max(0, running + waiting - event.own)
+        # Gauges lag behind answers by a step: our own requests that have just ended are not others'.
+        others = max(0, running + waiting - max(event.own, member.own_lately))
         # Half of the way: routers that all follow the same old gauges would swing together.
         before = view.others
         view.others = others if before is None else _half_way(before, others)

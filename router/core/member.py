@@ -48,6 +48,10 @@ class Member:
     gauges_at: float = 0.0
     waiting: int = 0
     """This router's streams there without a first token, a tick ago."""
+    own: int = 0
+    """This router's requests there, a tick ago."""
+    own_lately: int = 0
+    """The most of them at the last two ticks."""
     was_waiting: bool = False
     """Whether requests waited in the engine at the last scrape."""
 

@@ -406,6 +406,19 @@ def test_others_follow_the_gauges_half_way_at_a_time() -> None:
     assert seen == [10, 50, 70, 80, 85, 87, 43]
 
 
+def test_requests_that_have_just_ended_are_not_somebody_elses() -> None:
+    """A scrape finds the gauges of a moment ago; half a second later they must be true."""
+    fleet = fleet_up(D0)
+    leases = [fleet.lease(D0, 1) for _ in range(100)]
+    fleet.tick(0.25)
+    for lease in leases:
+        lease.release()
+    for tick in (0.25, 0.5):
+        fleet.tick(tick)
+        fleet.observe(Scraped(D0, Gauges(running=105, waiting=0), 0), tick)
+        assert fleet.member(D0).others == 5 if tick == 0.25 else 55
+
+
 def test_all_streams_that_break_at_once_are_one_failure() -> None:
     fleet = fleet_up(D0, D1)
     for _ in range(50):
