@@ -193,6 +193,12 @@ class Settings(BaseSettings):
         None, description="CA certificates (PEM) for https engines; default: the system's."
     )
 
+    engine_header: Literal["off", "on"] = Field(
+        "off",
+        description="on: answers carry x-pd-router-endpoint, the URL of the engine that gave them, "
+        "for load tests. It tells clients your addresses.",
+    )
+
     connect_timeout: Seconds = Field(
         5.0,
         description="Seconds for a connection to an engine; a lost SYN is resent after 1 s "

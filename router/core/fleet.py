@@ -249,7 +249,7 @@ class Fleet:
             view.others = None
             return
         waiting = event.gauges.waiting or 0
-        # Gauges lag behind answers by a step: our own requests that have just ended are not others'.
+        # Gauges lag behind answers by a step: what of ours has just ended is not somebody else's.
         others = max(0, running + waiting - max(event.own, member.own_lately))
         # Half of the way: routers that all follow the same old gauges would swing together.
         before = view.others

@@ -32,7 +32,7 @@ from router.core.retry import ATTEMPTS
 from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role, Way
 from router.net.client import ClientReply
-from router.net.engine_connection import EngineConnection
+from router.net.engine_connection import EngineConnection, HeaderList
 from router.net.legs import Collector, Relay
 from router.net.pool import EnginePool
 from router.net.silence import Silence
@@ -78,6 +78,8 @@ class Network:
     silence: Silence
     sample: float = 0.0
     """The share of choices that are logged in full."""
+    names_engines: bool = False
+    """Whether answers say which engine gave them."""
     engine_api_key: str | None = None
     kv_ready: KVReady | None = None
     rng: Random = field(default_factory=Random)
@@ -310,6 +312,13 @@ class Exchange:
         seconds = time.monotonic() - self._asked_at
         self._network.observe(LegAnswered(step.endpoint, status, seconds, is_own_doing))
 
+    def headers(self) -> HeaderList:
+        """What the router adds to an answer's headers."""
+        own = [(b"x-request-id", self._record.request_id.encode())]
+        if self._network.names_engines:
+            own.append((b"x-pd-router-endpoint", self._step.endpoint.url.encode()))
+        return own
+
     def begun(self) -> None:
         """The client has had a first token: there is no other way any more.
 
@@ -365,8 +374,8 @@ class Exchange:
             raise EngineFailed(f"A second engine answered with status {reply.status}.")
         body = redact(reply.body)
         passed = http.end_to_end(reply.headers, http.RESPONSE_ONLY)
-        passed.append((b"x-request-id", self._record.request_id.encode()))
-        self._reply.start(reply.status, http.block(passed), len(body))
+        block = http.block(passed + self.headers())
+        self._reply.start(reply.status, block, len(body))
         self._record.status = reply.status
         self._record.first_byte = time.monotonic()
         self._reply.write(body)

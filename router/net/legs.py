@@ -47,6 +47,9 @@ class Asker(Protocol):
     def settled(self, outcome: Outcome | None) -> None:
         """It is over: a reply or a failure, or None when all went to the client."""
 
+    def headers(self) -> HeaderList:
+        """What the router adds to the answer's headers."""
+
     def may_move(self) -> bool:
         """Whether there is another engine to ask."""
 
@@ -369,8 +372,7 @@ class Relay:
                 self._reply.bind(self.connection)
             return
         passed = http.end_to_end(self._head.headers, http.RESPONSE_ONLY)
-        passed.append((b"x-request-id", self._record.request_id.encode()))
-        block = http.block(passed)
+        block = http.block(passed + self._asker.headers()) if self._asker is not None else b""
         self._reply.start(
             self._head.status, block, length, stream_of=self._kind if self._is_stream else None
         )

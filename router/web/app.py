@@ -102,6 +102,7 @@ class Router:
             ),
             observe=self.observe,
             sample=settings.decision_log_sample,
+            names_engines=settings.engine_header == "on",
             engine_api_key=settings.engine_api_key,
             kv_ready=self._kv_ready,
         )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.core.urls import origin
-from tests.net.asks import COMPLETIONS, EMBEDDINGS, STREAM, completion, prefilled, token
+from tests.net.asks import COMPLETIONS, DONE, EMBEDDINGS, STREAM, completion, prefilled, token
 from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.house import House, Running
@@ -334,3 +334,22 @@ async def test_a_path_prefix_of_an_engine_stands_before_the_route(house: House) 
     assert call.target == b"/base/v1/completions?a=b"
     call.send(OK)
     await client.answer()
+
+
+@pytest.mark.parametrize("body", [completion(), STREAM], ids=["unary", "stream"])
+@pytest.mark.parametrize("word", ["on", "off"])
+async def test_an_answer_names_its_engine_where_that_is_wanted(
+    house: House, word: str, body: object
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, engine_header=word)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, body))
+    call = await engine.call()
+    if body is STREAM:
+        call.stream(token("a"), DONE)
+        call.end()
+    else:
+        call.send(OK)
+    named = (await client.answer()).values(b"x-pd-router-endpoint")
+    assert named == ([engine.url.encode()] if word == "on" else [])
