@@ -222,6 +222,8 @@ class Fleet:
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
         if is_absence(event):
             self._see(member, Sight.FAILED, now)
+        if event.kind is FailureKind.STALLED:  # our own judgement, which has its own way back
+            return
         # All streams of an engine that crashes break at once: that is one failure.
         if event.kind is not FailureKind.BROKEN or now - member.broke_at > TICK_SECONDS:
             self._carers[event.endpoint.role].answered(member, now, is_good=False)

@@ -419,6 +419,15 @@ def test_requests_that_have_just_ended_are_not_somebody_elses() -> None:
         assert fleet.member(D0).others == 5 if tick == 0.25 else 55
 
 
+def test_requests_that_leave_a_stalled_engine_do_not_eject_it() -> None:
+    """It is set aside for as long as it is silent, not for thirty seconds more."""
+    fleet = fleet_up(D0, D1)
+    for _ in range(50):
+        fleet.observe(LegFailed(D0, FailureKind.STALLED), 1.0)
+    assert fleet.member(D0).aside is None
+    assert fleet.member(D0).outlier == FINE
+
+
 def test_all_streams_that_break_at_once_are_one_failure() -> None:
     fleet = fleet_up(D0, D1)
     for _ in range(50):
