@@ -31,10 +31,10 @@ def test_throughput_is_from_the_first_sent_to_the_last_content() -> None:
 def test_failures_are_in_no_figure_but_counted_by_kind() -> None:
     good = request(0)
     bad = [
-        request(1, sent=-5.0, last=90.0, error="timeout", status=None),
-        request(2, status=503, first=None, last=None, output_tokens=None, gaps=()),
-        request(3, status=503, first=None, last=None, output_tokens=None, gaps=()),
-        request(4, first=None, last=None, gaps=()),
+        request(1, ended=good.last, error="timeout", status=None),
+        request(2, ended=good.last, status=503, first=None, last=None, output_tokens=None, gaps=()),
+        request(3, ended=good.last, status=503, first=None, last=None, output_tokens=None, gaps=()),
+        request(4, ended=good.last, first=None, last=None, gaps=()),
         request(5, ended=None),
     ]
     alone, found = summarise(run([good])), summarise(run([good, *bad]))
@@ -47,6 +47,16 @@ def test_failures_are_in_no_figure_but_counted_by_kind() -> None:
         ErrorCount(200, "never ended", 1),
     )
     assert replace(found, errors=0, error_summary=()) == alone
+
+
+def test_requests_that_hang_make_nobody_look_faster() -> None:
+    """AIPerf 0.13 divides by its whole window, failures included."""
+    good = request(0, sent=0.0, first=0.1, last=1.0, ended=1.0, output_tokens=100)
+    hung = request(1, sent=0.0, first=None, last=None, ended=10.0, error="timeout", gaps=())
+    assert summarise(run([good])).output_token_throughput == pytest.approx(100.0)
+    found = summarise(run([good, hung]))
+    assert found.output_token_throughput == pytest.approx(10.0)
+    assert found.duration == pytest.approx(1.0)  # its benchmark_duration counts successes only
 
 
 def test_what_was_given_up_is_neither_answered_nor_failed() -> None:
