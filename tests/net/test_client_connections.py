@@ -1,6 +1,12 @@
 """The client's side of a connection: reuse, pipelining, HTTP/1.0, 100 Continue."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
 import pytest
+from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
 from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, token
@@ -234,3 +240,31 @@ async def test_every_request_leaves_one_record(house: House) -> None:
         assert record.first_byte is not None
         assert record.started <= record.first_byte <= record.ended
     assert router.all(RequestEnded) == records
+
+
+async def test_an_operation_waits_for_a_client_that_does_not_read(house: House) -> None:
+    """uvicorn's own requests share the connection's flow control."""
+    router = await house.router(await house.engine())
+    operations = cast("FastAPI", router.router.app._operations)
+    text = b"x" * (8 << 20)
+    went_on = asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield text
+        went_on.set()
+        yield b"end"
+
+    @operations.get("/many")
+    async def many() -> StreamingResponse:
+        return StreamingResponse(pieces())
+
+    client = await router.client(receive_buffer=4096)
+    await client.send(request("/many", method="GET"))
+    (connection,) = router.connections
+    await eventually(lambda: flow_of(connection).write_paused)
+    for _ in range(10):  # turns of the loop, in which it could go on
+        assert (await router.ask("/health", None)).status == 405
+    assert not went_on.is_set()
+    answer = await client.answer("GET")
+    assert answer.body == text + b"end"
+    assert not flow_of(connection).write_paused
