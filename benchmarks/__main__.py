@@ -1,5 +1,5 @@
-"""`python -m benchmarks compare | results | peers install | validate | judge | report | plot |
-aiperf install`; `engine` and `load` are started by the bench.
+"""`python -m benchmarks compare | results | peers install | validate | ab | judge | report |
+plot | aiperf install`; `engine` and `load` are started by the bench.
 
 Exit status of the first three: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
 interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
@@ -18,13 +18,14 @@ from typing import NoReturn
 from rich.console import Console
 
 from benchmarks import compare, engine, limits, load, peers, plan, report, results
-from benchmarks.gate import aiperf_place, judge, validate
+from benchmarks.gate import ab, aiperf_place, judge, validate
 from benchmarks.routers import DEFAULT, ROUTERS
 from benchmarks.scenarios import SCENARIOS, Scenario
 
 # They read their own command lines: their exit statuses are the validator's.
 GATE = {
     "validate": validate.main,
+    "ab": ab.main,
     "judge": judge.main_judge,
     "report": judge.main_report,
     "plot": judge.main_plot,
@@ -71,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     side.add_argument("--results", type=Path, default=RESULTS, help="where the JSON file goes")
     for name, text in (
         ("validate", "put the validator's load on an endpoint and judge what comes of it"),
+        ("ab", "the validator's load on the router with one policy after the other"),
         ("judge", "judge stored results of a load test again, ours or AIPerf's"),
         ("report", "write report.html from stored results"),
         ("plot", "draw PNGs from stored runs"),

@@ -72,6 +72,11 @@ class Process:
         if self._process.poll() is None:
             os.killpg(self.pid, number)
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has gone."""
+        return self._process.poll() is not None
+
     def log_tail(self, lines: int = 12) -> str:
         """The end of what the process wrote."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])

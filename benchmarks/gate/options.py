@@ -59,6 +59,8 @@ class Plan:
     unique: bool
     generator: str
     patience: Patience
+    # Where it is one of several that are compared; otherwise it is called by its profile.
+    label: str | None = None
 
     @property
     def concurrency(self) -> int:
@@ -96,13 +98,19 @@ def parser() -> judge.Parser:
     )
     top.add_argument("--url", required=True, help="base URL of the endpoint")
     top.add_argument("--model", required=True)
+    add_options(top)
+    _add_runs(top.add_argument_group("runs and workers"))
+    return top
+
+
+def add_options(top: argparse.ArgumentParser) -> None:
+    """What does not depend on who is measured, and how often."""
     top.add_argument("--gpus", type=judge.positive, help="GPUs benchmarked; default: --platform's")
     top.add_argument("--profile", default="knee", help="knee, sub-knee, smoke or a .yaml file")
     judge.add_constraints(top)
     top.add_argument("--slo", action="append", default=[], help="ttft:MS, itl:MS or e2e:MS; repeat")
     _add_load(top.add_argument_group("load, instead of the profile's"))
     _add_process(top.add_argument_group("procedure"))
-    return top
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
@@ -120,28 +128,33 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 def _add_process(group: argparse._ArgumentGroup) -> None:
     usual = Patience()
     add = group.add_argument
-    add("--runs", type=judge.positive, default=1, help="warm-up and measured phase, so many times")
-    add("--require", type=judge.positive, metavar="K", help="runs that must pass; default: all")
-    add("--worker", action="append", default=[], metavar="URL", help="an engine's own; repeat")
-    add("--workers-expected", type=judge.positive, metavar="N", help="usable before the load")
-    add("--generator", choices=(OURS, AIPERF), default=OURS, help="what sends the requests")
     add("--processes", type=judge.positive, help="of the load generator")
     add("--out", type=Path, help=f"folder for the results; default: a dated one in {RESULTS}/")
     add("--api-key-env", metavar="NAME", help="environment variable that holds the key")
     add("--api-key-file", type=Path, metavar="FILE", help="file that holds the key")
     add("--insecure", action="store_true", help="do not verify the endpoint's certificate")
     add("--no-live", action="store_true", help="plain lines also on a terminal")
+    add("--ready-timeout", type=seconds, default=usual.tries, help="seconds for one try")
+    add("--ready-interval", type=seconds, default=usual.between, help="seconds between tries")
+    add("--ready-window", type=seconds, default=usual.window, help="seconds in all")
+
+
+def _add_runs(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--runs", type=judge.positive, default=1, help="warm-up and measured phase, so many times")
+    add("--require", type=judge.positive, metavar="K", help="runs that must pass; default: all")
+    add("--worker", action="append", default=[], metavar="URL", help="an engine's own; repeat")
+    add("--workers-expected", type=judge.positive, metavar="N", help="usable before the load")
+    add("--generator", choices=(OURS, AIPERF), default=OURS, help="what sends the requests")
     add(
         "--sentinel",
         action=argparse.BooleanOptionalAction,
         help="result JSON between sentinel lines on stdout; default: where it is no terminal",
     )
-    add("--ready-timeout", type=_seconds, default=usual.tries, help="seconds for one try")
-    add("--ready-interval", type=_seconds, default=usual.between, help="seconds between tries")
-    add("--ready-window", type=_seconds, default=usual.window, help="seconds in all")
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """A time above zero."""
     if not 0 < (number := float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"must be above 0 seconds, not {text}")
     return number

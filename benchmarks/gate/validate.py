@@ -42,6 +42,7 @@ MOST_COUNTED = 1000
 T = TypeVar("T")
 # The number of a run, its name and the prompts; back comes what was measured with which prompts.
 Measure = Callable[[int, str, Prompts], Awaitable[tuple[Measured, Prompts]]]
+Beside = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Interrupted(Exception):
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         make_room(plan.concurrency)
         plan.out.mkdir(parents=True, exist_ok=True)
-        wrong = _carried_out(plan, console, kept)
+        wrong = carried_out(plan, console, kept)
         if wrong is not None and not kept:
             return _nothing(plan, wrong, at)
         code = _finished(plan, kept)
@@ -69,11 +70,18 @@ def main(argv: Sequence[str]) -> int:
     return code if wrong is None else _broken(str(wrong))
 
 
-def _carried_out(plan: Plan, console: Console, kept: list[Kept]) -> Exception | None:
-    """Fill `kept`; what ended it early is returned."""
+async def _nothing_else() -> None:
+    """Beside the measured phase, usually."""
+
+
+def carried_out(
+    plan: Plan, console: Console, kept: list[Kept], beside: Beside = _nothing_else
+) -> Exception | None:
+    """Fill `kept`; what ended it early is returned. `beside` begins with each measured phase, and
+    is cancelled with it. Raises OSError."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_Validation(plan, console, kept).carry_out())
+            runner.run(_Validation(plan, console, kept, beside).carry_out())
     except (NotReady, GeneratorDied, Interrupted) as error:
         return error
     except KeyboardInterrupt:
@@ -121,8 +129,8 @@ def folder_of(plan: Plan, number: int) -> Path:
 class _Validation:
     """One plan being carried out."""
 
-    def __init__(self, plan: Plan, console: Console, kept: list[Kept]) -> None:
-        self._plan, self._kept = plan, kept
+    def __init__(self, plan: Plan, console: Console, kept: list[Kept], beside: Beside) -> None:
+        self._plan, self._kept, self._beside = plan, kept, beside
         self._board = Board()
         self._live = Live(self._board, console, drawn=plan.live)
         self._stopped = asyncio.Event()
@@ -200,7 +208,7 @@ class _Validation:
     async def _runs(self, measure: Measure, sampler: Sampler, inputs: Inputs) -> None:
         plan = self._plan
         for number in range(plan.runs):
-            name = f"run-{number + 1}" if plan.runs > 1 else plan.profile.name
+            name = f"run-{number + 1}" if plan.runs > 1 else plan.label or plan.profile.name
             measured, prompts = await measure(number, name, inputs.prompts)
             hot = measured.offered
             measured = replace(measured, samples=sampler.between(hot.begin, hot.end))
@@ -217,7 +225,12 @@ class _Validation:
         warm = await self._offer(generators, f"{name} warm-up", plan.warmup, offset)
         if warm.interrupted or self._stopped.is_set():
             raise Interrupted(f"interrupted during the warm-up of {name}")
-        hot = await self._offer(generators, name, plan.requests, offset + plan.warmup)
+        beside = asyncio.ensure_future(self._beside())
+        try:
+            hot = await self._offer(generators, name, plan.requests, offset + plan.warmup)
+        finally:
+            beside.cancel()
+            await asyncio.gather(beside, return_exceptions=True)
         failed = sum(each.error is not None for each in warm.seen)
         return Measured(hot, (), len(warm.seen), failed), prompts
 
