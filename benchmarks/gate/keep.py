@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gate import aiperf_place, export, judge, plots
+from benchmarks.gate.answers import count
 from benchmarks.gate.judge import Opinion
 from benchmarks.gate.measured import Cached, Measured, Offered, cached, client_of, request_of
 from benchmarks.gate.metrics import Metrics, summarise
@@ -18,6 +19,7 @@ from benchmarks.gate.prompts import Prompts
 from benchmarks.gate.records import Client, Run
 from benchmarks.gate.slo import Goodput, goodput
 from benchmarks.gate.timeline import timeline
+from benchmarks.gate.tokenizer import bundled
 from benchmarks.gate.workers import Workers
 from router import __version__
 
@@ -40,17 +42,29 @@ class Kept:
     goodput: Goodput | None
     cached: Cached
     document: dict[str, Any]
+    tokens: str
+    notes: list[str]
 
     @property
     def lines(self) -> list[str]:
         """Beyond the verdict's."""
-        given = self.document[export.OURS]["input"]
         return [
             *([] if self.goodput is None else [self.goodput.line]),
-            f"output tokens: {tokens_from(self.opinion.result.metrics)}",
-            f"prompts: {given['prompts']} of {given['tokens']} tokens, each sent "
-            f"{given['reuse']:.1f} times; {self.cached.line}",
+            f"output tokens: {self.tokens}",
+            f"{self._prompts}{self.cached.line}",
+            *self.notes,
         ]
+
+    @property
+    def _prompts(self) -> str:
+        """How often they were sent; of conversations that has been said before."""
+        given = self.document[export.OURS]["input"]
+        if "reuse" not in given:
+            return ""
+        return (
+            f"prompts: {given['prompts']} of {given['tokens']} tokens, each sent "
+            f"{given['reuse']:.1f} times; "
+        )
 
 
 def tokens_from(metrics: Metrics) -> str:
@@ -66,17 +80,18 @@ def tokens_from(metrics: Metrics) -> str:
 
 def run_of(plan: Plan, measured: Measured) -> Run:
     """The record of a measured phase."""
-    offered = measured.offered
+    offered, offer, streams = measured.offered, plan.offer, plan.concurrency
+    client = _client(plan, offered)
     return Run(
         profile=plan.profile.name,
         url=plan.address.url,
         model=plan.model,
         gpus=plan.gpus,
-        concurrency=plan.concurrency,
+        concurrency=streams if offer is None else offer.concurrency(streams, client.reached),
         started_at=offered.started_at.isoformat(),
         requests=tuple(request_of(each, offered.begin) for each in offered.seen),
         samples=measured.samples,
-        client=_client(plan, offered),
+        client=client,
         interrupted=offered.interrupted,
     )
 
@@ -90,6 +105,8 @@ def _client(plan: Plan, offered: Offered) -> Client:
 
 def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
     """Judge it."""
+    offer, seen = plan.offer, measured.offered.seen
+    ours = count(seen, bundled().count) if offer is not None and offer.pace.keep else None
     run = run_of(plan, measured)
     metrics = summarise(run)
     result = export.Result(
@@ -97,12 +114,13 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
     )
     expected = plan.workers_expected or len(inputs.workers.urls) or None
     opinion = judge.opinion(result, plan.constraints, plan.gpus, plan.gpus_total, expected)
-    good, known = goodput(run, metrics, plan.slos), cached(measured.offered.seen)
+    good, known = goodput(run, metrics, plan.slos), cached(seen)
+    tokens = tokens_from(metrics) if ours is None else ours.text
     extra = {
         "workload": asdict(plan.profile),
-        "input": _input(plan, inputs.prompts),
+        "input": _input(plan, inputs.prompts) if offer is None else offer.report(seen),
         "cached": asdict(known),
-        "tokens_from": tokens_from(metrics),
+        "tokens_from": tokens,
         "goodput": None if good is None else {**asdict(good), "share": good.share},
         "workers": {"source": inputs.workers.source, "each": _each(run)},
         "warmup": {"requests": measured.warmup_requests, "failed": measured.warmup_failed},
@@ -117,7 +135,8 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
         extra,
         plan.gpus_total,
     )
-    return Kept(opinion, good, known, document)
+    notes = [] if offer is None else offer.notes(seen)
+    return Kept(opinion, good, known, document, tokens, notes)
 
 
 def _generator(plan: Plan) -> dict[str, Any]:

@@ -15,6 +15,9 @@ from typing import Any
 
 from benchmarks.gate import aiperf_place, judge, profiles, prompts
 from benchmarks.gate.constraints import Constraints, InvalidConstraint
+from benchmarks.gate.load import Phase
+from benchmarks.gate.load_options import Basis, InvalidLoad, add_load_options, load_of
+from benchmarks.gate.offer import Offer
 from benchmarks.gate.profiles import PLATFORMS, InvalidProfile, Profile
 from benchmarks.gate.readiness import Patience
 from benchmarks.gate.records import Unreadable
@@ -61,6 +64,8 @@ class Plan:
     patience: Patience
     # Where it is one of several that are compared; otherwise it is called by its profile.
     label: str | None = None
+    # None: a closed loop through the profile's prompts.
+    offer: Offer | None = None
 
     @property
     def concurrency(self) -> int:
@@ -76,6 +81,17 @@ class Plan:
     def warmup(self) -> int:
         """Requests before it."""
         return self.profile.warmup_count(1)
+
+    def phases(self, number: int) -> tuple[Phase, Phase]:
+        """Warm-up and measured phase of a run: they share one walk through the prompts, as AIPerf's
+        do."""
+        offset = number * (self.requests + self.warmup) if self.unique else 0
+        streams, offer = self.concurrency, self.offer
+        if offer is None:
+            warm = Phase(streams, self.warmup, offset)
+            return warm, Phase(streams, self.requests, offset + self.warmup)
+        warm = offer.warmup(streams, self.warmup, offset)
+        return warm, offer.phase(streams, offset + warm.requests)
 
     @property
     def prompts(self) -> int:
@@ -110,6 +126,7 @@ def add_options(top: argparse.ArgumentParser) -> None:
     judge.add_constraints(top)
     top.add_argument("--slo", action="append", default=[], help="ttft:MS, itl:MS or e2e:MS; repeat")
     _add_load(top.add_argument_group("load, instead of the profile's"))
+    add_load_options(top.add_argument_group("load beyond the plain closed loop"))
     _add_process(top.add_argument_group("procedure"))
 
 
@@ -166,14 +183,15 @@ def read(argv: Sequence[str], at: datetime) -> Plan:
     arguments = top.parse_args(argv)
     try:
         return plan(arguments, at)
-    except (Invalid, InvalidConstraint, InvalidProfile, InvalidSlo, InvalidTarget) as error:
+    except (Invalid, InvalidConstraint, InvalidLoad, InvalidProfile) as error:
         top.error(str(error))
-    except (Unreadable, OSError) as error:
+    except (InvalidSlo, InvalidTarget, Unreadable, OSError) as error:
         top.error(str(error))
 
 
 def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
-    """Raises Invalid, InvalidConstraint, InvalidProfile, InvalidSlo, InvalidTarget, Unreadable."""
+    """Raises Invalid, InvalidConstraint, InvalidLoad, InvalidProfile, InvalidSlo, InvalidTarget,
+    Unreadable."""
     platform = PLATFORMS.get(arguments.platform)
     gpus = arguments.gpus or (platform.gpus if platform else None)
     if gpus is None:
@@ -205,9 +223,11 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
             arguments.ready_timeout, arguments.ready_interval, arguments.ready_window
         ),
     )
+    _check(found)
+    basis = Basis(profile, found.model, found.requests, arguments.requests, found.prompts)
+    found = replace(found, offer=load_of(arguments, basis))
     if found.generator == AIPERF:
         _check_aiperf(found, arguments.processes)
-    _check(found)
     return found
 
 
@@ -248,6 +268,7 @@ def _check_aiperf(found: Plan, processes: int | None) -> None:
         "--unique-prompts": found.unique,
         "--processes": processes is not None,
         "--api-key-env and --api-key-file": found.key is not None,
+        "a load beyond the plain closed loop": found.offer is not None,
     }
     if names := [name for name, given in wrong.items() if given]:
         raise Invalid(f"{', '.join(names)}: not with --generator {AIPERF}")

@@ -157,7 +157,7 @@ class _Validation:
 
     def _target(self, prompts: Prompts) -> Target:
         plan = self._plan
-        return target(
+        found = target(
             plan.address,
             plan.model,
             prompts.texts,
@@ -166,6 +166,7 @@ class _Validation:
             key=plan.key,
             verify=plan.verify,
         )
+        return found if plan.offer is None else plan.offer.target(found)
 
     async def _prepared(self, asked: Asking) -> Inputs:
         plan = self._plan
@@ -184,6 +185,9 @@ class _Validation:
 
     async def _prompts(self, asked: Asking) -> Prompts:
         plan = self._plan
+        if plan.offer is not None:
+            self._live.say(plan.offer.line)
+            return Prompts((), plan.profile.input_tokens)
         made = build(plan.prompts, plan.profile.input_tokens, plan.profile.seed)
         note = "counted as words, the server does not count tokens"
 
@@ -220,14 +224,14 @@ class _Validation:
         self, generators: Generators, number: int, name: str, prompts: Prompts
     ) -> tuple[Measured, Prompts]:
         plan = self._plan
-        # Warm-up and measured phase share one walk through the prompts, as AIPerf's do.
-        offset = number * (plan.requests + plan.warmup) if plan.unique else 0
-        warm = await self._offer(generators, f"{name} warm-up", plan.warmup, offset)
+        first, second = plan.phases(number)
+        warm = await self._offer(generators, f"{name} warm-up", first, first.requests)
         if warm.interrupted or self._stopped.is_set():
             raise Interrupted(f"interrupted during the warm-up of {name}")
+        total = plan.requests if plan.offer is None else plan.offer.requests
         beside = asyncio.ensure_future(self._beside())
         try:
-            hot = await self._offer(generators, name, plan.requests, offset + plan.warmup)
+            hot = await self._offer(generators, name, second, total)
         finally:
             beside.cancel()
             await asyncio.gather(beside, return_exceptions=True)
@@ -244,12 +248,15 @@ class _Validation:
             raise Interrupted(f"interrupted before anything of {name} was measured")
         return measured, prompts
 
-    async def _offer(self, generators: Generators, name: str, requests: int, at: int) -> Offered:
-        plan = self._plan
-        streams = min(plan.concurrency, requests)
-        self._live.say(f"{name}: {requests} requests, {streams} at once")
-        self._board.begin(name, requests, time.monotonic())
-        phase = Phase(plan.concurrency, requests, at)
+    async def _offer(
+        self, generators: Generators, name: str, phase: Phase, total: int | None
+    ) -> Offered:
+        """`total` requests, None where the clock decides."""
+        streams = phase.streams if total is None else min(phase.streams, total)
+        how = "when due" if phase.pace.open_loop else f"{streams} at once"
+        number = f"for {phase.pace.duration:g} s" if total is None else f"{total} requests"
+        self._live.say(f"{name}: {number}, {how}")
+        self._board.begin(name, total or 0, time.monotonic())
         done = await offer(generators, phase, self._board.hear, self._stopped)
         errors = sum(each.error is not None for each in done.seen)
         self._live.say(f"{name}: ended after {done.end - done.begin:.1f} s, {errors} errors")
