@@ -23,6 +23,10 @@ from tests.engines.traffic import COMPLETIONS, SHORT_PROMPTS, ask, body, events
 NOTICED = 10.0
 """Seconds: the stall time-out is 2, a probe of the health 5."""
 
+RETURNED = 45.0
+"""Streams that have had no token move on. If all do, nothing is left by which it could show that it
+speaks again (this router asks no questions of its own), and it is tried again after 30 s."""
+
 
 async def _entry(session: aiohttp.ClientSession, router: Service, engine: Service) -> Any:
     """What the router says of an engine."""
@@ -58,7 +62,7 @@ async def test_others_answer_while_it_is_frozen_and_its_streams_end_whole(
     await observe.eventually(
         lambda: _entry(session, router, frozen),
         lambda e: (e["set_aside"], e["state"]) == (None, "up"),
-        NOTICED,
+        RETURNED,
     )
 
 
