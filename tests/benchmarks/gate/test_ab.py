@@ -12,9 +12,11 @@ import orjson
 import pytest
 
 from benchmarks.gate import ab_options, ab_plot
-from benchmarks.gate.ab_fleet import listening
+from benchmarks.gate.ab_fleet import Injected, listening
 from benchmarks.gate.ab_options import Comparison, Fault
 from benchmarks.gate.ab_result import Row, document, lines, named, one_input, spread, verdicts
+from benchmarks.gate.asking import asking
+from tests.benchmarks.gate.real import engines
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
 BOTH = ("--policies", "round_robin,least_loaded")
@@ -177,6 +179,32 @@ def test_two_policies_on_simulated_engines(tmp_path: Path) -> None:
     assert [each["policy"] for each in found["runs"]] == ["round_robin", "least_loaded"]
     assert found["runs"][0]["checksum"] == found["checksum"]
     assert {"ab.png", "report.html", "round-1-least_loaded"} <= {e.name for e in tmp_path.iterdir()}
+
+
+async def test_given_engines_are_sound_again(tmp_path: Path) -> None:
+    flags = [*BOTH, "--rounds", "1", "--profile", "smoke", "--out", str(tmp_path), "--slow", "3"]
+    async with engines(2) as them:
+        given = [flag for url in them.urls for flag in ("--engine", url)]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks", "ab", *flags, "--stall-at", "0", *given),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(40):
+            said, _ = await process.communicate()
+        async with asking(them.urls[1], {}) as asked:
+            faults = (await asked.endpoint("/sim/faults", timeout=5)).json()
+    assert process.returncode == 0, said
+    assert b"engine 2 is 3 times slower, from 0 s" in said
+    assert faults["slow"] == 1.0
+
+
+async def test_a_fault_that_did_not_come_is_said() -> None:
+    injected = Injected(Fault(1, 60.0, 1.0, None), ("http://127.0.0.1:1",))
+    assert injected.wrong == "the measured phase was over before 60 s"
+    injected = Injected(Fault(1, 0.0, 1.0, None), ("http://127.0.0.1:1",))
+    await injected.happen()
+    assert injected.wrong is not None
+    assert "cannot connect" in injected.wrong
 
 
 def test_a_policy_that_there_is_not_is_said(tmp_path: Path) -> None:

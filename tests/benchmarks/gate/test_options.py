@@ -65,6 +65,7 @@ def test_processes_follow_streams_and_cores() -> None:
 
 
 WRONG = [
+    (["--gpus", "1", "--rate", "5", "--generator", "aiperf"], "plain closed loop: not with"),
     ([], "--gpus"),
     (["--gpus", "0"], "--gpus"),
     (["--gpus", "1", "--throughput", "> 5"], 'must start with ">="'),
