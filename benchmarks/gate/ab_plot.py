@@ -35,7 +35,9 @@ def draw(policies: Sequence[str], rows: Sequence[Row], title: str, limit: float 
     right.tick_params(labelleft=False)
     if limit is not None:
         right.axvline(limit, color=OTHERS, linewidth=1, linestyle="--")
-    figure.suptitle(f"{title}\na dot for each round: green passed, red failed", fontsize=9)
+    figure.suptitle(
+        f"{title}\na dot for each round: green passed, red failed, grey neither", fontsize=9
+    )
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()

@@ -106,12 +106,14 @@ def _of(policy: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _line(policy: str, rows: Sequence[Row]) -> Line:
+    """A void run's figures are the client's, and in no spread."""
+    sound = [each for each in rows if each.verdict != Exit.VOID.name]
     return Line(
         policy,
         verdicts(rows),
-        spread([each.throughput for each in rows]),
-        spread([each.ttft_p50_ms for each in rows]),
-        spread([each.ttft_p99_ms for each in rows]),
+        spread([each.throughput for each in sound]),
+        spread([each.ttft_p50_ms for each in sound]),
+        spread([each.ttft_p99_ms for each in sound]),
         sum(each.errors for each in rows),
         failures(rows),
     )

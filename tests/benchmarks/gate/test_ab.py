@@ -119,6 +119,8 @@ def test_a_line_says_what_failed_runs_look_like() -> None:
     first, second = lines(("round_robin", "least_loaded", "never_ran"), rows)
     assert first.verdicts == "0 of 3 passed, 1 void"
     assert first.failed == ("single-worker backup: engine 2 (2 of 3)", "client-limited (1 of 3)")
+    assert first.throughput is not None
+    assert first.throughput.text(0) == "150 (100 to 200)"  # without the void one's 300
     assert (second.verdicts, second.failed) == ("1 of 1 passed", ())
     assert verdicts([row(word="SKIPPED")]) == "nothing was asked"
 
