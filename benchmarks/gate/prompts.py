@@ -19,8 +19,10 @@ pay per pop put ran raw red rid row run sat saw say sea see set she sit six sky 
 ten the tie tip too top try two use van war was way who why win yes yet you
 """
 WORDS = tuple(_WORDS.split())
-# A text that its tokenizer merges is corrected word by word; more tries would not end either.
-TRIES = 10
+# Of one token or few in any vocabulary.
+FILLERS = ("the", "a", "I", "one", "is", "x", ".", "to", "7", "e")
+# Prompts of common words are right at once, or miss by a few words.
+TRIES = 100
 
 Count = Callable[[str], Awaitable[int | None]]
 
@@ -80,15 +82,22 @@ async def counted(prompts: Prompts, count: Count) -> Prompts:
 
 
 async def _fitted(text: str, tokens: int, count: Count) -> str | None:
+    """Cut down to no more than `tokens`, then filled up word by word, or letter by letter where a
+    word is more than is missing."""
     words = text.split(" ")
+    found = await count(text)
     for number in range(TRIES):
-        found = await count(" ".join(words))
         if found is None:
             return None
         if found == tokens:
             return " ".join(words)
         if found > tokens:
-            words = words[: max(len(words) - (found - tokens), 1)]
-        else:
-            words += [WORDS[(number + each) % len(WORDS)] for each in range(tokens - found)]
+            words = words[: min(len(words) - 1, len(words) * tokens // found)]
+            found = await count(" ".join(words)) if words else 0
+            continue
+        more = FILLERS[number % len(FILLERS)]
+        longer = await count(" ".join([*words, more]))
+        if longer is not None and longer <= tokens:
+            words.append(more)
+            found = longer
     raise ValueError(f"no text of {tokens} tokens by the server's tokenizer after {TRIES} tries")
