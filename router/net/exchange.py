@@ -272,7 +272,10 @@ class Exchange:
             fresh.abort()
         else:
             self._is_reused = False
-            self._ask_on(fresh)
+            try:
+                self._ask_on(fresh)
+            except Exception as error:  # noqa: BLE001 - as in _advance
+                self._finish(error)
 
     def _ask_on(self, connection: EngineConnection) -> None:
         step = self._step
