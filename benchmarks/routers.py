@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks import nginx
 from benchmarks.fleet import Fleet
-from benchmarks.peers import NGINX, SMG, VLLM_ROUTER, Packaged, Peer
+from benchmarks.peers import NGINX, SGLANG_ROUTER, SMG, VLLM_ROUTER, Packaged, Peer
 from benchmarks.processes import free_port
 
 # From the engines, the port to listen on and a directory for its files to the command line.
@@ -89,6 +89,16 @@ def _smg(policy: str, fleet: Fleet, port: int, _place: Path) -> list[str]:
     ]
 
 
+def _sglang_router(policy: str, fleet: Fleet, port: int, _place: Path) -> list[str]:
+    return [
+        *(str(SGLANG_ROUTER.executable), "launch", "--host", "127.0.0.1", "--port", str(port)),
+        *("--policy", policy, "--max-concurrent-requests", "-1"),
+        *("--log-level", "error"),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())),
+        *("--worker-urls", *fleet.decode),
+    ]
+
+
 def _with(command: Callable[[str, Fleet, int, Path], list[str]], policy: str) -> Command:
     return functools.partial(command, policy)
 
@@ -110,6 +120,13 @@ ROUTERS = {
             "vllm-router-round-robin", "/readiness", _with(_vllm_router, "round_robin"), VLLM_ROUTER
         ),
         Router("smg-power-of-two", "/readiness", _with(_smg, "power_of_two"), SMG, two_legs=False),
+        Router(
+            "sglang-router",
+            "/readiness",
+            _with(_sglang_router, "power_of_two"),
+            SGLANG_ROUTER,
+            two_legs=False,
+        ),
         Router("smg-cache-aware", "/readiness", _with(_smg, "cache_aware"), SMG, two_legs=False),
     )
 }
