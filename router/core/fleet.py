@@ -208,16 +208,14 @@ class Fleet:
     def hear(self, news: News, now: float) -> None:
         """Learn what another process of this host has seen."""
         member = self._members[news.endpoint]
-        match news:
-            case Probed():
-                self._probed(member, news, now)
-            case Scraped():
-                self._scraped(member, news, now)
-            case LegFailed():
-                if is_absence(news):
-                    self._see(member, Sight.FAILED, now)
-            case Ejected():
-                self._carers[news.endpoint.role].heard_of(member, news.since, news.until)
+        if isinstance(news, Probed):
+            self._probed(member, news, now)
+        elif isinstance(news, Scraped):
+            self._scraped(member, news, now)
+        elif isinstance(news, Ejected):
+            self._carers[news.endpoint.role].heard_of(member, news.since, news.until)
+        elif is_absence(news):
+            self._see(member, Sight.FAILED, now)
 
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
         if is_absence(event):

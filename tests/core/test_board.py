@@ -58,6 +58,17 @@ def test_the_sums_are_exact_and_a_crash_takes_only_what_was_its_own(steps, rng, 
             assert ledger.load(endpoint).pending == sum(lease.tokens // 2 for lease in there)
 
 
+def test_a_prompt_that_is_computed_is_pending_for_nobody() -> None:
+    shared = board()
+    ledgers = [Ledger(shared.column(number).load) for number in range(2)]
+    lease = ledgers[0].lease(D0, 100, 100)
+    ledgers[1].lease(D0, 7, 7)
+    lease.prefilled()
+    for ledger in ledgers:
+        load = ledger.load(D0)
+        assert (load.requests, load.tokens, load.pending) == (2, 107, 7)
+
+
 def test_processes_and_connections_are_known_to_all() -> None:
     shared = board()
     shared.came(0, 100)
