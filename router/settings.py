@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     workers: Workers = Field(
         1,
         description="Processes that share the port and what they know of the engines; auto: one "
-        "per core. One relays about 50,000 chunks per second.",
+        "per core.",
     )
 
     prefill: Urls = Field(
