@@ -313,6 +313,7 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(house: Hous
         first_byte_timeout=1.0,
         stream_idle_timeout=1.0,
         prefill_timeout=1.0,
+        speed_probe_interval=0,  # a probe that meets `_nothing` holds a connection for 10 s
     )
     for engine in prefills:
         _misbehave(engine, PREFILL, chance)
@@ -329,7 +330,7 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(house: Hous
         after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    refusing.cancel()
+        refusing.cancel()
     print(dict(seen), f"memory {before} -> {after} bytes")  # shown by pytest -s
 
     assert [what for what in seen if what.startswith("wrong")] == []
