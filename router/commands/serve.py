@@ -36,6 +36,7 @@ def _run_several(settings: Settings) -> int:
     crew = Crew(settings.workers, endpoints_of(settings))
     counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
     lifeline, alive = os.pipe()
+    parent = os.getpid()
     tune_process()
     for handler in logging.getLogger().handlers:
         handler.flush()  # or every worker would write it again
@@ -46,6 +47,8 @@ def _run_several(settings: Settings) -> int:
         mate = crew.join(number, os.getpid())
         server = Server(Router(settings, Worker(mate, counts)), lifeline)
         server.run(sockets=listeners[number])
+        if os.getppid() != parent:  # which was killed, and can clean up no more
+            shutil.rmtree(counts, ignore_errors=True)
 
     def ending() -> None:
         _close(each for mine in listeners for each in mine)  # or clients would wait in them

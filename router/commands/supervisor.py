@@ -1,11 +1,14 @@
 """Keeps N worker processes alive until a signal ends them.
 
 A worker is a fork of this process, so it begins with everything imported. One that ends is started
-anew; if workers only ever fail, this process gives up, so that whoever runs it sees that. It
-refuses to know what workers do.
+anew; if workers only ever fail, this process gives up, so that whoever runs it sees that. Each is
+a process group of its own: Ctrl-C in a terminal reaches a whole group, and a worker that gets it
+from there and from here would take it for the second one, which means at once. It refuses to know
+what workers do.
 """
 
 import logging
+import math
 import os
 import signal
 import time
@@ -26,12 +29,20 @@ MOST_FAILURES = 5
 
 SETTLED_SECONDS = 10.0
 
+FOR_EVER = 3600.0
+"""Until a signal comes."""
+
 
 @dataclass(slots=True)
 class _Worker:
     number: int
     pid: int | None = None
-    started: float = 0.0
+    started: float = -math.inf
+
+    @property
+    def due(self) -> float:
+        """When it may be started next."""
+        return self.started + RESTART_SECONDS
 
 
 class Supervisor:
@@ -58,11 +69,14 @@ class Supervisor:
 
     def run(self) -> int:
         """Until all workers have ended; returns the exit status."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would come without a signal
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
-            while not self._is_ending or any(worker.pid for worker in self._workers):
-                delay = self._start_due(before)
-                seen = signal.sigtimedwait(SIGNALS, delay)
+            while True:
+                self._start_due(before)
+                if self._is_ending and not any(worker.pid for worker in self._workers):
+                    break
+                seen = signal.sigtimedwait(SIGNALS, self._patience())
                 if seen is None:
                     continue
                 if seen.si_signo == signal.SIGCHLD:
@@ -73,28 +87,36 @@ class Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self._status
 
-    def _start_due(self, mask: set[int]) -> float:
-        """Start who may be started; returns the seconds until the next one may."""
+    def _start_due(self, mask: set[int]) -> None:
+        """Start who may be started."""
         now = time.monotonic()
-        delay = 3600.0
-        for worker in self._workers if not self._is_ending else ():
-            if worker.pid is None:
-                wait = worker.started + RESTART_SECONDS - now if worker.started else 0.0
-                if wait <= 0:
-                    self._start(worker, mask)
-                else:
-                    delay = min(delay, wait)
-        return delay
+        for worker in self._workers:
+            if not self._is_ending and worker.pid is None and worker.due <= now:
+                self._start(worker, mask)
+
+    def _patience(self) -> float:
+        """Seconds until somebody may be started."""
+        if self._is_ending:
+            return FOR_EVER
+        now = time.monotonic()
+        waits = [worker.due - now for worker in self._workers if worker.pid is None]
+        return max(0.0, min(waits, default=FOR_EVER))
 
     def _start(self, worker: _Worker, mask: set[int]) -> None:
         worker.started = time.monotonic()
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory, or too many processes: for now, it may be
+            log.error("worker %d cannot be started: %s", worker.number, error.strerror)  # noqa: TRY400 - no traceback
+            self._count_failure(0.0)
+            return
         if pid:
             worker.pid = pid
             return
         status = 1
         try:
+            os.setpgrp()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if os.getppid() == parent:
                 self._work(worker.number)

@@ -50,6 +50,8 @@ class Together:
     """Several processes that answer for each other: where they count, and which they are."""
 
     folder: Path
+    number: int
+    """This one's, from 0 on. One that is started anew goes on with the counts of the last."""
     pids: Callable[[], Iterable[int]]
 
 
@@ -74,7 +76,7 @@ class Metrics:
         registry = CollectorRegistry()
         self._registry = registry
         if together is not None:
-            _count_in(together.folder)
+            _count_in(together.folder, together.number)
             self._registry = CollectorRegistry()
             MultiProcessCollector(self._registry, str(together.folder))  # type: ignore[no-untyped-call]
         self._requests = Counter(
@@ -235,11 +237,11 @@ class Metrics:
         )
 
 
-def _count_in(folder: Path) -> None:
+def _count_in(folder: Path, number: int) -> None:
     """Let values live in files there, one set for each process (prometheus-client's multiprocess
     mode, which it otherwise takes from the environment when it is imported)."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # noqa: TID251 - its only way in
-    values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
+    values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
 
 
 class _FleetCollector(Collector):
@@ -317,7 +319,7 @@ class _FleetCollector(Collector):
         gauge = _gauge("engine_connections", "Connections to engines.", "state")
         for endpoint, is_open, idle in self._connections():
             gauge.add_metric([*_names(endpoint), "idle"], idle)
-            gauge.add_metric([*_names(endpoint), "active"], is_open - idle)
+            gauge.add_metric([*_names(endpoint), "active"], max(0, is_open - idle))
         return gauge
 
 

@@ -75,7 +75,7 @@ class Router:
         self.pools = _pools(settings)
         together = None
         if worker is not None:
-            together = Together(worker.counts, worker.mate.column.board.pids)
+            together = Together(worker.counts, worker.mate.number, worker.mate.column.board.pids)
         self.metrics = Metrics(self.fleet, self._connections, together)
         self._pulse = Pulse(self.metrics.late)
         self.journal = Journal([self.metrics.observe, AccessLog().observe])

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -92,12 +92,18 @@ class Process:
 
 
 @asynccontextmanager
-async def serving(*flags: str) -> AsyncIterator[Process]:
-    """A router process; killed at the end if the test has not ended it."""
+async def serving(*flags: str, launcher: Sequence[str] = ()) -> AsyncIterator[Process]:
+    """A router process; killed at the end if the test has not ended it.
+
+    It leads a process group, as a command in a terminal does. `launcher` is a command that becomes
+    the one that it is given.
+    """
     command = ("-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0")
     process = Process(
         await asyncio.create_subprocess_exec(
-            sys.executable, *command, "--log-format", "json", *flags, stderr=asyncio.subprocess.PIPE
+            *(*launcher, sys.executable, *command, "--log-format", "json", *flags),
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
     )
     try:

@@ -22,6 +22,12 @@ from tests.net.house import House, eventually
 WORKERS = 3
 LEAST = ("--load-balancing-strategy", "least_loaded", "--engine-stats-interval", "0.05")
 
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
 
 def flags(*engines: ScriptedEngine, workers: int = WORKERS) -> list[str]:
     """A router of several processes in front of these engines."""
@@ -110,6 +116,12 @@ async def streams(process: Process, engines: Sequence[ScriptedEngine], number: i
     return found
 
 
+def folder_of(worker: int) -> Path:
+    """Where a worker counts."""
+    lines = Path(f"/proc/{worker}/maps").read_text().splitlines()
+    return next(Path(line.split()[5]).parent for line in lines if "/pd-router-" in line)
+
+
 def spread(found: Sequence[Stream]) -> list[int]:
     """How many streams each engine has."""
     return sorted(Counter(stream.engine.url for stream in found).values())
@@ -139,10 +151,7 @@ async def test_metrics_are_those_of_all_processes_whichever_is_asked(house: Hous
     async with serving(*flags(engine)) as process:
         await process.ready()
         engine.answer_all(_whole)
-        for _ in range(20):
-            client = await process.client()
-            assert (await client.ask(COMPLETIONS, STREAM)).status == 200
-            client.leave()
+        await ask_whole(process, 20)
         await everywhere(process, "pd_router_requests_total", 20)
         await everywhere(process, "pd_router_time_to_first_byte_seconds_count", 20)
         await everywhere(process, "pd_router_info", 1)
@@ -158,9 +167,16 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
     engines = [await house.engine() for _ in range(2)]
     async with serving(*flags(*engines, workers=2)) as process:
         await process.ready()
+        for engine in engines:
+            engine.answer_all(_whole)
+        await ask_whole(process, 20)
+        for engine in engines:
+            engine.answer_all(None)
         found = await streams(process, engines, 12)
         assert spread(found) == [6, 6]
         before = workers_of(process)
+        folder = folder_of(before[0])
+        files = set(folder.iterdir())
         of = [served_by(process.port, stream.client) for stream in found]
         assert set(of) <= set(before)
         victim = of[0]
@@ -178,10 +194,9 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         await until(replaced, "a new worker")
         for engine in engines:
             engine.answer_all(_whole)
-        for _ in range(20):  # new connections reach the old and the new worker
-            client = await process.client()
-            assert (await client.ask(COMPLETIONS, STREAM)).status == 200
-            client.leave()
+        await ask_whole(process, 20)  # new connections reach the old and the new worker
+        await everywhere(process, "pd_router_engine_answers_total", 20 + 12 + 20)
+        assert set(folder.iterdir()) == files
         (line,) = [line for line in process.records if line["level"] == "error"]
         assert line["message"].endswith("ended; starting it anew")
         process.signal(signal.SIGTERM)
@@ -197,12 +212,32 @@ async def test_workers_end_when_their_parent_is_killed(house: House) -> None:
         await process.ready()
         pids = workers_of(process)
         assert len(pids) == WORKERS
+        folder = folder_of(pids[0])
         process.signal(signal.SIGKILL)
 
         async def gone() -> bool:
             return not any(_lives(pid) for pid in pids)
 
         await until(gone, "the end of the workers")
+        assert not folder.exists()
+
+
+async def test_workers_are_watched_even_if_whoever_started_the_router_ignores_children(
+    house: House,
+) -> None:
+    engine = await house.engine()
+    async with serving(*flags(engine), launcher=(sys.executable, "-c", IGNORING)) as process:
+        await process.ready()
+        victim = workers_of(process)[0]
+        os.kill(victim, signal.SIGKILL)
+
+        async def replaced() -> bool:
+            now = workers_of(process)
+            return len(now) == WORKERS and victim not in now
+
+        await until(replaced, "a new worker")
+        process.signal(signal.SIGTERM)
+        assert await process.status() == 0
 
 
 async def test_a_port_that_is_taken_is_refused(house: House) -> None:
@@ -219,18 +254,30 @@ async def test_a_port_that_is_taken_is_refused(house: House) -> None:
         assert text.decode() == line
 
 
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["kill", "terminal"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_streams_finish_and_nobody_new_is_taken(house: House, number: int) -> None:
+async def test_streams_finish_and_nobody_new_is_taken(
+    house: House, number: int, send: Callable[[int, int], None]
+) -> None:
+    """Ctrl-C in a terminal signals the whole process group."""
     engine = await house.engine()
     async with serving(*flags(engine), "--shutdown-grace", "3600") as process:
         await process.ready()
         found = await streams(process, [engine], 6)
-        process.signal(number)
+        send(process.pid, number)
         await process.refuses()
         for stream in found:
             stream.end()
             assert (await stream.answer.rest()).body == token("a") + DONE
         assert await process.status() == 0
+
+
+async def ask_whole(process: Process, number: int) -> None:
+    """So many requests, each on a connection of its own."""
+    for _ in range(number):
+        client = await process.client()
+        assert (await client.ask(COMPLETIONS, STREAM)).status == 200
+        client.leave()
 
 
 def _whole(call: Call) -> None:

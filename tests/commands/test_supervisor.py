@@ -1,0 +1,26 @@
+"""What the parent of workers does when it cannot have any; tests/e2e has the rest, with workers."""
+
+import logging
+import os
+from typing import NoReturn
+
+import pytest
+
+from router.commands.supervisor import MOST_FAILURES, Supervisor
+
+
+def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fork() -> NoReturn:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr("router.commands.supervisor.RESTART_SECONDS", 0.0)
+    caplog.set_level(logging.ERROR)
+    told: list[str] = []
+    status = Supervisor(2, lambda _: None, lambda _: None, lambda: told.append("ending")).run()
+    assert status == 1
+    assert told == ["ending"]
+    assert len(caplog.messages) == MOST_FAILURES + 1
+    assert caplog.messages[0] == ("worker 0 cannot be started: Resource temporarily unavailable")
