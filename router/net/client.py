@@ -330,7 +330,8 @@ class ClientProtocol(HttpToolsProtocol):
 
     @property
     def _awaits_head(self) -> bool:
-        return not self._is_deaf and (self._in_head or not self._is_answering)
+        is_idle = self.timeout_keep_alive_task is not None
+        return not self._is_deaf and (self._in_head or not (self._is_answering or is_idle))
 
     @property
     def _is_answering(self) -> bool:
@@ -344,8 +345,8 @@ class ClientProtocol(HttpToolsProtocol):
         cycle = self.cycle if self._is_answering else None
         if cycle is not None and not cycle.more_body:  # it came behind a request that was good
             cycle.keep_alive = False
-        elif cycle is not None and cycle.response_started:
-            self.transport.abort()
+        elif cycle is not None and (cycle.response_started or self.pipeline):
+            self.transport.abort()  # what is said now would stand in an answer
         else:
             self._arrived = None
             if cycle is not None:

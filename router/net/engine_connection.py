@@ -234,7 +234,11 @@ class EngineConnection(asyncio.Protocol):
             self._owner.put(self)
         else:
             self._transport.abort()
-        sink.on_end()
+        try:
+            sink.on_end()
+        except Exception:
+            sink.on_lost(Failure(FailureKind.BROKEN, "The router failed at the answer's end."))
+            raise
 
     def _fail(self, kind: FailureKind, what: str) -> None:
         sink, self._sink = self._sink, None

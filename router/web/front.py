@@ -75,6 +75,7 @@ class Front:
         self.stall_seconds = limits.stall_seconds
         self.visits: set[Visit] = set()
         """Requests that have begun and not ended."""
+        self._is_closed = False
         self._random = Random()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,10 +90,14 @@ class Front:
         visit = Visit(self, reply, fields, record)
         self.visits.add(visit)
         reply.visit = visit
-        visit.check()
+        if self._is_closed:
+            visit.abort()
+        else:
+            visit.check()
 
     def abort(self) -> int:
-        """End everything that is under way; returns how much that was."""
+        """End everything that is under way, and begin nothing more; returns how much that was."""
+        self._is_closed = True
         visits = list(self.visits)
         for visit in visits:
             visit.abort()

@@ -218,8 +218,9 @@ class ScriptedEngine:
         self.drop()
         self._place.close()
 
-    def answer_all(self, script: Callable[[Call], None]) -> None:
-        """From now on let `script` answer each request as soon as its body is whole."""
+    def answer_all(self, script: Callable[[Call], None] | None) -> None:
+        """From now on let `script` answer each request as soon as its body is whole; None: `call`
+        gives them."""
         self._script = script
 
     async def call(self, *, whole: bool = True) -> Call:

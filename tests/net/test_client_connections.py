@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
 from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, token
-from tests.net.client import request
+from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.house import House, eventually, flow_of
 
@@ -110,6 +110,24 @@ async def test_a_pipelined_flood_is_not_read_ahead(house: House) -> None:
         return call.connection.closed.is_set()
 
     await eventually(write_more)
+
+
+async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(house: House) -> None:
+    """The one that breaks off has no place to be told in before the first answer is over."""
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    await client.send(request(COMPLETIONS, b"ZZZ\r\n", (b"transfer-encoding", b"chunked")))
+    with pytest.raises(Truncated):
+        await answer.rest()
+    assert answer.body == token("a")
+    await call.left()
+    assert (await router.record()).outcome == "client_left"
 
 
 async def test_pipelined_requests_of_a_client_that_asks_to_close_end_there(house: House) -> None:

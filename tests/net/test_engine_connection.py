@@ -111,6 +111,20 @@ def test_a_sink_that_does_not_take_it_gets_the_body() -> None:
     assert sink.ended is True
 
 
+def test_a_sink_that_fails_at_the_end_is_told_that_its_answer_is_lost() -> None:
+    class Failing(Sink):
+        def on_end(self) -> None:
+            raise ZeroDivisionError
+
+    connection = EngineConnection(Pool(), "http://d0")
+    connection.connection_made(Transport())
+    sink = Failing()
+    connection.start(b"", b"", sink)
+    with pytest.raises(ZeroDivisionError):
+        connection.data_received(HEAD + chunk(EVENT) + END)
+    assert isinstance(sink.ended, Failure)
+
+
 @pytest.mark.parametrize(
     "size", [b"0F", b"00f", b"F", b" f", b"f ", b"f;x=y", b"+f", b"0xf", b"0_f"]
 )

@@ -282,3 +282,8 @@ def test_connections_are_told_by_state(bench):
     name = "pd_router_engine_connections"
     assert bench.value(name, endpoint=D0.url, state="idle") == 2
     assert bench.value(name, endpoint=D0.url, state="active") == 3
+
+
+def test_connections_that_several_processes_show_one_after_the_other_are_never_below_none(bench):
+    bench.connections.append((D0, 2, 3))
+    assert bench.value("pd_router_engine_connections", endpoint=D0.url, state="active") == 0

@@ -485,6 +485,18 @@ async def test_a_connection_that_asks_nothing_is_closed(
     assert await client.ended() == b""
 
 
+async def test_a_connection_that_was_refused_something_may_stay_as_long_as_any(
+    house: House,
+) -> None:
+    """The answer is over in the very read that brought the request."""
+    router = await house.router(await house.engine())
+    client = await router.client()
+    assert (await client.get(COMPLETIONS)).status == 405
+    (connection,) = router.connections
+    assert connection.timeout_keep_alive_task is not None
+    assert connection._head_timer is None
+
+
 async def test_empty_lines_do_not_keep_a_connection_open(
     house: House, head_seconds: Callable[[float], None]
 ) -> None:

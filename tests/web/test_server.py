@@ -80,6 +80,25 @@ async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
     assert "2 requests were not over in time and were ended" in caplog.messages
 
 
+async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine, shutdown_grace=0.05)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM) + request(COMPLETIONS, completion()))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    ending = _shut_down(router)
+    await answer.rest()
+    assert error_frame(answer.body)["code"] == 503
+    assert (await client.answer()).status == 503
+    async with asyncio.timeout(SECONDS):
+        await ending
+    assert engine.seen == 1
+    assert [r.outcome for r in router.all(RequestEnded)] == ["aborted", "aborted"]
+
+
 async def test_a_router_on_its_way_out_is_not_ready(house: House) -> None:
     router = await house.router(await house.engine())
     client = await router.client()
