@@ -62,7 +62,7 @@ class Process:
             while True:
                 try:
                     await self.client()
-                except ConnectionRefusedError:
+                except (ConnectionRefusedError, ConnectionResetError):
                     return
                 await asyncio.sleep(0.01)
 
