@@ -12,6 +12,7 @@ import pytest
 
 from router.core.events import LegFailed
 from router.core.urls import origin
+from router.net.turns import Turns
 from tests.net.asks import (
     COMPLETIONS,
     EMBEDDINGS,
@@ -82,6 +83,22 @@ async def test_before_the_head_is_whole(house: House, leave: Leave) -> None:
     await client.send(b"POST /v1/completions HTTP/1.1\r\nhost:")
     leave(client)
     await eventually(lambda: not router.connections)
+    assert engine.seen == 0
+
+
+@ways
+async def test_while_others_that_came_with_it_are_begun(house: House, leave: Leave) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    turns = router.router.app.turns = Turns(0)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    await eventually(lambda: turns._waiting)
+    leave(client)
+    await _is_over(router)
+    for work in turns._waiting:
+        work()
+    await router.is_quiet()
     assert engine.seen == 0
 
 

@@ -1,0 +1,87 @@
+"""How much is done in one turn of the event loop."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.net.turns import Turns
+
+MOST = 3
+
+
+class Loop:
+    """Runs what was scheduled, turn by turn."""
+
+    def __init__(self) -> None:
+        self._soon: list[Any] = []
+
+    def call_soon(self, call: Any, *args: object) -> None:
+        """In the next turn."""
+        self._soon.append(partial(call, *args))
+
+    def turn(self) -> bool:
+        """One turn; whether there was anything to do."""
+        soon, self._soon = self._soon, []
+        for call in soon:
+            call()
+        return bool(soon)
+
+
+def bench() -> tuple[Turns, Any]:
+    """The object and its loop."""
+    return Turns(MOST), Loop()
+
+
+def test_work_that_comes_alone_is_done_at_once() -> None:
+    turns, loop = bench()
+    for n in range(10):
+        done: list[int] = []
+        turns.take(loop, partial(done.append, n))
+        assert done == [n]
+        loop.turn()
+    assert not loop.turn()
+
+
+@given(st.lists(st.integers(0, 20), max_size=10))
+def test_all_is_done_in_order_and_never_much_in_a_turn(arrivals: list[int]) -> None:
+    """In each turn first what came by sockets, then what was scheduled, as in uvloop."""
+    turns, loop = bench()
+    done: list[int] = []
+    came = 0
+    for number in [*arrivals, *[0] * sum(arrivals)]:
+        before = len(done)
+        for _ in range(number):
+            turns.take(loop, partial(done.append, came))
+            came += 1
+        loop.turn()
+        assert len(done) - before <= 2 * MOST
+    assert done == list(range(came))
+    assert not loop.turn()
+
+
+def test_work_that_fails_does_not_keep_the_rest_waiting() -> None:
+    turns, loop = bench()
+    done: list[int] = []
+    for n in range(4 * MOST):
+        fails = n == MOST
+        turns.take(loop, (lambda: 1 / 0) if fails else partial(done.append, n))  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        loop.turn()
+    while loop.turn():
+        pass
+    assert done == [n for n in range(4 * MOST) if n != MOST]
+
+
+def test_work_that_brings_work_lets_it_wait_behind_the_others() -> None:
+    turns, loop = bench()
+    done: list[str] = []
+    for _ in range(MOST):
+        turns.take(loop, lambda: None)
+    turns.take(loop, lambda: turns.take(loop, partial(done.append, "brought")))
+    turns.take(loop, partial(done.append, "before"))
+    while loop.turn():
+        pass
+    assert done == ["before", "brought"]
