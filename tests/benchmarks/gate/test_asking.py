@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from benchmarks.gate.asking import Asking, Unanswered, asking
+from tests.benchmarks.gate.listening import listening
 
 
 async def refusal(asked: Asking, **more: float) -> str:
@@ -43,10 +44,8 @@ async def test_there_is_one_reason_and_the_key_is_not_in_it(
     answer: bytes | None, words: str
 ) -> None:
     server = Server(answer)
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
     async with (
-        listening,
+        listening(server.serve) as port,
         asking(f"http://127.0.0.1:{port}", {"Authorization": "Bearer s3cr3t"}) as asked,
     ):
         said = await refusal(asked, timeout=0.1 if answer is None else 5.0, limit=50)
@@ -57,9 +56,8 @@ async def test_there_is_one_reason_and_the_key_is_not_in_it(
 
 async def test_workers_are_never_sent_the_key() -> None:
     server = Server(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    async with listening, asking("http://h:9", {"Authorization": "Bearer s3cr3t"}) as asked:
+    key = {"Authorization": "Bearer s3cr3t"}
+    async with listening(server.serve) as port, asking("http://h:9", key) as asked:
         answer = await asked.worker(f"http://127.0.0.1:{port}/metrics", timeout=5.0)
     assert (answer.status, answer.json()) == (200, {})
     assert b"s3cr3t" not in server.heads[0]

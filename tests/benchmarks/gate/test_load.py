@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.gate.generator import Seen
 from benchmarks.gate.load import Counter, Load, Phase, Target, most_in_flight
+from tests.benchmarks.gate.listening import listening
 
 PIECE = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -55,9 +56,7 @@ class Server:
 
 @asynccontextmanager
 async def served(server: Server) -> AsyncIterator[Target]:
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    async with listening:
+    async with listening(server.serve) as port:
         yield Target("127.0.0.1", port, False, True, HEAD, BODIES, 30.0)
 
 

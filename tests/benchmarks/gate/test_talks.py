@@ -15,6 +15,7 @@ from benchmarks.gate.load import Counter, Outcome, Phase, Target, most_in_flight
 from benchmarks.gate.pace import UNLIMITED, Asks, Pace, lateness
 from benchmarks.gate.processes import Generators
 from benchmarks.gate.talks import Talks
+from tests.benchmarks.gate.listening import listening
 
 HEAD = (
     b"POST /v1 HTTP/1.1\r\nx-request-id: %b\r\nx-talk: %b\r\nx-b: %b\r\ncontent-length: %d\r\n\r\n"
@@ -83,9 +84,7 @@ class Server:
 
 @asynccontextmanager
 async def served(server: Server, dataset: Dataset) -> AsyncIterator[Target]:
-    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
-    port = listening.sockets[0].getsockname()[1]
-    async with listening:
+    async with listening(server.serve) as port:
         asks = Asks(dataset, "m", 7)
         yield Target("127.0.0.1", port, False, True, HEAD, (), 30.0, asks)
 
