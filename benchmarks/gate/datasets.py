@@ -6,12 +6,14 @@ checksum proves. It refuses to know when a conversation begins and how it is sen
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import orjson
 
 from benchmarks.gate import prompts
 from benchmarks.gate.chance import child, numbers
+
+SYNTHETIC = "synthetic"
 
 
 class InvalidDataset(ValueError):
@@ -50,7 +52,7 @@ class Dataset:
     somebody `thinks` or not. A trace has `stamps`, the seconds at which each begins, in order.
 
     Equal checksums are equal inputs. `counted_by` says who counted tokens: "words" (one token
-    each), or the "bundled" tokenizer.
+    each), the "bundled" tokenizer, or the server ("tokenize").
     """
 
     name: str
@@ -127,7 +129,31 @@ def synthetic(shape: Shape, seed: int) -> Dataset:
         _conversation(turns[number * shape.turns : (number + 1) * shape.turns], prefixes, number)
         for number in range(shape.conversations)
     )
-    return dataset("synthetic", found, "words")
+    return dataset(SYNTHETIC, found, "words")
+
+
+async def counted(found: Dataset, count: prompts.Count) -> Dataset:
+    """The same with every turn at exactly as many tokens as it has words, by the server's
+    tokenizer. `found` itself where `count` does not know. Raises ValueError where words more or
+    less never make up the number.
+
+    Turns end differently at most: what comes before them stays a common prefix.
+    """
+    conversations: list[Conversation] = []
+    for each in found.conversations:
+        turns: list[Turn] = []
+        for turn in each.turns:
+            text = await prompts.fitted(turn.text, len(turn.text.split(" ")), count)
+            if text is None:
+                return found
+            turns.append(replace(turn, text=text))
+        conversations.append(replace(each, turns=tuple(turns)))
+    return replace(
+        found,
+        conversations=tuple(conversations),
+        checksum=checksum(conversations),
+        counted_by="tokenize",
+    )
 
 
 def _conversation(turns: Sequence[Turn], prefixes: Sequence[str], number: int) -> Conversation:

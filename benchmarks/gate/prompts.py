@@ -74,16 +74,17 @@ async def counted(prompts: Prompts, count: Count) -> Prompts:
     """
     texts: list[str] = []
     for text in prompts.texts:
-        fitted = await _fitted(text, prompts.tokens, count)
-        if fitted is None:
+        exact = await fitted(text, prompts.tokens, count)
+        if exact is None:
             return prompts
-        texts.append(fitted)
+        texts.append(exact)
     return Prompts(tuple(texts), prompts.tokens, "tokenize")
 
 
-async def _fitted(text: str, tokens: int, count: Count) -> str | None:
+async def fitted(text: str, tokens: int, count: Count) -> str | None:
     """Cut down to no more than `tokens`, then filled up word by word, or letter by letter where a
-    word is more than is missing."""
+    word is more than is missing. None where `count` does not know. Raises ValueError as `counted`.
+    """
     words = text.split(" ")
     found = await count(text)
     for number in range(TRIES):

@@ -19,15 +19,18 @@ from typing import Any, TypeVar
 import uvloop
 from rich.console import Console
 
-from benchmarks.gate import driven, export, judge, keep, options, readiness
+from benchmarks.gate import datasets, driven, export, judge, keep, options, readiness
 from benchmarks.gate.asking import Asking, asking
+from benchmarks.gate.datasets import SYNTHETIC
+from benchmarks.gate.exact import exact
 from benchmarks.gate.keep import Inputs, Kept
 from benchmarks.gate.live import Board, Live
 from benchmarks.gate.load import Phase, Target
 from benchmarks.gate.measured import Measured, Offered, offer
+from benchmarks.gate.offer import Offer
 from benchmarks.gate.options import AIPERF, Plan
 from benchmarks.gate.processes import SIGNALS, GeneratorDied, Generators, make_room
-from benchmarks.gate.prompts import Prompts, build, counted
+from benchmarks.gate.prompts import Count, Prompts, build, counted
 from benchmarks.gate.readiness import NotReady
 from benchmarks.gate.records import Diagnosis, Kind
 from benchmarks.gate.target import headers, target
@@ -36,8 +39,6 @@ from benchmarks.gate.workers import Sampler, discover, unusable
 from router import __version__
 
 AGENT = f"pd-bench/{__version__}"
-# Each is a question to the server; the words are one token each nearly everywhere anyway.
-MOST_COUNTED = 1000
 
 T = TypeVar("T")
 # The number of a run, its name and the prompts; back comes what was measured with which prompts.
@@ -185,29 +186,29 @@ class _Validation:
 
     async def _prompts(self, asked: Asking) -> Prompts:
         plan = self._plan
+        count = partial(readiness.count, asked, plan.model)
         if plan.offer is not None:
-            self._live.say(plan.offer.line)
+            await self._conversations(plan.offer, count)
             return Prompts((), plan.profile.input_tokens)
         made = build(plan.prompts, plan.profile.input_tokens, plan.profile.seed)
-        note = "counted as words, the server does not count tokens"
-
-        async def count(text: str) -> int | None:
-            return await readiness.count(asked, plan.model, text)
-
-        if plan.prompts > MOST_COUNTED:
-            note = "counted as words, they are too many to ask the server"
-        else:
-            try:
-                made = await counted(made, count)
-            except ValueError as error:
-                note = f"counted as words: {error}"
-        if made.counted_by is not None:
-            note = "counted by the server"
+        made, note = await exact(made, len(made.texts), partial(counted, count=count))
         self._live.say(
             f"{len(made.texts)} prompts of {made.tokens} tokens ({note}), each sent "
             f"{keep.reuse(plan, made):.1f} times, checksum {made.checksum[:16]}"
         )
         return made
+
+    async def _conversations(self, offer: Offer, count: Count) -> None:
+        """What was read from files is sent as it is."""
+        made = offer.asks.dataset
+        if made.name != SYNTHETIC:
+            self._live.say(offer.line)
+            return
+        texts = sum(len(each.turns) for each in made.conversations)
+        made, note = await exact(made, texts, partial(datasets.counted, count=count))
+        offer = replace(offer, asks=replace(offer.asks, dataset=made))
+        self._plan = replace(self._plan, offer=offer)
+        self._live.say(f"{offer.line}; tokens {note}")
 
     async def _runs(self, measure: Measure, sampler: Sampler, inputs: Inputs) -> None:
         plan = self._plan

@@ -37,7 +37,7 @@ __all__ = ["Front", "Limits"]
 
 log = logging.getLogger(__name__)
 
-BEGUN_PER_TURN = 16
+BEGUN_PER_TURN = 32
 """Requests that begin in one turn of the event loop: each takes 35 us, and its engine connection
 100 us in the next turn, if it needs a new one."""
 

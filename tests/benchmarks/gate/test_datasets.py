@@ -11,6 +11,7 @@ from benchmarks.gate.datasets import (
     Shape,
     Turn,
     checksum,
+    counted,
     synthetic,
 )
 
@@ -117,3 +118,30 @@ def test_what_cannot_be_is_refused(wrong: dict[str, int]) -> None:
 def test_too_few_words_for_so_many_prompts_are_refused() -> None:
     with pytest.raises(InvalidDataset, match="distinct"):
         synthetic(Shape(conversations=1000, input_tokens=1), 1)
+
+
+async def test_turns_are_fitted_to_the_servers_tokenizer_behind_what_they_share() -> None:
+    async def count(text: str) -> int | None:  # it takes "the" for two, and begins with one
+        words = text.split(" ")
+        return 1 + len(words) + words.count("the")
+
+    shape = replace(SMALL, turns=2, prefixes=2, prefix_tokens=8, think=1.0)
+    made = synthetic(shape, 7)
+    found = await counted(made, count)
+    assert [await count(t.text) for c in found.conversations for t in c.turns] == [17, 9] * 6
+    for now, was in zip(found.conversations, made.conversations, strict=True):
+        assert now.turns[0].text.split(" ")[:8] == was.turns[0].text.split(" ")[:8]
+        assert [replace(turn, text="") for turn in now.turns] == [
+            replace(turn, text="") for turn in was.turns
+        ]
+    assert found.counted_by == "tokenize"
+    assert found.checksum == checksum(found.conversations) != made.checksum
+    assert (found.mean_turns, found.thinks) == (2, True)
+
+
+async def test_nobodys_count_leaves_conversations_as_they_are() -> None:
+    async def count(text: str) -> int | None:
+        return None
+
+    made = synthetic(SMALL, 1)
+    assert await counted(made, count) is made

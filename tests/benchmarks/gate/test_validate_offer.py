@@ -34,6 +34,8 @@ async def test_conversations_until_the_clock_ends_them(tmp_path: Path) -> None:
     assert "smoke: for 1.5 s, 4 at once" in it.text
     found = it.result()
     assert found["pd_router"]["input"]["mean_turns"] == 3
+    assert found["pd_router"]["input"]["tokens_counted_by"] == "tokenize"
+    assert "tokens counted by the server" in it.text
     assert 3 < found["request_count"]["avg"] < UNLIMITED
     assert found["input_sequence_length"]["max"] > 2 * found["input_sequence_length"]["min"]
 

@@ -1,0 +1,29 @@
+"""Texts of exactly so many tokens, where there is somebody to count them.
+
+What we make up is of words that are one token each nearly everywhere; a question to the server for
+each text makes it certain. It refuses to know how texts are made.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+# Each is a question to the server.
+MOST_COUNTED = 1000
+
+T = TypeVar("T")
+
+
+async def exact(made: T, texts: int, fit: Callable[[T], Awaitable[T]]) -> tuple[T, str]:
+    """What was made of so many texts, by `fit` if that is possible, and who counted, for people.
+
+    `fit` returns `made` itself where nobody counts, and raises ValueError where it cannot be done.
+    """
+    if texts > MOST_COUNTED:
+        return made, "counted as words, they are too many to ask the server"
+    try:
+        found = await fit(made)
+    except ValueError as error:
+        return made, f"counted as words: {error}"
+    if found is made:
+        return made, "counted as words, the server does not count tokens"
+    return found, "counted by the server"
