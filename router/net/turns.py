@@ -12,30 +12,43 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Does at most about `most` pieces of work in a turn; the others wait, first come first served.
+    """Does `most` pieces of work at once, and so many in each turn of those that come beyond that,
+    first come first served, until `renew` says that time has passed.
 
-    One that comes alone is done at once.
+    To be asked anew in each turn would take a callback, and with it a system call, per turn.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._done = 0
+        self._left = most
         self._waiting: deque[Callable[[], None]] = deque()
+        self._is_due = False
 
     def take(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
         """Do it now or soon."""
-        if self._waiting or self._done == self._most:
+        if self._left:
+            self._left -= 1
+            work()
+        else:
             self._waiting.append(work)
-            return
-        if not self._done:
+            self._go_on(loop)
+
+    def renew(self) -> None:
+        """What comes next is done at once again, unless somebody waits."""
+        if not self._waiting:
+            self._left = self._most
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._is_due:
+            self._is_due = True
             loop.call_soon(self._next, loop)
-        self._done += 1
-        work()
 
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due = False
         waiting = self._waiting
-        self._done = min(len(waiting), self._most)
-        if self._done:
-            loop.call_soon(self._next, loop)
-        for _ in range(self._done):
-            waiting.popleft()()
+        try:
+            for _ in range(min(len(waiting), self._most)):
+                waiting.popleft()()
+        finally:
+            if waiting:
+                self._go_on(loop)

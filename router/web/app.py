@@ -77,7 +77,7 @@ class Router:
         if worker is not None:
             together = Together(worker.counts, worker.mate.number, worker.mate.column.board.pids)
         self.metrics = Metrics(self.fleet, self._connections, together)
-        self._pulse = Pulse(self.metrics.late)
+        self._pulse = Pulse(self._beat)
         self.journal = Journal([self.metrics.observe, AccessLog().observe])
         scheduler = scheduler_of(settings, self.fleet)
         self._receivers = _receivers(settings)
@@ -161,6 +161,10 @@ class Router:
             return nixl(facts)
         notify = self._kv_ready is not None
         return lmcache(facts, self._receivers, self._transfers.__next__, notify=notify)
+
+    def _beat(self, late: float) -> None:
+        self.metrics.late(late)
+        self.app.turns.renew()
 
     def _connections(self) -> Iterator[tuple[Endpoint, int, int]]:
         if self._mate is not None:

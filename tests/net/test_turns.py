@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.net.turns import Turns
+from tests.net.house import House, eventually
 
 MOST = 3
 
@@ -35,31 +36,49 @@ def bench() -> tuple[Turns, Any]:
     return Turns(MOST), Loop()
 
 
-def test_work_that_comes_alone_is_done_at_once() -> None:
+def test_work_that_comes_now_and_then_is_done_at_once_and_schedules_nothing() -> None:
     turns, loop = bench()
     for n in range(10):
+        turns.renew()
         done: list[int] = []
-        turns.take(loop, partial(done.append, n))
-        assert done == [n]
-        loop.turn()
+        for _ in range(MOST):
+            turns.take(loop, partial(done.append, n))
+        assert done == [n] * MOST
     assert not loop.turn()
 
 
-@given(st.lists(st.integers(0, 20), max_size=10))
-def test_all_is_done_in_order_and_never_much_in_a_turn(arrivals: list[int]) -> None:
-    """In each turn first what came by sockets, then what was scheduled, as in uvloop."""
+@given(st.lists(st.integers(0, 20) | st.none(), max_size=10))
+def test_all_is_done_in_order_and_never_much_in_a_turn(arrivals: list[int | None]) -> None:
+    """In each turn first what came by sockets, then what was scheduled, as in uvloop; None: time
+    passes."""
     turns, loop = bench()
     done: list[int] = []
     came = 0
-    for number in [*arrivals, *[0] * sum(arrivals)]:
+    for number in arrivals:
         before = len(done)
-        for _ in range(number):
+        if number is None:
+            turns.renew()
+        for _ in range(number or 0):
             turns.take(loop, partial(done.append, came))
             came += 1
         loop.turn()
         assert len(done) - before <= 2 * MOST
+        assert done == list(range(len(done)))
+    while loop.turn():
+        pass
     assert done == list(range(came))
-    assert not loop.turn()
+
+
+def test_nobody_overtakes_those_who_wait() -> None:
+    turns, loop = bench()
+    done: list[int] = []
+    for n in range(MOST + 1):
+        turns.take(loop, partial(done.append, n))
+    turns.renew()
+    turns.take(loop, partial(done.append, MOST + 1))
+    assert done == list(range(MOST))
+    loop.turn()
+    assert done == list(range(MOST + 2))
 
 
 def test_work_that_fails_does_not_keep_the_rest_waiting() -> None:
@@ -85,3 +104,10 @@ def test_work_that_brings_work_lets_it_wait_behind_the_others() -> None:
     while loop.turn():
         pass
     assert done == ["before", "brought"]
+
+
+async def test_a_router_renews_it(house: House) -> None:
+    router = await house.router(await house.engine())
+    turns = router.router.app.turns
+    turns._left = 0
+    await eventually(lambda: turns._left)
