@@ -62,8 +62,10 @@ class Process:
             while True:
                 try:
                     await self.client()
-                except (ConnectionRefusedError, ConnectionResetError):
+                except ConnectionRefusedError:
                     return
+                except ConnectionResetError:
+                    pass  # it closed in this very moment; the next one is told
                 await asyncio.sleep(0.01)
 
     @property

@@ -143,7 +143,9 @@ async def test_in_flight_counts_of_all_processes_are_one(house: House) -> None:
         for stream in found[12:]:
             stream.end()
         assert await process.status() == 0
-    assert not [line for line in process.records if line["level"] == "error"]
+    # The ticker may find an engine slow: tokens come when the test gets to it.
+    others = [line for line in process.records if line["logger"] != "router.net.ticker"]
+    assert {line["level"] for line in others} == {"info"}
 
 
 async def test_metrics_are_those_of_all_processes_whichever_is_asked(house: House) -> None:
