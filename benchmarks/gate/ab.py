@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.gate import ab_options, ab_plot, ab_result, export, judge, plots, validate
+from benchmarks.gate import ab_options, ab_plot, ab_result, export, keep, validate
 from benchmarks.gate.ab_fleet import Injected, router, simulated
 from benchmarks.gate.ab_options import RESULT, Comparison
 from benchmarks.gate.ab_result import Row
@@ -23,7 +23,7 @@ from benchmarks.gate.processes import make_room
 from benchmarks.gate.verdict import Exit
 from benchmarks.processes import StartError
 
-PICTURE, REPORT = "ab.png", "report.html"
+PICTURE = "ab.png"
 
 
 class Broken(Exception):
@@ -75,7 +75,7 @@ def _compared(
 
 def _run(comparison: Comparison, number: int, policy: str, console: Console) -> tuple[Row, Kept]:
     """One policy once. Raises Broken, StartError, OSError, KeyboardInterrupt."""
-    folder = comparison.out / f"round-{number}-{policy}"
+    folder = comparison.folder(number, policy)
     folder.mkdir()
     with ExitStack() as stack:
         engines = stack.enter_context(_engines(comparison, folder))
@@ -141,8 +141,10 @@ def _finished(
     picture.write_bytes(ab_plot.draw(comparison.policies, rows, title, limit))
     console.print(f"written to {picture} and {comparison.out / RESULT}", soft_wrap=True)
     if broken is None:
-        _report(comparison, kept)
-        console.print(f"each run: {comparison.out / REPORT}", soft_wrap=True)
+        rounds = range(1, comparison.rounds + 1)
+        folders = [comparison.folder(n, each) for n in rounds for each in comparison.order(n)]
+        page = keep.report(comparison.out, None, kept, folders)
+        console.print(f"each run: {page}", soft_wrap=True)
 
 
 def title_of(comparison: Comparison, rows: Sequence[Row]) -> str:
@@ -151,14 +153,3 @@ def title_of(comparison: Comparison, rows: Sequence[Row]) -> str:
     engines = f"{comparison.count} {'given' if comparison.engines else 'simulated'} engines"
     fault = "" if comparison.fault is None else f"; {comparison.fault.line}"
     return f"{engines}{fault}; input {checksum[:16]}"
-
-
-def _report(comparison: Comparison, kept: Sequence[Kept]) -> None:
-    """One page for all runs, and the pictures of each in its folder. Raises OSError."""
-    opinions = [each.opinion for each in kept]
-    drawn = [judge.pictures_of(each) for each in opinions]
-    names = [f"round-{n}-{p}" for n in range(1, comparison.rounds + 1) for p in comparison.order(n)]
-    for pictures, name in zip(drawn, names, strict=True):
-        plots.save(pictures, comparison.out / name)
-    page = judge.page(opinions, None, drawn, [each.lines for each in kept])
-    (comparison.out / REPORT).write_text(page, encoding="utf-8")

@@ -13,13 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gate import judge, options
-from benchmarks.gate.constraints import InvalidConstraint
-from benchmarks.gate.load_options import InvalidLoad
-from benchmarks.gate.options import OURS, RESULTS, Invalid, Plan
-from benchmarks.gate.profiles import InvalidProfile
-from benchmarks.gate.records import Unreadable
-from benchmarks.gate.slo import InvalidSlo
-from benchmarks.gate.target import InvalidTarget, address
+from benchmarks.gate.options import OURS, RESULTS, WRONG, Invalid, Plan
+from benchmarks.gate.target import address
 
 RESULT = "ab.json"
 # Fewer engines than two leave nothing to choose.
@@ -73,8 +68,12 @@ class Comparison:
     def plan(self, number: int, policy: str, url: str) -> Plan:
         """Of one run. Raises what `options.plan` does."""
         given = copy.copy(self.arguments)
-        given.url, given.out = url, self.out / f"round-{number}-{policy}"
+        given.url, given.out = url, self.folder(number, policy)
         return replace(options.plan(given, self.at), label=f"{policy}, round {number}")
+
+    def folder(self, number: int, policy: str) -> Path:
+        """Where the files of one run go."""
+        return self.out / f"round-{number}-{policy}"
 
     def order(self, number: int) -> tuple[str, ...]:
         """Of the policies in a round, from 1: each is the first one in its turn."""
@@ -122,9 +121,7 @@ def read(argv: Sequence[str], at: datetime) -> Comparison:
         found = comparison(arguments, at)
         for policy in found.policies:
             found.plan(1, policy, NOWHERE)
-    except (Invalid, InvalidConstraint, InvalidLoad, InvalidProfile) as error:
-        top.error(str(error))
-    except (InvalidSlo, InvalidTarget, Unreadable, OSError, ValueError) as error:
+    except (*WRONG, ValueError) as error:  # ValueError: unbalanced quotes
         top.error(str(error))
     return found
 

@@ -6,7 +6,6 @@ Pure. It refuses to know processes and the terminal's width.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -15,6 +14,8 @@ from benchmarks.gate.ab_options import Comparison
 from benchmarks.gate.export import OURS
 from benchmarks.gate.keep import Kept
 from benchmarks.gate.verdict import Exit
+from benchmarks.report import cell
+from benchmarks.stats import Summary, summarise
 from router import __version__
 
 SCHEMA = 1
@@ -64,34 +65,14 @@ def named(worker: str | None, engines: Sequence[str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Of one figure over rounds."""
-
-    median: float
-    low: float
-    high: float
-
-    def text(self, digits: int) -> str:
-        """For people."""
-        middle, low, high = (f"{each:,.{digits}f}" for each in (self.median, self.low, self.high))
-        return middle if low == high else f"{middle} ({low} to {high})"
-
-
-def spread(values: Sequence[float | None]) -> Spread | None:
-    """Of the figures that there are."""
-    known = [each for each in values if each is not None]
-    return Spread(median(known), min(known), max(known)) if known else None
-
-
-@dataclass(frozen=True, slots=True)
 class Line:
     """One policy."""
 
     policy: str
     verdicts: str
-    throughput: Spread | None
-    ttft_p50_ms: Spread | None
-    ttft_p99_ms: Spread | None
+    throughput: Summary | None
+    ttft_p50_ms: Summary | None
+    ttft_p99_ms: Summary | None
     errors: int
     failed: tuple[str, ...]
 
@@ -111,9 +92,9 @@ def _line(policy: str, rows: Sequence[Row]) -> Line:
     return Line(
         policy,
         verdicts(rows),
-        spread([each.throughput for each in sound]),
-        spread([each.ttft_p50_ms for each in sound]),
-        spread([each.ttft_p99_ms for each in sound]),
+        summarise([each.throughput for each in sound]),
+        summarise([each.ttft_p50_ms for each in sound]),
+        summarise([each.ttft_p99_ms for each in sound]),
         sum(each.errors for each in rows),
         failures(rows),
     )
@@ -147,17 +128,13 @@ def table(found: Sequence[Line], title: str) -> Table:
         grid.add_row(
             each.policy,
             each.verdicts,
-            _shown(each.throughput, 0),
-            _shown(each.ttft_p50_ms, 1),
-            _shown(each.ttft_p99_ms, 1),
+            cell(each.throughput, 0),
+            cell(each.ttft_p50_ms, 1),
+            cell(each.ttft_p99_ms, 1),
             str(each.errors),
             "\n".join(each.failed),
         )
     return grid
-
-
-def _shown(figure: Spread | None, digits: int) -> str:
-    return "none" if figure is None else figure.text(digits)
 
 
 def one_input(rows: Sequence[Row]) -> str | None:

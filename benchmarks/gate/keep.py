@@ -3,6 +3,7 @@
 It refuses to know how a phase is carried out, and the terminal.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -187,11 +188,17 @@ def write(folder: Path, each: Kept) -> None:
 def draw(plan: Plan, all_kept: list[Kept], folders: list[Path]) -> Path:
     """Pictures beside each run, and report.html and CTRF for all of them. Raises OSError."""
     opinions = [each.opinion for each in all_kept]
+    (plan.out / export.CTRF).write_bytes(export.to_json(judge.ctrf_of(opinions)))
+    return report(plan.out, plan.required, all_kept, folders)
+
+
+def report(out: Path, required: int | None, all_kept: Sequence[Kept], folders: list[Path]) -> Path:
+    """Pictures beside each run, and one page in `out` for all. Raises OSError."""
+    opinions = [each.opinion for each in all_kept]
     drawn = [judge.pictures_of(each) for each in opinions]
     for pictures, folder in zip(drawn, folders, strict=True):
         plots.save(pictures, folder)
-    (plan.out / export.CTRF).write_bytes(export.to_json(judge.ctrf_of(opinions)))
-    path = plan.out / REPORT
+    path = out / REPORT
     notes = [each.lines for each in all_kept]
-    path.write_text(judge.page(opinions, plan.required, drawn, notes), encoding="utf-8")
+    path.write_text(judge.page(opinions, required, drawn, notes), encoding="utf-8")
     return path

@@ -38,6 +38,13 @@ class Invalid(ValueError):
     """An option that nothing can be done with; the text names it."""
 
 
+WRONG = (
+    *(Invalid, InvalidConstraint, InvalidLoad, InvalidProfile),
+    *(InvalidSlo, InvalidTarget, Unreadable, OSError),
+)
+"""What comes of a command line that is no plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to do. `profile` is resolved: its concurrency is for all GPUs together."""
@@ -183,15 +190,12 @@ def read(argv: Sequence[str], at: datetime) -> Plan:
     arguments = top.parse_args(argv)
     try:
         return plan(arguments, at)
-    except (Invalid, InvalidConstraint, InvalidLoad, InvalidProfile) as error:
-        top.error(str(error))
-    except (InvalidSlo, InvalidTarget, Unreadable, OSError) as error:
+    except WRONG as error:
         top.error(str(error))
 
 
 def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
-    """Raises Invalid, InvalidConstraint, InvalidLoad, InvalidProfile, InvalidSlo, InvalidTarget,
-    Unreadable."""
+    """Raises what is in WRONG."""
     platform = PLATFORMS.get(arguments.platform)
     gpus = arguments.gpus or (platform.gpus if platform else None)
     if gpus is None:

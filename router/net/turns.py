@@ -15,7 +15,7 @@ class Turns:
     """Does `most` pieces of work at once, and so many in each turn of those that come beyond that,
     first come first served, until `renew` says that time has passed.
 
-    To be asked anew in each turn would take a callback, and with it a system call, per turn.
+    To count anew in each turn would take a callback, and with it a system call, per turn.
     """
 
     def __init__(self, most: int) -> None:

@@ -37,10 +37,9 @@ async def test_the_smoke_profile_passes(router: Service, engines: Engines, tmp_p
             await gate.wait()
     assert gate.returncode == PASSED, output.decode()
     run = orjson.loads(gzip.decompress((folder / "run.json.gz").read_bytes()))
-    stored = run.get("run", run)
-    requests = stored["requests"]
+    requests = run["requests"]
     assert requests
     assert all(each["error"] is None and each["output_tokens"] for each in requests)
     assert len({each["input_tokens"] for each in requests}) == 1
-    watched = {sample["worker"] for sample in stored["samples"]}
+    watched = {sample["worker"] for sample in run["samples"]}
     assert {decode.url for decode in engines.decodes} <= watched

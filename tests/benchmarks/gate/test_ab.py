@@ -14,8 +14,9 @@ import pytest
 from benchmarks.gate import ab_options, ab_plot
 from benchmarks.gate.ab_fleet import Injected, listening
 from benchmarks.gate.ab_options import Comparison, Fault
-from benchmarks.gate.ab_result import Row, document, lines, named, one_input, spread, verdicts
+from benchmarks.gate.ab_result import Row, document, lines, named, one_input, verdicts
 from benchmarks.gate.asking import asking
+from benchmarks.stats import Summary
 from tests.benchmarks.gate.real import engines
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
@@ -98,16 +99,6 @@ def test_the_router_says_where_it_listens() -> None:
     assert listening("starting\n[]\n" + line + '{"mess') == "http://127.0.0.1:9"
 
 
-def test_figures_are_medians_with_their_range() -> None:
-    found = spread([3.0, None, 1.0, 2.0])
-    assert found is not None
-    assert found.text(0) == "2 (1 to 3)"
-    assert spread([None]) is None
-    only = spread([5.0])
-    assert only is not None
-    assert only.text(1) == "5.0"
-
-
 def test_a_line_says_what_failed_runs_look_like() -> None:
     backup = {"kind": "single-worker backup", "worker": "engine 2"}
     rows = [
@@ -119,8 +110,7 @@ def test_a_line_says_what_failed_runs_look_like() -> None:
     first, second = lines(("round_robin", "least_loaded", "never_ran"), rows)
     assert first.verdicts == "0 of 3 passed, 1 void"
     assert first.failed == ("single-worker backup: engine 2 (2 of 3)", "client-limited (1 of 3)")
-    assert first.throughput is not None
-    assert first.throughput.text(0) == "150 (100 to 200)"  # without the void one's 300
+    assert first.throughput == Summary(150, 100, 200, 2)  # without the void one's 300
     assert (second.verdicts, second.failed) == ("1 of 1 passed", ())
     assert verdicts([row(word="SKIPPED")]) == "nothing was asked"
 
