@@ -69,6 +69,11 @@ class Scheduler:
         self._last[role] = chosen.ordinal
         return self._fleet.lease(chosen.endpoint, facts.tokens, facts.tokens if computes else 0)
 
+    def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
+        """Raises NoEngine when `lease` would; takes nothing."""
+        if not self._fleet.candidates(role, facts.model, exclude, now):
+            raise _no_engine(role)
+
     def leg(self, lease: Lease, now: float, *, is_heard: bool) -> Leg:
         """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
         return self._fleet.leg(lease, now, is_heard=is_heard)
@@ -100,7 +105,7 @@ class Scheduler:
     ) -> tuple[Sequence[Candidate], Sequence[float], int]:
         candidates = self._fleet.candidates(role, facts.model, exclude, now, self._last[role])
         if not candidates:
-            raise NoEngine(f"No {role} engine is available for this request; try again later.")
+            raise _no_engine(role)
         scores = self._policies[role](candidates, facts, now, self._rng)
         return candidates, scores, _next_among_best(candidates, scores, self._last[role])
 
@@ -118,6 +123,10 @@ class Scheduler:
         """Whether a usable engine has not told what it serves (its /v1/models needs a key)."""
         pool = self._fleet.pool(Role.DECODE)
         return any(m.models is None and m.health.is_usable for m in pool)
+
+
+def _no_engine(role: Role) -> NoEngine:
+    return NoEngine(f"No {role} engine is available for this request; try again later.")
 
 
 def _next_among_best(candidates: Sequence[Candidate], scores: Sequence[float], last: int) -> int:

@@ -30,7 +30,7 @@ from router.core.plans.steps import Outcome
 from router.core.redact import redact
 from router.core.retry import ATTEMPTS
 from router.core.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role, Way
+from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
 from router.net.legs import Collector, Relay
@@ -205,6 +205,13 @@ class Exchange:
                     return self._lease(step)
                 except RouterError as error:
                     return error
+            case steps.Check():
+                try:
+                    self._network.scheduler.check(
+                        step.role, self._known, step.exclude, time.monotonic()
+                    )
+                except RouterError as error:
+                    return error
             case steps.Release():
                 self._leases.pop(step.endpoint).release()
             case steps.Send():
@@ -223,8 +230,7 @@ class Exchange:
         told: tuple[str, ...] = ()
         if network.sample and network.rng.random() < network.sample:
             told = network.scheduler.explained(role, facts, now)
-        computes = role is Role.PREFILL or record.way is Way.DIRECT
-        lease = network.scheduler.lease(role, facts, step.exclude, now, computes=computes)
+        lease = network.scheduler.lease(role, facts, step.exclude, now, computes=step.computes)
         endpoint = lease.endpoint
         self._leases[endpoint] = lease
         if told:

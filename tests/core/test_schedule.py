@@ -52,6 +52,18 @@ def chosen(
 # Which engine.
 
 
+def test_a_check_finds_out_whether_a_lease_would_find_an_engine_and_takes_none() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet)
+    scheduler.check(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+    assert fleet.ledger.total() == 0
+    assert chosen(scheduler, 2) == [D0, D1]
+    with pytest.raises(NoEngine, match="decode"):
+        scheduler.check(Role.DECODE, FACTS, frozenset({D0, D1}), 0.0)
+    with pytest.raises(NoEngine, match="prefill"):
+        scheduler.check(Role.PREFILL, FACTS, NOBODY, 0.0)
+
+
 def test_round_robin_visits_all_in_order() -> None:
     assert chosen(scheduler_of(fleet_of(D0, D1, D2)), 7) == [D0, D1, D2, D0, D1, D2, D0]
 
