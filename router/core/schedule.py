@@ -78,9 +78,9 @@ class Scheduler:
         """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
         return self._fleet.leg(lease, now, is_heard=is_heard)
 
-    def has_other(self, role: Role, facts: Facts, than: Endpoint, now: float) -> bool:
+    def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
         """Whether the request could go to another endpoint that is not set aside."""
-        others = self._fleet.candidates(role, facts.model, frozenset({than}), now)
+        others = self._fleet.candidates(role, facts.model, than, now)
         return any(not self._fleet.member(c.endpoint).is_shut for c in others)
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:

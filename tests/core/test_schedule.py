@@ -247,11 +247,11 @@ def test_a_choice_is_explained_best_first_and_takes_nothing() -> None:
 def test_a_request_could_go_where_nobody_is_set_aside() -> None:
     fleet = fleet_of(D0, D1)
     scheduler = scheduler_of(fleet)
-    assert scheduler.has_other(Role.DECODE, FACTS, D0, 0.0)
+    assert scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
     for _ in range(5):
         fleet.observe(LegFailed(D1, FailureKind.TIMEOUT), 0.0)
-    assert not scheduler.has_other(Role.DECODE, FACTS, D0, 0.0)
-    assert not scheduler_of(fleet_of(D0)).has_other(Role.DECODE, FACTS, D0, 0.0)
+    assert not scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+    assert not scheduler_of(fleet_of(D0)).has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
 
 
 @pytest.mark.parametrize(("computes", "pending"), [(True, FACTS.tokens), (False, 0)])

@@ -123,7 +123,7 @@ class Replica:
                 request = attempt.request
                 facts = self._facts_of(request.prompt)
                 if len(request.tried) + 1 < ATTEMPTS and self.scheduler.has_other(
-                    Role.DECODE, facts, member.endpoint, now
+                    Role.DECODE, facts, request.tried | {member.endpoint}, now
                 ):
                     self.engines[place].abort(attempt)
                     self.ended(attempt, now, FailureKind.STALLED)
