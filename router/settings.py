@@ -19,6 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from router.core import probing
 from router.settings_values import (
     Bind,
     Certificates,
@@ -127,9 +128,10 @@ class Settings(BaseSettings):
         "0: at once.",
     )
     speed_probe_interval: SecondsOrZero = Field(
-        1.0,
+        probing.SPEED_PROBE_SECONDS,
         description="Seconds between the router's own generations of 8 tokens on an engine that "
-        "is slow or stalled and so gets no users' requests; 0: none.",
+        "gets no users' requests, because it has stalled or, under shortest_expected_delay, is "
+        "slow; 0: none.",
     )
 
     disagg_connector_type: Literal["nixl", "lmcache"] = Field(
@@ -169,12 +171,12 @@ class Settings(BaseSettings):
     )
 
     engine_stats_interval: Seconds = Field(
-        1.0,
+        probing.SCRAPE_SECONDS,
         description="Seconds between scrapes of each engine's /metrics. Own requests are counted "
         "exactly; scrapes only add what others put there.",
     )
     health_check_interval: Seconds = Field(
-        5.0,
+        probing.HEALTH_SECONDS,
         description="Seconds between probes of each engine's /health; an engine that is not up is "
         "probed every second.",
     )

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from router.core import exposition
+from router.core import exposition, probing
 from router.core.events import Event, Probed, Scraped
 from router.core.fleet import Fleet
 from router.core.health import Sight
@@ -27,11 +27,6 @@ from router.net.tasks import TaskSet
 __all__ = ["Prober"]
 
 log = logging.getLogger(__name__)
-
-DOUBT_SECONDS = 1.0
-"""Between probes of an engine that is not up, or whose last probe failed: its users wait."""
-
-JITTER = 0.1
 
 MAX_ANSWER_BYTES = 16 << 20
 """vLLM's /metrics has 50 kB; an engine that sends more than this is not read to its end."""
@@ -93,10 +88,7 @@ class Prober:
             self._observe(await self._probe(member.endpoint))
             if member.health.state is not before:
                 log.info("%s %s is %s", *_names(member.endpoint), member.health.state)
-            seconds = self._health_seconds
-            if not member.health.is_usable or member.health.streak:
-                seconds = min(seconds, DOUBT_SECONDS)
-            await self._sleep(seconds)
+            await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
 
     async def _scrape_for_ever(self, member: Member) -> None:
         while True:
@@ -142,7 +134,7 @@ class Prober:
             return None, b""
 
     async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
+        await asyncio.sleep(seconds * self._rng.uniform(1 - probing.JITTER, 1 + probing.JITTER))
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

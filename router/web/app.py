@@ -26,7 +26,8 @@ from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
-from router.core.policies import POLICIES
+from router.core.policies import POLICIES, Policy
+from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.schedule import Scheduler
 from router.core.urls import origin
 from router.core.values import Decision, Endpoint, Facts, Role, Way
@@ -48,9 +49,6 @@ from router.web.front import Front, Limits
 from router.web.operations import Lifecycle, create_operations
 
 __all__ = ["Router", "Worker", "create_app", "endpoints_of", "scheduler_of"]
-
-STALE_SCRAPES = 3
-"""Scrapes that may be missed before an engine's gauges count as absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +117,7 @@ class Router:
             self.fleet,
             self.pools,
             seconds=settings.speed_probe_interval,
+            speed_roles=roles_that_use_speed(policies_of(settings)),
             engine_api_key=settings.engine_api_key,
             rng=Random(),
             count=self.metrics.probed,
@@ -253,14 +252,18 @@ def fleet_of(settings: Settings, mate: Mate | None = None) -> Fleet:
     return Fleet(endpoints_of(settings), ledger, Rules(), stale_after, care, pace_of)
 
 
-def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:
-    """The scheduler that the settings name, for a fleet."""
+def policies_of(settings: Settings) -> dict[Role, Policy]:
+    """The policy of each role."""
     common = settings.load_balancing_strategy
-    policies = {
+    return {
         Role.PREFILL: POLICIES[settings.prefill_load_balancing_strategy or common],
         Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
     }
-    return Scheduler(fleet, policies, settings.routing_threshold, Random())
+
+
+def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:
+    """The scheduler that the settings name, for a fleet."""
+    return Scheduler(fleet, policies_of(settings), settings.routing_threshold, Random())
 
 
 def _receivers(settings: Settings) -> dict[Endpoint, Receiver]:
