@@ -33,11 +33,14 @@ from router.core.retry import ATTEMPTS, may_replay
 from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Role
 
-__all__ = ["Action", "RequestRun"]
+__all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
 Action = Call | Stream | AwaitKV | Send
 """What is to be done next, and how it is answered: a `Call` or a `Stream` by `settle`, an `AwaitKV`
 by `answer` with whether the KV cache is ready, a `Send` by `answer` with None."""
+
+ENGINE_REQUESTS = (Stream, Call)
+WAITS = (AwaitKV, Send)
 
 NONE_TRIED: frozenset[Endpoint] = frozenset()
 
@@ -123,36 +126,32 @@ class RequestRun:
         try:
             while True:
                 step = plan.throw(given) if isinstance(given, RouterError) else plan.send(given)
-                if isinstance(step, Stream | Call):
+                if isinstance(step, ENGINE_REQUESTS):
                     self.step = step
                     self.asked_at = now
                     return step
-                if isinstance(step, AwaitKV | Send):
+                if isinstance(step, WAITS):
                     return step
-                given = self._do(step, now)
+                try:
+                    given = self._do(step, now)
+                except RouterError as error:
+                    given = error  # it is raised inside the plan
         except StopIteration:
             return None
 
     def _do(
         self, step: steps.Check | steps.Lease | steps.Release | FellBack, now: float
-    ) -> Endpoint | RouterError | None:
-        """A step that needs no I/O; an error is raised inside the plan."""
-        match step:
-            case steps.Lease():
-                try:
-                    return self._lease(step, now)
-                except RouterError as error:
-                    return error
-            case steps.Check():
-                try:
-                    self._scheduler.check(step.role, self._known, step.exclude, now)
-                except RouterError as error:
-                    return error
-            case steps.Release():
-                self._leases.pop(step.endpoint).release()
-            case FellBack():
-                self.record.fallbacks.append(step)
-                self._observe(step)
+    ) -> Endpoint | None:
+        """A step that needs no I/O. Raises NoEngine."""
+        if isinstance(step, steps.Lease):
+            return self._lease(step, now)
+        if isinstance(step, steps.Release):
+            self._leases.pop(step.endpoint).release()
+        elif isinstance(step, steps.Check):
+            self._scheduler.check(step.role, self._known, step.exclude, now)
+        else:
+            self.record.fallbacks.append(step)
+            self._observe(step)
         return None
 
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:

@@ -19,7 +19,7 @@ from router.core.events import Event, RequestEnded
 from router.core.plans import steps
 from router.core.plans.steps import Outcome
 from router.core.redact import redact
-from router.core.request_run import Action, RequestRun
+from router.core.request_run import ENGINE_REQUESTS, Action, RequestRun
 from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Facts, Failure, Reply
 from router.net.client import ClientReply
@@ -147,7 +147,7 @@ class Exchange:
         """Do what the run asks for, up to what takes time or to its end."""
         try:
             while action is not None:
-                if isinstance(action, steps.Stream | steps.Call):
+                if isinstance(action, ENGINE_REQUESTS):
                     self._ask()
                     return
                 if isinstance(action, steps.Send):
