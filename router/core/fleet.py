@@ -222,11 +222,13 @@ class Fleet:
             self._see(member, Sight.FAILED, now)
         if event.kind is FailureKind.STALLED:  # our own judgement, which has its own way back
             return
-        # All streams of an engine that crashes break at once: that is one failure.
-        if event.kind is not FailureKind.BROKEN or now - member.broke_at > TICK_SECONDS:
-            self._carers[event.endpoint.role].answered(member, now, is_good=False)
         if event.kind is FailureKind.BROKEN:
+            # All streams of an engine that crashes break at once: that is one failure. The time of
+            # one that did not count says nothing: under load they break all the time.
+            if now - member.broke_at <= TICK_SECONDS:
+                return
             member.broke_at = now
+        self._carers[event.endpoint.role].answered(member, now, is_good=False)
 
     def _see(self, member: Member, sight: Sight, now: float) -> None:
         before = member.health.state

@@ -382,6 +382,27 @@ def test_requests_that_wait_twice_in_a_row_tell_the_slots() -> None:
     assert scraped(fleet, 0, 5) == 1
 
 
+def break_stream(fleet: Fleet, now: float) -> None:
+    """An answer of D0 breaks off."""
+    fleet.observe(LegFailed(D0, FailureKind.BROKEN), now)
+
+
+def test_an_engine_that_breaks_every_stream_is_ejected_under_load() -> None:
+    """Failures that are too close to count must not keep later ones from counting."""
+    fleet = fleet_up(D0, D1)
+    for number in range(20):
+        break_stream(fleet, number * 0.1)
+    assert fleet.member(D0).aside is Aside.EJECTED
+
+
+def test_streams_that_break_together_are_one_failure() -> None:
+    fleet = fleet_up(D0, D1)
+    for _ in range(100):
+        break_stream(fleet, 7.0)
+    assert fleet.member(D0).outlier.streak == 1
+    assert fleet.member(D0).aside is None
+
+
 def test_legs_are_timed_and_ticks_turn_them_into_speed() -> None:
     fleet = fleet_up(D0, D1)
     with fleet.lease(D0, 100, 100) as lease:
