@@ -4,8 +4,8 @@ It learns through `observe` only. Time is an argument; nothing here does I/O.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from random import Random
 from typing import Any
 
 from router.core import health
@@ -63,7 +63,6 @@ class Fleet:
             for role in Role
         }
         self._known: frozenset[str] | None = None
-        self._ordinals = {role: [m.ordinal for m in pool] for role, pool in self._pools.items()}
         self._carers = {
             role: Carer(role, pool, care or Care()) for role, pool in self._pools.items()
         }
@@ -102,19 +101,19 @@ class Fleet:
         model: str | None,
         exclude: frozenset[Endpoint],
         now: float,
-        last: int = -1,
+        rng: Random | None = None,
     ) -> list[Candidate]:
         """The endpoints of a role that may take a request for `model` now.
 
-        Of a large pool only some, the one behind the ordinal `last` among them. Who is set aside
-        is among them only when nobody else is, or when too many are (panic).
+        With `rng`, of a large pool only some, drawn at random. Who is set aside is among them only
+        when nobody else is, or when too many are (panic).
         """
         pool = self._pools[role]
         spare = not self._carers[role].is_panic
-        if len(pool) > WINDOW:
+        if rng is not None and len(pool) > WINDOW:
             # Every n-th: neighbours in the list share a rack, and may be slow together.
             step = -(-len(pool) // WINDOW)
-            some = pool[bisect_right(self._ordinals[role], last) % len(pool) % step :: step]
+            some = pool[int(rng.random() * step) :: step]
             if found := self._eligible(some, model, exclude, now, spare_shut=spare):
                 return found
         found = self._eligible(pool, model, exclude, now, spare_shut=spare)

@@ -156,6 +156,8 @@ class Candidate:
     """Requests that it serves side by side, as far as that has been seen."""
     prompt_cost: float = 0.0
     """What a prompt token that it still has to compute weighs, in requests."""
+    chosen_at: int = 0
+    """The number of the choice that fell on it last; 0: none yet."""
 
     @property
     def in_flight(self) -> int:

@@ -1,6 +1,8 @@
 """The fleet: what it learns from events, and who may take a request."""
 
 import math
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -281,21 +283,18 @@ def test_what_says_nothing_of_an_engine_is_ignored(event: Event) -> None:
 MANY = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(100)]
 
 
-def test_of_a_large_pool_every_nth_is_looked_at() -> None:
-    fleet = fleet_up(P0, *MANY)
-    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0)]
-    assert seen == [*range(1, 101, 4)]
-    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, 90)]
-    assert seen == [*range(3, 101, 4)]
-    assert 91 in seen
-
-
-@given(st.integers(WINDOW + 1, 100), st.integers(-1, 200))
-def test_the_one_behind_the_last_choice_is_among_them(engines: int, last: int) -> None:
-    fleet = fleet_up(*MANY[:engines])
-    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, last)]
+@given(st.integers(WINDOW + 1, 100), st.randoms(use_true_random=False))
+def test_of_a_large_pool_every_nth_is_looked_at(engines: int, rng: Random) -> None:
+    fleet = fleet_up(P0, *MANY[:engines])
+    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, rng)]
     assert WINDOW / 2 <= len(seen) <= WINDOW
-    assert (last + 1 if last + 1 < engines else 0) in seen
+    assert len({after - before for before, after in pairwise(seen)}) == 1
+
+
+def test_every_engine_of_a_large_pool_is_looked_at_soon() -> None:
+    fleet, rng = fleet_up(*MANY), Random(1)
+    draws = [fleet.candidates(Role.DECODE, None, NOBODY, 0.0, rng) for _ in range(40)]
+    assert {it.ordinal for seen in draws for it in seen} == set(range(100))
 
 
 def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
