@@ -3,12 +3,12 @@
 It learns through `observe` only. Time is an argument; nothing here does I/O.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
 from typing import Any
 
 from router.core import health
+from router.core.capacity import Capacity
 from router.core.care import Care, Carer
 from router.core.events import (
     Ejected,
@@ -48,13 +48,16 @@ class Fleet:
         stale_after: float,
         care: Care | None = None,
         pace_of: Callable[[Endpoint], Pace] = lambda _: Pace(),
+        max_num_seqs: Callable[[Endpoint], int | None] = lambda _: None,
     ) -> None:
         self.ledger = ledger
         self._rules = rules
         self._stale_after = stale_after
         self._members = {
             endpoint: Member(
-                Candidate(endpoint, ordinal, ledger.load(endpoint)), pace=pace_of(endpoint)
+                Candidate(endpoint, ordinal, ledger.load(endpoint)),
+                pace=pace_of(endpoint),
+                capacity=Capacity(max_num_seqs(endpoint)),
             )
             for ordinal, endpoint in enumerate(endpoints)
         }
@@ -244,23 +247,21 @@ class Fleet:
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
         member.gauges, member.gauges_at = event.gauges, now
-        view = member.view
-        running = event.gauges.running if event.gauges else None
-        if running is None or event.gauges is None:
+        view, gauges = member.view, event.gauges
+        has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
+        member.queue.scraped(gauges, has_transfers=has_transfers)
+        running = gauges.running if gauges else None
+        if running is None or gauges is None:
             view.others = None
             return
-        waiting = event.gauges.waiting or 0
+        member.capacity.ran(running, now)
+        waiting = gauges.waiting or 0
         # Gauges lag behind answers by a step: what of ours has just ended is not somebody else's.
         others = max(0, running + waiting - max(event.own, member.own_lately))
         # Half of the way: routers that all follow the same old gauges would swing together.
         before = view.others
         view.others = others if before is None else _half_way(before, others)
-        # It is full when requests wait, twice in a row: one that has just come waits for a step.
-        if waiting and member.was_waiting:
-            view.slots = max(1, running)
-        elif running > view.slots:
-            view.slots = math.inf
-        member.was_waiting = waiting > 0
+        member.calibrate(gauges, others)
 
 
 def is_absence(failure: LegFailed) -> bool:

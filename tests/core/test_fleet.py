@@ -365,20 +365,41 @@ def test_a_failed_prefill_says_nothing_of_the_decode_engine_at_that_address() ->
 # Slots and speed.
 
 
-def scraped(fleet: Fleet, running: int, waiting: int) -> float:
-    """The slots after a scrape."""
-    fleet.observe(Scraped(D0, Gauges(running=running, waiting=waiting), 0), 0.0)
+def scraped(fleet: Fleet, now: float, running: int, waiting: int) -> float:
+    """The slots after a scrape and a tick."""
+    own = fleet.ledger.in_flight(D0)
+    fleet.observe(Scraped(D0, Gauges(running=running, waiting=waiting), own), now)
+    fleet.tick(now)
     return fleet.member(D0).view.slots
 
 
-def test_requests_that_wait_twice_in_a_row_tell_the_slots() -> None:
+def test_a_queue_of_others_in_the_gauges_tells_the_slots() -> None:
     fleet = fleet_up(D0)
-    assert scraped(fleet, 64, 5) == math.inf
-    assert scraped(fleet, 64, 5) == 64
-    assert scraped(fleet, 60, 0) == 64
-    assert scraped(fleet, 65, 0) == math.inf
-    assert scraped(fleet, 0, 5) == math.inf
-    assert scraped(fleet, 0, 5) == 1
+    assert scraped(fleet, 0.0, 64, 5) == math.inf
+    assert scraped(fleet, 1.0, 64, 5) == 64
+    assert scraped(fleet, 2.0, 60, 0) == 64
+
+
+def test_gauges_tell_no_slots_where_requests_wait_for_kv_caches() -> None:
+    fleet = fleet_up(D0, P0)
+    assert scraped(fleet, 0.0, 64, 5) == math.inf
+    assert scraped(fleet, 1.0, 64, 5) == math.inf
+
+
+def test_what_this_router_sees_for_itself_needs_no_gauges() -> None:
+    """Its own streams tell better: at the start of a wave a gauge shows a queue where none is."""
+    fleet = fleet_up(D0)
+    for number in range(9):
+        fleet.leg(fleet.lease(D0, 1), number / 10, is_heard=True).first(1.0)
+    for now in (1.0, 2.0, 3.0):
+        assert scraped(fleet, now, 4, 5) == math.inf
+
+
+def test_the_engines_limit_can_be_stated() -> None:
+    fleet = Fleet([D0, D1], Ledger(), Rules(), 3.0, max_num_seqs={D0: 48}.get)
+    fleet.tick(0.0)
+    assert fleet.member(D0).view.slots == 48
+    assert fleet.member(D1).view.slots == math.inf
 
 
 def break_stream(fleet: Fleet, now: float) -> None:
