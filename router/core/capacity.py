@@ -18,10 +18,19 @@ __all__ = ["Capacity", "QueueGauge", "waits_for_slot"]
 
 RECENT_SECONDS = 10
 """The limit never falls below the most that ran in this time. Longer than the pause between two
-waves of answers that end in the same step; short enough to follow a KV cache that fills up."""
+waves of answers that end in the same step."""
+
+SURE_SECONDS = 2
+"""After so long a queue the most that ran in this time is the limit: a KV cache has filled up."""
 
 HOLD_SECONDS = 5.0
 """From the last sign of a queue until the limit is tried again."""
+
+RAISE_SECONDS = 1.0
+"""Between two raises; in this time it shows whether the last one made first tokens late."""
+
+LATE = 1.5
+"""Times the mean time to first token before any raise: above that, the last raise was too much."""
 
 FORGET_SECONDS = 60.0
 """From the last sign of a queue until the limit is unknown again."""
@@ -42,15 +51,35 @@ STEADY = 0.1
 class Capacity:
     """One engine's limit. `stated` is what the operator says; it is then used as it is."""
 
-    __slots__ = ("_grown_at", "_growth", "_limit", "_queued_at", "_recent", "_stated")
+    __slots__ = (
+        "_growth",
+        "_limit",
+        "_queued_at",
+        "_queueing_since",
+        "_raised_at",
+        "_recent",
+        "_stated",
+        "_usual_first",
+        "_waits",
+    )
 
     def __init__(self, stated: int | None = None) -> None:
         self._stated = stated
-        self._limit = math.inf
-        self._queued_at = self._grown_at = -math.inf
-        self._growth = 0
         self._recent: deque[tuple[int, int]] = deque()
         """(second, the most that ran in it), the last RECENT_SECONDS of them."""
+        self.forget()
+
+    def forget(self) -> None:
+        """It may be another engine by now, or the same one at another speed."""
+        self._limit = math.inf
+        self._queued_at = self._raised_at = -math.inf
+        self._queueing_since: float | None = None
+        self._growth = 0
+        self._usual_first: float | None = None
+        """Seconds to a first token at a limit that was not raised, a moving average."""
+        self._waits: list[float] = []
+        """The same, tick by tick, since the last raise."""
+        self._recent.clear()
 
     @property
     def slots(self) -> float:
@@ -69,29 +98,57 @@ class Capacity:
         if running > self._limit:
             self._limit = running
 
-    def tick(self, in_flight: int, now: float, *, is_queueing: bool) -> None:
-        """Judge again; `in_flight` requests are there, `is_queueing` says that some wait."""
+    def tick(
+        self, in_flight: int, first_token_seconds: float | None, now: float, *, is_queueing: bool
+    ) -> None:
+        """Judge again. `in_flight` requests are there, `is_queueing` says that some wait for a
+        slot, `first_token_seconds` is the mean time to first token since the last tick."""
         if is_queueing:
-            self._limit = max(1, *(running for _, running in self._recent), 1)
-            self._queued_at = self._grown_at = now
-            self._growth = 0
-        elif now - self._queued_at >= FORGET_SECONDS:
+            since = self._queueing_since = self._queueing_since or now
+            is_sure = now - since >= SURE_SECONDS
+            self._take(SURE_SECONDS if is_sure else RECENT_SECONDS, now)
+            return
+        self._queueing_since = None
+        if now - self._queued_at >= FORGET_SECONDS:
             self._limit = math.inf
-        elif (
-            now - self._queued_at >= HOLD_SECONDS
-            and in_flight >= self._limit
-            and now - self._grown_at >= 1.0
-        ):
-            # 1, 2, 3 ... more each second: one too many waits for a moment, and a limit that was
-            # taken in bad times (a full KV cache, long prompts) is left behind within seconds.
+        if self._limit == math.inf:
+            return
+        self._note_first(first_token_seconds)
+        if now - max(self._queued_at + HOLD_SECONDS, self._raised_at) >= RAISE_SECONDS:
+            self._try(in_flight, now)
+
+    def _take(self, seconds: int, now: float) -> None:
+        """The limit is what ran in the last `seconds`."""
+        ran = (running for second, running in self._recent if second > int(now) - seconds)
+        self._limit = max(1, *ran, 1)
+        self._queued_at = self._raised_at = now
+        self._growth = 0
+
+    def _note_first(self, seconds: float | None) -> None:
+        if seconds is None:
+            return
+        if self._growth:
+            self._waits.append(seconds)
+        elif self._usual_first is None:
+            self._usual_first = seconds
+        else:
+            self._usual_first += (seconds - self._usual_first) / 4
+
+    def _try(self, in_flight: int, now: float) -> None:
+        """Take a raise back that made first tokens late, or raise a limit that binds.
+
+        By 1, 2, 3 ... more each second: a limit that was taken in bad times (a full KV cache, long
+        prompts) is left behind within seconds, and at the true limit a few requests wait, for some
+        hundredths of a second.
+        """
+        usual, waits = self._usual_first, self._waits
+        if usual is not None and waits and sum(waits) / len(waits) > LATE * usual:
+            self._take(RECENT_SECONDS, now)
+        elif in_flight >= self._limit:
             self._growth += 1
             self._limit += self._growth
-            self._grown_at = now
-
-    def forget(self) -> None:
-        """It may be another engine by now, or the same one at another speed."""
-        self._limit = math.inf
-        self._recent.clear()
+            self._raised_at = now
+        self._waits = []
 
 
 def waits_for_slot(pace: Pace, now: float) -> bool:

@@ -126,7 +126,7 @@ class Carer:
         # Gauges that are not stale, and only for requests whose first tokens are not seen here.
         counts_gauges = view.others is not None and in_flight > pace.all_open
         is_queueing = waits_for_slot(pace, now) or (counts_gauges and member.queue.is_queueing)
-        capacity.tick(in_flight, now, is_queueing=is_queueing)
+        capacity.tick(in_flight, pace.first_token_seconds, now, is_queueing=is_queueing)
         view.slots = capacity.slots
 
     def _note_interval(self, now: float) -> None:

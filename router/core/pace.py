@@ -49,7 +49,7 @@ CALIBRATION_MEMORY = 4096
 BEST_PREFILL_DRIFT = 1.0025
 """A tick lets the best prefill speed fade by so much: by half in 70 s."""
 
-WHOLE_TOKENS = 64
+WHOLE_TOKENS = 32
 """An answer that is no stream tells of the gap between tokens when it has so many: its prompt and
 the way there hardly count then. It must not have waited for a KV cache from elsewhere."""
 
@@ -76,6 +76,7 @@ class Shown(NamedTuple):
     """Events of streams behind their first tokens."""
     whole_tokens: float = 0.0
     begun: float = 0.0
+    first_seconds: float = 0.0
     unheard: float = 0.0
     stream_seconds: float = 0.0
     prompt_work: float = 0.0
@@ -138,6 +139,7 @@ class Pace:
         "_buckets",
         "_calibrated_by_usage",
         "_counted",
+        "_first_seconds",
         "_known_events",
         "_known_tokens",
         "_measured_at",
@@ -194,6 +196,7 @@ class Pace:
         """Seconds to a first token per prompt token ahead of it, its own included."""
         self.best_per_prompt_token: float | None = None
         """The same when nothing queued, as far as that was seen."""
+        self._first_seconds = 0.0
         self._whole_tokens = 0
         self._waiting: dict[Leg, None] = {}
         """Legs without a first token, in the order in which they were asked."""
@@ -226,6 +229,11 @@ class Pace:
     def all_streams(self) -> int:
         """`streams`, with those of the other processes."""
         return self.streams + int(self._others.streams)
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """The mean time to first token of the streams begun since the last tick."""
+        return self._first_seconds / self.begun if self.begun else None
 
     @property
     def oldest_waiting(self) -> tuple[float, float] | None:
@@ -262,6 +270,7 @@ class Pace:
         """A stream goes on behind its first token."""
         self._pass(now)
         self.begun += 1
+        self._first_seconds += max(0.0, now - leg.started)
         self.streams += leg.sequences
 
     def end(self, leg: "Leg", now: float, *, was_stream: bool) -> None:
@@ -307,6 +316,7 @@ class Pace:
                 tokens=self.tokens,
                 whole_tokens=self._whole_tokens,
                 begun=self.begun,
+                first_seconds=self._first_seconds,
                 unheard=self.unheard,
                 stream_seconds=self._stream_seconds,
                 prompt_work=self._prompt_work,
@@ -328,6 +338,7 @@ class Pace:
         self.tokens += int(others.tokens)
         self._whole_tokens += int(others.whole_tokens)
         self.begun += int(others.begun)
+        self._first_seconds += others.first_seconds
         self.unheard += int(others.unheard)
         self._stream_seconds += others.stream_seconds
         self._prompt_work += int(others.prompt_work)
@@ -353,7 +364,7 @@ class Pace:
         )
         self._counted = self.counted
         self.tokens = self._whole_tokens = self.begun = self.unheard = 0
-        self._stream_seconds = 0.0
+        self._stream_seconds = self._first_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
         if has_spoken:

@@ -12,6 +12,7 @@ from router.core.capacity import (
     QUEUE_SECONDS,
     QUEUE_STEPS,
     RECENT_SECONDS,
+    SURE_SECONDS,
     Capacity,
     QueueGauge,
     waits_for_slot,
@@ -21,14 +22,21 @@ from router.core.values import Gauges
 
 
 def run(
-    capacity: Capacity, seconds: float, running: int, in_flight: int, at: float, *, queues: bool
+    capacity: Capacity,
+    seconds: float,
+    running: int,
+    in_flight: int,
+    at: float,
+    *,
+    queues: bool,
+    first: float | None = 0.06,
 ) -> float:
     """Ticks with the same figures; the time then."""
     now = at
     for _ in range(round(seconds / TICK_SECONDS)):
         now += TICK_SECONDS
         capacity.ran(running, now)
-        capacity.tick(in_flight, now, is_queueing=queues)
+        capacity.tick(in_flight, first, now, is_queueing=queues)
     return now
 
 
@@ -67,6 +75,21 @@ def test_a_limit_that_binds_is_tried_again_and_soon_left_behind() -> None:
     assert capacity.slots >= 64
 
 
+def test_at_the_true_limit_a_raise_that_makes_first_tokens_late_is_taken_back() -> None:
+    """64 run and a second is an answer: each one too many adds 1/64 s to all first tokens."""
+    capacity = Capacity()
+    now = run(capacity, 1.0, 64, 80, 0.0, queues=True)
+    highest = 0.0
+    for _ in range(4 * 60):
+        late = max(0.0, capacity.slots - 64) / 64
+        now = run(
+            capacity, TICK_SECONDS, 64, int(capacity.slots), now, queues=False, first=0.06 + late
+        )
+        highest = max(highest, capacity.slots)
+    assert 64 < highest <= 70
+    assert 64 <= capacity.slots <= 70
+
+
 def test_a_limit_that_does_not_bind_is_kept_and_then_forgotten() -> None:
     capacity = Capacity()
     now = run(capacity, 1.0, 64, 80, 0.0, queues=True)
@@ -78,8 +101,10 @@ def test_a_limit_that_does_not_bind_is_kept_and_then_forgotten() -> None:
 
 def test_a_limit_follows_a_cache_that_holds_fewer_sequences_than_before() -> None:
     capacity = Capacity()
-    now = run(capacity, 1.0, 64, 80, 0.0, queues=True)
-    run(capacity, RECENT_SECONDS + 1, 40, 80, now, queues=True)
+    now = run(capacity, 10.0, 64, 64, 0.0, queues=False)
+    now = run(capacity, SURE_SECONDS, 40, 80, now, queues=True)
+    assert capacity.slots == 64
+    run(capacity, 1.0, 40, 80, now, queues=True)
     assert capacity.slots == 40
 
 
@@ -108,9 +133,9 @@ def test_the_limit_is_never_below_what_ran_lately(ticks: list[tuple[int, int, bo
     for running, waiting, queues in ticks:
         now += TICK_SECONDS
         capacity.ran(running, now)
-        capacity.tick(running + waiting, now, is_queueing=queues)
+        capacity.tick(running + waiting, 0.06, now, is_queueing=queues)
         seen.append((now, running))
-        lately = [count for when, count in seen if when > now - RECENT_SECONDS + 1]
+        lately = [count for when, count in seen if when > now - SURE_SECONDS + 1]
         assert capacity.slots >= max(1, *lately, 1)
 
 

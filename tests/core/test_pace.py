@@ -113,9 +113,9 @@ def test_an_answer_that_is_no_stream_counts_when_it_is_long_and_computed_there(
 ) -> None:
     pace = Pace()
     leg = Leg(pace, None, work, 0.0, is_heard=False)
-    leg.whole(6.4, tokens)
-    leg.end(6.4)
-    pace.tick(6.5)
+    leg.whole(3.2, tokens)
+    leg.end(3.2)
+    pace.tick(3.25)
     assert (pace.per_token == pytest.approx(0.1)) if is_measured else pace.per_token is None
     assert pace.open == 0
 
