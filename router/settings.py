@@ -21,9 +21,11 @@ from pydantic_settings import (
 
 from router.core import probing
 from router.settings_values import (
+    ALL,
     Bind,
     Certificates,
     Key,
+    LimitByEngine,
     Ports,
     Receiver,
     Registry,
@@ -99,6 +101,12 @@ class Settings(BaseSettings):
         None, description="The strategy for decode engines, if it differs."
     )
 
+    engine_max_num_seqs: LimitByEngine = Field(
+        {},
+        description="Sequences that a decode engine runs side by side, vLLM's --max-num-seqs: a "
+        "number for all, or JSON (or @FILE) from decode URL (or *) to number. By default it is "
+        "learned while requests queue; an engine's KV cache may hold fewer.",
+    )
     stall_timeout: SecondsOrZero = Field(
         2.0,
         description="Seconds without a token, on an engine with open streams, that set it aside "
@@ -281,6 +289,8 @@ class Settings(BaseSettings):
             raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
         if both := set(self.prefill) & set(self.decode):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
+        if strange := set(self.engine_max_num_seqs) - {ALL} - set(self.decode):
+            raise ValueError(f"--engine-max-num-seqs: {min(strange)} is no decode engine")
         if self.disagg_connector_type == "lmcache":
             self._check_receivers()
         else:
@@ -322,6 +332,11 @@ class Settings(BaseSettings):
         for name in (*names, "lmcache_notify_bind"):
             if getattr(self, name):
                 raise ValueError(f"{flag(name)}: needs --disagg-connector-type lmcache")
+
+    def max_num_seqs(self, url: str) -> int | None:
+        """What the operator says that a decode engine runs side by side; None: learn it."""
+        stated = self.engine_max_num_seqs
+        return stated.get(url, stated.get(ALL))
 
     @property
     def receivers(self) -> dict[str, Receiver]:

@@ -241,15 +241,15 @@ def fleet_of(settings: Settings, mate: Mate | None = None) -> Fleet:
         max_aside=settings.max_aside_percent / 100,
         slow_start_seconds=settings.slow_start,
     )
-    if mate is None:
-        return Fleet(endpoints_of(settings), Ledger(), Rules(), stale_after, care)
-    column = mate.column
 
     def pace_of(endpoint: Endpoint) -> Pace:
-        return Pace(column.pace(endpoint))
+        return Pace(None if mate is None else mate.column.pace(endpoint))
 
-    ledger = Ledger(column.load)
-    return Fleet(endpoints_of(settings), ledger, Rules(), stale_after, care, pace_of)
+    def max_num_seqs(endpoint: Endpoint) -> int | None:
+        return settings.max_num_seqs(endpoint.url) if endpoint.role is Role.DECODE else None
+
+    ledger = Ledger() if mate is None else Ledger(mate.column.load)
+    return Fleet(endpoints_of(settings), ledger, Rules(), stale_after, care, pace_of, max_num_seqs)
 
 
 def policies_of(settings: Settings) -> dict[Role, Policy]:

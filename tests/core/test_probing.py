@@ -6,6 +6,7 @@ import pytest
 from router.core import outlier
 from router.core.health import Health, State
 from router.core.member import Member
+from router.core.pace import Leg
 from router.core.policies import POLICIES
 from router.core.probing import (
     DOUBT_SECONDS,
@@ -72,7 +73,7 @@ def test_an_engine_somewhat_slower_is_probed_while_it_has_nothing() -> None:
     slower = member()
     slower.view.ratio = 1.5
     assert needs_speed_probe(slower, BOTH)
-    slower.pace.ask(0.0)
+    Leg(slower.pace, None, 0, 0.0, is_heard=True)
     assert not needs_speed_probe(slower, BOTH)
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,7 +17,7 @@ from router.core.ledger import Ledger
 from router.core.policies import POLICIES, Policy
 from router.core.schedule import Scheduler
 from router.core.values import Candidate, Decision, Endpoint, Facts, FailureKind, Role, Way
-from tests.core.cast import D0, D1, D2, P0, P1, request
+from tests.core.cast import D0, D1, D2, D3, P0, P1, request
 
 NOBODY: frozenset[Endpoint] = frozenset()
 FACTS = request(prompt="x" * 40)
@@ -79,7 +80,19 @@ def test_an_excluded_engine_is_passed_over_and_the_turn_goes_on() -> None:
     scheduler = scheduler_of(fleet_of(D0, D1, D2))
     assert chosen(scheduler, 1) == [D0]
     assert chosen(scheduler, 1, frozenset({D1})) == [D2]
-    assert chosen(scheduler, 1) == [D0]
+    assert chosen(scheduler, 3) == [D1, D0, D2]
+
+
+def test_requests_for_two_models_that_alternate_reach_all_engines_of_both() -> None:
+    fleet = fleet_of(D0, D1, D2, D3)
+    for endpoint, model in ((D0, "a"), (D1, "a"), (D2, "b"), (D3, "b")):
+        fleet.observe(Probed(endpoint, Sight.OK, ({"id": model},)), 0.0)
+    scheduler = scheduler_of(fleet)
+    turns = [
+        scheduler.lease(Role.DECODE, replace(FACTS, model=model), NOBODY, 0.0).endpoint
+        for model in "ab" * 4
+    ]
+    assert turns == [D0, D2, D1, D3] * 2
 
 
 def test_the_least_loaded_engine_is_chosen_and_equals_take_turns() -> None:
