@@ -1,5 +1,6 @@
 """What the shell saw of engines and requests, on its way to the fleet and the metrics."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,8 @@ class LegFailed:
 
     endpoint: Endpoint
     kind: FailureKind
+    asked_at: float = math.inf
+    """When the leg was asked for, on the clock of the fleet."""
 
 
 @dataclass(frozen=True, slots=True)

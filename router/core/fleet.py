@@ -23,7 +23,7 @@ from router.core.events import (
 from router.core.health import Rules, Sight, State
 from router.core.ledger import Lease, Ledger
 from router.core.member import Member
-from router.core.pace import TICK_SECONDS, Leg, Pace
+from router.core.pace import Leg, Pace
 from router.core.values import Candidate, Endpoint, FailureKind, Role
 
 __all__ = ["Fleet", "is_absence"]
@@ -225,11 +225,12 @@ class Fleet:
         if event.kind is FailureKind.STALLED:  # our own judgement, which has its own way back
             return
         if event.kind is FailureKind.BROKEN:
-            # All streams of an engine that crashes break at once: that is one failure. The time of
-            # one that did not count says nothing: under load they break all the time.
-            if now - member.broke_at <= TICK_SECONDS:
+            # All streams of an engine that crashes break together: that is one failure. Those that
+            # were asked for afterwards and break as well are failures of their own.
+            if event.asked_at <= member.broke_at:
                 return
-            member.broke_at = now
+            if not member.outlier.streak:
+                member.broke_at = now
         self._carers[event.endpoint.role].answered(member, now, is_good=False)
 
     def _see(self, member: Member, sight: Sight, now: float) -> None:

@@ -43,7 +43,7 @@ class Member:
     pace: Pace = field(default_factory=Pace)
     slow_since: float | None = None
     broke_at: float = -math.inf
-    """When an answer of it last broke off."""
+    """When an answer of it broke off, the first of its failures in a row."""
     returned_at: float = -math.inf
     """When it last came back, for slow start."""
     cards: tuple[dict[str, Any], ...] | None = None

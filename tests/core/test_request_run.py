@@ -115,7 +115,7 @@ def test_a_prompt_whose_prefill_failed_counts_on_the_decode_engine() -> None:
     shell.start(nixl(FACTS))
     assert shell.fails(REFUSED) == D0
     assert (shell.pending(P0), shell.pending(D0)) == (0, FACTS.tokens)
-    assert shell.events[0] == LegFailed(P0, FailureKind.REFUSED)
+    assert shell.events[0] == LegFailed(P0, FailureKind.REFUSED, 0.0)
 
 
 def test_a_decode_pool_that_empties_during_the_prefill_is_a_503() -> None:
@@ -229,7 +229,7 @@ def test_a_stream_that_has_begun_keeps_nothing_of_its_prompt_and_breaks_for_good
     assert shell.run.step.body == b""
     broken = Failure(FailureKind.BROKEN, "broken off")
     assert shell.run.settle(None, broken, 200, 1.0) is None
-    assert shell.events == [LegFailed(D0, FailureKind.BROKEN)]
+    assert shell.events == [LegFailed(D0, FailureKind.BROKEN, 0.0)]
     shell.run.close()
     assert shell.held == set()
 
