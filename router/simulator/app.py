@@ -45,7 +45,9 @@ class App:
         try:
             request = await exchange.read()
             self._engine.records.add(request)
-            exchange.faults = self._engine.faults.take(request.path, lambda: leg_of(request.body))
+            exchange.faults = self._engine.faults.take(
+                request.path, lambda: leg_of(request.body), request.raw
+            )
             await _go_wrong(exchange)
             await self._answer(exchange, request)
         except ApiError as error:

@@ -16,8 +16,8 @@ class FaultError(ValueError):
 class Faults:
     """What is wrong with an engine. The defaults are a sound one.
 
-    The first group befalls single requests: those under `paths` that take part in `only`, at the
-    `rate` given, the `next` so many of them.
+    The first group befalls single requests: those under `paths` that take part in `only`,
+    `containing` a text, at the `rate` given, the `next` so many of them.
     """
 
     status: int | None = None
@@ -40,6 +40,8 @@ class Faults:
     only: str | None = None
     """Only the "prefill" leg (do_remote_decode, disagg_spec), the "decode" leg (do_remote_prefill)
     or "plain" requests."""
+    containing: str | None = None
+    """Only requests with this text in their body: a model's name, or a poisoned prompt."""
     next: int | None = None
     """How many requests more; None for all."""
     rate: float = 1.0
@@ -118,15 +120,17 @@ class FaultPlan:
     def put(self, faults: Faults) -> None:
         self.now = self.given = faults
 
-    def take(self, path: str, leg: Callable[[], str]) -> Faults:
+    def take(self, path: str, leg: Callable[[], str], raw: bytes = b"") -> Faults:
         """What goes wrong with this request; uses up one of `next`.
 
-        `leg` is asked only if it matters: it has to read the body.
+        `leg` is asked only if it matters: it has to read the body, which is `raw`.
         """
         faults = self.now
         if not faults.is_per_request or path.startswith("/sim/"):
             return NO_FAULTS
         if not path.startswith(faults.paths) or faults.only not in (None, leg()):
+            return NO_FAULTS
+        if faults.containing is not None and faults.containing.encode() not in raw:
             return NO_FAULTS
         return faults if self._is_due() else NO_FAULTS
 

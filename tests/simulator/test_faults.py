@@ -38,6 +38,12 @@ def test_a_fault_befalls_its_leg_only():
     assert taken(faults, leg="prefill")
 
 
+def test_a_fault_befalls_the_bodies_with_its_text_only():
+    faults = plan(status=500, containing="poison")
+    assert faults.take(PATH, lambda: "plain", b'{"prompt": "poison"}') is not NO_FAULTS
+    assert faults.take(PATH, lambda: "plain", b'{"prompt": "water"}') is NO_FAULTS
+
+
 def test_the_body_is_not_looked_at_without_need():
     def never() -> str:
         raise AssertionError
