@@ -11,6 +11,7 @@ from router.core import outlier, speed, stall
 from router.core.capacity import waits_for_slot
 from router.core.health import State
 from router.core.member import Member
+from router.core.pace import Pace
 from router.core.values import Role
 
 __all__ = ["Care", "Carer"]
@@ -56,8 +57,11 @@ class Carer:
         """An answer of the engine, or its failure to give one."""
         rules = self._care.outliers
         member.outlier = outlier.after(member.outlier, is_good=is_good)
-        if rules.consecutive and member.outlier.streak >= rules.consecutive:
-            self._eject(member, now)
+        streak = member.outlier.streak
+        if rules.consecutive and streak >= rules.consecutive:
+            others = (other.outlier for other in self._members if other is not member)
+            if not outlier.is_chance(streak, others):
+                self._eject(member, now)
 
     def heard_of(self, member: Member, since: float, until: float) -> None:
         """Another process of this host ejected the engine."""
@@ -73,6 +77,7 @@ class Carer:
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now
+            member.view.ramp = self._ramp(member, now)
 
     def tick(self, now: float) -> None:
         """Judge anew; call it every pace.TICK_SECONDS."""
@@ -80,7 +85,7 @@ class Carer:
             self._count(member, now)
         self._note_interval(now)
         is_prefill = self._role is Role.PREFILL
-        gaps = [m.pace.per_prompt_token if is_prefill else m.pace.per_token for m in self._members]
+        gaps = [_seconds(member.pace, is_prefill=is_prefill) for member in self._members]
         self.usual = speed.usual(gap for gap in gaps if gap is not None)
         cost = self._prompt_cost()
         noise = 0.0 if is_prefill else speed.NOISE_SECONDS
@@ -207,3 +212,14 @@ class Carer:
         since = now - member.returned_at
         whole = self._care.slow_start_seconds
         return 1.0 if since >= whole else max(SMALLEST_RAMP, since / whole)
+
+
+def _seconds(pace: Pace, *, is_prefill: bool) -> float | None:
+    """Per token (prefill: per prompt token); None until it has been measured well once.
+
+    The first few tokens after a start say little: one late turn of the event loop makes an engine
+    look several times too slow.
+    """
+    if not pace.has_settled:
+        return None
+    return pace.per_prompt_token if is_prefill else pace.per_token

@@ -1,20 +1,34 @@
-"""Does an engine answer with errors? Outlier ejection as Envoy defines it.
+"""Does an engine answer with errors, more than the others do? Outlier ejection after Envoy.
 
-Consecutive failures, or a success rate far below the pool's, eject an engine for the base time
+Consecutive failures, or a failure rate well above the pool's, eject an engine for the base time
 times the ejections so far; each clean interval forgets one of them. Source: Envoy's "Outlier
-detection" (consecutive_5xx, success_rate_minimum_hosts, success_rate_request_volume,
-success_rate_stdev_factor, base_ejection_time, max_ejection_time).
+detection" (consecutive_5xx, success_rate_request_volume, base_ejection_time, max_ejection_time).
+
+Two rules differ, because requests that fail everywhere (a model that is broken on all engines, a
+poisoned prompt) must eject nobody. Failures in a row count only when the others' failure rate does
+not explain them. And an engine's rate is held against that of all others together, by a two-
+proportion z-test, not against the standard deviation of the engines' rates: where all others have
+no failure at all, a single one is any number of deviations away.
 """
 
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-__all__ = ["FINE", "Outlier", "Rules", "after", "failing", "tick"]
+__all__ = ["FINE", "Outlier", "Rules", "after", "failing", "is_chance", "tick"]
 
-MINIMUM_HOSTS = 5
-MINIMUM_REQUESTS = 100
-STDEV_FACTOR = 1.9
+MINIMUM_REQUESTS = 20
+"""Of an engine, and of the others together, in an interval: fewer tell nothing."""
+
+MINIMUM_DIFFERENCE = 0.1
+"""Of two failure rates: below it an engine is worth keeping."""
+
+Z = 3.0
+"""Standard errors between an engine and the others: chance exceeds it once in 700 intervals."""
+
+CHANCE = 1e-9
+"""Failures in a row that are at least so likely at the others' failure rate are no fault of the
+engine's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +51,9 @@ class Outlier:
     good: int = 0
     total: int = 0
     """Answers in this interval."""
+    good_before: int = 0
+    total_before: int = 0
+    """The same in the last one."""
     ejections: int = 0
     since: float | None = None
     until: float | None = None
@@ -52,6 +69,8 @@ def after(outlier: Outlier, *, is_good: bool) -> Outlier:
         0 if is_good else outlier.streak + 1,
         outlier.good + is_good,
         outlier.total + 1,
+        outlier.good_before,
+        outlier.total_before,
         outlier.ejections,
         outlier.since,
         outlier.until,
@@ -75,14 +94,45 @@ def tick(outlier: Outlier, now: float) -> Outlier:
 def interval(outlier: Outlier) -> Outlier:
     """A new interval; a clean one forgets an ejection."""
     is_clean = outlier.until is None and outlier.good == outlier.total
-    return replace(outlier, good=0, total=0, ejections=max(0, outlier.ejections - is_clean))
+    return Outlier(
+        streak=outlier.streak,
+        good_before=outlier.good,
+        total_before=outlier.total,
+        ejections=max(0, outlier.ejections - is_clean),
+        since=outlier.since,
+        until=outlier.until,
+    )
+
+
+def is_chance(streak: int, others: Iterable[Outlier]) -> bool:
+    """Whether so many failures in a row are likely at the others' rate of this interval and the
+    last one."""
+    good = total = 0
+    for other in others:
+        good += other.good + other.good_before
+        total += other.total + other.total_before
+    return total > 0 and (1 - good / total) ** streak >= CHANCE
 
 
 def failing(outliers: Sequence[Outlier]) -> list[int]:
-    """The places of those whose success rate is far below the others' in this interval."""
-    busy = [place for place, one in enumerate(outliers) if one.total >= MINIMUM_REQUESTS]
-    if len(busy) < MINIMUM_HOSTS:
-        return []
-    rates = [outliers[place].good / outliers[place].total for place in busy]
-    limit = statistics.mean(rates) - STDEV_FACTOR * statistics.pstdev(rates)
-    return [place for place, rate in zip(busy, rates, strict=True) if rate < limit]
+    """The places of those that failed more often than the others in this interval; none when that
+    is more than half of them: then it is not the engines."""
+    all_failed = sum(one.total - one.good for one in outliers)
+    all_total = sum(one.total for one in outliers)
+    found = [
+        place
+        for place, one in enumerate(outliers)
+        if _is_worse(one.total - one.good, one.total, all_failed, all_total)
+    ]
+    busy = sum(one.total > 0 for one in outliers)
+    return found if 2 * len(found) <= busy else []
+
+
+def _is_worse(failed: int, total: int, all_failed: int, all_total: int) -> bool:
+    others = all_total - total
+    if min(total, others) < MINIMUM_REQUESTS:
+        return False
+    difference = failed / total - (all_failed - failed) / others
+    pooled = all_failed / all_total
+    error = math.sqrt(pooled * (1 - pooled) * (1 / total + 1 / others))
+    return difference >= MINIMUM_DIFFERENCE and difference > Z * error

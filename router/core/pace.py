@@ -155,6 +155,7 @@ class Pace:
         "asked_at",
         "begun",
         "best_per_prompt_token",
+        "has_settled",
         "heard_at",
         "is_settled",
         "is_stalled",
@@ -180,8 +181,9 @@ class Pace:
         """Sequences of this process that have had their first token and not their last."""
         self.open = 0
         """Sequences of this process that should give a token soon: streams and prefills."""
-        self.is_settled = False
-        """Whether the speed was measured over enough tokens and time to be believed."""
+        self.is_settled = self.has_settled = False
+        """Whether the speed was measured over enough tokens and time, now, or ever since it
+        joined."""
         self.is_stalled = False
         """Whether it is thought to have stopped, as the fleet judged last."""
         self.heard_at = 0.0
@@ -363,16 +365,20 @@ class Pace:
             _Bucket(tokens, self._stream_seconds, self._prompt_work, self._prompt_seconds)
         )
         self._counted = self.counted
+        has_whole = self._whole_tokens > 0
         self.tokens = self._whole_tokens = self.begun = self.unheard = 0
         self._stream_seconds = self._first_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
+        # A whole answer is measured well by itself.
+        self.has_settled = self.has_settled or self.is_settled or has_whole
         if has_spoken:
             self.spoken_gap = self.per_token or 0.0
 
     def forget(self) -> None:
         """It may be another engine by now: one that has restarted is cold."""
         self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
+        self.has_settled = False
         self.tokens_per_event = 1.0
         self._known_tokens = self._known_events = 0.0
         self._calibrated_by_usage = False

@@ -1,6 +1,7 @@
 """The carer of a pool, in virtual time: who is slow, silent or failing, and who comes back."""
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -331,3 +332,31 @@ def test_what_a_usual_prompt_would_take() -> None:
     leg.whole(1.0)
     pool.run(TICK_SECONDS)
     assert pool.carer.expected_seconds(pool.members[0]) == pytest.approx(0.064)
+
+
+def test_errors_that_all_engines_give_eject_none() -> None:
+    pool = Pool(*[0.02] * 8)
+    rng = Random(3)
+    for _ in range(400):
+        pool.now += 0.05
+        for member in pool.members:
+            pool.carer.answered(member, pool.now, is_good=rng.random() < 0.5)
+        pool.carer.tick(pool.now)
+    assert pool.asides == [None] * 8
+
+
+def test_an_engine_that_joins_begins_with_its_small_share_at_once() -> None:
+    pool = Pool(0.02, 0.02)
+    pool.members[1].view.load.add(5, 0, 0)
+    pool.carer.joined(pool.members[0], 100.0)
+    assert pool.members[0].view.ramp == SMALLEST_RAMP
+
+
+def test_the_first_gaps_after_a_start_make_nobody_slow() -> None:
+    """A late turn of the router's own loop stretches them."""
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams(1)
+    pool.run(2 * TICK_SECONDS)
+    assert pool.members[0].view.ratio == 1.0
+    pool.run(2.0)
+    assert pool.members[0].view.ratio == pytest.approx(8, rel=0.2)

@@ -1,17 +1,15 @@
 """Outlier ejection: consecutive failures, success rates, and growing times out."""
 
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import outlier
-from router.core.outlier import FINE, MINIMUM_HOSTS, MINIMUM_REQUESTS, Outlier, Rules
+from router.core.outlier import FINE, MINIMUM_REQUESTS, Outlier, Rules
 
 RULES = Rules()
-
-
-def rate(good: int, total: int = MINIMUM_REQUESTS) -> Outlier:
-    """So many good answers in this interval."""
-    return Outlier(good=good, total=total)
 
 
 @given(st.lists(st.booleans()))
@@ -49,16 +47,78 @@ def test_clean_intervals_forget_ejections_and_bad_ones_do_not() -> None:
     assert outlier.interval(state).total == 0
 
 
-def test_a_success_rate_far_below_the_others_is_found() -> None:
-    assert outlier.failing([rate(100)] * 7 + [rate(50)]) == [7]
-    assert outlier.failing([rate(98), rate(99), rate(100), rate(97), rate(100)]) == []
+def failures(failed: int, total: int = 100) -> Outlier:
+    """So many failures in this interval."""
+    return Outlier(good=total - failed, total=total)
 
 
-def test_too_few_engines_or_answers_tell_nothing() -> None:
-    assert outlier.failing([rate(100)] * (MINIMUM_HOSTS - 2) + [rate(0)]) == []
-    assert outlier.failing([rate(100)] * 7 + [rate(0, MINIMUM_REQUESTS - 1)]) == []
+# Failures in a row.
 
 
-@given(st.lists(st.integers(0, 100), min_size=MINIMUM_HOSTS, max_size=20))
-def test_never_more_than_half_of_a_pool_is_far_below_it(goods: list[int]) -> None:
-    assert len(outlier.failing([rate(good) for good in goods])) * 2 <= len(goods)
+def test_failures_in_a_row_are_no_chance_where_the_others_answer() -> None:
+    assert not outlier.is_chance(5, [failures(0)] * 7)
+    assert not outlier.is_chance(5, [failures(1)] * 7)
+
+
+def test_failures_in_a_row_are_chance_where_the_others_fail_as_well() -> None:
+    """One of two models fails everywhere: five in a row come soon, on each engine."""
+    assert outlier.is_chance(5, [failures(50)] * 7)
+    assert outlier.is_chance(20, [failures(50)] * 7)
+    assert not outlier.is_chance(40, [failures(50)] * 7)
+    assert outlier.is_chance(10_000, [failures(100)] * 7)
+
+
+def test_with_nothing_known_of_others_failures_in_a_row_tell() -> None:
+    assert not outlier.is_chance(5, [])
+    assert not outlier.is_chance(5, [FINE] * 7)
+
+
+def test_a_new_interval_still_knows_the_last_one() -> None:
+    others = [outlier.interval(failures(50))] * 7
+    assert outlier.is_chance(5, others)
+    assert not outlier.is_chance(5, [outlier.interval(other) for other in others])
+
+
+# Failure rates.
+
+
+def test_an_engine_that_fails_well_above_the_others_is_found() -> None:
+    assert outlier.failing([failures(0)] * 7 + [failures(20)]) == [7]
+    assert outlier.failing([failures(0), failures(20)]) == [1]
+    assert outlier.failing([failures(10)] * 7 + [failures(40)]) == [7]
+    assert outlier.failing([failures(0, 20)] * 7 + [failures(6, 20)]) == [7]
+
+
+def test_a_few_errors_are_no_outlier_however_flawless_the_others_are() -> None:
+    assert outlier.failing([failures(0)] * 7 + [failures(1)]) == []
+    assert outlier.failing([failures(0)] * 7 + [failures(9)]) == []
+    assert outlier.failing([failures(0, 20)] * 7 + [failures(1, 20)]) == []
+
+
+def test_what_fails_everywhere_is_no_engines_doing() -> None:
+    assert outlier.failing([failures(48), failures(52), failures(50), failures(55)]) == []
+    assert outlier.failing([failures(100)] * 8) == []
+    assert outlier.failing([failures(0)] * 3 + [failures(60)] * 5) == []
+
+
+def test_too_few_answers_tell_nothing() -> None:
+    assert outlier.failing([]) == []
+    assert outlier.failing([failures(100)]) == []
+    few = MINIMUM_REQUESTS - 1
+    assert outlier.failing([failures(0)] * 7 + [failures(few, few)]) == []
+    assert outlier.failing([failures(0, 2)] * 7 + [failures(100)]) == []
+
+
+@given(st.lists(st.integers(0, 100), max_size=20))
+def test_never_more_than_half_of_a_pool_is_found(failed: list[int]) -> None:
+    assert len(outlier.failing([failures(each) for each in failed])) * 2 <= len(failed)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.5])
+def test_engines_that_are_equal_are_let_alone(share: float) -> None:
+    rng = Random(7)
+    found = 0
+    for _ in range(300):
+        pool = [failures(sum(rng.random() < share for _ in range(120)), 120) for _ in range(8)]
+        found += len(outlier.failing(pool))
+    assert found <= 300 * 8 / 200
