@@ -166,6 +166,11 @@ class Pace:
         self.open -= 1
         self.streams -= was_stream
 
+    def rejoin(self, now: float) -> None:
+        """A stream whose timing was paused counts again; the engine has said nothing by that."""
+        self._pass(now)
+        self.streams += 1
+
     def computed(self, tokens: int, seconds: float) -> None:
         """An answer that was no stream took this long to be computed."""
         self.tokens += tokens
@@ -248,7 +253,7 @@ class Pace:
 class Leg:
     """One attempt at an engine, timed for its pace: to the first token, and on to the end."""
 
-    __slots__ = ("_has_begun", "_is_open", "_lease", "_started", "_work", "pace")
+    __slots__ = ("_has_begun", "_is_open", "_is_paused", "_lease", "_started", "_work", "pace")
 
     def __init__(
         self, pace: Pace, lease: Lease | None, work: int, now: float, *, is_heard: bool
@@ -262,6 +267,7 @@ class Leg:
         self._work = work
         self._started = now
         self._has_begun = False
+        self._is_paused = False
         self._is_open = is_heard
         if is_heard:
             pace.ask(now)
@@ -270,7 +276,7 @@ class Leg:
         """The first token of a stream came."""
         self._answered(now)
         self._has_begun = self._is_open
-        if self._is_open:
+        if self._is_open and not self._is_paused:
             self.pace.begin(now)
 
     def whole(self, now: float, tokens: int = 0) -> None:
@@ -282,8 +288,8 @@ class Leg:
     def end(self, now: float) -> None:
         """It is over; doing it again changes nothing."""
         if self._is_open:
+            self.pause(now)
             self._is_open = False
-            self.pace.end(now, was_stream=self._has_begun)
 
     def _answered(self, now: float) -> None:
         if self._lease is not None:
@@ -292,3 +298,21 @@ class Leg:
             return
         self.pace.heard_at = now
         self.pace.prefilled(self._work, max(0.0, now - self._started))
+
+    # While the client does not read, the engine is not heard: neither its silence nor its speed
+    # shows. What was asked before its first token tells nothing of prompts any more either.
+
+    def pause(self, now: float) -> None:
+        """Count it no longer as open, nor as a stream; doing it again changes nothing."""
+        if self._is_open and not self._is_paused:
+            self._is_paused = True
+            self._work = 0
+            self.pace.end(now, was_stream=self._has_begun)
+
+    def resume(self, now: float) -> None:
+        """Count it as before; nothing if it is over or was not paused."""
+        if self._is_open and self._is_paused:
+            self._is_paused = False
+            self.pace.ask(now)
+            if self._has_begun:
+                self.pace.rejoin(now)

@@ -32,7 +32,26 @@ MAX_REPLY_BYTES = 256 << 20
 with logprobs for 100k tokens stays under a third of it."""
 
 
+CATCH_UP_SWEEPS = 2
+"""Sweeps over silent streams until one whose client did not read is timed again: at least one whole
+interval. What has piled up by then comes faster than any engine makes it."""
+
 JSON_HEADERS = ((b"content-type", b"application/json"),)
+
+
+class TokenCount(Protocol):
+    """Where the tokens of a stream are counted."""
+
+    tokens: int
+
+
+class Uncounted:
+    """Where they are counted while they tell nothing of the engine."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
 
 
 class Asker(Protocol):
@@ -167,7 +186,9 @@ class Relay:
         self._idle_seconds = idle_seconds
         self._first_byte_seconds = first_byte_seconds
         self._leg = leg
-        self._pace = leg.pace
+        self._counter: TokenCount = leg.pace
+        self._sweeps_to_wait = 0
+        """Until the leg is timed again; 0 while it is."""
         self._head = Reply(0)
         self._cutter = Cutter()
         self._parts: list[bytes] = []
@@ -243,7 +264,7 @@ class Relay:
             record = self._record
             record.chunks += 1
             record.bytes_out += size
-            self._pace.tokens += 1
+            self._counter.tokens += 1
             forward(chunk)
         return True
 
@@ -266,8 +287,31 @@ class Relay:
             if self.connection is not None:
                 self.connection.abort()
 
+    # The client's side.
+
+    def pause_reading(self) -> None:
+        """The client reads slower than its engine writes: that says nothing of the engine."""
+        self._sweeps_to_wait = CATCH_UP_SWEEPS
+        self._counter = Uncounted()
+        self._leg.pause(time.monotonic())
+        if self.connection is not None:
+            self.connection.pause_reading()
+
+    def resume_reading(self) -> None:
+        """The client reads again. It is timed when it has kept up for a while."""
+        if self.connection is not None:
+            self.connection.resume_reading()
+
+    def _catch_up(self) -> None:
+        self._sweeps_to_wait -= 1
+        if self._sweeps_to_wait == 0:
+            self._counter = self._leg.pace
+            self._leg.resume(time.monotonic())
+
     def check_silence(self, now: float) -> None:
         """Give up on an engine that has been silent for too long."""
+        if self._sweeps_to_wait and not self._reply.is_paused:
+            self._catch_up()
         chunks = self._record.chunks
         if self._reply.is_paused or chunks != self._chunks_before:
             # It is the client that everybody waits for, or the engine has spoken.
@@ -286,8 +330,9 @@ class Relay:
 
     def _leave_if_stalled(self) -> None:
         """A request that has had nothing but a head need not wait for an engine that stopped."""
-        is_new = self._record.first_byte is None
-        if is_new and self._pace.is_stalled and self._asker is not None and self._asker.may_move():
+        if self._record.first_byte is not None or not self._leg.pace.is_stalled:
+            return
+        if self._asker is not None and self._asker.may_move():
             text = f"The engine at {self._step.endpoint.url} has stalled."
             self.failure = Failure(FailureKind.STALLED, text)
             self._stop(self.failure)
@@ -368,8 +413,7 @@ class Relay:
 
     def _start(self, length: int | None) -> None:
         if self._reply.is_started:  # by an engine that stalled; this one goes on where it was
-            if self.connection is not None:
-                self._reply.bind(self.connection)
+            self._reply.bind(self)
             return
         passed = http.end_to_end(self._head.headers, http.RESPONSE_ONLY)
         block = http.block(passed + self._asker.headers()) if self._asker is not None else b""
@@ -377,8 +421,7 @@ class Relay:
             self._head.status, block, length, stream_of=self._kind if self._is_stream else None
         )
         self._record.status = self._head.status
-        if self.connection is not None:
-            self._reply.bind(self.connection)
+        self._reply.bind(self)
 
     def _flush(self) -> None:
         if self._asker is not None:
@@ -398,7 +441,7 @@ class Relay:
                     self._asker.begun()
         elif self._is_stream and not self._reply.is_corked:
             # What comes with the end is for the most part no token but usage and [DONE].
-            self._pace.tokens += data.count(b"\n\n")
+            self._counter.tokens += data.count(b"\n\n")
         record.chunks += 1
         record.bytes_out += len(data)
         self._reply.write(data)
