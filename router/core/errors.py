@@ -23,6 +23,7 @@ __all__ = [
     "NotFound",
     "RouterError",
     "ShuttingDown",
+    "Unhealthy",
     "UnsupportedBody",
 ]
 
@@ -135,6 +136,10 @@ class NoEngine(RouterError):
 
 class ShuttingDown(NoEngine):
     """The router is going away; another replica will answer."""
+
+
+class Unhealthy(NoEngine):
+    """A part of the router without which it cannot work keeps failing."""
 
 
 class EngineTimedOut(RouterError):

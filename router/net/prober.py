@@ -10,6 +10,7 @@ not asked in the same millisecond. Results leave as events; nothing is decided h
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -50,6 +51,7 @@ class Prober:
         timeout_seconds: float,
         sessions: Callable[[], tuple[aiohttp.ClientSession, aiohttp.ClientSession]],
         rng: Random,
+        tasks: TaskSet,
     ) -> None:
         self._fleet = fleet
         self._observe = observe
@@ -58,7 +60,7 @@ class Prober:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._make_sessions = sessions
         self._rng = rng
-        self._tasks = TaskSet()
+        self._tasks = tasks
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
         """One that connects anew for each probe, one that keeps its connections for scrapes."""
 
@@ -78,12 +80,12 @@ class Prober:
         """Ask for ever, and begin with every engine at once."""
         self._open()
         for member in self._fleet:
-            self._tasks.spawn(self._probe_for_ever(member), f"probe {member.endpoint.url}")
-            self._tasks.spawn(self._scrape_for_ever(member), f"scrape {member.endpoint.url}")
+            url = member.endpoint.url
+            self._tasks.spawn(partial(self._probe_for_ever, member), "health probe", url)
+            self._tasks.spawn(partial(self._scrape_for_ever, member), "metrics scrape", url)
 
     async def close(self) -> None:
-        """Stop."""
-        await self._tasks.close()
+        """Close the connections; the tasks must have ended."""
         for session in self._sessions or ():
             await session.close()
 

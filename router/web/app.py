@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -69,7 +70,8 @@ class Router:
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.settings = settings
-        self.lifecycle = Lifecycle()
+        self._tasks = TaskSet()
+        self.lifecycle = Lifecycle(self._tasks.failing)
         self._mate = None if worker is None else worker.mate
         self.fleet = fleet_of(settings, self._mate)
         self.pools = _pools(settings)
@@ -114,6 +116,7 @@ class Router:
             timeout_seconds=settings.health_check_timeout,
             sessions=lambda: (_session(settings, keep=False), _session(settings, keep=True)),
             rng=Random(),
+            tasks=self._tasks,
         )
         self._speed_prober = SpeedProber(
             self.fleet,
@@ -122,8 +125,8 @@ class Router:
             engine_api_key=settings.engine_api_key,
             rng=Random(),
             count=self.metrics.probed,
+            tasks=self._tasks,
         )
-        self._tasks = TaskSet()
         operations = create_operations(self.fleet, self.exposition, self.lifecycle, self._lifespan)
         self.app = Front(
             operations,
@@ -194,12 +197,12 @@ class Router:
         if mate is not None:
             mate.gossip.listen(self._hear)
             await self._prober.look()  # clients may be waiting already, in the socket
-            self._tasks.spawn(self._show_for_ever(), "connections shown")
+            self._tasks.spawn(self._show_for_ever, "connection counts")
         if is_leader:
             self._prober.start()
             self._speed_prober.start()
-        ticks = tick_for_ever(self.fleet, self._ejected, is_leader=is_leader)
-        self._tasks.spawn(ticks, "ticks of the fleet")
+        ticks = partial(tick_for_ever, self.fleet, self._ejected, is_leader=is_leader)
+        self._tasks.spawn(ticks, "fleet ticker")
         self._pulse.start()
         try:
             yield
@@ -208,7 +211,6 @@ class Router:
             if mate is not None:
                 mate.gossip.close()
             await self._tasks.close()
-            await self._speed_prober.close()
             await self._prober.close()
             self._silence.close()
             if self._kv_ready is not None:

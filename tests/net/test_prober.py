@@ -9,7 +9,6 @@ import pytest
 
 from router.core.events import Probed, Scraped
 from router.core.health import Sight, State
-from router.net.tasks import TaskSet
 from tests.net.asks import COMPLETIONS, completion
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.house import House, Running, eventually
@@ -185,26 +184,3 @@ async def test_changes_of_state_are_logged(house: House, caplog: pytest.LogCaptu
     assert caplog.messages[0] == f"decode {engine.url} is up"
     assert caplog.messages[1] == f"decode {engine.url} is draining"
     assert orjson.dumps(caplog.messages)
-
-
-# Tasks.
-
-
-async def test_a_background_task_that_fails_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    tasks = TaskSet()
-
-    async def fail() -> None:
-        raise ZeroDivisionError
-
-    async def sleep() -> None:
-        await asyncio.Event().wait()
-
-    tasks.spawn(fail(), "the failing one")
-    tasks.spawn(sleep(), "the sleeper")
-    await eventually(lambda: caplog.messages)
-    assert caplog.messages == ["background task the failing one failed"]
-    await tasks.close()
-    await tasks.close()
-    assert len(caplog.messages) == 1
