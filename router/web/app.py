@@ -152,10 +152,14 @@ class Router:
         if self._mate is not None:
             self._mate.gossip.tell(news)
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """The text that Prometheus scrapes, up to this moment."""
         self.journal.drain()
-        return self.metrics.exposition()
+        if not self.metrics.are_merged:
+            return self.metrics.exposition()
+        # Files of all workers are read and parsed: no stream should wait for that.
+        state = self.metrics.state()
+        return await asyncio.to_thread(self.metrics.counts) + state
 
     def _plan(self, facts: Facts, decision: Decision) -> Plan:
         if decision.way is Way.DIRECT:

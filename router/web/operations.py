@@ -1,6 +1,6 @@
 """Everything but inference: models, health, readiness, version, metrics, in FastAPI."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -41,7 +41,10 @@ class Lifecycle:
 
 
 def create_operations(
-    fleet: Fleet, exposition: Callable[[], bytes], lifecycle: Lifecycle, lifespan: Lifespan
+    fleet: Fleet,
+    exposition: Callable[[], Awaitable[bytes]],
+    lifecycle: Lifecycle,
+    lifespan: Lifespan,
 ) -> FastAPI:
     """The application behind the front door."""
     app = FastAPI(
@@ -59,13 +62,13 @@ def create_operations(
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(exposition(), media_type="text/plain; version=0.0.4")
+        return Response(await exposition(), media_type="text/plain; version=0.0.4")
 
     return app
 
 
-# Endpoints are coroutines although none awaits: FastAPI runs plain functions in threads, where
-# the fleet could change under them.
+# Endpoints are coroutines although few await: FastAPI runs plain functions in threads, where the
+# fleet could change under them.
 
 
 def _add_models(app: FastAPI, fleet: Fleet) -> None:
