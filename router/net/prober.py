@@ -8,6 +8,7 @@ not asked in the same millisecond. Results leave as events; nothing is decided h
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -57,6 +58,7 @@ class Prober:
         self._observe = observe
         self._health_seconds = health_seconds
         self._stats_seconds = stats_seconds
+        self._timeout_seconds = timeout_seconds
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._make_sessions = sessions
         self._rng = rng
@@ -65,19 +67,24 @@ class Prober:
         """One that connects anew for each probe, one that keeps its connections for scrapes."""
 
     async def look(self) -> None:
-        """Ask every engine once, all at the same time."""
+        """Ask every engine once, all at the same time, for the time of one probe at most."""
         self._open()
-        await asyncio.gather(*(self._see(member.endpoint) for member in self._fleet))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_seconds):
+                await asyncio.gather(*map(self._look_at, self._fleet))
 
-    async def _see(self, endpoint: Endpoint) -> None:
-        self._observe(await self._probe(endpoint))
+    async def _look_at(self, member: Member) -> None:
+        before = member.health.state
+        self._observe(await self._probe(member.endpoint))
+        if member.health.state is not before:
+            log.info("%s %s is %s", *_names(member.endpoint), member.health.state)
 
     def _open(self) -> None:
         if self._sessions is None:
             self._sessions = self._make_sessions()
 
     def start(self) -> None:
-        """Ask for ever, and begin with every engine at once."""
+        """Ask for ever, from one interval after `look` on."""
         self._open()
         for member in self._fleet:
             url = member.endpoint.url
@@ -91,14 +98,11 @@ class Prober:
 
     async def _probe_for_ever(self, member: Member) -> None:
         while True:
-            before = member.health.state
-            self._observe(await self._probe(member.endpoint))
-            if member.health.state is not before:
-                log.info("%s %s is %s", *_names(member.endpoint), member.health.state)
             seconds = self._health_seconds
             if not member.health.is_usable or member.health.streak:
                 seconds = min(seconds, DOUBT_SECONDS)
             await self._sleep(seconds)
+            await self._look_at(member)
 
     async def _scrape_for_ever(self, member: Member) -> None:
         while True:

@@ -200,8 +200,10 @@ class Router:
         is_leader = mate is None or mate.is_leader
         if mate is not None:
             mate.gossip.listen(self._hear)
-            await self._prober.look()  # clients may be waiting already, in the socket
             self._tasks.spawn(self._show_for_ever, "connection counts")
+        # Before clients are let in, and those that wait in a worker's socket: the first of them
+        # would be told that there is no engine.
+        await self._prober.look()
         if is_leader:
             self._prober.start()
             self._speed_prober.start()

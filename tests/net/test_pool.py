@@ -116,6 +116,10 @@ async def test_a_connection_closed_under_a_request_tells_it(house: House) -> Non
     pool = router.pool(engine)
     connection = await pool.connect()
     assert isinstance(connection, EngineConnection)
+    own = connection._transport.get_extra_info("sockname")
+    await eventually(
+        lambda: own in [each.transport.get_extra_info("peername") for each in engine.connections]
+    )
     engine.drop()
     await eventually(lambda: pool.open == 0)
 
