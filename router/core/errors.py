@@ -138,8 +138,11 @@ class ShuttingDown(NoEngine):
     """The router is going away; another replica will answer."""
 
 
-class Unhealthy(NoEngine):
+class Unhealthy(RouterError):
     """A part of the router without which it cannot work keeps failing."""
+
+    status = 503
+    type = "ServiceUnavailableError"
 
 
 class EngineTimedOut(RouterError):
