@@ -162,6 +162,9 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, metavar="DIR", help="a PNG per scenario goes there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures go there")
     parser.add_argument(
+        "--per-engine", action="store_true", help="one more table, with a row for each engine"
+    )
+    parser.add_argument(
         "--selection-cost", action="store_true", help="measure what a choice costs, and no more"
     )
 

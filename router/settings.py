@@ -19,10 +19,13 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from router.core import probing
 from router.settings_values import (
+    ALL,
     Bind,
     Certificates,
     Key,
+    LimitByEngine,
     Ports,
     Receiver,
     Registry,
@@ -98,6 +101,12 @@ class Settings(BaseSettings):
         None, description="The strategy for decode engines, if it differs."
     )
 
+    engine_max_num_seqs: LimitByEngine = Field(
+        {},
+        description="Sequences that a decode engine runs side by side, vLLM's --max-num-seqs: a "
+        "number for all, or JSON (or @FILE) from decode URL (or *) to number. By default it is "
+        "learned while requests queue; an engine's KV cache may hold fewer.",
+    )
     stall_timeout: SecondsOrZero = Field(
         2.0,
         description="Seconds without a token, on an engine with open streams, that set it aside "
@@ -127,9 +136,10 @@ class Settings(BaseSettings):
         "0: at once.",
     )
     speed_probe_interval: SecondsOrZero = Field(
-        1.0,
+        probing.SPEED_PROBE_SECONDS,
         description="Seconds between the router's own generations of 8 tokens on an engine that "
-        "is slow or stalled and so gets no users' requests; 0: none.",
+        "gets no users' requests, because it has stalled or, under shortest_expected_delay, is "
+        "slow; 0: none.",
     )
 
     disagg_connector_type: Literal["nixl", "lmcache"] = Field(
@@ -169,12 +179,12 @@ class Settings(BaseSettings):
     )
 
     engine_stats_interval: Seconds = Field(
-        1.0,
+        probing.SCRAPE_SECONDS,
         description="Seconds between scrapes of each engine's /metrics. Own requests are counted "
         "exactly; scrapes only add what others put there.",
     )
     health_check_interval: Seconds = Field(
-        5.0,
+        probing.HEALTH_SECONDS,
         description="Seconds between probes of each engine's /health; an engine that is not up is "
         "probed every second.",
     )
@@ -280,6 +290,8 @@ class Settings(BaseSettings):
             raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
         if both := set(self.prefill) & set(self.decode):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
+        if strange := set(self.engine_max_num_seqs) - {ALL} - set(self.decode):
+            raise ValueError(f"--engine-max-num-seqs: {min(strange)} is no decode engine")
         if self.disagg_connector_type == "lmcache":
             self._check_receivers()
         else:
@@ -321,6 +333,11 @@ class Settings(BaseSettings):
         for name in (*names, "lmcache_notify_bind"):
             if getattr(self, name):
                 raise ValueError(f"{flag(name)}: needs --disagg-connector-type lmcache")
+
+    def max_num_seqs(self, url: str) -> int | None:
+        """What the operator says that a decode engine runs side by side; None: learn it."""
+        stated = self.engine_max_num_seqs
+        return stated.get(url, stated.get(ALL))
 
     @property
     def receivers(self) -> dict[str, Receiver]:

@@ -18,9 +18,11 @@ from pydantic_settings import NoDecode
 from router.core.urls import normalise
 
 __all__ = [
+    "ALL",
     "Bind",
     "Certificates",
     "Key",
+    "LimitByEngine",
     "Port",
     "Ports",
     "Receiver",
@@ -213,6 +215,24 @@ class Receiver(BaseModel):
             raise ValueError(f"{init} init and {alloc} alloc ports: there is one of each per rank")
         return self
 
+
+ALL = "*"
+"""In a mapping from URLs: all that are not named."""
+
+
+def _by_engine(value: object) -> object:
+    """One number for all engines, or a mapping from URL to number."""
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    value = _json(_number(value))
+    if isinstance(value, dict):
+        return _once((url if url == ALL else _url(str(url)), each) for url, each in value.items())
+    return {ALL: value}
+
+
+LimitByEngine = Annotated[
+    dict[str, Annotated[Whole, Field(ge=1)]], NoDecode, BeforeValidator(_by_engine)
+]
 
 Registry = Annotated[
     dict[str, Receiver], NoDecode, BeforeValidator(_normalised), BeforeValidator(_json)

@@ -78,6 +78,7 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "load_balancing_strategy": ("least_loaded", "least_loaded", D0),
     "prefill_load_balancing_strategy": ("least_loaded", "least_loaded", D0),
     "decode_load_balancing_strategy": ("least_loaded", "least_loaded", D0),
+    "engine_max_num_seqs": ("64", {"*": 64}, D0),
     "stall_timeout": ("0", 0.0, D0),
     "outlier_consecutive_failures": ("0", 0, D0),
     "outlier_ejection_time": ("7", 7.0, D0),
@@ -302,6 +303,7 @@ WRONG = {
     "load_balancing_strategy": "random",
     "prefill_load_balancing_strategy": "random",
     "decode_load_balancing_strategy": "random",
+    "engine_max_num_seqs": "0",
     "stall_timeout": "-1",
     "outlier_consecutive_failures": "-1",
     "outlier_ejection_time": "0",
@@ -571,6 +573,30 @@ def test_a_registry_may_come_from_a_json_file_or_as_yaml(tmp_path, write):
     from_json = load({**LMCACHE, "decoder_registry": f"@{path}"})
     config = write(yaml.safe_dump({"decoder_registry": json.loads(registry())}))
     assert from_json.receivers == load(LMCACHE, config).receivers != {}
+
+
+def test_an_engines_limit_is_its_own_or_that_of_all():
+    engines = {"decode": "http://d0,http://d1"}
+    stated = json.dumps({"http://d1/": 8, "*": 64})
+    settings = load({**engines, "engine_max_num_seqs": stated})
+    assert (settings.max_num_seqs("http://d0"), settings.max_num_seqs("http://d1")) == (64, 8)
+    assert load(engines).max_num_seqs("http://d0") is None
+    only_one = load({**engines, "engine_max_num_seqs": '{"http://d1": 8}'})
+    assert only_one.max_num_seqs("http://d0") is None
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ('{"http://d7": 8}', "http://d7 is no decode engine"),
+        ('{"http://d0": 8, "http://d0/": 9}', "http://d0 is given twice"),
+        ('{"http://d0": 0}', "http://d0: "),
+        ("[8]", "*: "),
+    ],
+)
+def test_a_limit_of_no_engine_is_refused(stated, said):
+    line = refusal({**D0, "engine_max_num_seqs": stated})
+    assert line.startswith(f"--engine-max-num-seqs: {said}")
 
 
 def test_without_lmcache_there_are_no_receivers():

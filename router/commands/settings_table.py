@@ -16,7 +16,7 @@ BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
 
 def default_text(field: FieldInfo) -> str:
     """A setting's default as a user would write it; empty when there is none."""
-    if field.default in (None, ()):
+    if field.default in (None, (), {}):
         return ""
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 

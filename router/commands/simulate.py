@@ -13,10 +13,10 @@ from rich.table import Table
 
 from router.commands.console import make_console
 from router.commands.usage import UsageError
-from router.net.speed_prober import needs_probe
 from router.simulator.virtual import (
     POLICY_NAMES,
     SCENARIOS,
+    EngineResult,
     PlotsUnavailable,
     Result,
     Scenario,
@@ -31,6 +31,11 @@ __all__ = ["run"]
 
 COST_POLICY = "shortest_expected_delay"
 COST_ENGINES = (8, 100, 1000)
+
+ENGINE_COLUMNS = (
+    *("engine", "role", "served", "share", "in flight", "std/mean"),
+    *("queued in vain", "longest", "starved", "longest", "misdirected"),
+)
 
 COLUMNS = (
     *("requests/s", "steady", "tokens/s", "TTFT p50", "p99", "e2e p50", "p99"),
@@ -47,6 +52,8 @@ def run(options: Mapping[str, Any]) -> int:
     scenarios = [_scenario(name, options) for name in options["scenario"] or SCENARIOS]
     results = _simulate(console, scenarios, options["policy"] or POLICY_NAMES, options["seed"])
     console.print(_table(results, is_terminal=console.is_terminal))
+    if options["per_engine"]:
+        console.print(_engine_table(results, is_terminal=console.is_terminal))
     if options["json"] is not None:
         _write(options["json"], results)
     if options["plot"] is not None:
@@ -78,7 +85,7 @@ def _simulate(
         bar = progress.add_task("runs", total=len(runs))
         for one, policy in runs:
             progress.update(bar, description=f"{one.name}, {policy}")
-            results.append(simulate(one, policy, seed=seed, needs_probe=needs_probe))
+            results.append(simulate(one, policy, seed=seed))
             progress.advance(bar)
     return results
 
@@ -102,6 +109,41 @@ def _table(results: Sequence[Result], *, is_terminal: bool) -> Table:
         table.add_row(name, result.policy, *_cells(result))
         before = result.scenario
     return table
+
+
+def _engine_table(results: Sequence[Result], *, is_terminal: bool) -> Table:
+    """What each engine did in each run."""
+    table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False)
+    table.add_column("scenario", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    for column in ENGINE_COLUMNS:
+        table.add_column(column, justify="right")
+    for result in results:
+        for engine in result.engines:
+            table.add_row(result.scenario, result.policy, *_engine_cells(engine))
+        table.add_section()
+    return table
+
+
+def _engine_cells(engine: EngineResult) -> tuple[str, ...]:
+    return (
+        str(engine.place),
+        engine.role,
+        str(engine.served),
+        f"{100 * engine.share:.1f} %",
+        f"{engine.mean_in_flight:.1f}",
+        "-" if math.isnan(engine.oscillation) else f"{engine.oscillation:.2f}",
+        *(
+            f"{seconds:.2f} s"
+            for seconds in (
+                engine.queueing_seconds,
+                engine.longest_wait,
+                engine.starved_seconds,
+                engine.longest_starved,
+            )
+        ),
+        str(engine.misdirected),
+    )
 
 
 def _cells(result: Result) -> tuple[str, ...]:

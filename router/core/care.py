@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core import outlier, speed, stall
+from router.core.capacity import waits_for_slot
 from router.core.health import State
 from router.core.member import Member
-from router.core.pace import TICK_SECONDS
 from router.core.values import Role
 
 __all__ = ["Care", "Carer"]
@@ -68,6 +68,8 @@ class Carer:
     def joined(self, member: Member, now: float) -> None:
         """The engine came up: as a new one, and little by little, unless nothing is going on."""
         member.pace.forget()
+        member.capacity.forget()
+        member.habit = None
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now
@@ -82,9 +84,11 @@ class Carer:
         self.usual = speed.usual(gap for gap in gaps if gap is not None)
         cost = self._prompt_cost()
         noise = 0.0 if is_prefill else speed.NOISE_SECONDS
-        for member, gap in zip(self._members, gaps, strict=True):
+        ratios = [speed.ratio(gap, self.usual, noise) for gap in gaps]
+        is_mixed = self._is_mixed(ratios)
+        for member, ratio in zip(self._members, ratios, strict=True):
             self._judge_silence(member, max(member.pace.spoken_gap, self.usual or 0.0), now)
-            self._judge_speed(member, speed.ratio(gap, self.usual, noise), now)
+            self._judge_speed(member, ratio, now, is_mixed=is_mixed)
             self._return_ejected(member, now)
             member.view.prompt_cost = cost
             member.view.ramp = self._ramp(member, now)
@@ -109,20 +113,21 @@ class Carer:
         pace.gather(now)
         requests = member.view.load.requests
         member.own, member.own_lately = requests, max(member.own, requests)
-        self._see_slots(member)
-        self._tokens = FADE * self._tokens + pace.tokens
+        if self._role is Role.DECODE:
+            self._judge_capacity(member, now)
+        self._tokens = FADE * self._tokens + pace.tokens * pace.tokens_per_event
         self._streams = FADE * self._streams + pace.begun
         pace.tick(now)
 
-    def _see_slots(self, member: Member) -> None:
-        """It is full when streams that waited a tick ago still wait, and not for their prompts."""
-        pace, view = member.pace, member.view
-        still = member.waiting - pace.begun
-        member.waiting = pace.all_open - pace.all_streams
-        prompts = (pace.per_prompt_token or 0.0) * view.load.pending
-        if self._role is Role.DECODE and still > 0 and prompts < TICK_SECONDS and pace.all_streams:
-            running = member.gauges.running if member.gauges and view.others is not None else 0
-            view.slots = max(pace.all_streams, running or 0)
+    def _judge_capacity(self, member: Member, now: float) -> None:
+        pace, view, capacity = member.pace, member.view, member.capacity
+        capacity.ran(pace.all_streams, now)
+        in_flight = view.load.requests + (view.others or 0)
+        # Gauges that are not stale, and only for requests whose first tokens are not seen here.
+        counts_gauges = view.others is not None and in_flight > pace.all_open
+        is_queueing = waits_for_slot(pace, now) or (counts_gauges and member.queue.is_queueing)
+        capacity.tick(in_flight, pace.first_token_seconds, now, is_queueing=is_queueing)
+        view.slots = capacity.slots
 
     def _note_interval(self, now: float) -> None:
         if self._interval_ends is None:
@@ -157,15 +162,29 @@ class Carer:
             member.returned_at = now
         member.pace.is_stalled = member.stall.since is not None
 
-    def _judge_speed(self, member: Member, ratio: float, now: float) -> None:
+    def _is_mixed(self, ratios: Sequence[float]) -> bool:
+        """Whether the pool is made of engines of several speeds: a good part of it is slow and has
+        never been anything else. That is no fault of theirs (H100 and L40S, say)."""
+        for member, ratio in zip(self._members, ratios, strict=True):
+            if member.pace.is_settled:
+                member.habit = speed.habit(member.habit, ratio)
+        settled = [m for m in self._members if m.habit is not None]
+        born_slow = sum(m.habit.best >= speed.QUICK_AGAIN for m in settled if m.habit is not None)
+        return born_slow > max(1, speed.MIXED_SHARE * len(settled))
+
+    def _judge_speed(self, member: Member, ratio: float, now: float, *, is_mixed: bool) -> None:
         before = member.view.ratio
         if ratio <= 1.0 < before:  # from the share that it had, not from nothing
             member.returned_at = now - self._care.slow_start_seconds / before**3
         member.view.ratio = ratio
-        if member.slow_since is None and ratio >= speed.SLOW:
-            member.slow_since = now
-        elif ratio < speed.QUICK_AGAIN:
+        habit = member.habit
+        is_born_slow = habit is not None and habit.best >= speed.QUICK_AGAIN
+        if ratio < speed.QUICK_AGAIN or (is_mixed and is_born_slow):
+            if member.slow_since is not None:
+                member.capacity.forget()  # of the few that it was given meanwhile
             member.slow_since = None
+        elif member.slow_since is None and ratio >= speed.SLOW:
+            member.slow_since = now
         member.view.is_slow = member.slow_since is not None
 
     def _return_ejected(self, member: Member, now: float) -> None:

@@ -1,6 +1,6 @@
 """The few gauges that routing needs, out of an engine's /metrics text.
 
-A full parse of vLLM's 50 kB costs milliseconds; this looks for four names. A gauge has one series
+A full parse of vLLM's 50 kB costs milliseconds; this looks for a few names. A gauge has one series
 per data-parallel rank (label `engine`): counts are summed, KV usage takes the fullest rank.
 """
 
@@ -14,24 +14,34 @@ __all__ = ["read"]
 _NUMBER = rb"[ \t]+([0-9.eE+-]+)(?:[ \t]+-?[0-9]+)?[ \t]*\r?$"
 
 
-def _series(name: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb"^" + name + rb"(?:\{[^\n]*\})?" + _NUMBER, re.MULTILINE)
+def _series(name: bytes, labels: bytes = rb"(?:\{[^\n]*\})?") -> re.Pattern[bytes]:
+    return re.compile(rb"^" + name + labels + _NUMBER, re.MULTILINE)
 
 
 _RUNNING = _series(rb"vllm:num_requests_running")
 _WAITING = _series(rb"vllm:num_requests_waiting")
+_QUEUED = _series(rb"vllm:num_requests_waiting_by_reason", rb'\{[^\n]*reason="capacity"[^\n]*\}')
+_PREEMPTIONS = _series(rb"vllm:num_preemptions_total")
+_GENERATED = _series(rb"vllm:generation_tokens_total")
 # The second name is vLLM 0.11's; it was gone by 0.13.
 _KV_USAGE = _series(rb"vllm:(?:kv|gpu)_cache_usage_perc")
 
 
 def read(text: bytes) -> Gauges:
     """Read the gauges; one that is missing or unreadable is None."""
-    running, waiting = _numbers(_RUNNING, text), _numbers(_WAITING, text)
     return Gauges(
-        running=int(sum(running)) if running else None,
-        waiting=int(sum(waiting)) if waiting else None,
+        running=_sum(_RUNNING, text),
+        waiting=_sum(_WAITING, text),
         kv_usage=max(_numbers(_KV_USAGE, text), default=None),
+        queued=_sum(_QUEUED, text),
+        preemptions=_sum(_PREEMPTIONS, text),
+        generated=_sum(_GENERATED, text),
     )
+
+
+def _sum(series: re.Pattern[bytes], text: bytes) -> int | None:
+    found = _numbers(series, text)
+    return int(sum(found)) if found else None
 
 
 def _numbers(series: re.Pattern[bytes], text: bytes) -> list[float]:

@@ -3,12 +3,12 @@
 It learns through `observe` only. Time is an argument; nothing here does I/O.
 """
 
-import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from random import Random
 from typing import Any
 
 from router.core import health
+from router.core.capacity import Capacity
 from router.core.care import Care, Carer
 from router.core.events import (
     Ejected,
@@ -48,13 +48,16 @@ class Fleet:
         stale_after: float,
         care: Care | None = None,
         pace_of: Callable[[Endpoint], Pace] = lambda _: Pace(),
+        max_num_seqs: Callable[[Endpoint], int | None] = lambda _: None,
     ) -> None:
         self.ledger = ledger
         self._rules = rules
         self._stale_after = stale_after
         self._members = {
             endpoint: Member(
-                Candidate(endpoint, ordinal, ledger.load(endpoint)), pace=pace_of(endpoint)
+                Candidate(endpoint, ordinal, ledger.load(endpoint)),
+                pace=pace_of(endpoint),
+                capacity=Capacity(max_num_seqs(endpoint)),
             )
             for ordinal, endpoint in enumerate(endpoints)
         }
@@ -63,7 +66,6 @@ class Fleet:
             for role in Role
         }
         self._known: frozenset[str] | None = None
-        self._ordinals = {role: [m.ordinal for m in pool] for role, pool in self._pools.items()}
         self._carers = {
             role: Carer(role, pool, care or Care()) for role, pool in self._pools.items()
         }
@@ -102,19 +104,19 @@ class Fleet:
         model: str | None,
         exclude: frozenset[Endpoint],
         now: float,
-        last: int = -1,
+        rng: Random | None = None,
     ) -> list[Candidate]:
         """The endpoints of a role that may take a request for `model` now.
 
-        Of a large pool only some, the one behind the ordinal `last` among them. Who is set aside
-        is among them only when nobody else is, or when too many are (panic).
+        With `rng`, of a large pool only some, drawn at random. Who is set aside is among them only
+        when nobody else is, or when too many are (panic).
         """
         pool = self._pools[role]
         spare = not self._carers[role].is_panic
-        if len(pool) > WINDOW:
+        if rng is not None and len(pool) > WINDOW:
             # Every n-th: neighbours in the list share a rack, and may be slow together.
             step = -(-len(pool) // WINDOW)
-            some = pool[bisect_right(self._ordinals[role], last) % len(pool) % step :: step]
+            some = pool[int(rng.random() * step) :: step]
             if found := self._eligible(some, model, exclude, now, spare_shut=spare):
                 return found
         found = self._eligible(pool, model, exclude, now, spare_shut=spare)
@@ -222,11 +224,13 @@ class Fleet:
             self._see(member, Sight.FAILED, now)
         if event.kind is FailureKind.STALLED:  # our own judgement, which has its own way back
             return
-        # All streams of an engine that crashes break at once: that is one failure.
-        if event.kind is not FailureKind.BROKEN or now - member.broke_at > TICK_SECONDS:
-            self._carers[event.endpoint.role].answered(member, now, is_good=False)
         if event.kind is FailureKind.BROKEN:
+            # All streams of an engine that crashes break at once: that is one failure. The time of
+            # one that did not count says nothing: under load they break all the time.
+            if now - member.broke_at <= TICK_SECONDS:
+                return
             member.broke_at = now
+        self._carers[event.endpoint.role].answered(member, now, is_good=False)
 
     def _see(self, member: Member, sight: Sight, now: float) -> None:
         before = member.health.state
@@ -243,23 +247,21 @@ class Fleet:
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
         member.gauges, member.gauges_at = event.gauges, now
-        view = member.view
-        running = event.gauges.running if event.gauges else None
-        if running is None or event.gauges is None:
+        view, gauges = member.view, event.gauges
+        has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
+        member.queue.scraped(gauges, has_transfers=has_transfers)
+        running = gauges.running if gauges else None
+        if running is None or gauges is None:
             view.others = None
             return
-        waiting = event.gauges.waiting or 0
+        member.capacity.ran(running, now)
+        waiting = gauges.waiting or 0
         # Gauges lag behind answers by a step: what of ours has just ended is not somebody else's.
         others = max(0, running + waiting - max(event.own, member.own_lately))
         # Half of the way: routers that all follow the same old gauges would swing together.
         before = view.others
         view.others = others if before is None else _half_way(before, others)
-        # It is full when requests wait, twice in a row: one that has just come waits for a step.
-        if waiting and member.was_waiting:
-            view.slots = max(1, running)
-        elif running > view.slots:
-            view.slots = math.inf
-        member.was_waiting = waiting > 0
+        member.calibrate(gauges, others)
 
 
 def is_absence(failure: LegFailed) -> bool:

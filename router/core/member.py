@@ -6,13 +6,18 @@ from enum import StrEnum
 from typing import Any
 
 from router.core import outlier, stall
+from router.core.capacity import Capacity, QueueGauge
 from router.core.health import Health
 from router.core.outlier import Outlier
-from router.core.pace import Pace
+from router.core.pace import Counted, Pace
+from router.core.speed import Habit
 from router.core.stall import Stall
 from router.core.values import Candidate, Endpoint, Gauges
 
 __all__ = ["Aside", "Member"]
+
+CALIBRATION_EVENTS = 200
+"""Between two scrapes, at least: the engine's counter is some steps ahead of what came here."""
 
 
 class Aside(StrEnum):
@@ -46,14 +51,33 @@ class Member:
     models: frozenset[str] | None = None
     gauges: Gauges | None = None
     gauges_at: float = 0.0
-    waiting: int = 0
-    """This router's streams there without a first token, a tick ago."""
+    capacity: Capacity = field(default_factory=Capacity)
+    queue: QueueGauge = field(default_factory=QueueGauge)
+    habit: Habit | None = None
+    """How fast it usually is against its pool; None until that has been seen."""
     own: int = 0
     """This router's requests there, a tick ago."""
     own_lately: int = 0
     """The most of them at the last two ticks."""
-    was_waiting: bool = False
-    """Whether requests waited in the engine at the last scrape."""
+    counted: tuple[int, Counted] | None = None
+    """The engine's generated tokens at the last scrape, and what was counted here until then; None
+    when others had requests there, too."""
+
+    def calibrate(self, gauges: Gauges, others: int) -> None:
+        """Learn what an event is worth from the engine's counter of generated tokens, between two
+        scrapes in which all that it generated were streams of this router."""
+        before, generated = self.counted, gauges.generated
+        self.counted = None
+        if generated is None or others:
+            return
+        now = self.pace.counted
+        self.counted = generated, now
+        if before is None or now.unheard != before[1].unheard:
+            return
+        events = now.events - before[1].events
+        if events >= CALIBRATION_EVENTS:
+            tokens = generated - before[0] - (now.begun - before[1].begun)
+            self.pace.calibrate(tokens, events, by_usage=False)
 
     @property
     def endpoint(self) -> Endpoint:

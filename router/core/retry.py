@@ -3,7 +3,7 @@
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.values import Facts, Failure, FailureKind, Reply
 
-__all__ = ["ATTEMPTS", "BUSY", "error_of", "may_move", "reason_of"]
+__all__ = ["ATTEMPTS", "BUSY", "error_of", "may_move", "may_replay", "reason_of"]
 
 ATTEMPTS = 3
 """Decode engines that one request tries. One that kills engines must not meet them all."""
@@ -24,9 +24,16 @@ def may_move(outcome: Reply | Failure, facts: Facts) -> bool:
         return outcome.status in BUSY
     if outcome.kind is FailureKind.REFUSED:
         return True
-    leaves_traces = facts.body.get("background") or facts.body.get("store")
     kinds = (FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED)
-    return outcome.kind in kinds and not leaves_traces
+    return outcome.kind in kinds and may_replay(facts)
+
+
+def may_replay(facts: Facts) -> bool:
+    """Whether the request may go out again although an engine may have begun it.
+
+    A generation leaves nothing behind unless the client asked the engine to keep it.
+    """
+    return not (facts.body.get("background") or facts.body.get("store"))
 
 
 def reason_of(outcome: Reply | Failure) -> str:

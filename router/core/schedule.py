@@ -35,7 +35,7 @@ class Ranking:
 
 
 class Scheduler:
-    """Decides for one router process. Holds the rotation of each role, nothing else."""
+    """Decides for one router process. Counts its choices, and holds nothing else."""
 
     def __init__(
         self, fleet: Fleet, policies: dict[Role, Policy], threshold: int, rng: Random
@@ -44,7 +44,7 @@ class Scheduler:
         self._policies = policies
         self._threshold = threshold
         self._rng = rng
-        self._last = dict.fromkeys(Role, -1)
+        self._choices = 0
 
     def decide(self, facts: Facts) -> Decision:
         """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
@@ -66,16 +66,22 @@ class Scheduler:
         """
         candidates, _, place = self._ranked(role, facts, exclude, now)
         chosen = candidates[place]
-        self._last[role] = chosen.ordinal
+        self._choices += 1
+        chosen.chosen_at = self._choices
         return self._fleet.lease(chosen.endpoint, facts.tokens, facts.tokens if computes else 0)
+
+    def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
+        """Raises NoEngine when `lease` would; takes nothing."""
+        if not self._fleet.candidates(role, facts.model, exclude, now):
+            raise _no_engine(role)
 
     def leg(self, lease: Lease, now: float, *, is_heard: bool) -> Leg:
         """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
         return self._fleet.leg(lease, now, is_heard=is_heard)
 
-    def has_other(self, role: Role, facts: Facts, than: Endpoint, now: float) -> bool:
+    def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
         """Whether the request could go to another endpoint that is not set aside."""
-        others = self._fleet.candidates(role, facts.model, frozenset({than}), now)
+        others = self._fleet.candidates(role, facts.model, than, now)
         return any(not self._fleet.member(c.endpoint).is_shut for c in others)
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
@@ -98,11 +104,11 @@ class Scheduler:
     def _ranked(
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
     ) -> tuple[Sequence[Candidate], Sequence[float], int]:
-        candidates = self._fleet.candidates(role, facts.model, exclude, now, self._last[role])
+        candidates = self._fleet.candidates(role, facts.model, exclude, now, self._rng)
         if not candidates:
-            raise NoEngine(f"No {role} engine is available for this request; try again later.")
+            raise _no_engine(role)
         scores = self._policies[role](candidates, facts, now, self._rng)
-        return candidates, scores, _next_among_best(candidates, scores, self._last[role])
+        return candidates, scores, _least_recent_of_best(candidates, scores)
 
     def _check_model(self, facts: Facts) -> None:
         known = self._fleet.known_models()
@@ -120,11 +126,19 @@ class Scheduler:
         return any(m.models is None and m.health.is_usable for m in pool)
 
 
-def _next_among_best(candidates: Sequence[Candidate], scores: Sequence[float], last: int) -> int:
-    """The place of the best score; among equals the first one behind the last choice, in order."""
+def _no_engine(role: Role) -> NoEngine:
+    return NoEngine(f"No {role} engine is available for this request; try again later.")
+
+
+def _least_recent_of_best(candidates: Sequence[Candidate], scores: Sequence[float]) -> int:
+    """The place of the best score; among equals of the one whose last choice is longest ago.
+
+    Not the one behind the last choice: requests for different models choose among different
+    engines, and a common rotation would send each model's to the same few.
+    """
     best = min(scores)
-    first = scores.index(best)
-    for place in range(first, len(scores)):
-        if scores[place] == best and candidates[place].ordinal > last:
-            return place
-    return first
+    place = scores.index(best)
+    for other in range(place + 1, len(scores)):
+        if scores[other] == best and candidates[other].chosen_at < candidates[place].chosen_at:
+            place = other
+    return place

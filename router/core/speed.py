@@ -1,8 +1,9 @@
 """Is an engine slow? Its seconds per token against those that are usual in its pool."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-__all__ = ["QUICK_AGAIN", "SLOW", "ratio", "usual"]
+__all__ = ["MIXED_SHARE", "QUICK_AGAIN", "SLOW", "Habit", "habit", "ratio", "usual"]
 
 SLOW = 3.0
 """From here on an engine gets only what it is expected to finish sooner than the others."""
@@ -34,3 +35,26 @@ def ratio(measured: float | None, usual_: float | None, noise: float = NOISE_SEC
         return 1.0
     exact = (measured + noise) / (usual_ + noise)
     return 1.0 if 1 / ALIKE <= exact <= ALIKE else max(QUICKEST, exact)
+
+
+MIXED_SHARE = 1 / 3
+"""When more than this share, and more than one, have been slow since they joined, they are a kind
+of their own, not outliers."""
+
+HABIT_WEIGHT = 0.01
+"""Of a tick in what is usual for an engine: half a minute."""
+
+
+class Habit(NamedTuple):
+    """An engine's ratio as it usually is (a moving average), and the best that this has been."""
+
+    ratio: float
+    best: float
+
+
+def habit(before: Habit | None, ratio_: float) -> Habit:
+    """The habit after a tick with this ratio."""
+    if before is None:
+        return Habit(ratio_, ratio_)
+    usually = before.ratio + HABIT_WEIGHT * (ratio_ - before.ratio)
+    return Habit(usually, min(before.best, usually))

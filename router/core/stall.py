@@ -44,7 +44,8 @@ def after(
         return CLEAR if spoke or forgotten else stall
     if not seconds or pace.all_open == 0 or not pace.is_warm:
         return CLEAR
+    silent_since = max(pace.heard_at, pace.asked_at)
     limit = max(seconds, MUCH_LONGER * usual_gap)
     if pace.all_streams == 0:  # all wait for a first token
         limit = max(limit, PROMPT_PATIENCE * (pace.per_prompt_token or 0.0) * pending)
-    return Stall(now) if now - pace.heard_at > limit else CLEAR
+    return Stall(now) if now - silent_since > limit else CLEAR

@@ -153,9 +153,11 @@ class Candidate:
     ramp: float = 1.0
     """The share of its work that it may have: below 1 while it comes back (slow start)."""
     slots: float = math.inf
-    """Requests that it serves side by side, as far as that has been seen."""
+    """Sequences that it runs side by side; infinite while no limit is known."""
     prompt_cost: float = 0.0
     """What a prompt token that it still has to compute weighs, in requests."""
+    chosen_at: int = 0
+    """The number of the choice that fell on it last; 0: none yet."""
 
     @property
     def in_flight(self) -> int:
@@ -184,6 +186,12 @@ class Gauges:
     waiting: int | None = None
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
+    queued: int | None = None
+    """Those of `waiting` that wait for capacity, not for a KV transfer or the like."""
+    preemptions: int | None = None
+    """Since the engine started."""
+    generated: int | None = None
+    """Tokens generated since the engine started, for whomever."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from router.core import exposition
+from router.core import exposition, probing
 from router.core.events import Event, Probed, Scraped
 from router.core.fleet import Fleet
 from router.core.health import Sight
@@ -29,11 +29,6 @@ from router.net.tasks import TaskSet
 __all__ = ["Prober"]
 
 log = logging.getLogger(__name__)
-
-DOUBT_SECONDS = 1.0
-"""Between probes of an engine that is not up, or whose last probe failed: its users wait."""
-
-JITTER = 0.1
 
 MAX_ANSWER_BYTES = 16 << 20
 """vLLM's /metrics has 50 kB; an engine that sends more than this is not read to its end."""
@@ -98,10 +93,7 @@ class Prober:
 
     async def _probe_for_ever(self, member: Member) -> None:
         while True:
-            seconds = self._health_seconds
-            if not member.health.is_usable or member.health.streak:
-                seconds = min(seconds, DOUBT_SECONDS)
-            await self._sleep(seconds)
+            await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
             await self._look_at(member)
 
     async def _scrape_for_ever(self, member: Member) -> None:
@@ -148,7 +140,7 @@ class Prober:
             return None, b""
 
     async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
+        await asyncio.sleep(seconds * self._rng.uniform(1 - probing.JITTER, 1 + probing.JITTER))
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

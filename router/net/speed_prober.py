@@ -1,7 +1,6 @@
 """Asks engines that get no users' requests for a few tokens: have you recovered?
 
-An engine that is spared for being slow or silent is not measured by anybody's stream. A tiny
-generation of the router's own measures it instead, so that finding out costs no user anything.
+Which ones, for what and how long is decided in `core/probing.py`.
 """
 
 import asyncio
@@ -10,32 +9,25 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
 
-import orjson
-
+from router.core import probing
 from router.core.fleet import Fleet
-from router.core.health import State
-from router.core.member import Aside, Member
+from router.core.member import Member
 from router.core.pace import Leg
 from router.core.values import Endpoint, Failure, Role
 from router.net.engine_connection import HeaderList
 from router.net.pool import EnginePool
 from router.net.tasks import TaskSet
 
-__all__ = ["PATH", "TOKENS", "SpeedProber", "needs_probe", "probe_body"]
+__all__ = ["SpeedProber"]
 
-PATH = "/v1/completions"
-TOKENS = 8
-"""Of one probe: enough gaps to tell, little enough to cost nothing."""
-
-PROMPT = "1 2 3 4 5 6 7 8"
-PROMPT_TOKENS = len(PROMPT) // 4
-
-PATIENCE_SECONDS = 10.0
 JITTER = 0.2
 
 
 class SpeedProber:
-    """Probes those that need it every `seconds` or so, one at a time each; 0: never."""
+    """Probes those that need it every `seconds` or so, one at a time each; 0: never.
+
+    `speed_roles` are those whose policy spares slow engines.
+    """
 
     def __init__(
         self,
@@ -43,6 +35,7 @@ class SpeedProber:
         pools: Mapping[Endpoint, EnginePool],
         *,
         seconds: float,
+        speed_roles: frozenset[Role],
         engine_api_key: str | None,
         rng: Random,
         count: Callable[[Endpoint, str], None],
@@ -51,6 +44,7 @@ class SpeedProber:
         self._fleet = fleet
         self._pools = pools
         self._seconds = seconds
+        self._speed_roles = speed_roles
         self._key = engine_api_key
         self._rng = rng
         self._count = count
@@ -66,7 +60,7 @@ class SpeedProber:
     async def _watch(self, member: Member) -> None:
         while True:
             await asyncio.sleep(self._seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
-            if needs_probe(member):
+            if probing.needs_speed_probe(member, self._speed_roles):
                 self._count(member.endpoint, await self._probe(member))
 
     async def _probe(self, member: Member) -> str:
@@ -75,11 +69,12 @@ class SpeedProber:
         connection = pool.take(replay=False) or await pool.connect()
         if isinstance(connection, Failure):
             return "failed"
-        leg = Leg(member.pace, None, PROMPT_TOKENS, time.monotonic(), is_heard=True)
+        work = probing.SPEED_PROBE_PROMPT_TOKENS
+        leg = Leg(member.pace, None, work, time.monotonic(), is_heard=True)
         sink = _Sink(leg)
-        body = probe_body(member)
+        body = probing.speed_probe_body(member)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(probing.SPEED_PROBE_TIMEOUT_SECONDS):
                 connection.start(self._head(pool, len(body)), body, sink)
                 return await sink.outcome
         except TimeoutError:
@@ -96,35 +91,12 @@ class SpeedProber:
             b"x-request-id: pd-router-probe-%08x\r\ncontent-length: %d\r\n\r\n"
         ) % (
             pool.prefix,
-            PATH.encode(),
+            probing.SPEED_PROBE_PATH.encode(),
             pool.authority,
             key,
             self._rng.getrandbits(32),
             length,
         )
-
-
-def needs_probe(member: Member) -> bool:
-    """Whether nothing else would find out how fast it is now."""
-    if member.health.state is not State.UP or member.models == frozenset():
-        return False
-    is_spared = member.aside is not None or member.view.ratio > 1
-    return is_spared and member.aside is not Aside.EJECTED and member.pace.all_open == 0
-
-
-def probe_body(member: Member) -> bytes:
-    """What the engine is asked."""
-    is_prefill = member.endpoint.role is Role.PREFILL
-    body: dict[str, object] = {
-        "prompt": PROMPT,
-        "temperature": 0,
-        "max_tokens": 1 if is_prefill else TOKENS,
-        "min_tokens": 1 if is_prefill else TOKENS,
-        "stream": True,
-    }
-    if member.models:
-        body["model"] = min(member.models)
-    return orjson.dumps(body)
 
 
 class _Sink:

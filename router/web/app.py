@@ -27,7 +27,8 @@ from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
-from router.core.policies import POLICIES
+from router.core.policies import POLICIES, Policy
+from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.schedule import Scheduler
 from router.core.urls import origin
 from router.core.values import Decision, Endpoint, Facts, Role, Way
@@ -49,9 +50,6 @@ from router.web.front import Front, Limits
 from router.web.operations import Lifecycle, create_operations
 
 __all__ = ["Router", "Worker", "create_app", "endpoints_of", "scheduler_of"]
-
-STALE_SCRAPES = 3
-"""Scrapes that may be missed before an engine's gauges count as absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +120,7 @@ class Router:
             self.fleet,
             self.pools,
             seconds=settings.speed_probe_interval,
+            speed_roles=roles_that_use_speed(policies_of(settings)),
             engine_api_key=settings.engine_api_key,
             rng=Random(),
             count=self.metrics.probed,
@@ -250,25 +249,29 @@ def fleet_of(settings: Settings, mate: Mate | None = None) -> Fleet:
         max_aside=settings.max_aside_percent / 100,
         slow_start_seconds=settings.slow_start,
     )
-    if mate is None:
-        return Fleet(endpoints_of(settings), Ledger(), Rules(), stale_after, care)
-    column = mate.column
 
     def pace_of(endpoint: Endpoint) -> Pace:
-        return Pace(column.pace(endpoint))
+        return Pace(None if mate is None else mate.column.pace(endpoint))
 
-    ledger = Ledger(column.load)
-    return Fleet(endpoints_of(settings), ledger, Rules(), stale_after, care, pace_of)
+    def max_num_seqs(endpoint: Endpoint) -> int | None:
+        return settings.max_num_seqs(endpoint.url) if endpoint.role is Role.DECODE else None
+
+    ledger = Ledger() if mate is None else Ledger(mate.column.load)
+    return Fleet(endpoints_of(settings), ledger, Rules(), stale_after, care, pace_of, max_num_seqs)
+
+
+def policies_of(settings: Settings) -> dict[Role, Policy]:
+    """The policy of each role."""
+    common = settings.load_balancing_strategy
+    return {
+        Role.PREFILL: POLICIES[settings.prefill_load_balancing_strategy or common],
+        Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
+    }
 
 
 def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:
     """The scheduler that the settings name, for a fleet."""
-    common = settings.load_balancing_strategy
-    policies = {
-        Role.PREFILL: POLICIES[settings.prefill_load_balancing_strategy or common],
-        Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
-    }
-    return Scheduler(fleet, policies, settings.routing_threshold, Random())
+    return Scheduler(fleet, policies_of(settings), settings.routing_threshold, Random())
 
 
 def _receivers(settings: Settings) -> dict[Endpoint, Receiver]:

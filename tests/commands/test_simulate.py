@@ -70,6 +70,16 @@ def test_figures_for_machines(simulate, tmp_path):
     assert row["leases_left"] == 0
 
 
+def test_a_row_for_each_engine_if_wanted(simulate):
+    asked = ("--scenario", "disaggregated", "--policy", "least_loaded", "--per-engine")
+    rows = [line.split() for line in simulate(*asked)[-4:]]
+    assert [row[:4] for row in rows] == [
+        ["disaggregated", "least_loaded", str(place), role]
+        for place, role in enumerate(("decode", "decode", "prefill", "prefill"))
+    ]
+    assert sum(int(row[4]) for row in rows[:2]) == 64
+
+
 def test_a_plot_for_each_scenario(simulate, tmp_path):
     pytest.importorskip("matplotlib")
     asked = ("--scenario", "healthy", "--policy", "least_loaded", "--plot", str(tmp_path / "p"))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.board import Board
 from router.core.ledger import Lease, Ledger
-from router.core.pace import Pace, Shown
+from router.core.pace import Leg, Pace, Shown
 from tests.core.cast import D0, D1, P0
 
 ENDPOINTS = (P0, D0, D1)
@@ -95,8 +95,7 @@ def test_the_speed_that_one_process_sees_reaches_the_others() -> None:
     shared = board(2)
     busy, quiet = (Pace(shared.column(number).pace(D0)) for number in range(2))
     other_engine = Pace(shared.column(1).pace(D1))
-    busy.ask(0.0)
-    busy.begin(0.0)
+    Leg(busy, None, 10, 0.0, is_heard=True).first(0.0)
     for step in range(1, 9):
         busy.tokens += 5
         ticked([busy, quiet, other_engine], step * 0.25)
@@ -111,8 +110,7 @@ def test_two_processes_see_the_speed_of_both() -> None:
     shared = board(2)
     paces = [Pace(shared.column(number).pace(D0)) for number in range(2)]
     for pace in paces:
-        pace.ask(0.0)
-        pace.begin(0.0)
+        Leg(pace, None, 10, 0.0, is_heard=True).first(0.0)
     for step in range(1, 13):
         paces[0].tokens += 5
         paces[1].tokens += 15
@@ -124,7 +122,7 @@ def test_two_processes_see_the_speed_of_both() -> None:
 def test_a_prefill_that_one_process_saw_counts_for_all() -> None:
     shared = board(2)
     one, other = (Pace(shared.column(number).pace(P0)) for number in range(2))
-    one.prefilled(936, 1.0)
+    Leg(one, None, 936, 0.0, is_heard=True).whole(1.0)
     ticked([one, other], 0.25)
     assert other.per_prompt_token == pytest.approx(0.001)
 
@@ -133,11 +131,12 @@ def test_silence_is_everybodys() -> None:
     """A process whose own streams just began does not hide that others wait."""
     shared = board(2)
     one, other = (Pace(shared.column(number).pace(D0)) for number in range(2))
-    one.ask(1.0)
+    Leg(one, None, 10, 1.0, is_heard=True)
     one.gather(1.25)
     other.gather(1.25)
-    other.ask(9.0)
-    assert other.heard_at == 1.0
+    Leg(other, None, 10, 9.0, is_heard=True)
+    assert other.asked_at == 1.0
+    assert other.oldest_waiting == (1.0, 10)
 
 
 def test_a_process_that_starts_anew_counts_from_nothing() -> None:
@@ -168,8 +167,11 @@ def test_what_was_there_before_is_not_new() -> None:
 def test_a_row_shown_is_a_row_seen() -> None:
     shared = board(3)
     paces = [shared.column(number).pace(D1) for number in range(3)]
-    shown = Shown(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
-    paces[0].show(shown)
-    paces[1].show(shown)
-    assert paces[2].others() == Shown(2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 14.0, 8.0)
-    assert paces[2].others() == Shown(streams=12.0, open=14.0, heard_at=8.0)
+    sums = Shown(*map(float, range(1, 10)))
+    paces[0].show(sums._replace(heard_at=8.0, asked_at=5.0, waiting_since=3.0, waiting_work=30.0))
+    paces[1].show(sums._replace(heard_at=7.0, asked_at=6.0, waiting_since=2.0, waiting_work=20.0))
+    moments = Shown(heard_at=8.0, asked_at=6.0, waiting_since=2.0, waiting_work=20.0)
+    doubled = (2.0 * number for number in sums[:9])
+    assert paces[2].others() == moments._replace(**dict(zip(Shown._fields, doubled, strict=False)))
+    # What was counted was counted; what is there is still there.
+    assert paces[2].others() == moments._replace(streams=sums.streams * 2, open=sums.open * 2)

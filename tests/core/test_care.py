@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.capacity import QUEUE_SECONDS
 from router.core.care import SMALLEST_RAMP, Care, Carer
 from router.core.health import Health, State
 from router.core.member import Aside, Member
@@ -253,13 +254,51 @@ def test_an_engine_is_full_when_streams_go_on_waiting() -> None:
     pool.streams(4)
     pool.run(1.0)
     waiting = [Leg(pool.members[0].pace, None, 10, pool.now, is_heard=True) for _ in range(2)]
-    pool.run(TICK_SECONDS)
-    assert pool.members[0].view.slots == math.inf  # they may have come just now
-    pool.run(TICK_SECONDS)
+    pool.run(QUEUE_SECONDS)
+    assert pool.members[0].view.slots == math.inf  # that may be their prefill
+    pool.run(2 * TICK_SECONDS)
     assert pool.members[0].view.slots == 4
     assert pool.members[1].view.slots == math.inf
     for leg in waiting:
         leg.first(pool.now)
+
+
+def test_engines_that_were_always_slower_are_no_outliers_when_they_are_many() -> None:
+    pool = Pool(*[0.06] * 4, *[0.02] * 4)
+    pool.streams()
+    pool.run(4.0)
+    assert pool.asides == [None] * 8
+    assert pool.members[0].view.ratio == pytest.approx(3, rel=0.15)
+
+
+def test_engines_that_turned_slow_are_outliers_however_many() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams()
+    pool.run(4.0)
+    for place in range(4):
+        pool.set(place, 0.16)
+    pool.run(4.0)
+    assert pool.asides == [Aside.SLOW] * 4 + [None] * 4
+
+
+def test_one_that_is_slow_from_the_start_is_an_outlier_in_a_small_pool_too() -> None:
+    pool = Pool(0.16, 0.02, 0.02)
+    pool.streams()
+    pool.run(2.0)
+    assert pool.asides == [Aside.SLOW, None, None]
+
+
+def test_what_a_slow_engine_was_seen_to_run_is_not_its_limit_when_it_has_recovered() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    waiting = Leg(pool.members[0].pace, None, 10, pool.now, is_heard=True)
+    pool.run(6.0)
+    assert pool.members[0].view.slots == 8
+    waiting.first(pool.now)
+    pool.set(0, 0.02)
+    pool.run(4.0)
+    assert pool.asides[0] is None
+    assert pool.members[0].view.slots == math.inf
 
 
 def test_what_a_usual_request_would_take() -> None:

@@ -12,7 +12,7 @@ NOTHING = Gauges()
 
 
 def test_a_recorded_idle_engine_has_no_load() -> None:
-    assert read(sample("metrics.txt")) == Gauges(running=0, waiting=0, kv_usage=0.0)
+    assert read(sample("metrics.txt")) == Gauges(running=0, waiting=0, kv_usage=0.0, queued=0)
 
 
 RUNNING = b'vllm:num_requests_running{engine="0",model_name="tiny"} '
@@ -31,7 +31,11 @@ RUNNING = b'vllm:num_requests_running{engine="0",model_name="tiny"} '
         (RUNNING + b"1e2\n", Gauges(running=100)),
         (b'vllm:num_requests_running{model_name="a}b{c\\"d e"} 3\n', Gauges(running=3)),
         (b"vllm:num_requests_waiting 4\n", Gauges(waiting=4)),
-        (b'vllm:num_requests_waiting_by_reason{reason="capacity"} 4\n', NOTHING),
+        (b'vllm:num_requests_waiting_by_reason{reason="capacity"} 4\n', Gauges(queued=4)),
+        (b'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 4\n', NOTHING),
+        (b"vllm:num_requests_waiting_by_reason 4\n", NOTHING),
+        (b'vllm:num_preemptions_total{engine="0"} 3.0\n', Gauges(preemptions=3)),
+        (b'vllm:generation_tokens_total{engine="0"} 1.5e+06\n', Gauges(generated=1_500_000)),
         (b"vllm:kv_cache_usage_perc 0.25\n", Gauges(kv_usage=0.25)),
         (b"vllm:gpu_cache_usage_perc 0.25\n", Gauges(kv_usage=0.25)),
         (b"vllm:cpu_cache_usage_perc 0.25\n", NOTHING),

@@ -1,6 +1,8 @@
 """The fleet: what it learns from events, and who may take a request."""
 
 import math
+from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -281,21 +283,18 @@ def test_what_says_nothing_of_an_engine_is_ignored(event: Event) -> None:
 MANY = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(100)]
 
 
-def test_of_a_large_pool_every_nth_is_looked_at() -> None:
-    fleet = fleet_up(P0, *MANY)
-    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0)]
-    assert seen == [*range(1, 101, 4)]
-    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, 90)]
-    assert seen == [*range(3, 101, 4)]
-    assert 91 in seen
-
-
-@given(st.integers(WINDOW + 1, 100), st.integers(-1, 200))
-def test_the_one_behind_the_last_choice_is_among_them(engines: int, last: int) -> None:
-    fleet = fleet_up(*MANY[:engines])
-    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, last)]
+@given(st.integers(WINDOW + 1, 100), st.randoms(use_true_random=False))
+def test_of_a_large_pool_every_nth_is_looked_at(engines: int, rng: Random) -> None:
+    fleet = fleet_up(P0, *MANY[:engines])
+    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, rng)]
     assert WINDOW / 2 <= len(seen) <= WINDOW
-    assert (last + 1 if last + 1 < engines else 0) in seen
+    assert len({after - before for before, after in pairwise(seen)}) == 1
+
+
+def test_every_engine_of_a_large_pool_is_looked_at_soon() -> None:
+    fleet, rng = fleet_up(*MANY), Random(1)
+    draws = [fleet.candidates(Role.DECODE, None, NOBODY, 0.0, rng) for _ in range(40)]
+    assert {it.ordinal for seen in draws for it in seen} == set(range(100))
 
 
 def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
@@ -366,20 +365,62 @@ def test_a_failed_prefill_says_nothing_of_the_decode_engine_at_that_address() ->
 # Slots and speed.
 
 
-def scraped(fleet: Fleet, running: int, waiting: int) -> float:
-    """The slots after a scrape."""
-    fleet.observe(Scraped(D0, Gauges(running=running, waiting=waiting), 0), 0.0)
+def scraped(fleet: Fleet, now: float, running: int, waiting: int) -> float:
+    """The slots after a scrape and a tick."""
+    own = fleet.ledger.in_flight(D0)
+    fleet.observe(Scraped(D0, Gauges(running=running, waiting=waiting), own), now)
+    fleet.tick(now)
     return fleet.member(D0).view.slots
 
 
-def test_requests_that_wait_twice_in_a_row_tell_the_slots() -> None:
+def test_a_queue_of_others_in_the_gauges_tells_the_slots() -> None:
     fleet = fleet_up(D0)
-    assert scraped(fleet, 64, 5) == math.inf
-    assert scraped(fleet, 64, 5) == 64
-    assert scraped(fleet, 60, 0) == 64
-    assert scraped(fleet, 65, 0) == math.inf
-    assert scraped(fleet, 0, 5) == math.inf
-    assert scraped(fleet, 0, 5) == 1
+    assert scraped(fleet, 0.0, 64, 5) == math.inf
+    assert scraped(fleet, 1.0, 64, 5) == 64
+    assert scraped(fleet, 2.0, 60, 0) == 64
+
+
+def test_gauges_tell_no_slots_where_requests_wait_for_kv_caches() -> None:
+    fleet = fleet_up(D0, P0)
+    assert scraped(fleet, 0.0, 64, 5) == math.inf
+    assert scraped(fleet, 1.0, 64, 5) == math.inf
+
+
+def test_what_this_router_sees_for_itself_needs_no_gauges() -> None:
+    """Its own streams tell better: at the start of a wave a gauge shows a queue where none is."""
+    fleet = fleet_up(D0)
+    for number in range(9):
+        fleet.leg(fleet.lease(D0, 1), number / 10, is_heard=True).first(1.0)
+    for now in (1.0, 2.0, 3.0):
+        assert scraped(fleet, now, 4, 5) == math.inf
+
+
+def test_the_engines_limit_can_be_stated() -> None:
+    fleet = Fleet([D0, D1], Ledger(), Rules(), 3.0, max_num_seqs={D0: 48}.get)
+    fleet.tick(0.0)
+    assert fleet.member(D0).view.slots == 48
+    assert fleet.member(D1).view.slots == math.inf
+
+
+def break_stream(fleet: Fleet, now: float) -> None:
+    """An answer of D0 breaks off."""
+    fleet.observe(LegFailed(D0, FailureKind.BROKEN), now)
+
+
+def test_an_engine_that_breaks_every_stream_is_ejected_under_load() -> None:
+    """Failures that are too close to count must not keep later ones from counting."""
+    fleet = fleet_up(D0, D1)
+    for number in range(20):
+        break_stream(fleet, number * 0.1)
+    assert fleet.member(D0).aside is Aside.EJECTED
+
+
+def test_streams_that_break_together_are_one_failure() -> None:
+    fleet = fleet_up(D0, D1)
+    for _ in range(100):
+        break_stream(fleet, 7.0)
+    assert fleet.member(D0).outlier.streak == 1
+    assert fleet.member(D0).aside is None
 
 
 def test_legs_are_timed_and_ticks_turn_them_into_speed() -> None:

@@ -4,8 +4,9 @@ import pytest
 
 from router.core.member import Aside, Member
 from router.core.outlier import FINE, Outlier
+from router.core.pace import Leg
 from router.core.stall import CLEAR, Stall
-from router.core.values import Candidate
+from router.core.values import Candidate, Gauges
 from tests.core.cast import D0
 
 
@@ -23,3 +24,58 @@ def test_the_gravest_reason_is_told(ejected: bool, stalled: bool, slow: bool) ->
     assert member.aside == next((reason for holds, reason in reasons if holds), None)
     assert member.is_shut == (ejected or stalled)
     assert (member.endpoint, member.ordinal, member.others) == (D0, 3, None)
+
+
+# What an event is worth, by the engine's counter of generated tokens.
+
+
+def scraped(member: Member, generated: int | None, others: int = 0) -> float:
+    """Tokens per event after a scrape with this counter."""
+    member.calibrate(Gauges(generated=generated), others)
+    return member.pace.tokens_per_event
+
+
+def stream(member: Member, events: int) -> None:
+    """A stream of this router begins and has so many events more."""
+    Leg(member.pace, None, 10, 0.0, is_heard=True).first(0.0)
+    member.pace.tokens += events
+
+
+def test_the_engines_counter_tells_what_an_event_is_worth() -> None:
+    member = Member(Candidate(D0, 0))
+    assert scraped(member, 5000) == 1.0
+    stream(member, 200)
+    assert scraped(member, 5000 + 1 + 8 * 200) == 8.0
+
+
+def test_a_tick_between_two_scrapes_loses_no_event() -> None:
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    stream(member, 150)
+    member.pace.tick(0.25)
+    member.pace.tokens += 50
+    assert scraped(member, 1 + 4 * 200) == 4.0
+
+
+@pytest.mark.parametrize("others", [(1, 0), (0, 1)])
+def test_what_others_asked_for_tells_nothing(others: tuple[int, int]) -> None:
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0, others[0])
+    stream(member, 200)
+    assert scraped(member, 1600, others[1]) == 1.0
+
+
+def test_where_unary_answers_were_generated_the_counter_tells_nothing() -> None:
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    stream(member, 200)
+    Leg(member.pace, None, 10, 0.0, is_heard=False)
+    assert scraped(member, 1600) == 1.0
+
+
+@pytest.mark.parametrize("generated", [None, 0])
+def test_a_counter_that_is_missing_or_began_anew_tells_nothing(generated: int | None) -> None:
+    member = Member(Candidate(D0, 0))
+    scraped(member, 5000)
+    stream(member, 200)
+    assert scraped(member, generated) == 1.0

@@ -9,6 +9,7 @@ from router.core.ledger import Ledger
 from router.core.pace import (
     ENOUGH,
     FORGET_SECONDS,
+    MAX_TOKENS_PER_EVENT,
     PROMPT_OVERHEAD,
     TICK_SECONDS,
     WHOLE_TOKENS,
@@ -112,9 +113,9 @@ def test_an_answer_that_is_no_stream_counts_when_it_is_long_and_computed_there(
 ) -> None:
     pace = Pace()
     leg = Leg(pace, None, work, 0.0, is_heard=False)
-    leg.whole(6.4, tokens)
-    leg.end(6.4)
-    pace.tick(6.5)
+    leg.whole(3.2, tokens)
+    leg.end(3.2)
+    pace.tick(3.25)
     assert (pace.per_token == pytest.approx(0.1)) if is_measured else pace.per_token is None
     assert pace.open == 0
 
@@ -186,12 +187,25 @@ def test_a_pause_is_no_silence_and_its_end_no_sign_of_life() -> None:
     assert pace.per_token is None or pace.per_token <= 1.0
     other.end(9.0)
     leg.resume(9.0)
-    begun, heard_at = pace.begun, pace.heard_at
-    other = open_leg(pace, 9.0)
-    assert (pace.begun, pace.heard_at) == (begun + 1, 9.0)
+    assert [pace.begun, pace.heard_at] == [0, 0.0]
+    open_leg(pace, 9.0)
     leg.pause(10.0)
     leg.resume(11.0)
-    assert (pace.begun, pace.heard_at) == (begun + 1, heard_at)
+    assert [pace.begun, pace.heard_at] == [1, 9.0]
+
+
+def test_a_leg_that_is_resumed_before_its_first_token_waits_behind_those_that_wait() -> None:
+    pace = Pace()
+    leg = Leg(pace, None, 1000, 1.0, is_heard=True)
+    Leg(pace, None, 10, 2.0, is_heard=True)
+    leg.pause(3.0)
+    leg.resume(4.0)
+    assert list(pace.oldest_waiting or ()) == [2.0, 10]
+    assert [leg.started, leg.work] == [4.0, 0]
+    leg.pause(5.0)
+    leg.first(6.0)
+    leg.resume(7.0)
+    assert list(pace.oldest_waiting or ()) == [2.0, 10]  # it has begun: it waits no more
 
 
 def test_a_leg_that_is_paused_before_its_first_token_measures_no_prompt() -> None:
@@ -271,3 +285,70 @@ class Legs(RuleBasedStateMachine):
 
 
 TestLegs = Legs.TestCase
+
+
+# Tokens, not events.
+
+
+def test_an_event_is_worth_the_tokens_that_the_engine_says_of_its_answers() -> None:
+    """--stream-interval 8: the first token comes alone, then eight at a time."""
+    pace = Pace()
+    leg = open_leg(pace)
+    leg.used(1 + 8 * 20, 21)
+    run(pace, 4.0, gap=0.16)
+    assert pace.tokens_per_event == pytest.approx(8)
+    assert pace.per_token == pytest.approx(0.02, rel=0.15)
+
+
+def test_a_few_events_tell_nothing() -> None:
+    pace = Pace()
+    open_leg(pace).used(40, 6)
+    assert pace.tokens_per_event == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "events"), [(0, 0), (1, 1), (0, 50), (50, 0), (1, 90), (30, 90)]
+)
+def test_usage_that_cannot_be_is_not_believed(tokens: int, events: int) -> None:
+    pace = Pace()
+    for _ in range(3):
+        open_leg(pace).used(tokens, events)
+    assert pace.tokens_per_event == 1.0
+
+
+def test_an_engine_cannot_claim_any_speed() -> None:
+    pace = Pace()
+    open_leg(pace).used(10**9, 50)
+    assert pace.tokens_per_event == MAX_TOKENS_PER_EVENT
+
+
+def test_what_answers_say_counts_for_more_than_the_engines_counter() -> None:
+    pace = Pace()
+    pace.calibrate(4000, 1000, by_usage=False)
+    assert pace.tokens_per_event == 4.0
+    open_leg(pace).used(41, 21)
+    assert pace.tokens_per_event == 2.0
+    pace.calibrate(9000, 1000, by_usage=False)
+    assert pace.tokens_per_event == 2.0
+
+
+def test_a_change_of_the_engine_is_learned() -> None:
+    pace = Pace()
+    for tokens in (100, 400):
+        for _ in range(400):
+            pace.calibrate(tokens, 100, by_usage=True)
+    assert pace.tokens_per_event == pytest.approx(4, rel=0.01)
+    pace.forget()
+    assert pace.tokens_per_event == 1.0
+
+
+def test_several_answers_to_one_request_are_as_many_sequences() -> None:
+    """n=4: four tokens come in a step, and none of the four is faster for it."""
+    pace = Pace()
+    leg = Leg(pace, None, 10, 0.0, is_heard=True, sequences=4)
+    leg.first(0.0)
+    assert (pace.open, pace.streams) == (4, 4)
+    run(pace, 4.0, gap=0.05)
+    assert pace.per_token == pytest.approx(0.05, rel=0.05)
+    leg.end(4.0)
+    assert (pace.open, pace.streams) == (0, 0)

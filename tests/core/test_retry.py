@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
-from router.core.retry import error_of, may_move, reason_of
+from router.core.retry import error_of, may_move, may_replay, reason_of
 from router.core.values import Failure, FailureKind, Reply
 from tests.core.cast import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply, request
 
@@ -33,6 +33,12 @@ def test_what_leaves_traces_moves_only_if_no_engine_began_it(
     body: dict[str, Any], outcome: Reply | Failure, moves: bool
 ) -> None:
     assert may_move(outcome, request(RESPONSES, **body)) is moves
+
+
+@pytest.mark.parametrize("body", TRACES)
+def test_what_leaves_traces_is_never_sent_twice_to_one_engine(body: dict[str, Any]) -> None:
+    assert may_replay(PLAIN)
+    assert not may_replay(request(RESPONSES, **body))
 
 
 @pytest.mark.parametrize("body", [{"store": False}, {"store": None}, {"background": False}])

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,7 +17,7 @@ from router.core.ledger import Ledger
 from router.core.policies import POLICIES, Policy
 from router.core.schedule import Scheduler
 from router.core.values import Candidate, Decision, Endpoint, Facts, FailureKind, Role, Way
-from tests.core.cast import D0, D1, D2, P0, P1, request
+from tests.core.cast import D0, D1, D2, D3, P0, P1, request
 
 NOBODY: frozenset[Endpoint] = frozenset()
 FACTS = request(prompt="x" * 40)
@@ -52,6 +53,18 @@ def chosen(
 # Which engine.
 
 
+def test_a_check_finds_out_whether_a_lease_would_find_an_engine_and_takes_none() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet)
+    scheduler.check(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+    assert fleet.ledger.total() == 0
+    assert chosen(scheduler, 2) == [D0, D1]
+    with pytest.raises(NoEngine, match="decode"):
+        scheduler.check(Role.DECODE, FACTS, frozenset({D0, D1}), 0.0)
+    with pytest.raises(NoEngine, match="prefill"):
+        scheduler.check(Role.PREFILL, FACTS, NOBODY, 0.0)
+
+
 def test_round_robin_visits_all_in_order() -> None:
     assert chosen(scheduler_of(fleet_of(D0, D1, D2)), 7) == [D0, D1, D2, D0, D1, D2, D0]
 
@@ -67,7 +80,19 @@ def test_an_excluded_engine_is_passed_over_and_the_turn_goes_on() -> None:
     scheduler = scheduler_of(fleet_of(D0, D1, D2))
     assert chosen(scheduler, 1) == [D0]
     assert chosen(scheduler, 1, frozenset({D1})) == [D2]
-    assert chosen(scheduler, 1) == [D0]
+    assert chosen(scheduler, 3) == [D1, D0, D2]
+
+
+def test_requests_for_two_models_that_alternate_reach_all_engines_of_both() -> None:
+    fleet = fleet_of(D0, D1, D2, D3)
+    for endpoint, model in ((D0, "a"), (D1, "a"), (D2, "b"), (D3, "b")):
+        fleet.observe(Probed(endpoint, Sight.OK, ({"id": model},)), 0.0)
+    scheduler = scheduler_of(fleet)
+    turns = [
+        scheduler.lease(Role.DECODE, replace(FACTS, model=model), NOBODY, 0.0).endpoint
+        for model in "ab" * 4
+    ]
+    assert turns == [D0, D2, D1, D3] * 2
 
 
 def test_the_least_loaded_engine_is_chosen_and_equals_take_turns() -> None:
@@ -235,11 +260,11 @@ def test_a_choice_is_explained_best_first_and_takes_nothing() -> None:
 def test_a_request_could_go_where_nobody_is_set_aside() -> None:
     fleet = fleet_of(D0, D1)
     scheduler = scheduler_of(fleet)
-    assert scheduler.has_other(Role.DECODE, FACTS, D0, 0.0)
+    assert scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
     for _ in range(5):
         fleet.observe(LegFailed(D1, FailureKind.TIMEOUT), 0.0)
-    assert not scheduler.has_other(Role.DECODE, FACTS, D0, 0.0)
-    assert not scheduler_of(fleet_of(D0)).has_other(Role.DECODE, FACTS, D0, 0.0)
+    assert not scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+    assert not scheduler_of(fleet_of(D0)).has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
 
 
 @pytest.mark.parametrize(("computes", "pending"), [(True, FACTS.tokens), (False, 0)])

@@ -77,3 +77,22 @@ def test_it_is_over_when_nobody_has_been_there_for_long() -> None:
 
 def test_open_streams_hold_it() -> None:
     assert judged(heard(), 1000.0, Stall(20.0)).since == 20.0
+
+
+def test_a_question_is_no_answer() -> None:
+    """The router's own probe of an engine that everybody left must not end its stall."""
+    pace = Pace()
+    pace.per_token = 0.02
+    Leg(pace, None, 10, 30.0, is_heard=True)
+    stalled = Stall(20.0)
+    assert judged(pace, 31.0, stalled) is stalled
+    pace.tokens += 1
+    pace.tick(32.0)
+    assert judged(pace, 32.0, stalled) is CLEAR
+
+
+def test_silence_begins_with_the_question() -> None:
+    pace = heard(at=10.0, streams=0)
+    Leg(pace, None, 10, 100.0, is_heard=True)
+    assert judged(pace, 102.0) is CLEAR
+    assert judged(pace, 102.1).since == 102.1

@@ -305,7 +305,7 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A probe that meets `_nothing` has the patience of all others here, not 10 s.
-    monkeypatch.setattr("router.net.speed_prober.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("router.core.probing.SPEED_PROBE_TIMEOUT_SECONDS", 1.0)
     chance = Random(1)
     prefills = tuple([await house.engine() for _ in range(2)])
     decodes = [await house.engine() for _ in range(4)]

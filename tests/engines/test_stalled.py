@@ -12,8 +12,8 @@ from router.core.events import Probed
 from router.core.fleet import Fleet
 from router.core.health import Rules, Sight
 from router.core.ledger import Ledger
+from router.core.probing import SPEED_PROBE_PATH, SPEED_PROBE_TOKENS, speed_probe_body
 from router.core.values import Endpoint, Role
-from router.net.speed_prober import PATH, TOKENS, probe_body
 from tests.engines import observe
 from tests.engines.conftest import Engines
 from tests.engines.fleet import MODEL
@@ -77,8 +77,12 @@ async def test_the_routers_own_questions_are_answered_by_every_engine(
         fleet = Fleet([endpoint], Ledger(), Rules(), 5.0)
         fleet.observe(Probed(endpoint, Sight.OK, ({"id": MODEL},)), 0.0)
         headers = {"content-type": "application/json"}
-        data = probe_body(fleet.member(endpoint))
-        async with session.post(engine.url + PATH, data=data, headers=headers) as response:
+        data = speed_probe_body(fleet.member(endpoint))
+        async with session.post(
+            engine.url + SPEED_PROBE_PATH, data=data, headers=headers
+        ) as response:
             assert response.status == 200
             tokens = list(events(await response.read()))
-        assert len(tokens) in ((1, 2) if role is Role.PREFILL else (TOKENS, TOKENS + 1))
+        assert len(tokens) in (
+            (1, 2) if role is Role.PREFILL else (SPEED_PROBE_TOKENS, SPEED_PROBE_TOKENS + 1)
+        )

@@ -280,6 +280,20 @@ async def test_a_stale_connection_is_replayed_once_on_a_fresh_one(
     assert router.all(FellBack) == []
 
 
+@pytest.mark.parametrize("key", ["store", "background"])
+async def test_a_request_that_leaves_traces_is_not_replayed(house: House, key: str) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    stale = await _pooled(house, router, engine)
+    client = await router.client()
+    await client.send(request("/v1/responses", {"model": "m", "input": "x", key: True}))
+    first = await engine.call()
+    assert first.connection is stale
+    first.reset()
+    assert (await client.answer()).status == 502
+    assert engine.seen == 2
+
+
 async def test_a_replay_that_is_reset_too_is_a_failure(house: House) -> None:
     engine = await house.engine()
     router = await house.router(engine)

@@ -259,7 +259,7 @@ async def test_the_first_token_is_the_first_content(house: House, path: str) -> 
     await eventually(lambda: b"".join(relay._parts) == PREAMBLES[path])
     assert _timed(pace) == (1, 0, 0)
     assert not _has_first_byte(relay)
-    assert relay._asker._plan is not None  # it can still go elsewhere
+    assert relay._asker._run.facts is not None  # it can still go elsewhere
     call.events(CONTENTS[path])
     await answer.until(PREAMBLES[path] + CONTENTS[path])
     assert _timed(pace)[:2] == (1, 1)

@@ -6,27 +6,35 @@ from typing import Any
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
-from router.core.retry import ATTEMPTS, BUSY, error_of, may_move, reason_of
+from router.core.retry import ATTEMPTS, BUSY, error_of, may_move, may_replay, reason_of
 from router.core.values import Endpoint, Facts, Reply, Role
 
-__all__ = ["conclude", "direct", "plain"]
+__all__ = ["conclude", "direct", "move", "plain", "plain_on"]
 
 NOBODY: frozenset[Endpoint] = frozenset()
 
 
 def direct(facts: Facts) -> Plan:
     """Choose a decode engine and let it do everything."""
-    endpoint = yield Lease(Role.DECODE)
-    yield from plain(facts, endpoint)
+    yield from plain(facts)
 
 
-def plain(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBODY) -> Plan:
-    """Send the client's body to a leased decode engine; move on while that is safe.
+def plain(facts: Facts, tried: frozenset[Endpoint] = NOBODY) -> Plan:
+    """Lease a decode engine that computes the prompt, send it the client's body; move on while
+    that is safe.
 
-    Those in `tried` have failed this request before: they are not asked again, and count.
+    Those in `tried` have failed this request before: they are not asked again, and count. Raises
+    NoEngine when there is none at all.
     """
+    endpoint = yield Lease(Role.DECODE, tried)
+    yield from plain_on(facts, endpoint, tried)
+
+
+def plain_on(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBODY) -> Plan:
+    """The same, beginning with an engine that is leased."""
+    replay = may_replay(facts)
     while True:
-        outcome = yield Stream(endpoint, facts.path, facts.raw, keep=BUSY)
+        outcome = yield Stream(endpoint, facts.path, facts.raw, keep=BUSY, replay=replay)
         if outcome is None:
             return
         tried |= {endpoint}
@@ -40,12 +48,12 @@ def plain(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBODY)
 
 
 def move(
-    endpoint: Endpoint, tried: frozenset[Endpoint], outcome: Outcome
+    endpoint: Endpoint, tried: frozenset[Endpoint], outcome: Outcome, *, computes: bool = True
 ) -> Generator[Step, Any, Endpoint | None]:
     """Give an endpoint back and lease another one; None when there is no other."""
     yield Release(endpoint)
     try:
-        other = yield Lease(endpoint.role, tried)
+        other = yield Lease(endpoint.role, tried, computes)
     except NoEngine:
         return None
     yield FellBack(endpoint.role, reason_of(outcome))

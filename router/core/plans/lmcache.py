@@ -23,13 +23,13 @@ import orjson
 from router.core.events import FellBack
 from router.core.jsonspan import with_member
 from router.core.plans import first_token
-from router.core.plans.direct import conclude, move, plain
+from router.core.plans.direct import conclude, move, plain, plain_on
 from router.core.plans.first_token import Sampled
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.prefill import body_for_prefill, prefill_by
-from router.core.plans.steps import AwaitKV, Call, Lease, Outcome, Plan, Step, Stream
-from router.core.retry import BUSY, may_move
+from router.core.plans.steps import AwaitKV, Call, Lease, Outcome, Plan, Release, Step, Stream
+from router.core.retry import BUSY, may_move, may_replay
 from router.core.values import Endpoint, Facts, Reply, Role
 
 __all__ = ["lmcache"]
@@ -59,11 +59,13 @@ def lmcache(
     `receivers` holds every decode engine. `new_transfer_id` must never return an id twice, nor one
     of another router's. `notify` says that the prefill engines report finished transfers.
     """
-    decode = yield Lease(Role.DECODE)
+    # Before the prefill, which has to name the receiver.
+    decode = yield Lease(Role.DECODE, computes=False)
     transfer = _Transfer(facts, receivers[decode], new_transfer_id)
     if not transfer.can_ask:
         yield FellBack(Role.PREFILL, "nested_too_deep")
-        yield from plain(facts, decode)
+        yield Release(decode)
+        yield from plain(facts)
         return
     for _ in range(PREFILLS):
         reply = yield from prefill_by(transfer.ask)
@@ -81,12 +83,15 @@ def lmcache(
             return
         if leg.splice is not None and _has(outcome, REFUSALS):
             yield FellBack(Role.DECODE, "splice_refused")
-            break
+            yield from plain_on(facts, decode)  # it has the KV cache
+            return
         if not _has(outcome, LOAD_FAILED):
             yield from _elsewhere(facts, decode, outcome)
             return
         yield FellBack(Role.DECODE, "kv_load_failed")
-    yield from plain(facts, decode)
+    # Whoever computes the prompt is chosen, and counted, as one that does.
+    yield Release(decode)
+    yield from plain(facts)
 
 
 class _Transfer:
@@ -169,7 +174,8 @@ class _Transfer:
         facts, sampled = self._facts, self._sampled
         keep = BUSY | LOAD_FAILED
         if self._tokens is None or sampled is None or sampled.token is None or not sampled.is_shown:
-            return Stream(endpoint, facts.path, facts.raw, keep=keep, hold=True)
+            replay = may_replay(facts)
+            return Stream(endpoint, facts.path, facts.raw, keep=keep, hold=True, replay=replay)
         body = orjson.dumps(first_token.decode_body(facts.body, self._tokens, sampled.token))
         splice = FirstToken(sampled.text)
         return Stream(endpoint, facts.path, body, keep | REFUSALS, hold=True, splice=splice)
@@ -196,4 +202,4 @@ def _elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
     if other is None:
         yield from conclude(outcome)
     else:
-        yield from plain(facts, other, tried)
+        yield from plain_on(facts, other, tried)

@@ -14,12 +14,13 @@ from typing import Any
 
 import orjson
 
+from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.jsonspan import member, with_member
 from router.core.plans.direct import conclude, move, plain
 from router.core.plans.prefill import body_for_prefill, prefill
-from router.core.plans.steps import Lease, Outcome, Plan, Step, Stream
-from router.core.retry import ATTEMPTS, BUSY, may_move
+from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Step, Stream
+from router.core.retry import ATTEMPTS, BUSY, may_move, reason_of
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
 
 __all__ = ["nixl"]
@@ -46,14 +47,16 @@ LOAD_FAILED = frozenset({500})
 
 
 def nixl(facts: Facts) -> Plan:
-    """Lease a decode engine, prefill remotely, decode with the reference."""
-    decode = yield Lease(Role.DECODE)
+    """Prefill remotely, then lease a decode engine, which decodes with the reference.
+
+    A prefill may take minutes: a decode engine leased before it would be chosen by what was true
+    then, and count as busy meanwhile. That there is one at all is checked before.
+    """
     tried: frozenset[Endpoint] = frozenset()
+    yield Check(Role.DECODE)
     body = yield from _prefill_body(facts)
-    if body is None:
-        yield from plain(facts, decode)
-        return
-    for _ in range(PREFILLS):
+    for _ in range(0 if body is None else PREFILLS):
+        assert body is not None
         reply = yield from prefill(facts, facts.path, body)
         if reply is not None and reply.status >= 400:
             yield from conclude(reply)
@@ -61,15 +64,18 @@ def nixl(facts: Facts) -> Plan:
         reference = yield from _reference(reply)
         if reference is None:
             break
-        asked, tried, outcome = yield from _decode(facts, decode, tried, reference)
+        tried, outcome = yield from _decode(facts, tried, reference)
         if outcome is None:
             return
-        following = yield from _follow(facts, asked, tried, outcome)
-        if following is None:
+        try:
+            yield Check(Role.DECODE, tried)
+        except NoEngine:
+            if _is_load_failure(outcome):  # not a word that a client could do something with
+                raise
             yield from conclude(outcome)
             return
-        decode, tried = following
-    yield from plain(facts, decode, tried)
+        yield FellBack(Role.DECODE, _reason(outcome))
+    yield from plain(facts, tried)
 
 
 def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
@@ -96,45 +102,45 @@ def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
 
 
 def _decode(
-    facts: Facts, decode: Endpoint, tried: frozenset[Endpoint], reference: bytes
-) -> Generator[Step, Any, tuple[Endpoint | None, frozenset[Endpoint], Outcome | None]]:
-    """Send the client's own body with the reference.
+    facts: Facts, tried: frozenset[Endpoint], reference: bytes
+) -> Generator[Step, Any, tuple[frozenset[Endpoint], Outcome | None]]:
+    """Lease a decode engine and send it the client's own body with the reference.
 
-    A refused connection leaves the reference unused, so it goes to another engine as it is. The
-    engine that is returned is leased and has the outcome; None when nobody is left.
+    A refused connection leaves the reference unused, so it goes to another engine as it is. None
+    is returned once the client has its answer; an outcome when another prefill can mend it, and
+    then nothing is leased. Raises NoEngine when all decode engines went away during the prefill.
     """
     body = with_member(facts.raw, KV_KEY, reference)
+    decode = yield Lease(Role.DECODE, tried, computes=False)
     while True:
         outcome = yield Stream(
             decode, facts.path, body, keep=BUSY | LOAD_FAILED, hold=True, replay=False
         )
-        if not _is_refused(outcome) or len(tried) + 1 >= ATTEMPTS:
-            return decode, tried, outcome
-        tried |= {decode}
-        moved = yield from move(decode, tried, outcome)
-        # Python 3.11 traces no frame that goes on after a throw() into a generator below it.
-        if moved is None:  # pragma: no cover - test_with_no_other_decode_engine_...
-            return None, tried, outcome
-        decode = moved
+        if outcome is None:
+            return tried, None
+        is_load_failure = _is_load_failure(outcome)
+        if not is_load_failure:
+            tried |= {decode}
+        if _is_refused(outcome) and len(tried) < ATTEMPTS:
+            other = yield from move(decode, tried, outcome, computes=False)
+            # Python 3.11 traces no frame that goes on after a throw() into a generator below it.
+            if other is None:  # pragma: no cover - test_with_no_other_decode_engine_...
+                yield from conclude(outcome)
+                return tried, None
+            decode = other
+        elif is_load_failure or may_move(outcome, facts):
+            yield Release(decode)
+            return tried, outcome
+        else:
+            yield from conclude(outcome)
+            return tried, None
 
 
-def _follow(
-    facts: Facts, asked: Endpoint | None, tried: frozenset[Endpoint], outcome: Outcome
-) -> Generator[Step, Any, tuple[Endpoint, frozenset[Endpoint]] | None]:
-    """The leased engine that decodes next, after a failure that another prefill can mend."""
-    if asked is None:
-        return None
-    if _is_load_failure(outcome):
-        yield FellBack(Role.DECODE, "kv_load_failed")
-        return asked, tried
-    if not may_move(outcome, facts):
-        return None
-    tried |= {asked}
-    moved = yield from move(asked, tried, outcome)
-    return None if moved is None else (moved, tried)
+def _reason(outcome: Outcome) -> str:
+    return "kv_load_failed" if _is_load_failure(outcome) else reason_of(outcome)
 
 
-def _is_refused(outcome: Outcome | None) -> bool:
+def _is_refused(outcome: Outcome) -> bool:
     return isinstance(outcome, Failure) and outcome.kind is FailureKind.REFUSED
 
 

@@ -80,6 +80,8 @@ def body_for_prefill(facts: Facts) -> dict[str, Any]:
         body["n"] = 1
     if _forces_a_tool(body.get("tool_choice")):
         body["tool_choice"] = _no_tool(body["tool_choice"])
+    if body.get("store"):  # one token is no answer that anybody wants to find again
+        body["store"] = False
     body["ignore_eos"] = True
     body["stream"] = False
     return body

@@ -1,10 +1,11 @@
 """The steps of a plan, and what each is answered with.
 
 A plan is a generator: it yields steps and is sent their answers, and never touches a socket or a
-clock. Whoever runs it (`net/exchange.py`, or a test) answers:
+clock. Whoever runs it (`core/request_run.py`, or a test) answers:
 
 | step | answer |
 |---|---|
+| `Check` | None; `NoEngine` is raised inside the plan when a `Lease` would find none |
 | `Lease` | the leased `Endpoint`; `NoEngine` is raised inside the plan when there is none |
 | `Release` | None |
 | `Call` | a `Reply` or a `Failure` |
@@ -23,7 +24,18 @@ from typing import Any, Protocol
 from router.core.events import FellBack
 from router.core.values import Endpoint, Failure, Reply, Role
 
-__all__ = ["AwaitKV", "Call", "Lease", "Plan", "Release", "Send", "Splice", "Step", "Stream"]
+__all__ = [
+    "AwaitKV",
+    "Call",
+    "Check",
+    "Lease",
+    "Plan",
+    "Release",
+    "Send",
+    "Splice",
+    "Step",
+    "Stream",
+]
 
 
 class Splice(Protocol):
@@ -37,11 +49,23 @@ class Splice(Protocol):
 
 
 @dataclass(slots=True)
-class Lease:
-    """Choose an endpoint of `role`, not one of `exclude`, and count this request there."""
+class Check:
+    """Find out whether an endpoint of `role`, not one of `exclude`, could be leased; take none."""
 
     role: Role
     exclude: frozenset[Endpoint] = frozenset()
+
+
+@dataclass(slots=True)
+class Lease:
+    """Choose an endpoint of `role`, not one of `exclude`, and count this request there.
+
+    `computes`: the engine has to compute the prompt; False where it reads the prompt's KV cache.
+    """
+
+    role: Role
+    exclude: frozenset[Endpoint] = frozenset()
+    computes: bool = True
 
 
 @dataclass(slots=True)
@@ -93,6 +117,6 @@ class Send:
     reply: Reply = field(repr=False)
 
 
-Step = Lease | Release | Call | Stream | AwaitKV | FellBack | Send
+Step = Check | Lease | Release | Call | Stream | AwaitKV | FellBack | Send
 Outcome = Reply | Failure
 Plan = Generator[Step, Any, None]

@@ -1,26 +1,30 @@
 """A cluster in virtual time: modelled engines, driven by the router's own fleet and policies.
 
-    from router.net.speed_prober import needs_probe
-    result = simulate(scenario("slow8", Size()), "oracle", seed=1, needs_probe=needs_probe)
+    result = simulate(scenario("slow8", Size()), "oracle", seed=1)
 
-Fleet, Scheduler and policies are the ones that `pd-router serve` runs, unchanged; engines, clients
-and the clock are models. Nothing waits: an hour of a cluster takes as long as its events do.
+Fleet, Scheduler, policies, plans and the rules of retries and probes are the ones that
+`pd-router serve` runs, unchanged; engines, clients, sockets and the clock are models. Nothing
+waits: an hour of a cluster takes as long as its events do.
 """
 
 from router.simulator.virtual.cluster import simulate
 from router.simulator.virtual.cost import selection_microseconds
 from router.simulator.virtual.plots import PlotsUnavailable, plot
 from router.simulator.virtual.policies import ORACLE, POLICY_NAMES
-from router.simulator.virtual.results import Result
+from router.simulator.virtual.results import EngineResult, Result
 from router.simulator.virtual.scenarios import SCENARIOS, Size, scenario
 from router.simulator.virtual.values import (
     Change,
     EngineModel,
+    EngineSpec,
+    Faults,
     Freeze,
     Lengths,
     Restart,
+    RouterRestart,
     Scenario,
     Speed,
+    Timeouts,
     Workload,
 )
 
@@ -30,14 +34,19 @@ __all__ = [
     "SCENARIOS",
     "Change",
     "EngineModel",
+    "EngineResult",
+    "EngineSpec",
+    "Faults",
     "Freeze",
     "Lengths",
     "PlotsUnavailable",
     "Restart",
     "Result",
+    "RouterRestart",
     "Scenario",
     "Size",
     "Speed",
+    "Timeouts",
     "Workload",
     "plot",
     "scenario",

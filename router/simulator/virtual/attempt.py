@@ -1,5 +1,6 @@
 """One request at one modelled engine, as both sides see it."""
 
+from collections.abc import Callable
 from enum import IntEnum
 
 from router.core.pace import Leg
@@ -11,6 +12,7 @@ class Answer(IntEnum):
     """What the engine says to a new request."""
 
     ACCEPTED = 200
+    FAILED = 500
     FULL = 503
     REFUSED = 0
     """Nobody listens."""
@@ -19,26 +21,59 @@ class Answer(IntEnum):
 class Stage(IntEnum):
     """Where an attempt is in its engine."""
 
-    WAITING = 0
-    PREFILL = 1
-    DECODE = 2
-    ENDED = 3
+    ARRIVING = 0
+    """Its KV cache is on the way from a prefill engine."""
+    WAITING = 1
+    PREFILL = 2
+    DECODE = 3
+    ENDED = 4
 
 
 class Attempt:
-    """One request at one engine. Whoever makes it is told of its fate by the three methods."""
+    """One request at one engine. Whoever makes it is told of its fate by the four methods.
 
-    __slots__ = ("left", "leg", "output", "prompt", "replica", "stage")
+    With `transfer_seconds` its prompt's KV cache comes from another engine in so many seconds;
+    `source` tells whether that engine still has it. None: the prompt is computed here.
+    """
+
+    __slots__ = (
+        "arrived",
+        "free_elsewhere",
+        "left",
+        "leg",
+        "model",
+        "output",
+        "prompt",
+        "replica",
+        "source",
+        "stage",
+        "transfer_seconds",
+    )
 
     leg: Leg
 
-    def __init__(self, replica: int, prompt: int, output: int) -> None:
+    def __init__(
+        self,
+        replica: int,
+        prompt: int,
+        output: int,
+        model: str | None = None,
+        transfer_seconds: float | None = None,
+        source: Callable[[], bool] = bool,
+    ) -> None:
         self.replica = replica
         self.prompt = prompt
         self.output = output
-        self.left = prompt
+        self.model = model
+        self.transfer_seconds = transfer_seconds
+        self.source = source
+        self.left = 0 if transfer_seconds is not None else prompt
         """Prompt tokens that are still to be computed."""
         self.stage = Stage.WAITING
+        self.arrived = 0.0
+        """When it came to its engine."""
+        self.free_elsewhere = 0.0
+        """Its engine's `free_elsewhere` for its model at that time."""
 
     def on_first(self, now: float) -> None:
         """The first token came."""
@@ -50,4 +85,8 @@ class Attempt:
 
     def on_lost(self, now: float) -> None:
         """The connection broke."""
+        raise NotImplementedError
+
+    def on_error(self, status: int, now: float) -> None:
+        """The engine answered with an error: it could not load the KV cache."""
         raise NotImplementedError

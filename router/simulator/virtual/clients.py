@@ -1,4 +1,4 @@
-"""Clients: streams that ask again when they have their answer, and bursts; they keep the books.
+"""Clients: closed loops, bursts and an open loop; they keep the books.
 
 Request n has the same lengths whoever chooses its engine, so that policies meet the same work.
 """
@@ -15,7 +15,7 @@ __all__ = ["Clients"]
 BACK_OFF_SECONDS = 1.0
 """After an error: the router's own Retry-After."""
 
-BURST = -1
+NO_STREAM = -1
 """The stream of those that belong to none."""
 
 
@@ -40,6 +40,8 @@ class Clients:
         """All streams at once, as load generators do."""
         work = self._workload
         self._agenda.at(0.0, self._start)
+        if work.rate:
+            self._agenda.at(self._rng.expovariate(work.rate), self._arrive)
         if work.burst_seconds:
             self._agenda.every(work.burst_seconds, work.burst_seconds, self._burst)
 
@@ -49,7 +51,7 @@ class Clients:
             raise RuntimeError(f"request {request.number} ended twice")
         request.ended = now
         self.ended.append(request)
-        if request.stream == BURST:
+        if request.stream == NO_STREAM:
             return
         if request.is_good:
             self._issue(request.stream, now)
@@ -62,7 +64,11 @@ class Clients:
 
     def _burst(self, now: float) -> None:
         for _ in range(self._workload.burst_requests):
-            self._issue(BURST, now)
+            self._issue(NO_STREAM, now)
+
+    def _arrive(self, now: float) -> None:
+        self._issue(NO_STREAM, now)
+        self._agenda.at(now + self._rng.expovariate(self._workload.rate), self._arrive)
 
     def _issue(self, stream: int, now: float) -> None:
         work, number = self._workload, self.issued
@@ -70,5 +76,7 @@ class Clients:
             return
         self.issued += 1
         prompt, output = work.prompt.draw(self._rng), work.output.draw(self._rng)
-        door = (number if stream == BURST else stream) % len(self._replicas)
-        self._replicas[door].send(Request(number, stream, prompt, output, now, self.done), now)
+        door = (number if stream == NO_STREAM else stream) % len(self._replicas)
+        model = work.models[number % len(work.models)] if work.models else None
+        request = Request(number, stream, prompt, output, now, self.done, model)
+        self._replicas[door].send(request, now)

@@ -1,65 +1,81 @@
 """Builds a cluster from a scenario and lets it run to its end."""
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from random import Random
 
+from router.core import probing
 from router.core.care import Care
 from router.core.pace import TICK_SECONDS
+from router.core.probing import JITTER
+from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda, Event
 from router.simulator.virtual.clients import Clients
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.policies import make_policy
 from router.simulator.virtual.replica import Replica
-from router.simulator.virtual.results import Result, Sample, result_of
-from router.simulator.virtual.speed_probes import INTERVAL_SECONDS, NeedsProbe, SpeedProbes
-from router.simulator.virtual.values import Change, Freeze, Restart, Scenario, Speed
+from router.simulator.virtual.results import Result, Sample, Totals, result_of
+from router.simulator.virtual.speed_probes import SpeedProbes
+from router.simulator.virtual.values import (
+    Change,
+    Faults,
+    Freeze,
+    Restart,
+    RouterRestart,
+    Scenario,
+    Speed,
+)
 
-__all__ = ["simulate"]
+__all__ = ["SWEEP_SECONDS", "simulate"]
 
-SCRAPE_SECONDS = 1.0
-HEALTH_SECONDS = 5.0
-ABSENT_SECONDS = 1.0
 SWEEP_SECONDS = 1.0
-"""The defaults of router/settings.py, of router/net/prober.py and of router/net/silence.py."""
+"""Between two looks at requests that wait; as router/net/silence.py has it."""
+
+QUEUE_SECONDS = 0.05
+"""Between two looks at queues: a few steps."""
 
 HORIZON_SECONDS = 100_000.0
 """Virtual; what is not over by then never will be."""
 
 
-def simulate(
-    scenario: Scenario,
-    policy: str,
-    *,
-    seed: int,
-    needs_probe: NeedsProbe,
-    care: Care | None = None,
-) -> Result:
+def simulate(scenario: Scenario, policy: str, *, seed: int, care: Care | None = None) -> Result:
     """Run a scenario under a policy; the same arguments give the same result.
 
-    `needs_probe` is router/net/speed_prober.py's. Raises KeyError for an unknown policy.
+    Raises KeyError for an unknown policy.
     """
     agenda = Agenda()
     engines = [
-        Engine(scenario.model, agenda, Random(f"engine {seed} {n}"), scenario.replicas)
-        for n in range(scenario.engines)
+        Engine(spec, agenda, Random(f"engine {seed} {n}"), scenario.replicas)
+        for n, spec in enumerate(scenario.pool)
     ]
-    chosen = make_policy(policy, engines)
+    policies = dict.fromkeys(Role, make_policy(policy, engines))
     replicas = [
-        Replica(n, engines, chosen, Random(f"replica {seed} {n}"), care or Care())
+        Replica(n, engines, scenario, policies, Random(f"replica {seed} {n}"), care or Care())
         for n in range(scenario.replicas)
     ]
     for place, engine in enumerate(engines):
-        engine.paces = [replica.pool[place].pace for replica in replicas]
+        engine.paces = [replica.members[place].pace for replica in replicas]
     clients = Clients(scenario.workload, replicas, agenda, Random(f"clients {seed}"))
+    speed_roles = probing.roles_that_use_speed(policies)
+    probes = [_watch(replica, agenda, speed_roles, scenario.replicas) for replica in replicas]
     for change in scenario.changes:
-        agenda.at(change.at, _event(change, engines, agenda))
-    probes = [_watch(replica, agenda, needs_probe, scenario.replicas) for replica in replicas]
+        agenda.at(change.at, _event(change, engines, replicas, probes, agenda))
     samples: list[Sample] = []
 
     def sample(now: float) -> None:
-        loads = tuple(engine.load for engine in engines)
-        samples.append(Sample(now, len(clients.ended), loads))
+        in_vain = {engine for engine, _ in _queue_in_vain(engines)}
+        samples.append(
+            Sample(
+                now,
+                len(clients.ended),
+                tuple(engine.load for engine in engines),
+                tuple(engine.is_fit for engine in engines),
+                tuple(engine in in_vain for engine in engines),
+            )
+        )
 
     agenda.every(TICK_SECONDS, TICK_SECONDS, sample)
+    agenda.every(QUEUE_SECONDS, QUEUE_SECONDS, lambda _: _see_queues(engines))
     clients.start()
     agenda.run_while(clients.is_going_on, HORIZON_SECONDS)
     return result_of(
@@ -67,39 +83,98 @@ def simulate(
         clients.ended,
         samples,
         probes=sum(probe.count for probe in probes),
-        leases_left=sum(replica.fleet.ledger.total() for replica in replicas),
+        leases_left=sum(replica.leases for replica in replicas),
         most_running=max(engine.most_running for engine in engines),
         events=agenda.events,
+        totals=[_totals(place, engine, replicas) for place, engine in enumerate(engines)],
     )
 
 
-def _watch(replica: Replica, agenda: Agenda, needs_probe: NeedsProbe, replicas: int) -> SpeedProbes:
+def _totals(place: int, engine: Engine, replicas: Sequence[Replica]) -> Totals:
+    return Totals(
+        role=engine.spec.role.value,
+        group=engine.spec,
+        served=sum(replica.served[place] for replica in replicas),
+        longest_wait=engine.longest_wait,
+        misdirected=sum(replica.misdirected[place] for replica in replicas),
+    )
+
+
+def _queue_in_vain(engines: Sequence[Engine]) -> Iterator[tuple[Engine, str | None]]:
+    """The engines, and the models, whose requests wait for a slot while another has one free."""
+    free = [one for one in engines if one.has_free_slot and not one.is_frozen]
+    for engine in engines if free else ():
+        if engine.is_full or engine.is_frozen:
+            for model in engine.waiting_models:
+                if any(one.spec.role is engine.spec.role and one.serves(model) for one in free):
+                    yield engine, model
+
+
+def _see_queues(engines: Sequence[Engine]) -> None:
+    """Count the seconds that requests wait in vain."""
+    for engine, model in _queue_in_vain(engines):
+        engine.free_elsewhere[model] += QUEUE_SECONDS
+
+
+def _watch(
+    replica: Replica, agenda: Agenda, speed_roles: frozenset[Role], replicas: int
+) -> SpeedProbes:
     """Everything that a router does again and again; replicas are out of step with each other."""
-    phase = replica.number / replicas
-    probes = SpeedProbes(replica, agenda, needs_probe)
+    phase = (replica.number + 1) / replicas
+    probes = SpeedProbes(replica, agenda, speed_roles)
     for seconds, event in (
-        (TICK_SECONDS, replica.fleet.tick),
-        (SCRAPE_SECONDS, replica.scrape),
-        (HEALTH_SECONDS, replica.see_health),
-        (ABSENT_SECONDS, replica.see_health_of_absent),
-        (SWEEP_SECONDS, replica.leave_stalled),
-        (INTERVAL_SECONDS, probes.sweep),
+        (TICK_SECONDS, replica.tick),
+        (SWEEP_SECONDS, replica.sweep),
+        (probing.SPEED_PROBE_SECONDS, probes.sweep),
     ):
-        agenda.every(seconds, seconds * (phase + 1 / replicas), event)
+        agenda.every(seconds, seconds * phase, event)
+    rng = Random(f"jitter {replica.number}")
+    for place in range(len(replica.engines)):
+        _again(agenda, rng, probing.HEALTH_SECONDS * phase, partial(_probe, replica, place))
+        _again(agenda, rng, probing.SCRAPE_SECONDS * phase, partial(_scrape, replica, place))
     return probes
 
 
-def _event(change: Change, engines: list[Engine], agenda: Agenda) -> Event:
-    engine = engines[change.engine]
+def _again(agenda: Agenda, rng: Random, first: float, event: Callable[[float], float]) -> None:
+    """Let it happen again and again, after as many seconds as it says, more or less."""
 
+    def again(now: float) -> None:
+        agenda.at(now + event(now) * rng.uniform(1 - JITTER, 1 + JITTER), again)
+
+    agenda.at(first, again)
+
+
+def _probe(replica: Replica, place: int, now: float) -> float:
+    health = replica.probe(place, now).health
+    return probing.seconds_to_health_probe(health, probing.HEALTH_SECONDS)
+
+
+def _scrape(replica: Replica, place: int, now: float) -> float:
+    replica.scrape(place, now)
+    return probing.SCRAPE_SECONDS
+
+
+def _event(
+    change: Change,
+    engines: Sequence[Engine],
+    replicas: Sequence[Replica],
+    probes: Sequence[SpeedProbes],
+    agenda: Agenda,
+) -> Event:
     def event(now: float) -> None:
         match change:
             case Speed():
-                engine.factor = change.factor
+                engines[change.engine].factor = change.factor
             case Freeze():
-                engine.frozen_until = now + change.seconds
+                engines[change.engine].frozen_until = now + change.seconds
+            case Faults():
+                engines[change.engine].faults = change
             case Restart():
+                engine = engines[change.engine]
                 engine.kill(now)
                 agenda.at(now + change.seconds, lambda _: engine.start())
+            case RouterRestart():
+                probes[change.replica].restart(now)
+                replicas[change.replica].restart(now)
 
     return event

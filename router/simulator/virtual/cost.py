@@ -9,7 +9,7 @@ from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.replica import Replica, request_of
-from router.simulator.virtual.values import EngineModel
+from router.simulator.virtual.values import EngineModel, Lengths, Scenario, Workload
 
 __all__ = ["selection_microseconds"]
 
@@ -29,9 +29,10 @@ def selection_microseconds(
     """
     agenda, rng = Agenda(), Random(0)
     modelled = [Engine(EngineModel(), agenda, rng, 1) for _ in range(engines)]
-    replica = Replica(0, modelled, POLICIES[policy], rng, Care())
+    scenario = Scenario("cost", engines, EngineModel(), Workload(1, 1, Lengths(1), Lengths(1)))
+    replica = Replica(0, modelled, scenario, dict.fromkeys(Role, POLICIES[policy]), rng, Care())
     scheduler, facts = replica.scheduler, request_of(128)
-    for member in replica.pool[:slow]:
+    for member in replica.members[:slow]:
         member.view.ratio = 8.0
     held = [
         scheduler.lease(Role.DECODE, facts, frozenset(), 0.0) for _ in range(IN_FLIGHT * engines)

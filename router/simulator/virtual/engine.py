@@ -4,37 +4,51 @@ A step costs the same however many sequences decode in it: they are counted, and
 when it is let in, at its first token and at its last.
 """
 
+import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from random import Random
 
 from router.core.pace import Pace
 from router.core.values import Gauges
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
-from router.simulator.virtual.values import EngineModel
+from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
 
 __all__ = ["Engine"]
+
+TOLERANCE = 1e-9
+"""Of times on the grid of steps, in steps: sums of floats are not exact."""
 
 
 class Engine:
     """One engine. `paces` are those that each router replica keeps of it."""
 
-    def __init__(self, model: EngineModel, agenda: Agenda, rng: Random, replicas: int) -> None:
-        self.model = model
+    def __init__(
+        self, spec: EngineSpec | EngineModel, agenda: Agenda, rng: Random, replicas: int
+    ) -> None:
+        self.spec = EngineSpec(spec) if isinstance(spec, EngineModel) else spec
+        self.model = self.spec.model
+        self.faults = Faults(0.0, 0)
         self.factor = 1.0
         self.frozen_until = 0.0
         self.is_up = True
-        self.paces: Sequence[Pace] = ()
-        self.gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
-        """As of its last step: an engine that does not step does not update them."""
+        self.paces: list[Pace] = []
+        self._gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
         self.running = 0
         """Slots taken."""
         self.most_running = 0
         self.served = 0
         """Attempts that were accepted, all in all."""
+        self.stepped_at = 0.0
+        """When its last step ended."""
+        self.free_elsewhere: defaultdict[str | None, float] = defaultdict(float)
+        """Seconds, by model, in which another engine that serves it had a free slot."""
+        self.longest_wait = 0.0
+        """The most of these seconds that one request spent in this engine's queue."""
         self._agenda = agenda
         self._rng = rng
+        self._arriving: dict[Attempt, None] = {}
         self._waiting: deque[Attempt] = deque()
         self._prefilling: deque[Attempt] = deque()
         self._computed: list[Attempt] = []
@@ -44,26 +58,109 @@ class Engine:
         self._steps = 0
         self._kv = 0
         self._is_busy = False
-        self._life = 0
+        self.life = 0
         """Restarts; a step of an earlier life never ends."""
 
     @property
     def load(self) -> int:
         """Requests that it has, running and waiting."""
-        return self.running + len(self._waiting)
+        return self.running + self.queued
+
+    @property
+    def queued(self) -> int:
+        """Requests that have no slot."""
+        return len(self._waiting) + len(self._arriving)
+
+    @property
+    def gauges(self) -> Gauges:
+        """What it exports. vLLM updates it with each step, and so not while it does none."""
+        if not self.model.is_on_grid:
+            return self._gauges
+        running = min(self.load, self.model.max_num_seqs)  # slots are given on arrival
+        return Gauges(running, self.load - running, self._gauges.kv_usage)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all slots are taken."""
+        return self.running >= self.model.max_num_seqs
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether a request that comes now would run at its next step."""
+        return self.is_up and self.load < self.model.max_num_seqs
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether it is up, honest and of its full speed."""
+        return self.is_up and self.factor == 1.0 and not self.is_frozen and not self.is_faulty
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it makes no progress."""
+        return self._agenda.now < self.frozen_until
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether requests go wrong there."""
+        return any((self.faults.refused, self.faults.failed, self.faults.broken))
+
+    def serves(self, model: str | None) -> bool:
+        """Whether it takes requests for the model."""
+        return not self.spec.serves or model is None or model in self.spec.serves
+
+    @property
+    def waiting_models(self) -> set[str | None]:
+        """The models of the requests in its queue."""
+        return {attempt.model for attempt in self._waiting}
+
+    def seconds(self, prompt: int, output: int) -> float:
+        """From arrival to last token for one more request, if it gets a slot at once."""
+        model = self.model
+        if self.is_frozen or not self.has_free_slot:
+            return math.inf
+        return self.factor * (
+            model.step(self.load + 1) * output + prompt / model.prefill_tokens_per_second
+        )
 
     def submit(self, attempt: Attempt, now: float) -> Answer:
         """Take a request on, or not."""
-        if not self.is_up:
+        if not self.is_up or self._happens(self.faults.refused):
             return Answer.REFUSED
+        if self._happens(self.faults.failed):
+            return Answer.FAILED
         if len(self._waiting) >= self.model.max_num_queued_reqs:
             return Answer.FULL
         self.served += 1
+        attempt.arrived = now
+        attempt.free_elsewhere = self.free_elsewhere[attempt.model]
+        if attempt.transfer_seconds is None:
+            self._enqueue(attempt, now)
+        else:
+            attempt.stage = Stage.ARRIVING
+            self._arriving[attempt] = None
+            self._agenda.at(now + attempt.transfer_seconds, lambda then: self._came(attempt, then))
+        return Answer.ACCEPTED
+
+    def _happens(self, share: float) -> bool:
+        return share > 0.0 and self._rng.random() < share
+
+    def _enqueue(self, attempt: Attempt, now: float) -> None:
+        attempt.stage = Stage.WAITING
         self._waiting.append(attempt)
         if not self._is_busy:
             self._is_busy = True
             self._plan(now, is_end=False)
-        return Answer.ACCEPTED
+
+    def _came(self, attempt: Attempt, now: float) -> None:
+        """A KV cache came, or did not."""
+        if attempt.stage is not Stage.ARRIVING:  # it left, or the engine died
+            return
+        del self._arriving[attempt]
+        if attempt.source():
+            self._enqueue(attempt, now)
+        else:
+            attempt.stage = Stage.ENDED
+            attempt.on_error(500, now)
 
     def abort(self, attempt: Attempt) -> None:
         """Forget an attempt whose client left; it is told nothing any more."""
@@ -71,6 +168,8 @@ class Engine:
             return
         if attempt.stage is Stage.WAITING:
             self._waiting.remove(attempt)
+        elif attempt.stage is Stage.ARRIVING:
+            del self._arriving[attempt]
         else:
             if attempt.stage is Stage.DECODE:
                 self._decoding[attempt.replica] -= 1
@@ -82,15 +181,16 @@ class Engine:
     def kill(self, now: float) -> None:
         """Lose everything and refuse connections, until `start`."""
         self.is_up = self._is_busy = False
-        self._life += 1
+        self.life += 1
         lost = [attempt for attempt in self._all() if attempt.stage is not Stage.ENDED]
+        self._arriving.clear()
         self._waiting.clear()
         self._prefilling.clear()
         self._computed.clear()
         self._ending.clear()
         self._decoding = [0] * len(self._decoding)
         self.running = self._kv = 0
-        self.gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
+        self._gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
         for attempt in lost:
             attempt.stage = Stage.ENDED
         for attempt in lost:
@@ -101,6 +201,7 @@ class Engine:
         self.is_up = True
 
     def _all(self) -> Iterator[Attempt]:
+        yield from self._arriving
         yield from self._waiting
         yield from self._prefilling
         yield from self._computed
@@ -108,10 +209,10 @@ class Engine:
             yield from attempts
 
     def _plan(self, when: float, *, is_end: bool) -> None:
-        life = self._life
+        life = self.life
 
         def event(now: float) -> None:
-            if life == self._life:
+            if life == self.life:
                 if now < self.frozen_until:
                     self._agenda.at(self.frozen_until, event)
                 elif is_end:
@@ -130,6 +231,8 @@ class Engine:
             if self._kv + attempt.prompt + attempt.output > model.kv_tokens:
                 break
             waiting.popleft()
+            waited = self.free_elsewhere[attempt.model] - attempt.free_elsewhere
+            self.longest_wait = max(self.longest_wait, waited)
             self.running += 1
             self._kv += attempt.prompt + attempt.output
             attempt.stage = Stage.PREFILL
@@ -137,16 +240,23 @@ class Engine:
         self.most_running = max(self.most_running, self.running)
         sequences = sum(self._decoding)
         whole = budget = max(0, model.max_num_batched_tokens - sequences)
+        grid = self.factor * model.step_seconds
+        ends = (math.floor(now / grid + TOLERANCE) + 1) * grid if model.is_on_grid else math.inf
         while prefilling and budget:
             attempt = prefilling[0]
+            if attempt.arrived + self.factor * model.first_token_seconds > ends + TOLERANCE:
+                break
             taken = min(budget, attempt.left)
             attempt.left -= taken
             budget -= taken
             sequences += 1
             if not attempt.left:
                 self._computed.append(prefilling.popleft())
-        if not sequences:
+        if not sequences and not prefilling:
             self._is_busy = False
+            return
+        if model.is_on_grid:
+            self._plan(ends, is_end=True)
             return
         seconds = self.factor * model.step(sequences, whole - budget)
         chance = 1.0 + model.jitter * (2.0 * self._rng.random() - 1.0)
@@ -155,6 +265,7 @@ class Engine:
     def _end(self, now: float) -> None:
         """Hand out the tokens of a step, and go on."""
         self._steps += 1
+        self.stepped_at = now
         for pace, tokens in zip(self.paces, self._decoding, strict=True):
             pace.tokens += tokens
         ended = self._ending.pop(self._steps, [])
@@ -169,7 +280,7 @@ class Engine:
                 attempt.on_last(now)
         self._begin(now)
         usage = self._kv / self.model.kv_tokens
-        self.gauges = Gauges(running=self.running, waiting=len(self._waiting), kv_usage=usage)
+        self._gauges = Gauges(running=self.running, waiting=self.queued, kv_usage=usage)
 
     def _first_tokens(self, now: float) -> list[Attempt]:
         """Begin to decode what is computed; returns those of a single token."""
@@ -179,7 +290,11 @@ class Engine:
             if attempt.stage is Stage.ENDED:
                 continue
             attempt.on_first(now)
-            if attempt.output == 1:
+            if self._happens(self.faults.broken):
+                self._free(attempt)
+                attempt.stage = Stage.ENDED
+                attempt.on_lost(now)
+            elif attempt.output == 1:
                 single.append(attempt)
             else:
                 attempt.stage = Stage.DECODE

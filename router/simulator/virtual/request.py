@@ -2,11 +2,7 @@
 
 from collections.abc import Callable
 
-from router.core.values import Endpoint
-
 __all__ = ["Request"]
-
-NOBODY: frozenset[Endpoint] = frozenset()
 
 
 class Request:
@@ -19,11 +15,11 @@ class Request:
         "first",
         "is_good",
         "issued",
+        "model",
         "number",
         "output",
         "prompt",
         "stream",
-        "tried",
     )
 
     def __init__(
@@ -34,6 +30,7 @@ class Request:
         output: int,
         issued: float,
         done: "Callable[[Request, float], None]",
+        model: str | None = None,
     ) -> None:
         self.number = number
         self.stream = stream
@@ -42,10 +39,9 @@ class Request:
         self.issued = issued
         self.done = done
         """To be called once, when it has ended."""
+        self.model = model
         self.first: float | None = None
         self.ended: float | None = None
         self.is_good = False
         self.engine = -1
-        """The engine that answered last."""
-        self.tried = NOBODY
-        """Engines that failed it."""
+        """The engine that was asked to answer last."""

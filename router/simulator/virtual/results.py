@@ -1,17 +1,27 @@
 """What a run gave, in a user's terms."""
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from router.simulator.virtual.request import Request
 
-__all__ = ["Result", "Sample", "percentile", "result_of"]
+__all__ = ["EngineResult", "Result", "Sample", "Totals", "percentile", "result_of"]
 
 STEADY_FROM, STEADY_TO = 0.25, 0.75
 """The steady middle, in shares of the requests that have ended."""
+
+
+LEAST_SHARE = 0.5
+"""Of its fair share; an engine that gets less is starved."""
+
+SMOOTHING_SAMPLES = 4
+"""Samples (a second) whose mean counts as an engine's load where its share is judged: a few
+requests more or less at one moment are chance."""
 
 
 class Sample(NamedTuple):
@@ -22,6 +32,50 @@ class Sample(NamedTuple):
     """Requests so far."""
     loads: tuple[int, ...]
     """Requests on each engine."""
+    fit: tuple[bool, ...] = ()
+    """Whether each engine is up, honest and of its full speed."""
+    queueing: tuple[bool, ...] = ()
+    """Whether requests wait there for a slot while another engine has one free for them."""
+
+
+class Totals(NamedTuple):
+    """What was counted for one engine."""
+
+    role: str
+    group: Hashable
+    """Engines of one group are alike in all that matters for their share."""
+    served: int
+    longest_wait: float
+    misdirected: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineResult:
+    """One engine's part in a run. Seconds."""
+
+    place: int
+    role: str
+    is_fit: bool
+    """Whether it was up, honest and of its full speed all the time."""
+    served: int
+    """Answers; a prefill is one."""
+    share: float
+    """Of all answers of its role."""
+    mean_in_flight: float
+    """In the steady middle."""
+    oscillation: float
+    """The standard deviation of requests in flight over their mean, in the steady middle."""
+    queueing_seconds: float
+    """In which requests waited there for a slot while another engine had one free for them."""
+    longest_wait: float
+    """The most of these that one request waited."""
+    starved_seconds: float
+    """While it was up, honest and of full speed, with less than half of its fair share: half of
+    what engines that are like it had on average."""
+    longest_starved: float
+    """Of these seconds in a row."""
+    misdirected: int
+    """Requests that it got while it was set aside, though another engine was free and faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +109,13 @@ class Result:
     most_running: int
     """The most sequences that any engine ran at a time."""
     events: int
+    engines: tuple[EngineResult, ...] = field(repr=False)
     samples: tuple[Sample, ...] = field(repr=False)
 
     def row(self) -> dict[str, Any]:
         """Everything but the samples, for JSON."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "samples"}
+        figures = {name: getattr(self, name) for name in self.__slots__ if name != "samples"}
+        return figures | {"engines": [asdict(engine) for engine in self.engines]}
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -78,6 +134,7 @@ def result_of(
     leases_left: int,
     most_running: int,
     events: int,
+    totals: Sequence[Totals] = (),
 ) -> Result:
     """The figures of a run; `ended` are all requests in the order in which they ended."""
     good = [request for request in ended if request.is_good]
@@ -109,6 +166,7 @@ def result_of(
         leases_left=leases_left,
         most_running=most_running,
         events=events,
+        engines=_engines(totals, samples, times[first], times[last]),
         samples=tuple(samples),
     )
 
@@ -120,3 +178,56 @@ def _skew(samples: Sequence[Sample], since: float, until: float) -> float:
         if since <= sample.at <= until and any(sample.loads)
     ]
     return sum(ratios) / len(ratios) if ratios else math.nan
+
+
+def _engines(
+    totals: Sequence[Totals], samples: Sequence[Sample], since: float, until: float
+) -> tuple[EngineResult, ...]:
+    steady = [sample for sample in samples if since <= sample.at <= until]
+    seconds = samples[1].at - samples[0].at if len(samples) > 1 else 0.0
+    answers = Counter[str]()
+    for one in totals:
+        answers[one.role] += one.served
+    starved = _starved(totals, samples)
+    results = []
+    for place, one in enumerate(totals):
+        loads = [sample.loads[place] for sample in steady]
+        mean = statistics.fmean(loads) if loads else math.nan
+        results.append(
+            EngineResult(
+                place=place,
+                role=one.role,
+                is_fit=all(sample.fit[place] for sample in samples),
+                served=one.served,
+                share=one.served / max(1, answers[one.role]),
+                mean_in_flight=mean,
+                oscillation=statistics.pstdev(loads) / mean if loads and mean else math.nan,
+                queueing_seconds=seconds * sum(sample.queueing[place] for sample in samples),
+                longest_wait=one.longest_wait,
+                starved_seconds=seconds * sum(starved[place]),
+                longest_starved=seconds * _longest_run(starved[place]),
+                misdirected=one.misdirected,
+            )
+        )
+    return tuple(results)
+
+
+def _starved(totals: Sequence[Totals], samples: Sequence[Sample]) -> list[list[bool]]:
+    """For each engine and sample whether it was fit and had too little."""
+    starved = [[False] * len(samples) for _ in totals]
+    groups: dict[Hashable, list[int]] = {}
+    for place, one in enumerate(totals):
+        groups.setdefault(one.group, []).append(place)
+    for number, sample in enumerate(samples):
+        window = samples[max(0, number - SMOOTHING_SAMPLES + 1) : number + 1]
+        for places in groups.values():
+            fit = [place for place in places if sample.fit[place]]
+            loads = [statistics.fmean(one.loads[place] for one in window) for place in fit]
+            fair = statistics.fmean(loads) if loads else 0.0
+            for place, load in zip(fit, loads, strict=True):
+                starved[place][number] = fair >= 1 and load < LEAST_SHARE * fair
+    return starved
+
+
+def _longest_run(flags: Sequence[bool]) -> int:
+    return max((len(list(run)) for is_set, run in groupby(flags) if is_set), default=0)

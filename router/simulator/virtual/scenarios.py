@@ -1,16 +1,22 @@
-"""The scenarios by name. Engine 0 is always one of the slowest."""
+"""The scenarios by name. Engine 0 is always one of the slowest; prefill engines come last."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from router.core.values import Role
 from router.simulator.virtual.values import (
     Change,
     EngineModel,
+    EngineSpec,
+    Faults,
     Freeze,
     Lengths,
     Restart,
+    RouterRestart,
     Scenario,
     Speed,
+    Timeouts,
     Workload,
 )
 
@@ -51,9 +57,10 @@ class Size:
 def scenario(name: str, size: Size) -> Scenario:
     """The scenario of that name and size. Raises KeyError, or ValueError for a bad size."""
     made = SCENARIOS[name](_base(name, size), size)
+    streams = made.workload.streams
     work = replace(
         made.workload,
-        streams=size.streams or made.workload.streams,
+        streams=(size.streams or streams) if streams else 0,
         requests=size.requests or made.workload.requests,
     )
     return replace(made, workload=work, replicas=size.replicas or made.replicas)
@@ -138,6 +145,134 @@ def _h100(*changes: Change) -> _Maker:
     return make
 
 
+# Engines that differ.
+
+
+def _pool(*models: EngineModel) -> _Maker:
+    """These models in turn."""
+
+    def make(base: Scenario, _size: Size) -> Scenario:
+        specs = tuple(EngineSpec(models[n % len(models)]) for n in range(base.engines))
+        return replace(base, specs=specs)
+
+    return make
+
+
+L40S = replace(H100, step_seconds=0.024, per_sequence_seconds=42e-6, kv_tokens=120_000)
+"""A third of the memory bandwidth of an H100, and of its arithmetic."""
+
+
+def _two_speeds(base: Scenario, size: Size) -> Scenario:
+    """Half L40S, half H100, and as many streams as would keep the H100s half full."""
+    slow = replace(L40S, prefill_tokens_per_second=H100.prefill_tokens_per_second / 3)
+    made = _h100()(base, size)
+    return _pool(slow, H100)(made, size)
+
+
+def _serving(*served: Sequence[str]) -> _Maker:
+    """What the engines list, in turn; the requests ask for each model in turn."""
+    models = tuple(sorted({model for names in served for model in names}))
+
+    def make(base: Scenario, _size: Size) -> Scenario:
+        specs = [
+            EngineSpec(base.model, serves=tuple(served[n * len(served) // base.engines]))
+            for n in range(base.engines)
+        ]
+        # With fewer engines than sets the last models are served by the last engine.
+        specs[-1] = replace(specs[-1], serves=tuple(sorted({*specs[-1].serves, *served[-1]})))
+        known = {model for spec in specs for model in spec.serves}
+        work = replace(base.workload, models=tuple(m for m in models if m in known))
+        return replace(base, specs=tuple(specs), workload=work)
+
+    return make
+
+
+# Prefill engines.
+
+LONG = 60_000
+"""Prompt tokens, in a KV cache that holds six of them: as many as fit beside a 70B model."""
+
+
+def _disaggregated(
+    prefill: EngineModel,
+    prompt: Lengths,
+    *,
+    streams: float = 4.0,
+    requests: int = 50,
+    gone_at: float | None = None,
+) -> _Maker:
+    """Half of the engines prefill; with `gone_at` all of them are away from then on.
+
+    `streams` and `requests` are for each engine.
+    """
+
+    def make(base: Scenario, size: Size) -> Scenario:
+        prefills = base.engines // 2
+        decodes = base.engines - prefills
+        specs = (
+            *(EngineSpec(base.model) for _ in range(decodes)),
+            *(EngineSpec(prefill, Role.PREFILL) for _ in range(prefills)),
+        )
+        work = replace(
+            base.workload,
+            prompt=prompt,
+            streams=max(1, round(streams * base.engines)),
+            requests=requests * base.engines,
+        )
+        changes: tuple[Change, ...] = ()
+        if gone_at is not None:
+            changes = tuple(Restart(gone_at, decodes + n, 1e6) for n in range(prefills))
+        return replace(base, specs=specs, workload=work, changes=changes, threshold=512)
+
+    return make
+
+
+# Engines and routers that fail.
+
+
+def _alternating(base: Scenario, _size: Size) -> Scenario:
+    """Engine 0 is slow and fast in turn, 5 s each."""
+    changes = tuple(Speed(5.0 * n, 0, 8.0 if n % 2 else 1.0) for n in range(1, 9))
+    return replace(base, changes=changes)
+
+
+def _hung_core(base: Scenario, _size: Size) -> Scenario:
+    """The API answers, takes requests on and is healthy; nothing is ever computed."""
+    return replace(base, changes=(Freeze(4.0, 0, math.inf),), timeouts=Timeouts(idle=30.0))
+
+
+def _all_slow(base: Scenario, _size: Size) -> Scenario:
+    """From a moment on every engine takes eight times as long: nobody is slow then."""
+    return replace(base, changes=tuple(Speed(3.0, n, 8.0) for n in range(base.engines)))
+
+
+def _open_loop(base: Scenario, _size: Size) -> Scenario:
+    """No streams: a Poisson process of three quarters of what the engines can serve."""
+    model = base.model
+    per_engine = model.max_num_seqs / (model.step_seconds * base.workload.output.mean)
+    work = replace(base.workload, streams=0, rate=0.75 * per_engine * base.engines)
+    return replace(base, workload=work)
+
+
+def _router_restart(base: Scenario, _size: Size) -> Scenario:
+    """One of three routers loses all that it knows while an engine is slow."""
+    made = _replicas(Speed(0.0, 0, 8.0))(base, _size)
+    return replace(made, changes=(*made.changes, RouterRestart(4.0, 0)))
+
+
+WAVE_ENGINE = EngineModel(
+    prefill_tokens_per_second=math.inf,
+    jitter=0.0,
+    is_on_grid=True,
+    first_token_seconds=0.04,
+)
+
+
+def _waves(base: Scenario, _size: Size) -> Scenario:
+    """Steps on a grid of 20 ms, no chance: requests that begin together end together, for ever."""
+    return replace(base, model=WAVE_ENGINE, changes=(Speed(0.0, 0, 8.0),))
+
+
 SCENARIOS: dict[str, _Maker] = {
     "healthy": _healthy,
     "slow3": _changed(Speed(0.0, 0, 3.0)),
@@ -152,4 +287,26 @@ SCENARIOS: dict[str, _Maker] = {
     "replicas-slow8": _replicas(Speed(0.0, 0, 8.0)),
     "h100": _h100(),
     "h100-stall": _h100(Speed(3.0, 0, 8.0)),
+    "waves": _waves,
+    "open-loop": _open_loop,
+    "alternating": _alternating,
+    "all-slow": _all_slow,
+    "two-speeds": _two_speeds,
+    "mixed-slots": _pool(replace(ENGINE, max_num_seqs=32), replace(ENGINE, max_num_seqs=128)),
+    "two-models": _serving("a", "b"),
+    "three-models": _serving("a", "ab", "bc", "c"),
+    "hung-core": _hung_core,
+    "every-stream-breaks": _changed(Faults(2.0, 0, broken=1.0)),
+    "fails-20-percent": _changed(Faults(2.0, 0, failed=0.2)),
+    "refuses": _changed(Faults(2.0, 0, refused=0.5)),
+    "restart": _changed(Restart(4.0, 0, 5.0)),
+    "router-restart": _router_restart,
+    "disaggregated": _disaggregated(ENGINE, Lengths(2000, 0.8, 16_384)),
+    "slow-prefills": _disaggregated(
+        replace(ENGINE, prefill_tokens_per_second=2000.0),
+        Lengths(20_000),
+        streams=0.5,
+        requests=10,
+    ),
+    "prefill-pool-gone": _disaggregated(ENGINE, Lengths(LONG), gone_at=30.0),
 }

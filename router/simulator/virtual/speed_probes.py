@@ -1,66 +1,62 @@
 """The router's own tiny generations on engines that get no users' requests, in virtual time.
 
-Mirrors router/net/speed_prober.py: of how many tokens, how often, how long it is waited for; who
-needs one is asked of that module's own function. One sweep per second looks at all engines, where
-the real prober has a task for each.
+Who is asked, for what and how long is decided by router/core/probing.py. One sweep looks at all
+engines, where net/speed_prober.py has a task for each.
 """
 
-from collections.abc import Callable
-
-from router.core.member import Member
+from router.core import probing
 from router.core.pace import Leg
+from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt
 from router.simulator.virtual.replica import Replica
 
-__all__ = ["INTERVAL_SECONDS", "NeedsProbe", "SpeedProbes"]
-
-NeedsProbe = Callable[[Member], bool]
-"""Whether nothing else would find out how fast an engine is now."""
-
-
-INTERVAL_SECONDS = 1.0
-TOKENS = 8
-PROMPT_TOKENS = 3
-PATIENCE_SECONDS = 10.0
+__all__ = ["SpeedProbes"]
 
 
 class SpeedProbes:
     """The probes of one replica, one at a time for each engine."""
 
-    def __init__(self, replica: Replica, agenda: Agenda, needs_probe: NeedsProbe) -> None:
+    def __init__(self, replica: Replica, agenda: Agenda, speed_roles: frozenset[Role]) -> None:
         self.count = 0
-        self._needs_probe = needs_probe
-        self._replica = replica
+        self._speed_roles = speed_roles
+        self.replica = replica
         self._agenda = agenda
         self._open: dict[int, _Probe] = {}
 
     def sweep(self, now: float) -> None:
         """Ask those that need it."""
-        for place, member in enumerate(self._replica.pool):
-            if place not in self._open and self._needs_probe(member):
-                self._ask(place, member, now)
+        for place, member in enumerate(self.replica.members):
+            if place not in self._open and probing.needs_speed_probe(member, self._speed_roles):
+                self._ask(place, now)
 
     def forget(self, probe: "_Probe", now: float) -> None:
         """A probe is over, however it ended."""
         probe.leg.end(now)
         self._open.pop(probe.place, None)
 
-    def _ask(self, place: int, member: Member, now: float) -> None:
-        probe = _Probe(self, self._replica.number, place)
-        engine = self._replica.engines[place]
+    def restart(self, now: float) -> None:
+        """Their router died."""
+        for place, probe in list(self._open.items()):
+            self.replica.engines[place].abort(probe)
+            self.forget(probe, now)
+
+    def _ask(self, place: int, now: float) -> None:
+        probe = _Probe(self, self.replica.number, place)
+        engine, member = self.replica.engines[place], self.replica.members[place]
         if engine.submit(probe, now) is not Answer.ACCEPTED:
             return
         self.count += 1
         self._open[place] = probe
-        probe.leg = Leg(member.pace, None, PROMPT_TOKENS, now, is_heard=True)
+        work = probing.SPEED_PROBE_PROMPT_TOKENS
+        probe.leg = Leg(member.pace, None, work, now, is_heard=True)
 
         def give_up(then: float) -> None:
             if self._open.get(place) is probe:
                 engine.abort(probe)
                 self.forget(probe, then)
 
-        self._agenda.at(now + PATIENCE_SECONDS, give_up)
+        self._agenda.at(now + probing.SPEED_PROBE_TIMEOUT_SECONDS, give_up)
 
 
 class _Probe(Attempt):
@@ -69,7 +65,9 @@ class _Probe(Attempt):
     __slots__ = ("place", "probes")
 
     def __init__(self, probes: SpeedProbes, replica: int, place: int) -> None:
-        super().__init__(replica, PROMPT_TOKENS, TOKENS)
+        role = probes.replica.engines[place].spec.role
+        tokens = probing.speed_probe_tokens(role)
+        super().__init__(replica, probing.SPEED_PROBE_PROMPT_TOKENS, tokens)
         self.probes = probes
         self.place = place
 
@@ -82,5 +80,9 @@ class _Probe(Attempt):
         self.probes.forget(self, now)
 
     def on_lost(self, now: float) -> None:
+        """Not measured."""
+        self.probes.forget(self, now)
+
+    def on_error(self, _status: int, now: float) -> None:
         """Not measured."""
         self.probes.forget(self, now)

@@ -4,16 +4,25 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
+from router.core.values import Role
+
 __all__ = [
     "Change",
     "EngineModel",
+    "EngineSpec",
+    "Faults",
     "Freeze",
     "Lengths",
     "Restart",
+    "RouterRestart",
     "Scenario",
     "Speed",
+    "Timeouts",
     "Workload",
 ]
+
+NEVER = 1 << 40
+"""Prompt tokens that no prompt has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,10 @@ class EngineModel:
     """Requests that may wait for a slot; beyond it the answer is 503."""
     jitter: float = 0.02
     """A step's share of chance, up or down: real engines do not run in lockstep."""
+    is_on_grid: bool = False
+    """Whether steps end at multiples of their length, as those of an engine with one timer do."""
+    first_token_seconds: float = 0.0
+    """From a request's arrival to its first token, at least; that comes at the next step's end."""
 
     def step(self, sequences: int, prompt_tokens: int = 0) -> float:
         """Seconds of a step at factor 1, without jitter."""
@@ -70,7 +83,29 @@ class Restart:
     seconds: float
 
 
-Change = Speed | Freeze | Restart
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """From `at` on these shares of the engine's requests go wrong, each 0 to 1."""
+
+    at: float
+    engine: int
+    refused: float = 0.0
+    """The connection is refused."""
+    failed: float = 0.0
+    """The answer is a 500."""
+    broken: float = 0.0
+    """The stream breaks after its first token."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRestart:
+    """A router replica loses its connections and all that it knows, and is back at once."""
+
+    at: float
+    replica: int
+
+
+Change = Speed | Freeze | Restart | Faults | RouterRestart
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +130,28 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """One engine of a pool."""
+
+    model: EngineModel
+    role: Role = Role.DECODE
+    serves: tuple[str, ...] = ()
+    """The models that it lists; none: it does not say, and gets any request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds of patience with an engine: the defaults of router/settings.py."""
+
+    prefill: float = 120.0
+    first_byte: float = 600.0
+    idle: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
-    """Streams that ask again as soon as they have their answer, and bursts from outside."""
+    """Closed loops, bursts and an open loop: streams that ask again as soon as they have their
+    answer, many requests at once now and then, and requests that come whatever happens."""
 
     requests: int
     """In all; the run ends when each has ended."""
@@ -106,6 +161,10 @@ class Workload:
     burst_seconds: float = 0.0
     """Between two bursts; 0: none."""
     burst_requests: int = 0
+    rate: float = 0.0
+    """Requests per second of the open loop, which is a Poisson process; 0: none."""
+    models: tuple[str, ...] = ()
+    """What the requests ask for in turn; none: they name no model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +177,40 @@ class Scenario:
     workload: Workload
     replicas: int = 1
     changes: tuple[Change, ...] = field(default=())
+    specs: tuple[EngineSpec, ...] = ()
+    """Each engine by itself; none: all are decode engines of `model`."""
+    threshold: int = NEVER
+    """Prompt tokens from which a prompt is prefilled on another engine."""
+    transfer_tokens_per_second: float = 80_000.0
+    """Of a KV cache between two engines: 147 kB per token over 100 Gbit/s."""
+    timeouts: Timeouts = field(default=Timeouts())
+
+    @property
+    def pool(self) -> tuple[EngineSpec, ...]:
+        """Every engine."""
+        return self.specs or (EngineSpec(self.model),) * self.engines
 
     def __post_init__(self) -> None:
         """Raises ValueError for what could never end."""
-        if min(self.engines, self.replicas, self.workload.streams, self.workload.requests) < 1:
+        work = self.workload
+        if min(self.engines, self.replicas, work.requests) < 1 or (
+            work.streams < 1 and not work.rate
+        ):
             raise ValueError("engines, replicas, streams and requests must be at least 1")
+        if len(self.pool) != self.engines:
+            raise ValueError("there must be a spec for each engine")
         longest = sum(
             lengths.most if lengths.sigma else lengths.median
-            for lengths in (self.workload.prompt, self.workload.output)
+            for lengths in (work.prompt, work.output)
         )
-        if longest > self.model.kv_tokens:
+        if longest > min(spec.model.kv_tokens for spec in self.pool):
             raise ValueError(f"a request of {longest} tokens does not fit in the KV cache")
-        if any(change.engine >= self.engines for change in self.changes):
-            raise ValueError("a change names an engine that is not there")
+        for change in self.changes:
+            if isinstance(change, RouterRestart):
+                if change.replica >= self.replicas:
+                    raise ValueError("a change names a replica that is not there")
+            elif change.engine >= self.engines:
+                raise ValueError("a change names an engine that is not there")
+        served = {model for spec in self.pool for model in spec.serves}
+        if served and not set(work.models) <= served:
+            raise ValueError("a model is asked for that no engine serves")

@@ -1,12 +1,13 @@
 """The dialogues of the direct plan: one decode engine, or the next one where that is safe."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from router.core.errors import EngineFailed, EngineTimedOut, NoEngine
 from router.core.events import FellBack
-from router.core.plans.direct import direct, plain
+from router.core.plans.direct import direct, plain_on
 from router.core.plans.steps import Lease, Plan, Release, Send, Stream
 from router.core.values import Endpoint, Facts, Failure, Reply, Role
 from tests.core.cast import (
@@ -86,7 +87,7 @@ def test_a_stored_response_is_not_sent_to_a_second_engine_after_a_reset(
         converse(direct(stored))
         << Lease(Role.DECODE)
         >> D0
-        << asks(D0, stored)
+        << replace(asks(D0, stored), replay=False)
         >> RESET
         << Raises(EngineFailed, "reset")
     )
@@ -145,14 +146,14 @@ def test_with_no_other_engine_a_refusal_becomes_a_502(converse: Converse) -> Non
 
 
 def test_the_query_string_goes_along() -> None:
-    plan = plain(Facts(FACTS.route, None, False, 0, "", None, b"{}", query=b"a=1"), D0)
+    plan = plain_on(Facts(FACTS.route, None, False, 0, "", None, b"{}", query=b"a=1"), D0)
     step = next(plan)
     assert isinstance(step, Stream)
     assert step.path == "/v1/completions?a=1"
 
 
 def test_engines_tried_before_are_not_tried_again(converse: Converse) -> None:
-    plan = plain(FACTS, D1, tried=frozenset({D0}))
+    plan = plain_on(FACTS, D1, tried=frozenset({D0}))
     step = next(plan)
     assert step == asks(D1)
     assert plan.send(REFUSED) == Release(D1)

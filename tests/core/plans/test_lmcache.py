@@ -146,7 +146,7 @@ def sampled(
 def test_a_text_prompt_is_tokenised_prefilled_and_continued(converse: Converse) -> None:
     (
         converse(plan(TEXT))
-        << Lease(Role.DECODE)
+        << Lease(Role.DECODE, computes=False)
         >> D0
         << Lease(Role.PREFILL)
         >> P0
@@ -164,7 +164,7 @@ def test_a_text_prompt_is_tokenised_prefilled_and_continued(converse: Converse) 
 def test_token_ids_are_not_tokenised_and_absent_max_tokens_are_16(converse: Converse) -> None:
     (
         converse(plan(IDS))
-        << Lease(Role.DECODE)
+        << Lease(Role.DECODE, computes=False)
         >> D0
         << Lease(Role.PREFILL)
         >> P0
@@ -197,8 +197,8 @@ def prefilled(
     converse: Converse, answer: Reply, facts: Facts = IDS, *, notify: bool = False
 ) -> Conversation:
     """A conversation up to the prefill's reply, for a prompt that needs no tokenising."""
-    talk = converse(plan(facts, notify=notify)) << Lease(Role.DECODE) >> D0 << Lease(Role.PREFILL)
-    talk = talk >> P0
+    talk = converse(plan(facts, notify=notify)) << Lease(Role.DECODE, computes=False) >> D0
+    talk = talk << Lease(Role.PREFILL) >> P0
     asked = talk._said  # the dialogue under test begins after it
     assert isinstance(asked, Call)
     return talk << asked >> answer << Release(P0)
@@ -218,7 +218,7 @@ def test_other_apis_keep_their_route_and_body(path: str, converse: Converse) -> 
 def test_a_chat_gets_its_first_token_from_the_decode_engine(converse: Converse) -> None:
     (
         converse(plan(TALK))
-        << Lease(Role.DECODE)
+        << Lease(Role.DECODE, computes=False)
         >> D0
         << Lease(Role.PREFILL)
         >> P0
@@ -271,6 +271,9 @@ def test_without_a_first_token_the_decode_engine_computes(
     _ = (
         prefilled(converse, answer, notify=True)
         << FellBack(Role.PREFILL, "no_first_tok")
+        << Release(D0)
+        << Lease(Role.DECODE)
+        >> D0
         << computes(IDS, D0)
         >> None
         << END
@@ -318,6 +321,9 @@ def test_a_cache_that_does_not_arrive_is_recorded_and_computed(
         << AwaitKV("t1", 2)
         >> False
         << FellBack(Role.PREFILL, "kv_ready_timeout")
+        << Release(D0)
+        << Lease(Role.DECODE)
+        >> D0
         << computes(facts, D0)
         >> None
         << END
@@ -337,7 +343,7 @@ def test_another_prefill_engine_gets_an_id_of_its_own_and_the_same_tokens(
 ) -> None:
     (
         converse(plan(TEXT, notify=True))
-        << Lease(Role.DECODE)
+        << Lease(Role.DECODE, computes=False)
         >> D1
         << Lease(Role.PREFILL)
         >> P0
@@ -375,7 +381,7 @@ def test_an_engine_that_cannot_tokenise_is_passed_over(failure: object, converse
         reason = "busy" if failure.status == 503 else "status_5xx"
     (
         converse(plan(TEXT))
-        << Lease(Role.DECODE)
+        << Lease(Role.DECODE, computes=False)
         >> D0
         << Lease(Role.PREFILL)
         >> P0
@@ -416,7 +422,7 @@ def test_where_nothing_tokenises_both_engines_get_the_own_request(
     )
     (
         converse(plan(TEXT))
-        << Lease(Role.DECODE)
+        << Lease(Role.DECODE, computes=False)
         >> D0
         << Lease(Role.PREFILL)
         >> P0
@@ -447,11 +453,14 @@ def test_without_prefill_engines_the_decode_engine_computes(
 ) -> None:
     (
         converse(plan(facts))
-        << Lease(Role.DECODE)
+        << Lease(Role.DECODE, computes=False)
         >> D0
         << Lease(Role.PREFILL)
         >> NOBODY
         << FellBack(Role.PREFILL, "no_prefill_engine")
+        << Release(D0)
+        << Lease(Role.DECODE)
+        >> D0
         << computes(facts, D0)
         >> None
         << END
@@ -459,7 +468,7 @@ def test_without_prefill_engines_the_decode_engine_computes(
 
 
 def test_without_decode_engines_there_is_no_answer(converse: Converse) -> None:
-    _ = converse(plan(IDS)) << Lease(Role.DECODE) >> NOBODY << Raises(NoEngine)
+    _ = converse(plan(IDS)) << Lease(Role.DECODE, computes=False) >> NOBODY << Raises(NoEngine)
 
 
 def test_a_body_that_cannot_be_written_anew_is_computed(converse: Converse) -> None:
@@ -467,9 +476,12 @@ def test_a_body_that_cannot_be_written_anew_is_computed(converse: Converse) -> N
     facts = read(CHAT, b'{"messages":[],"tools":%b}' % deep)
     (
         converse(plan(facts))
-        << Lease(Role.DECODE)
+        << Lease(Role.DECODE, computes=False)
         >> D0
         << FellBack(Role.PREFILL, "nested_too_deep")
+        << Release(D0)
+        << Lease(Role.DECODE)
+        >> D0
         << computes(facts, D0)
         >> None
         << END
@@ -524,6 +536,9 @@ def test_a_failed_load_is_worth_one_more_prefill(facts: Facts, converse: Convers
         << decodes
         >> LOAD_FAILED
         << FellBack(Role.DECODE, "kv_load_failed")
+        << Release(D0)
+        << Lease(Role.DECODE)
+        >> D0
         << computes(facts, D0)
         >> None
         << END

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from router.core.errors import EngineFailed, EngineTimedOut, NoEngine, RouterError
 from router.core.events import FellBack
 from router.core.plans.nixl import nixl
-from router.core.plans.steps import Call, Lease, Plan, Release, Send, Step, Stream
+from router.core.plans.steps import Call, Check, Lease, Plan, Release, Send, Step, Stream
 from router.core.retry import ATTEMPTS
 from router.core.values import Endpoint, Facts, Failure, Reply, Role
 from tests.core.cast import (
@@ -87,13 +87,15 @@ def after_prefill(converse: Converse, reference: bytes = REFERENCE) -> Conversat
     """A conversation up to where the decode engine D0 is to be asked."""
     return (
         converse(nixl(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
+        << Check(Role.DECODE)
+        >> None
         << Lease(Role.PREFILL)
         >> P0
         << prefills(P0)
         >> prefilled(reference)
         << Release(P0)
+        << Lease(Role.DECODE, computes=False)
+        >> D0
     )
 
 
@@ -103,6 +105,9 @@ def after_failed_load(converse: Converse) -> Conversation:
         after_prefill(converse)
         << decodes(D0)
         >> LOAD_FAILED
+        << Release(D0)
+        << Check(Role.DECODE)
+        >> None
         << FellBack(Role.DECODE, "kv_load_failed")
         << Lease(Role.PREFILL)
         >> P1
@@ -120,9 +125,9 @@ def test_a_prefill_engine_computes_the_prompt_and_a_decode_engine_answers(
 def test_a_recorded_reference_goes_on_byte_for_byte(name: str) -> None:
     recorded = sample(name)
     plan = nixl(FACTS)
-    for answer in (None, D0, P0, reply(200, recorded)):
+    for answer in (None, None, P0, reply(200, recorded), None):
         plan.send(answer)
-    step = plan.send(None)
+    step = plan.send(D0)
     assert isinstance(step, Stream)
     begin = recorded.index(b'"kv_transfer_params":') + len(b'"kv_transfer_params":')
     end = recorded.index(b',"ec_transfer_params"')
@@ -131,7 +136,51 @@ def test_a_recorded_reference_goes_on_byte_for_byte(name: str) -> None:
 
 
 def test_without_a_decode_engine_nothing_is_prefilled(converse: Converse) -> None:
-    converse(nixl(FACTS)) << Lease(Role.DECODE) >> NOBODY << Raises(NoEngine)
+    converse(nixl(FACTS)) << Check(Role.DECODE) >> NOBODY << Raises(NoEngine)
+
+
+def test_decode_engines_that_went_away_during_the_prefill_are_a_503(converse: Converse) -> None:
+    (
+        converse(nixl(FACTS))
+        << Check(Role.DECODE)
+        >> None
+        << Lease(Role.PREFILL)
+        >> P0
+        << prefills(P0)
+        >> prefilled(REFERENCE)
+        << Release(P0)
+        << Lease(Role.DECODE, computes=False)
+        >> NOBODY
+        << Raises(NoEngine)
+    )
+
+
+def test_decode_engines_that_went_away_during_a_failed_prefill_are_a_503(
+    converse: Converse,
+) -> None:
+    (
+        converse(nixl(FACTS))
+        << Check(Role.DECODE)
+        >> None
+        << Lease(Role.PREFILL)
+        >> NOBODY
+        << FellBack(Role.PREFILL, "no_prefill_engine")
+        << Lease(Role.DECODE)
+        >> NOBODY
+        << Raises(NoEngine)
+    )
+
+
+def test_decode_engines_that_went_away_after_a_failed_load_are_a_503(converse: Converse) -> None:
+    (
+        after_prefill(converse)
+        << decodes(D0)
+        >> LOAD_FAILED
+        << Release(D0)
+        << Check(Role.DECODE)
+        >> NOBODY
+        << Raises(NoEngine)
+    )
 
 
 # The prefill leg.
@@ -143,8 +192,8 @@ def test_what_a_prefill_engine_says_of_a_bad_request_is_passed_on(
 ) -> None:
     (
         converse(nixl(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
+        << Check(Role.DECODE)
+        >> None
         << Lease(Role.PREFILL)
         >> P0
         << prefills(P0)
@@ -174,8 +223,8 @@ class TestAPrefillEngineThatFails:
     ) -> None:
         (
             converse(nixl(FACTS))
-            << Lease(Role.DECODE)
-            >> D0
+            << Check(Role.DECODE)
+            >> None
             << Lease(Role.PREFILL)
             >> P0
             << prefills(P0)
@@ -187,6 +236,8 @@ class TestAPrefillEngineThatFails:
             << prefills(P1)
             >> prefilled(REFERENCE)
             << Release(P1)
+            << Lease(Role.DECODE, computes=False)
+            >> D0
             << decodes(D0)
             >> None
             << END
@@ -197,8 +248,8 @@ class TestAPrefillEngineThatFails:
     ) -> None:
         (
             converse(nixl(FACTS))
-            << Lease(Role.DECODE)
-            >> D0
+            << Check(Role.DECODE)
+            >> None
             << Lease(Role.PREFILL)
             >> P0
             << prefills(P0)
@@ -211,6 +262,8 @@ class TestAPrefillEngineThatFails:
             >> outcome
             << Release(P1)
             << FellBack(Role.PREFILL, reason)
+            << Lease(Role.DECODE)
+            >> D0
             << computes(D0)
             >> None
             << END
@@ -221,8 +274,8 @@ class TestAPrefillEngineThatFails:
     ) -> None:
         (
             converse(nixl(FACTS))
-            << Lease(Role.DECODE)
-            >> D0
+            << Check(Role.DECODE)
+            >> None
             << Lease(Role.PREFILL)
             >> P0
             << prefills(P0)
@@ -231,6 +284,8 @@ class TestAPrefillEngineThatFails:
             << FellBack(Role.PREFILL, reason)
             << Lease(Role.PREFILL, frozenset({P0}))
             >> NOBODY
+            << Lease(Role.DECODE)
+            >> D0
             << computes(D0)
             >> None
             << END
@@ -242,11 +297,13 @@ def test_without_a_prefill_engine_the_decode_engine_computes_the_prompt(
 ) -> None:
     (
         converse(nixl(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
+        << Check(Role.DECODE)
+        >> None
         << Lease(Role.PREFILL)
         >> NOBODY
         << FellBack(Role.PREFILL, "no_prefill_engine")
+        << Lease(Role.DECODE)
+        >> D0
         << computes(D0)
         >> None
         << END
@@ -275,14 +332,16 @@ def test_a_reply_without_a_usable_reference_leaves_it_to_the_decode_engine(
 ) -> None:
     (
         converse(nixl(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
+        << Check(Role.DECODE)
+        >> None
         << Lease(Role.PREFILL)
         >> P0
         << prefills(P0)
         >> reply(200, body)
         << Release(P0)
         << FellBack(Role.PREFILL, "no_kv_params")
+        << Lease(Role.DECODE)
+        >> D0
         << computes(D0)
         >> None
         << END
@@ -298,13 +357,13 @@ def test_a_refused_reference_is_unused_and_goes_to_the_next_engine(converse: Con
         << decodes(D0)
         >> REFUSED
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
+        << Lease(Role.DECODE, frozenset({D0}), computes=False)
         >> D1
         << FellBack(Role.DECODE, "refused")
         << decodes(D1)
         >> REFUSED
         << Release(D1)
-        << Lease(Role.DECODE, frozenset({D0, D1}))
+        << Lease(Role.DECODE, frozenset({D0, D1}), computes=False)
         >> D2
         << FellBack(Role.DECODE, "refused")
         << decodes(D2)
@@ -324,14 +383,16 @@ def test_a_reference_that_may_have_been_seen_is_spent(
         << decodes(D0)
         >> outcome
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
-        >> D1
+        << Check(Role.DECODE, frozenset({D0}))
+        >> None
         << FellBack(Role.DECODE, reason)
         << Lease(Role.PREFILL)
         >> P1
         << prefills(P1)
         >> prefilled(REFERENCE_2)
         << Release(P1)
+        << Lease(Role.DECODE, frozenset({D0}), computes=False)
+        >> D1
         << decodes(D1, REFERENCE_2)
         >> None
         << END
@@ -346,12 +407,14 @@ def test_a_spent_reference_and_no_new_one_leave_it_to_the_decode_engine(
         << decodes(D0)
         >> RESET
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
-        >> D1
+        << Check(Role.DECODE, frozenset({D0}))
+        >> None
         << FellBack(Role.DECODE, "reset")
         << Lease(Role.PREFILL)
         >> NOBODY
         << FellBack(Role.PREFILL, "no_prefill_engine")
+        << Lease(Role.DECODE, frozenset({D0}))
+        >> D1
         << computes(D1)
         >> None
         << END
@@ -364,20 +427,24 @@ def test_two_spent_references_are_enough(converse: Converse) -> None:
         << decodes(D0)
         >> RESET
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
-        >> D1
+        << Check(Role.DECODE, frozenset({D0}))
+        >> None
         << FellBack(Role.DECODE, "reset")
         << Lease(Role.PREFILL)
         >> P0
         << prefills(P0)
         >> prefilled(REFERENCE_2)
         << Release(P0)
+        << Lease(Role.DECODE, frozenset({D0}), computes=False)
+        >> D1
         << decodes(D1, REFERENCE_2)
         >> RESET
         << Release(D1)
+        << Check(Role.DECODE, frozenset({D0, D1}))
+        >> None
+        << FellBack(Role.DECODE, "reset")
         << Lease(Role.DECODE, frozenset({D0, D1}))
         >> D2
-        << FellBack(Role.DECODE, "reset")
         << computes(D2)
         >> None
         << END
@@ -391,6 +458,8 @@ def test_a_failed_kv_load_is_worth_one_more_prefill_on_the_same_decode_engine(
         after_failed_load(converse)
         >> prefilled(REFERENCE_2)
         << Release(P1)
+        << Lease(Role.DECODE, computes=False)
+        >> D0
         << decodes(D0, REFERENCE_2)
         >> None
         << END
@@ -402,9 +471,16 @@ def test_a_second_failed_kv_load_leaves_it_to_the_decode_engine(converse: Conver
         after_failed_load(converse)
         >> prefilled(REFERENCE_2)
         << Release(P1)
+        << Lease(Role.DECODE, computes=False)
+        >> D0
         << decodes(D0, REFERENCE_2)
         >> LOAD_FAILED
+        << Release(D0)
+        << Check(Role.DECODE)
+        >> None
         << FellBack(Role.DECODE, "kv_load_failed")
+        << Lease(Role.DECODE)
+        >> D0
         << computes(D0)
         >> None
         << END
@@ -418,7 +494,7 @@ def test_a_silent_decode_engine_ends_the_request(converse: Converse) -> None:
 def test_a_stored_response_is_not_decoded_twice(converse: Converse) -> None:
     stored = request(RESPONSES, input="Hello", store=True)
     plan = nixl(stored)
-    for answer in (None, D0, P0, prefilled(REFERENCE), None):
+    for answer in (None, None, P0, prefilled(REFERENCE), None, D0):
         plan.send(answer)
     with pytest.raises(EngineFailed, match="reset"):
         plan.send(RESET)
@@ -430,7 +506,7 @@ def test_with_no_other_decode_engine_the_client_gets_the_engines_503(converse: C
         << decodes(D0)
         >> BUSY
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
+        << Check(Role.DECODE, frozenset({D0}))
         >> NOBODY
         << Send(BUSY)
         << END
@@ -443,7 +519,7 @@ def test_with_no_other_decode_engine_a_refusal_becomes_a_502(converse: Converse)
         << decodes(D0)
         >> REFUSED
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
+        << Lease(Role.DECODE, frozenset({D0}), computes=False)
         >> NOBODY
         << Raises(EngineFailed, "connection refused")
     )
@@ -455,13 +531,13 @@ def test_an_engine_that_refused_is_not_asked_again_after_a_reset(converse: Conve
         << decodes(D0)
         >> REFUSED
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
+        << Lease(Role.DECODE, frozenset({D0}), computes=False)
         >> D1
         << FellBack(Role.DECODE, "refused")
         << decodes(D1)
         >> RESET
         << Release(D1)
-        << Lease(Role.DECODE, frozenset({D0, D1}))
+        << Check(Role.DECODE, frozenset({D0, D1}))
         >> NOBODY
         << Raises(EngineFailed, "reset")
     )
@@ -475,26 +551,28 @@ def test_three_refusals_end_the_round_and_the_prompt_is_prefilled_anew(
         << decodes(D0)
         >> REFUSED
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
+        << Lease(Role.DECODE, frozenset({D0}), computes=False)
         >> D1
         << FellBack(Role.DECODE, "refused")
         << decodes(D1)
         >> REFUSED
         << Release(D1)
-        << Lease(Role.DECODE, frozenset({D0, D1}))
+        << Lease(Role.DECODE, frozenset({D0, D1}), computes=False)
         >> D2
         << FellBack(Role.DECODE, "refused")
         << decodes(D2)
         >> REFUSED
         << Release(D2)
-        << Lease(Role.DECODE, frozenset({D0, D1, D2}))
-        >> D3
+        << Check(Role.DECODE, frozenset({D0, D1, D2}))
+        >> None
         << FellBack(Role.DECODE, "refused")
         << Lease(Role.PREFILL)
         >> P0
         << prefills(P0)
         >> prefilled(REFERENCE_2)
         << Release(P0)
+        << Lease(Role.DECODE, frozenset({D0, D1, D2}), computes=False)
+        >> D3
         << decodes(D3, REFERENCE_2)
         >> None
         << END
@@ -514,9 +592,11 @@ def test_a_body_too_deep_to_be_written_anew_is_left_to_the_decode_engine(
     deep = read(CHAT, b'{"metadata":' + b"[" * 300 + b"]" * 300 + b"}")
     (
         converse(nixl(deep))
+        << Check(Role.DECODE)
+        >> None
+        << FellBack(Role.PREFILL, "nested_too_deep")
         << Lease(Role.DECODE)
         >> D0
-        << FellBack(Role.PREFILL, "nested_too_deep")
         << computes(D0, deep)
         >> None
         << END
@@ -551,6 +631,7 @@ class Shell(Books):
         self._spent: set[bytes] = set()
         self._excluded: frozenset[Endpoint] = frozenset()
         self._may_have_seen: set[Endpoint] = set()
+        self._computes = True
 
     def play(self, plan: Plan) -> None:
         """Run the plan to its end, keeping the books."""
@@ -570,6 +651,8 @@ class Shell(Books):
 
     def _answer_to(self, step: Step) -> object:
         match step:
+            case Check():
+                return self._choose((None, NOBODY), f"check {step.role}")
             case Lease():
                 return self._lease(step)
             case Call():
@@ -584,6 +667,7 @@ class Shell(Books):
         if step.role is Role.DECODE:
             assert step.exclude >= self._excluded, "an engine that was excluded may come back"
             self._excluded |= step.exclude
+        self._computes = step.computes
         free = [engine for engine in self._engines[step.role] if engine not in step.exclude]
         return self._choose((*free, NOBODY), f"lease {step.role}")
 
@@ -595,6 +679,7 @@ class Shell(Books):
         if outcome is not REFUSED:
             self._may_have_seen.add(step.endpoint)
         reference = orjson.loads(step.body).get("kv_transfer_params")
+        assert self._computes is (reference is None), "a prompt is computed and not counted"
         if reference is not None:
             assert not step.replay, "the shell may send a reference twice by itself"
             assert step.hold, "an error event may reach the client"

@@ -221,3 +221,8 @@ def test_the_clients_body_is_not_changed() -> None:
     before = dict(facts.body)
     body_for_prefill(facts)
     assert facts.body == before
+
+
+def test_nothing_is_kept_of_one_token() -> None:
+    assert body_for_prefill(request(RESPONSES, input="x", store=True))["store"] is False
+    assert "store" not in body_for_prefill(request(RESPONSES, input="x"))

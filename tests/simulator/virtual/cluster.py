@@ -1,6 +1,5 @@
 """Small clusters for the tests of the virtual time."""
 
-from router.net.speed_prober import needs_probe
 from router.simulator.virtual import (
     Change,
     EngineModel,
@@ -32,4 +31,4 @@ def cluster(
 
 def run(scenario: Scenario, policy: str = SED, seed: int = 1) -> Result:
     """The result of a run."""
-    return simulate(scenario, policy, seed=seed, needs_probe=needs_probe)
+    return simulate(scenario, policy, seed=seed)

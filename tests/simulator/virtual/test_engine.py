@@ -8,7 +8,7 @@ from router.core.pace import Pace
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
 from router.simulator.virtual.engine import Engine
-from router.simulator.virtual.values import EngineModel
+from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
 
 MODEL = EngineModel(
     max_num_seqs=2,
@@ -190,3 +190,103 @@ def test_a_waiting_request_may_be_aborted(make, agenda):
     engine.abort(all_of[2])
     play(agenda, 50.0)
     assert [len(told.seen) for told in all_of] == [2, 2, 0]
+
+
+# What comes from elsewhere, the grid, and faults.
+
+
+class Moved(Told):
+    """Its KV cache takes two seconds to come."""
+
+    def __init__(self, *, is_there: bool = True) -> None:
+        super().__init__()
+        self.left, self.transfer_seconds = 0, 2.0
+        self.source = lambda: is_there
+
+    def on_error(self, status: int, now: float) -> None:
+        self.seen.append((str(status), now))
+
+
+def test_a_kv_cache_on_its_way_waits_and_costs_no_prefill(make, agenda):
+    engine, moved = make(), Moved()
+    engine.submit(moved, 0.0)
+    assert (engine.load, engine.running) == (1, 0)
+    play(agenda, 1.0)
+    assert engine.queued == 1
+    play(agenda, 9.0)
+    assert moved.seen == [("first", 3.0), ("last", 5.0)]
+    assert engine.load == 0
+
+
+def test_a_kv_cache_that_is_gone_is_an_error(make, agenda):
+    engine, moved = make(), Moved(is_there=False)
+    engine.submit(moved, 0.0)
+    play(agenda, 9.0)
+    assert moved.seen == [("500", 2.0)]
+    assert engine.load == 0
+
+
+def test_a_transfer_ends_with_its_request_or_its_engine(make, agenda):
+    engine, left, lost = make(), Moved(), Moved()
+    engine.submit(left, 0.0)
+    engine.submit(lost, 0.0)
+    engine.abort(left)
+    assert engine.load == 1
+    engine.kill(1.0)
+    play(agenda, 9.0)
+    assert left.seen == []
+    assert lost.seen == [("lost", 1.0)]
+
+
+GRID = EngineModel(
+    max_num_seqs=2, step_seconds=1.0, jitter=0.0, is_on_grid=True, first_token_seconds=2.0
+)
+
+
+@pytest.mark.parametrize(("arrives", "first"), [(0.0, 2.0), (0.5, 3.0), (0.999, 3.0), (1.0, 3.0)])
+def test_on_a_grid_the_first_token_comes_at_the_first_step_late_enough(
+    make, agenda, arrives, first
+):
+    engine, told = make(GRID), Told()
+    agenda.at(arrives, lambda now: engine.submit(told, now))
+    play(agenda, 20.0)
+    assert told.seen == [("first", first), ("last", first + 2.0)]
+
+
+def test_on_a_grid_slots_are_given_on_arrival(make, agenda):
+    engine, all_of = make(GRID), [Told() for _ in range(3)]
+    for told in all_of:
+        engine.submit(told, 0.0)
+    assert (engine.gauges.running, engine.gauges.waiting) == (2, 1)
+    play(agenda, 20.0)
+    assert [told.seen[0][1] for told in all_of] == [2.0, 2.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("faults", "answer"),
+    [(Faults(0.0, 0, refused=1.0), Answer.REFUSED), (Faults(0.0, 0, failed=1.0), Answer.FAILED)],
+)
+def test_an_engine_may_refuse_or_fail(make, faults, answer):
+    engine = make()
+    assert engine.is_fit
+    engine.faults = faults
+    assert not engine.is_fit
+    assert engine.submit(Told(), 0.0) is answer
+    assert engine.load == 0
+
+
+def test_an_engine_may_break_its_streams(make, agenda):
+    engine, told = make(), Told()
+    engine.faults = Faults(0.0, 0, broken=1.0)
+    engine.submit(told, 0.0)
+    play(agenda, 9.0)
+    assert told.seen == [("first", 1.1), ("lost", 1.1)]
+    assert (engine.running, engine.load) == (0, 0)
+
+
+def test_an_engine_takes_what_it_lists(agenda):
+    engine = Engine(EngineSpec(MODEL, serves=("a", "b")), agenda, Random(1), 1)
+    assert engine.serves("a")
+    assert engine.serves(None)
+    assert not engine.serves("c")
+    assert Engine(MODEL, agenda, Random(1), 1).serves("c")

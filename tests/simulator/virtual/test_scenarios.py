@@ -35,7 +35,9 @@ def test_half_of_a_mixed_pool_and_a_quarter_of_two_slow_are_slow():
 
 def test_a_rolling_restart_meets_each_engine_once():
     changes = scenario("rolling-restart", Size(engines=20)).changes
-    assert sorted(change.engine for change in changes) == list(range(20))
+    assert sorted(change.engine for change in changes if isinstance(change, Restart)) == list(
+        range(20)
+    )
     assert all(isinstance(change, Restart) for change in changes)
     assert len({change.at for change in changes}) == 7  # at most eight waves
 

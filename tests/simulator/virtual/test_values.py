@@ -4,7 +4,19 @@ from random import Random
 
 import pytest
 
-from router.simulator.virtual import EngineModel, Lengths, Scenario, Speed, Workload
+from router.net import silence
+from router.settings import Settings
+from router.simulator.virtual import (
+    EngineModel,
+    EngineSpec,
+    Lengths,
+    RouterRestart,
+    Scenario,
+    Speed,
+    Timeouts,
+    Workload,
+)
+from router.simulator.virtual.cluster import SWEEP_SECONDS
 from tests.simulator.virtual.cluster import cluster
 
 
@@ -38,3 +50,24 @@ def test_lengths_are_all_alike_or_lognormal():
     assert drawn[0] >= 1
     assert drawn[-1] == 400
     assert tail.mean == pytest.approx(82.4, abs=0.1)
+
+
+def test_patience_is_that_of_the_settings_and_of_the_shell():
+    given = {name: Settings.model_fields[name].default for name in Settings.model_fields}
+    assert Timeouts() == Timeouts(
+        prefill=given["prefill_timeout"],
+        first_byte=given["first_byte_timeout"],
+        idle=given["stream_idle_timeout"],
+    )
+    assert silence.SWEEP_SECONDS == SWEEP_SECONDS
+
+
+def test_pools_name_every_engine_and_serve_what_is_asked_for():
+    model = EngineModel()
+    work = Workload(1, 1, Lengths(1), Lengths(1), models=("a",))
+    with pytest.raises(ValueError, match="a spec for each engine"):
+        Scenario("test", 2, model, work, specs=(EngineSpec(model),))
+    with pytest.raises(ValueError, match="no engine serves"):
+        Scenario("test", 1, model, work, specs=(EngineSpec(model, serves=("b",)),))
+    with pytest.raises(ValueError, match="replica"):
+        cluster(RouterRestart(0.0, 1))

@@ -1,0 +1,98 @@
+"""What the router asks engines of its own account, and when."""
+
+import orjson
+import pytest
+
+from router.core import outlier
+from router.core.health import Health, State
+from router.core.member import Member
+from router.core.pace import Leg
+from router.core.policies import POLICIES
+from router.core.probing import (
+    DOUBT_SECONDS,
+    SPEED_PROBE_TOKENS,
+    needs_speed_probe,
+    roles_that_use_speed,
+    seconds_to_health_probe,
+    speed_probe_body,
+    speed_probe_tokens,
+)
+from router.core.stall import Stall
+from router.core.values import Role
+from tests.core.cast import D0, P0, candidate
+
+NO_ROLE: frozenset[Role] = frozenset()
+BOTH = frozenset(Role)
+
+
+def member(endpoint=D0, **known) -> Member:
+    """An engine that is up and idle."""
+    return Member(candidate(endpoint), health=Health(State.UP), **known)
+
+
+@pytest.mark.parametrize(
+    ("health", "seconds"),
+    [
+        (Health(State.UP), 5.0),
+        (Health(State.UP, 1, State.DOWN), DOUBT_SECONDS),
+        (Health(State.STARTING), DOUBT_SECONDS),
+        (Health(State.DRAINING), DOUBT_SECONDS),
+        (Health(State.DOWN), DOUBT_SECONDS),
+    ],
+)
+def test_an_engine_in_doubt_is_probed_more_often(health: Health, seconds: float) -> None:
+    assert seconds_to_health_probe(health, 5.0) == seconds
+    assert seconds_to_health_probe(health, 0.1) == 0.1
+
+
+def test_only_one_policy_uses_speed() -> None:
+    sed, other = POLICIES["shortest_expected_delay"], POLICIES["least_loaded"]
+    assert roles_that_use_speed({Role.PREFILL: other, Role.DECODE: sed}) == {Role.DECODE}
+
+
+@pytest.mark.parametrize("roles", [NO_ROLE, BOTH])
+def test_a_stalled_engine_is_probed_under_every_policy(roles: frozenset[Role]) -> None:
+    assert needs_speed_probe(member(stall=Stall(1.0)), roles)
+
+
+@pytest.mark.parametrize("endpoint", [P0, D0])
+def test_a_slow_engine_is_probed_only_where_its_role_spares_it(endpoint) -> None:
+    slow = member(endpoint, slow_since=1.0)
+    slow.view.ratio = 4.0
+    other = Role.PREFILL if endpoint.role is Role.DECODE else Role.DECODE
+    assert needs_speed_probe(slow, frozenset({endpoint.role}))
+    assert not needs_speed_probe(slow, frozenset({other}))
+    assert not needs_speed_probe(slow, NO_ROLE)
+
+
+def test_an_engine_that_is_not_spared_is_measured_by_its_users() -> None:
+    assert not needs_speed_probe(member(), BOTH)
+
+
+def test_an_engine_somewhat_slower_is_probed_while_it_has_nothing() -> None:
+    slower = member()
+    slower.view.ratio = 1.5
+    assert needs_speed_probe(slower, BOTH)
+    Leg(slower.pace, None, 0, 0.0, is_heard=True)
+    assert not needs_speed_probe(slower, BOTH)
+
+
+def test_an_ejected_an_absent_and_an_empty_engine_are_not_probed() -> None:
+    ejected = member(outlier=outlier.Outlier(until=9.0), stall=Stall(1.0))
+    absent = member(stall=Stall(1.0))
+    absent.health = Health(State.DOWN)
+    serves_nothing = member(stall=Stall(1.0), models=frozenset())
+    assert not any(needs_speed_probe(one, BOTH) for one in (ejected, absent, serves_nothing))
+
+
+def test_a_probe_is_a_short_stream_of_a_model_that_the_engine_serves() -> None:
+    body = orjson.loads(speed_probe_body(member(models=frozenset({"b", "a"}))))
+    assert body["model"] == "a"
+    assert body["stream"] is True
+    assert body["min_tokens"] == body["max_tokens"] == SPEED_PROBE_TOKENS
+    assert "model" not in orjson.loads(speed_probe_body(member()))
+
+
+def test_a_prefill_engine_is_asked_for_one_token() -> None:
+    assert speed_probe_tokens(Role.PREFILL) == 1
+    assert orjson.loads(speed_probe_body(member(P0)))["max_tokens"] == 1

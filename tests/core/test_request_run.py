@@ -1,0 +1,254 @@
+"""A request's run: what is leased and recorded, what is tried again, what is left at its end."""
+
+from random import Random
+
+import pytest
+
+from router.core.errors import EngineFailed, NoEngine
+from router.core.events import (
+    Event,
+    FellBack,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    Probed,
+    RequestEnded,
+)
+from router.core.fleet import Fleet
+from router.core.health import Rules, Sight
+from router.core.ledger import Ledger
+from router.core.plans.direct import direct
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import AwaitKV, Call, Plan, Send, Stream
+from router.core.policies import POLICIES
+from router.core.request_run import RequestRun
+from router.core.schedule import Scheduler
+from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
+from tests.core.cast import D0, D1, D2, P0, P1, REFUSED, RESET, RESPONSES, reply, request
+
+FACTS = request(prompt="x" * 400, stream=True)
+STORED = request(RESPONSES, input="x", store=True, stream=True)
+STALLED = Failure(FailureKind.STALLED, "stalled")
+PREFILLED = reply(200, b'{"kv_transfer_params":{"remote_host":"p0"}}')
+ALL = (P0, P1, D0, D1, D2)
+
+
+class Shell:
+    """What a run needs around it; engines are chosen in turn."""
+
+    def __init__(self, *endpoints: Endpoint, facts: Facts = FACTS) -> None:
+        self.events: list[Event] = []
+        self.fleet = Fleet(endpoints, Ledger(), Rules(), stale_after=5.0)
+        for endpoint in endpoints:
+            self.up(endpoint)
+        policies = dict.fromkeys(Role, POLICIES["round_robin"])
+        scheduler = Scheduler(self.fleet, policies, threshold=1, rng=Random(0))
+        self.record = RequestEnded("id", "/v1/completions", 0.0)
+        self.run = RequestRun(scheduler, self.events.append, facts, self.record, rng=Random(0))
+
+    def up(self, endpoint: Endpoint, sight: Sight = Sight.OK) -> None:
+        """A probe saw this."""
+        self.fleet.observe(Probed(endpoint, sight), 0.0)
+
+    def start(self, plan: Plan) -> Endpoint:
+        """The first engine that is asked."""
+        return self.asked(self.run.start(plan, 0.0))
+
+    def fails(self, outcome: Failure) -> Endpoint:
+        """The engine that is asked after this failure."""
+        return self.asked(self.run.settle(outcome, outcome, 0, 1.0))
+
+    def replies(self, answer: Reply) -> Endpoint:
+        """The engine that is asked after this reply."""
+        return self.asked(self.run.settle(answer, None, answer.status, 1.0))
+
+    def asked(self, action: object) -> Endpoint:
+        """The engine of a call or a stream."""
+        assert isinstance(action, Call | Stream)
+        return action.endpoint
+
+    def pending(self, endpoint: Endpoint) -> int:
+        """Prompt tokens that the engine is thought to compute."""
+        return self.fleet.ledger.load(endpoint).pending
+
+    @property
+    def held(self) -> set[Endpoint]:
+        """Where the request counts."""
+        ledger = self.fleet.ledger
+        return {m.endpoint for m in self.fleet if ledger.in_flight(m.endpoint)}
+
+
+def test_an_answer_ends_the_run_and_its_lease() -> None:
+    shell = Shell(D0)
+    assert shell.start(direct(FACTS)) == D0
+    assert shell.held == {D0}
+    shell.run.answered(200, 0.5)
+    assert shell.run.settle(None, None, 200, 2.0) is None
+    shell.run.close()
+    shell.run.close()
+    assert shell.held == set()
+    assert shell.events == [LegAnswered(D0, 200, 0.5), LegDone(D0)]
+    assert shell.record.decode == D0
+
+
+def test_prompts_count_where_they_are_computed() -> None:
+    shell = Shell(P0, D0)
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.held == {P0}
+    assert (shell.pending(P0), shell.pending(D0)) == (FACTS.tokens, 0)
+    assert shell.replies(PREFILLED) == D0
+    assert shell.held == {D0}
+    assert shell.pending(D0) == 0
+    assert shell.record.prefill_seconds == 1.0
+
+
+def test_a_prompt_that_no_prefill_engine_takes_counts_on_the_decode_engine() -> None:
+    shell = Shell(D0)
+    assert shell.start(nixl(FACTS)) == D0
+    assert shell.pending(D0) == FACTS.tokens
+    assert shell.record.fallbacks == [FellBack(Role.PREFILL, "no_prefill_engine")]
+    assert shell.run.leg(0.0).pace.open == 1
+
+
+def test_a_prompt_whose_prefill_failed_counts_on_the_decode_engine() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    assert shell.fails(REFUSED) == D0
+    assert (shell.pending(P0), shell.pending(D0)) == (0, FACTS.tokens)
+    assert shell.events[0] == LegFailed(P0, FailureKind.REFUSED)
+
+
+def test_a_decode_pool_that_empties_during_the_prefill_is_a_503() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.up(D0, Sight.UNWILLING)
+    with pytest.raises(NoEngine):
+        shell.replies(PREFILLED)
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_no_prompt_is_prefilled_that_no_engine_could_decode() -> None:
+    shell = Shell(P0, D0)
+    shell.up(D0, Sight.UNWILLING)
+    with pytest.raises(NoEngine):
+        shell.start(nixl(FACTS))
+    assert shell.events == []
+
+
+def test_prefills_do_not_count_as_decode_engines_tried() -> None:
+    shell = Shell(*ALL)
+    shell.start(nixl(FACTS))
+    assert shell.fails(RESET) == P1
+    assert shell.replies(PREFILLED) == D0
+    assert shell.run.may_leave_stalled(2.0)
+    assert shell.fails(STALLED) == P0
+    assert shell.replies(PREFILLED) == D1
+    assert shell.run.may_leave_stalled(3.0)
+
+
+def test_the_third_decode_engine_is_the_last() -> None:
+    shell = Shell(D0, D1, D2, Endpoint("http://d9", Role.DECODE))
+    shell.start(direct(FACTS))
+    assert shell.fails(STALLED) == D1
+    assert shell.run.may_leave_stalled(1.0)
+    assert shell.fails(STALLED) == D2
+    assert not shell.run.may_leave_stalled(1.0)
+
+
+def test_a_request_does_not_leave_for_an_engine_that_has_failed_it() -> None:
+    shell = Shell(D0, D1)
+    shell.start(direct(FACTS))
+    assert shell.fails(REFUSED) == D1
+    assert not shell.run.may_leave_stalled(1.0)
+
+
+def test_a_request_that_leaves_traces_waits_for_a_stalled_engine() -> None:
+    shell = Shell(D0, D1, facts=STORED)
+    shell.start(direct(STORED))
+    assert not shell.run.may_leave_stalled(1.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome", "is_reused", "again"),
+    [
+        (FACTS, RESET, True, True),
+        (FACTS, RESET, False, False),
+        (FACTS, REFUSED, True, False),
+        (FACTS, None, True, False),
+        (STORED, RESET, True, False),
+    ],
+)
+def test_only_a_reset_of_a_reused_connection_is_replayed(
+    facts: Facts, outcome: Failure | None, is_reused: bool, again: bool
+) -> None:
+    shell = Shell(D0, facts=facts)
+    shell.start(direct(facts))
+    assert shell.run.replays(outcome, is_reused=is_reused) is again
+
+
+def test_a_prefill_may_always_be_replayed() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    assert shell.run.replays(RESET, is_reused=True)
+
+
+def test_what_nobody_can_mend_is_raised() -> None:
+    shell = Shell(D0)
+    shell.start(direct(FACTS))
+    with pytest.raises(EngineFailed, match="refused"):
+        shell.fails(REFUSED)
+
+
+def test_an_engines_own_answer_is_sent_from_memory() -> None:
+    shell = Shell(D0)
+    shell.start(direct(FACTS))
+    busy = reply(503)
+    assert shell.run.settle(busy, None, 503, 1.0) == Send(busy)
+    assert shell.events == []
+    assert shell.run.answer(None, 1.0) is None
+
+
+def test_an_errors_doer_is_the_engine_unless_it_loads_anothers_cache() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.run.answered(500, 1.0)
+    shell.replies(PREFILLED)
+    shell.run.answered(500, 1.0)
+    assert [event.is_own_doing for event in shell.events if isinstance(event, LegAnswered)] == [
+        True,
+        False,
+    ]
+
+
+def test_a_stream_that_has_begun_keeps_nothing_of_its_prompt_and_breaks_for_good() -> None:
+    shell = Shell(D0, D1)
+    shell.start(direct(FACTS))
+    shell.run.begun()
+    assert shell.run.facts is None
+    assert shell.run.step.body == b""
+    broken = Failure(FailureKind.BROKEN, "broken off")
+    assert shell.run.settle(None, broken, 200, 1.0) is None
+    assert shell.events == [LegFailed(D0, FailureKind.BROKEN)]
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_a_kv_cache_is_waited_for() -> None:
+    shell = Shell(D0)
+
+    def plan() -> Plan:
+        ready = yield AwaitKV("t", 1)
+        assert ready is True
+        yield Send(reply(200))
+
+    assert shell.run.start(plan(), 0.0) == AwaitKV("t", 1)
+    assert shell.run.answer(True, 1.0) == Send(reply(200))
+
+
+def test_a_sample_of_the_choices_is_told_in_full() -> None:
+    shell = Shell(D0, D1)
+    shell.run._sample = 1.0
+    shell.start(direct(FACTS))
+    (chosen,) = shell.events
+    assert len(chosen.candidates) == 2  # type: ignore[union-attr]

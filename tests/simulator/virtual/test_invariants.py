@@ -1,0 +1,192 @@
+"""What holds for every cluster: no engine is forgotten, no request waits in vain, nothing is left.
+
+Scenarios are drawn at random, small and the same in every run; each example is a whole simulation.
+`--hypothesis-profile=deep` looks for new ones.
+"""
+
+from dataclasses import replace
+
+from hypothesis import Phase, given, note, settings
+from hypothesis import strategies as st
+
+from router.simulator.virtual import (
+    Change,
+    EngineModel,
+    EngineResult,
+    EngineSpec,
+    Faults,
+    Freeze,
+    Lengths,
+    Restart,
+    Result,
+    RouterRestart,
+    Scenario,
+    Speed,
+    Workload,
+    simulate,
+)
+from tests.simulator.virtual.cluster import SED
+
+EXAMPLES = 20
+"""Of each test; one takes about a tenth of a second."""
+
+MODEL = EngineModel(max_num_seqs=16)
+
+STARVED_SECONDS = 10.0
+SCRAPE_SECONDS = 1.0
+OSCILLATION = 0.1
+
+examples = settings(
+    max_examples=max(EXAMPLES, settings().max_examples // 10),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    # No shrinking: it would run simulations for minutes, and any example can be run again by hand.
+    phases=(Phase.explicit, Phase.generate),
+)
+
+
+def shown(result: Result) -> Result:
+    """The same result; its engines are printed with a failing example."""
+    for engine in result.engines:
+        note(str(engine))
+    return result
+
+
+def run(scenario: Scenario, policy: str = SED, seed: int = 1) -> Result:
+    """A run's result, printed with a failing example."""
+    note(repr(scenario))
+    return shown(simulate(scenario, policy, seed=seed))
+
+
+def fit(result: Result) -> list[EngineResult]:
+    """The engines that were up, honest and of full speed all the time."""
+    return [engine for engine in result.engines if engine.is_fit]
+
+
+# The scenarios.
+
+
+@st.composite
+def workloads(draw: st.DrawFn, slots: int) -> Workload:
+    """Work for so many slots: a third to nine tenths of them are taken."""
+    share = draw(st.sampled_from((0.35, 0.5, 0.7, 0.9)))
+    prompt = draw(st.sampled_from((Lengths(32), Lengths(200, 0.8, 2000))))
+    output = draw(st.sampled_from((Lengths(50), Lengths(50, 0.5, 200))))
+    streams = max(1, round(share * slots))
+    requests = draw(st.integers(20, 30)) * streams
+    if draw(st.booleans()):
+        return Workload(requests, streams, prompt, output)
+    rate = streams / (MODEL.step_seconds * output.mean)
+    return Workload(requests, 0, prompt, output, rate=rate)
+
+
+@st.composite
+def changes(draw: st.DrawFn, engine: int) -> Change:
+    """Something that happens to an engine."""
+    at = draw(st.sampled_from((0.0, 2.0, 5.0)))
+    kind = draw(st.sampled_from(("slow", "very slow", "frozen", "gone", "broken", "failing")))
+    match kind:
+        case "slow":
+            return Speed(at, engine, 2.0)
+        case "very slow":
+            return Speed(at, engine, 8.0)
+        case "frozen":
+            return Freeze(at, engine, draw(st.sampled_from((3.0, 8.0))))
+        case "gone":
+            return Restart(at, engine, draw(st.sampled_from((2.0, 8.0))))
+        case "broken":
+            return Faults(at, engine, broken=1.0)
+        case _:
+            return Faults(at, engine, failed=draw(st.sampled_from((0.2, 1.0))))
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, most_changes: int = 1, most_replicas: int = 1) -> Scenario:
+    """Three to eight engines, of which some have trouble: fewer than half of them."""
+    engines = draw(st.integers(3, 8))
+    some = st.lists(
+        st.integers(0, engines - 1), unique=True, max_size=min(most_changes, (engines - 1) // 2)
+    )
+    happens = tuple(draw(changes(engine)) for engine in draw(some))
+    # What the others can carry.
+    work = draw(workloads(MODEL.max_num_seqs * (engines - len(happens))))
+    replicas = draw(st.integers(1, most_replicas))
+    return Scenario("random", engines, MODEL, work, replicas, happens)
+
+
+@st.composite
+def clusters_of_models(draw: st.DrawFn) -> Scenario:
+    """Two models, each on engines of its own."""
+    each = draw(st.integers(2, 4))
+    specs = tuple(EngineSpec(MODEL, serves=(name,)) for name in "ab" for _ in range(each))
+    work = replace(draw(workloads(MODEL.max_num_seqs * 2 * each)), models=("a", "b"))
+    return Scenario("models", 2 * each, MODEL, work, specs=specs)
+
+
+# What holds for each of them.
+
+
+@given(clusters(most_changes=3, most_replicas=3), st.sampled_from((SED, "least_loaded")))
+@examples
+def test_every_request_ends_once_and_no_lease_is_left(scenario: Scenario, policy: str) -> None:
+    result = run(scenario, policy)  # a request that ends twice raises
+    assert result.requests == scenario.workload.requests
+    # An open loop's requests that came meanwhile are not waited for.
+    assert result.leases_left == 0 or scenario.workload.rate
+
+
+@given(clusters(most_replicas=3))
+@examples
+def test_a_router_that_restarts_leaves_nothing_behind(scenario: Scenario) -> None:
+    result = run(replace(scenario, changes=(*scenario.changes, RouterRestart(3.0, 0))))
+    assert result.requests == scenario.workload.requests
+    assert result.leases_left == 0 or scenario.workload.rate
+
+
+@given(clusters(most_changes=2))
+@examples
+def test_no_engine_that_is_well_is_starved(scenario: Scenario) -> None:
+    result = run(scenario)
+    for engine in result.engines:
+        assert engine.longest_starved < STARVED_SECONDS, engine
+
+
+@given(clusters_of_models(), st.sampled_from((SED, "least_loaded", "round_robin")))
+@examples
+def test_no_engine_is_starved_because_another_model_is_asked_for(
+    scenario: Scenario, policy: str
+) -> None:
+    result = run(scenario, policy)
+    for engine in result.engines:
+        assert engine.starved_seconds < 2.0, engine
+        assert engine.share > 0.5 / len(result.engines), engine
+
+
+@given(clusters(most_changes=2))
+@examples
+def test_no_request_queues_for_longer_than_a_scrape_while_another_engine_has_room(
+    scenario: Scenario,
+) -> None:
+    result = run(scenario)
+    for engine in fit(result):
+        assert engine.longest_wait <= SCRAPE_SECONDS, engine
+
+
+@given(clusters(most_changes=2))
+@examples
+def test_what_is_set_aside_gets_work_only_where_it_ends_first(scenario: Scenario) -> None:
+    result = run(scenario)
+    assert sum(engine.misdirected for engine in result.engines) == 0
+
+
+@given(clusters(most_changes=0), st.sampled_from((SED, "least_loaded")))
+@examples
+def test_load_does_not_oscillate(scenario: Scenario, policy: str) -> None:
+    # Chance alone is not the router's: a closed loop with enough in flight has a steady load.
+    streams = 10 * scenario.engines
+    work = replace(scenario.workload, streams=streams, requests=30 * streams, rate=0.0)
+    result = run(replace(scenario, workload=work), policy)
+    for engine in result.engines:
+        assert engine.oscillation < OSCILLATION, engine
