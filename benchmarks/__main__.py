@@ -17,10 +17,16 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from benchmarks import compare, engine, limits, load, peers, plan, report, results
-from benchmarks.gate import ab, aiperf_place, judge, validate
-from benchmarks.routers import DEFAULT, ROUTERS
-from benchmarks.scenarios import SCENARIOS, Scenario
+try:
+    from benchmarks import compare, engine, limits, load, peers, plan, report, results
+    from benchmarks.gate import ab, aiperf_place, judge, validate
+    from benchmarks.routers import DEFAULT, ROUTERS
+    from benchmarks.scenarios import SCENARIOS, Scenario
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] not in ("matplotlib", "numpy"):  # the extra `bench`
+        raise
+    print(f"pd-bench needs {error.name}: pip install 'pd-router[bench]'", file=sys.stderr)
+    sys.exit(2)
 
 # They read their own command lines: their exit statuses are the validator's.
 GATE = {

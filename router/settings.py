@@ -241,8 +241,9 @@ class Settings(BaseSettings):
     )
     shutdown_grace: SecondsOrZero = Field(
         30.0,
-        description="Seconds that streams get to finish after SIGTERM; then they end with an "
-        "error frame. Kubernetes kills after terminationGracePeriodSeconds: keep that longer.",
+        description="Seconds that streams get to finish after SIGTERM; then, or at a second "
+        "SIGTERM, they end with an error frame. Kubernetes kills after "
+        "terminationGracePeriodSeconds: keep that longer.",
     )
 
     max_body_bytes: Whole = Field(

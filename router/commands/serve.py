@@ -13,7 +13,7 @@ from router.commands.usage import UsageError
 from router.net.crew import Crew
 from router.settings import Settings
 from router.web.app import Router, Worker, endpoints_of
-from router.web.server import BACKLOG, Server, tune_process
+from router.web.server import BACKLOG, HURRY, Server, tune_process
 
 __all__ = ["run"]
 
@@ -54,7 +54,7 @@ def _run_several(settings: Settings) -> int:
         _close(each for mine in listeners for each in mine)  # or clients would wait in them
 
     try:
-        return Supervisor(settings.workers, work, crew.left, ending).run()
+        return Supervisor(settings.workers, work, crew.left, ending, HURRY).run()
     finally:
         crew.close()
         shutil.rmtree(counts, ignore_errors=True)

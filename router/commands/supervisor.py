@@ -2,9 +2,10 @@
 
 A worker is a fork of this process, so it begins with everything imported. One that ends is started
 anew; if workers only ever fail, this process gives up, so that whoever runs it sees that. Each is
-a process group of its own: Ctrl-C in a terminal reaches a whole group, and a worker that gets it
-from there and from here would take it for the second one, which means at once. It refuses to know
-what workers do.
+a process group of its own: Ctrl-C in a terminal reaches a whole group. The first SIGTERM or SIGINT
+is passed on to all workers; at a second one they get the signal `hurry` instead, so that a worker
+that got the first one from elsewhere, too, does not take it for the second. It refuses to know what
+workers do.
 """
 
 import logging
@@ -49,7 +50,8 @@ class Supervisor:
     """Runs `work(number)` in a process of its own for each number below `count`.
 
     `left` is told the number of a worker that is gone, before it is started anew; `ending` is
-    called once, when no worker will be started any more.
+    called once, when no worker will be started any more. `hurry` is the signal that ends at once a
+    worker that is ending.
     """
 
     def __init__(
@@ -58,11 +60,13 @@ class Supervisor:
         work: Callable[[int], None],
         left: Callable[[int], None],
         ending: Callable[[], None],
+        hurry: signal.Signals,
     ) -> None:
         self._workers = [_Worker(number) for number in range(count)]
         self._work = work
         self._left = left
         self._ending = ending
+        self._hurry = hurry
         self._failures = 0
         self._is_ending = False
         self._status = 0
@@ -147,8 +151,10 @@ class Supervisor:
             self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
-        """Pass the signal on to all workers; a second one tells them to hurry."""
-        if not self._is_ending:
+        """Pass the signal on to all workers; after a second one they end at once."""
+        if self._is_ending:
+            number = self._hurry
+        else:
             self._is_ending = True
             self._ending()
         for worker in self._workers:

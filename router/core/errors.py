@@ -23,6 +23,7 @@ __all__ = [
     "NotFound",
     "RouterError",
     "ShuttingDown",
+    "Unhealthy",
     "UnsupportedBody",
 ]
 
@@ -135,6 +136,13 @@ class NoEngine(RouterError):
 
 class ShuttingDown(NoEngine):
     """The router is going away; another replica will answer."""
+
+
+class Unhealthy(RouterError):
+    """A part of the router without which it cannot work keeps failing."""
+
+    status = 503
+    type = "ServiceUnavailableError"
 
 
 class EngineTimedOut(RouterError):

@@ -107,8 +107,8 @@ class RequestEnded:
     error: str | None = None
     prefill_seconds: float | None = None
     first_byte: float | None = None
-    """When the first byte of the answer's body went to the client; the clock of `started`,
-    which is monotonic and in seconds."""
+    """When the first byte of the answer's body went to the client, of a stream its first content;
+    the clock of `started`, which is monotonic and in seconds."""
     ended: float = 0.0
     chunks: int = 0
     """Reads from the engine that were passed on; about one per token at moderate load."""

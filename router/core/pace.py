@@ -283,6 +283,14 @@ class Pace:
         if was_stream:
             self.streams -= leg.sequences
 
+    def rejoin(self, leg: "Leg", now: float) -> None:
+        """A stream whose timing was paused counts again; the engine has said nothing by that."""
+        self._pass(now)
+        if self.all_open == 0:
+            self.asked_at = now
+        self.open += leg.sequences
+        self.streams += leg.sequences
+
     def computed(self, tokens: int, seconds: float) -> None:
         """An answer that was no stream took this long to be computed."""
         self._whole_tokens += tokens
@@ -431,7 +439,16 @@ class Pace:
 class Leg:
     """One attempt at an engine, timed for its pace: to the first token, and on to the end."""
 
-    __slots__ = ("_has_begun", "_is_open", "_lease", "pace", "sequences", "started", "work")
+    __slots__ = (
+        "_has_begun",
+        "_is_open",
+        "_is_paused",
+        "_lease",
+        "pace",
+        "sequences",
+        "started",
+        "work",
+    )
 
     def __init__(
         self,
@@ -454,6 +471,7 @@ class Leg:
         self.sequences = sequences
         self._lease = lease
         self._has_begun = False
+        self._is_paused = False
         self._is_open = is_heard
         if is_heard:
             pace.ask(self, now)
@@ -464,7 +482,7 @@ class Leg:
         """The first token of a stream came."""
         self._answered(now)
         self._has_begun = self._is_open
-        if self._is_open:
+        if self._is_open and not self._is_paused:
             self.pace.begin(self, now)
 
     def whole(self, now: float, tokens: int = 0) -> None:
@@ -482,11 +500,32 @@ class Leg:
     def end(self, now: float) -> None:
         """It is over; doing it again changes nothing."""
         if self._is_open:
+            self.pause(now)
             self._is_open = False
-            self.pace.end(self, now, was_stream=self._has_begun)
 
     def _answered(self, now: float) -> None:
         if self._lease is not None:
             self._lease.prefilled()
-        if self._is_open:
+        if self._is_open and not self._is_paused:
             self.pace.answered(self, now)
+
+    # While the client does not read, the engine is not heard: neither its silence nor its speed
+    # shows. What was paused before its first token tells nothing of prompts any more either.
+
+    def pause(self, now: float) -> None:
+        """Count it no longer as open, nor as a stream; doing it again changes nothing."""
+        if self._is_open and not self._is_paused:
+            self._is_paused = True
+            self.work = 0
+            self.pace.end(self, now, was_stream=self._has_begun)
+
+    def resume(self, now: float) -> None:
+        """Count it again; nothing if it is over or was not paused."""
+        if not self._is_open or not self._is_paused:
+            return
+        self._is_paused = False
+        if self._has_begun:
+            self.pace.rejoin(self, now)
+        else:
+            self.started = now  # as if it were asked for only now: those before it are ahead
+            self.pace.ask(self, now)

@@ -22,6 +22,7 @@ __all__ = [
     "error_frame",
     "events",
     "first_sign",
+    "keep_alive",
 ]
 
 DONE = b"data: [DONE]\n\n"
@@ -109,6 +110,8 @@ _PREAMBLE_TYPES = frozenset(
         "response.in_progress",
         "response.output_item.added",
         "response.content_part.added",
+        "response.reasoning_part.added",
+        "response.reasoning_summary_part.added",
         "message_start",
         "content_block_start",
         "ping",
@@ -130,6 +133,18 @@ def first_sign(event: bytes) -> First:
     if document.get("error") or document.get("type") in ("error", "response.failed"):
         return First.ERROR
     return First.PREAMBLE if _is_preamble(document) else First.CONTENT
+
+
+def keep_alive(event: bytes) -> bytes:
+    """The comment that goes to the client at once although this preamble event is held back.
+
+    Comments and `ping` events exist to keep a connection alive: they must not wait for the first
+    content. A comment means nothing wherever it stands, so it goes out itself; a `ping` may not
+    come before a `message_start`, so a comment goes out ahead of it. Empty for any other event.
+    """
+    if not data_of(event):
+        return event
+    return b": ping\n\n" if b'"ping"' in event else b""
 
 
 def _is_preamble(document: dict[str, Any]) -> bool:

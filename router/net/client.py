@@ -26,9 +26,9 @@ from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterE
 from router.core.routes import ROUTES
 from router.core.sse import error_frame
 from router.core.values import Route, RouteKind
-from router.net.engine_connection import EngineConnection, HeaderList
+from router.net.engine_connection import HeaderList
 
-__all__ = ["ClientProtocol", "ClientReply", "Door", "Visit"]
+__all__ = ["ClientProtocol", "ClientReply", "Door", "Upstream", "Visit"]
 
 MAX_HEAD_BYTES = 64 << 10
 """Request line and headers together; nginx and Node.js allow 32 and 16 KiB, tokens are long."""
@@ -66,6 +66,16 @@ class Visit(Protocol):
 
     def left(self) -> None:
         """The client is gone, or nothing more can be said to it."""
+
+
+class Upstream(Protocol):
+    """Where a response comes from, as its back-pressure sees it."""
+
+    def pause_reading(self) -> None:
+        """The client's buffers are full."""
+
+    def resume_reading(self) -> None:
+        """The client reads again."""
 
 
 class Door(Protocol):
@@ -506,7 +516,7 @@ class ClientReply:
         self._is_whole = False
         self._body_timer: asyncio.TimerHandle | None = None
         # The response.
-        self._upstream: EngineConnection | None = None
+        self._upstream: Upstream | None = None
         self._head = b""
         self._chunked = False
         self._stream_of: RouteKind | None = None
@@ -579,14 +589,14 @@ class ClientReply:
         if self._protocol.active is self:
             self._protocol.active = None
 
-    def bind(self, upstream: EngineConnection) -> None:
-        """Let back-pressure reach this engine connection."""
+    def bind(self, upstream: Upstream) -> None:
+        """Let back-pressure reach what the response comes from."""
         self._upstream = upstream
         if self._paused:
             upstream.pause_reading()
 
     def unbind(self) -> None:
-        """The engine connection has delivered everything, or is gone."""
+        """It has delivered everything, or is gone."""
         upstream, self._upstream = self._upstream, None
         if upstream is not None and self._paused:
             upstream.resume_reading()

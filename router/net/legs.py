@@ -19,7 +19,16 @@ from router.core.events import RequestEnded
 from router.core.pace import Leg
 from router.core.plans.steps import Outcome, Stream
 from router.core.redact import MARK, redact
-from router.core.sse import DONE, Cutter, First, data_of, events, first_sign
+from router.core.sse import (
+    DONE,
+    MAX_EVENT_BYTES,
+    Cutter,
+    First,
+    data_of,
+    events,
+    first_sign,
+    keep_alive,
+)
 from router.core.values import Endpoint, Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
@@ -32,7 +41,33 @@ MAX_REPLY_BYTES = 256 << 20
 with logprobs for 100k tokens stays under a third of it."""
 
 
+CATCH_UP_SWEEPS = 2
+"""Sweeps over silent streams until one whose client did not read is timed again: at least one whole
+interval. What has piled up by then comes faster than any engine makes it."""
+
+MAX_HELD_EVENTS = 64
+"""Events without content that wait for the first one with some. /v1/responses begins with four, a
+chat of n choices with n; a token may have no text of its own, but not so many in a row."""
+
+MAX_HELD_BYTES = MAX_EVENT_BYTES
+"""The first of them can hold the prompt's token ids."""
+
 JSON_HEADERS = ((b"content-type", b"application/json"),)
+
+
+class TokenCount(Protocol):
+    """Where the tokens of a stream are counted."""
+
+    tokens: int
+
+
+class Uncounted:
+    """Where they are counted while they tell nothing of the engine."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
 
 
 class Asker(Protocol):
@@ -167,11 +202,14 @@ class Relay:
         self._idle_seconds = idle_seconds
         self._first_byte_seconds = first_byte_seconds
         self._leg = leg
-        self._pace = leg.pace
+        self._counter: TokenCount = leg.pace
+        self._sweeps_to_wait = 0
+        """Until the leg is timed again; 0 while it is."""
         self._head = Reply(0)
         self._cutter = Cutter()
         self._parts: list[bytes] = []
         self._size = 0
+        self._events_held = 0
         self._is_stream = False
         self._is_done = False
         self._is_plain = step.splice is None
@@ -206,7 +244,7 @@ class Relay:
             self._stop(self.failure)
         elif is_stream:
             self._is_stream = True
-            self._on_data = Relay._hold if self._step.hold else Relay._pass_events
+            self._on_data = Relay._hold
             self._on_end = Relay._end_events
             if not self._step.hold:
                 self._start(None)
@@ -243,7 +281,7 @@ class Relay:
             record = self._record
             record.chunks += 1
             record.bytes_out += size
-            self._pace.tokens += 1
+            self._counter.tokens += 1
             forward(chunk)
         return True
 
@@ -266,8 +304,31 @@ class Relay:
             if self.connection is not None:
                 self.connection.abort()
 
+    # The client's side.
+
+    def pause_reading(self) -> None:
+        """The client reads slower than its engine writes: that says nothing of the engine."""
+        self._sweeps_to_wait = CATCH_UP_SWEEPS
+        self._counter = Uncounted()
+        self._leg.pause(time.monotonic())
+        if self.connection is not None:
+            self.connection.pause_reading()
+
+    def resume_reading(self) -> None:
+        """The client reads again. It is timed when it has kept up for a while."""
+        if self.connection is not None:
+            self.connection.resume_reading()
+
+    def _catch_up(self) -> None:
+        self._sweeps_to_wait -= 1
+        if self._sweeps_to_wait == 0:
+            self._counter = self._leg.pace
+            self._leg.resume(time.monotonic())
+
     def check_silence(self, now: float) -> None:
         """Give up on an engine that has been silent for too long."""
+        if self._sweeps_to_wait and not self._reply.is_paused:
+            self._catch_up()
         chunks = self._record.chunks
         if self._reply.is_paused or chunks != self._chunks_before:
             # It is the client that everybody waits for, or the engine has spoken.
@@ -286,8 +347,9 @@ class Relay:
 
     def _leave_if_stalled(self) -> None:
         """A request that has had nothing but a head need not wait for an engine that stopped."""
-        is_new = self._record.first_byte is None
-        if is_new and self._pace.is_stalled and self._asker is not None and self._asker.may_move():
+        if self._record.first_byte is not None or not self._leg.pace.is_stalled:
+            return
+        if self._asker is not None and self._asker.may_move():
             text = f"The engine at {self._step.endpoint.url} has stalled."
             self.failure = Failure(FailureKind.STALLED, text)
             self._stop(self.failure)
@@ -331,30 +393,44 @@ class Relay:
         self._forward = self._reply.chunk_writer() if is_clear else None
 
     def _hold(self, data: bytes) -> None:
+        """Keep events back until one has content: up to then another engine can answer instead.
+
+        With the step's `hold` the head waits too; without it the client has had the head, and gets
+        comments, which keep its connection alive.
+        """
         data = self._cutter.feed(data)
-        for event in events(data):
+        found = events(data)
+        for event in found:
             sign = first_sign(event)
-            if sign is First.ERROR:
+            if sign is First.ERROR and self._step.hold:
                 # It was never shown as a stream: whoever gets it gets it as an error response.
                 self._stop(Reply(_status_of(event), JSON_HEADERS, data_of(event)))
                 return
-            if sign is First.CONTENT:
-                break
-        else:
-            self._parts.append(data)
-            return
+            if sign is First.ERROR:
+                self._leg.end(time.monotonic())  # a failure is no token to be timed
+            if sign is not First.PREAMBLE:
+                self._parts.append(data)
+                self._release_hold()
+                return
+        if not self._step.hold and (alive := b"".join(map(keep_alive, found))):
+            self._send(alive)
+            data = b"".join(event for event in found if data_of(event))
         self._parts.append(data)
-        self._release_hold()
+        self._size += len(data)
+        self._events_held += len(found)
+        if self._events_held > MAX_HELD_EVENTS or self._size > MAX_HELD_BYTES:
+            self._release_hold()
 
     def _release_hold(self) -> None:
         self._start(None)
         self._on_data = Relay._pass_events
         held, self._parts = b"".join(self._parts), []
         if held:
+            self._is_done = held.endswith(DONE)
             self._write(self._clean(held))
 
     def _end_events(self) -> None:
-        if not self._reply.is_started:
+        if self._on_data is Relay._hold:
             self._release_hold()
         if rest := self._cutter.rest():
             self._write(self._clean(rest))
@@ -368,8 +444,7 @@ class Relay:
 
     def _start(self, length: int | None) -> None:
         if self._reply.is_started:  # by an engine that stalled; this one goes on where it was
-            if self.connection is not None:
-                self._reply.bind(self.connection)
+            self._reply.bind(self)
             return
         passed = http.end_to_end(self._head.headers, http.RESPONSE_ONLY)
         block = http.block(passed + self._asker.headers()) if self._asker is not None else b""
@@ -377,8 +452,7 @@ class Relay:
             self._head.status, block, length, stream_of=self._kind if self._is_stream else None
         )
         self._record.status = self._head.status
-        if self.connection is not None:
-            self._reply.bind(self.connection)
+        self._reply.bind(self)
 
     def _flush(self) -> None:
         if self._asker is not None:
@@ -398,9 +472,12 @@ class Relay:
                     self._asker.begun()
         elif self._is_stream and not self._reply.is_corked:
             # What comes with the end is for the most part no token but usage and [DONE].
-            self._pace.tokens += data.count(b"\n\n")
-        record.chunks += 1
-        record.bytes_out += len(data)
+            self._counter.tokens += data.count(b"\n\n")
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        self._record.chunks += 1
+        self._record.bytes_out += len(data)
         self._reply.write(data)
 
     def _settle(self, outcome: Outcome | None) -> None:
@@ -422,8 +499,8 @@ class Relay:
             self._end()
             return
         self.failure = failure
-        if not self._reply.is_started:
-            self._settle(failure)
+        if not self._reply.is_started or self._on_data is Relay._hold:
+            self._settle(failure)  # the client has had a head at most: its plan knows what to do
             return
         self._record.error = error.message
         self._reply.fail(error)

@@ -7,6 +7,7 @@ from collections import deque
 
 from router.core.urls import Origin
 from router.core.values import Failure, FailureKind
+from router.net.addresses import Addresses
 from router.net.engine_connection import EngineConnection
 
 __all__ = ["EnginePool"]
@@ -37,6 +38,7 @@ class EnginePool:
         """The value of the Host header."""
         self.prefix = origin.prefix.encode("latin-1")
         """What stands before every path."""
+        self._addresses = Addresses(origin.host, origin.port)
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
         self._max_idle = max_idle
@@ -77,17 +79,14 @@ class EnginePool:
 
     async def connect(self) -> EngineConnection | Failure:
         """A new connection, or why there is none."""
-        loop = asyncio.get_running_loop()
         name = self.origin.url
+        tried: list[str] = []
         try:
             async with asyncio.timeout(self._connect_seconds):
-                _, connection = await loop.create_connection(
-                    lambda: EngineConnection(self, name),
-                    self.origin.host,
-                    self.origin.port,
-                    ssl=self._tls,
-                )
+                connection = await self._connect(tried)
         except TimeoutError:
+            if tried:
+                self._addresses.forget(tried[-1])
             text = f"The engine at {name} did not accept a connection in {self._connect_seconds} s."
             return Failure(FailureKind.REFUSED, text)
         except (OSError, UnicodeError) as error:  # UnicodeError: what is no host name
@@ -96,6 +95,43 @@ class EnginePool:
         # task that connects is cancelled.
         if not connection.is_closing:
             self._open.add(connection)
+        return connection
+
+    async def _connect(self, tried: list[str]) -> EngineConnection:
+        """Try each address, the current one last in `tried`. Raises OSError or UnicodeError."""
+        is_cached = self._addresses.is_cached
+        try:
+            return await self._connect_to_one_of(await self._addresses.get(), tried)
+        except OSError:
+            if not is_cached:
+                raise
+            # They were looked up some time ago: the engine may have moved.
+            found = [each for each in await self._addresses.get() if each not in tried]
+            if not found:
+                raise
+        return await self._connect_to_one_of(found, tried)
+
+    async def _connect_to_one_of(self, addresses: list[str], tried: list[str]) -> EngineConnection:
+        failure = OSError("it has no address")
+        for address in addresses:
+            tried.append(address)
+            try:
+                return await self._connect_to(address)
+            except OSError as error:
+                self._addresses.forget(address)
+                failure = error
+        raise failure
+
+    async def _connect_to(self, address: str) -> EngineConnection:
+        origin, name = self.origin, self.origin.url
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: EngineConnection(self, name),
+            address,
+            origin.port,
+            ssl=self._tls,
+            # What the certificate must be for, whatever the address.
+            server_hostname=None if self._tls is None else origin.host,
+        )
         return connection
 
     def put(self, connection: EngineConnection) -> None:
@@ -117,6 +153,7 @@ class EnginePool:
 
     def close(self) -> None:
         """Close everything at once."""
+        self._addresses.close()
         if self._reaper is not None:
             self._reaper.cancel()
             self._reaper = None

@@ -8,8 +8,10 @@ not asked in the same millisecond. Results leave as events; nothing is decided h
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -45,50 +47,54 @@ class Prober:
         timeout_seconds: float,
         sessions: Callable[[], tuple[aiohttp.ClientSession, aiohttp.ClientSession]],
         rng: Random,
+        tasks: TaskSet,
     ) -> None:
         self._fleet = fleet
         self._observe = observe
         self._health_seconds = health_seconds
         self._stats_seconds = stats_seconds
+        self._timeout_seconds = timeout_seconds
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._make_sessions = sessions
         self._rng = rng
-        self._tasks = TaskSet()
+        self._tasks = tasks
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
         """One that connects anew for each probe, one that keeps its connections for scrapes."""
 
     async def look(self) -> None:
-        """Ask every engine once, all at the same time."""
+        """Ask every engine once, all at the same time, for the time of one probe at most."""
         self._open()
-        await asyncio.gather(*(self._see(member.endpoint) for member in self._fleet))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_seconds):
+                await asyncio.gather(*map(self._look_at, self._fleet))
 
-    async def _see(self, endpoint: Endpoint) -> None:
-        self._observe(await self._probe(endpoint))
+    async def _look_at(self, member: Member) -> None:
+        before = member.health.state
+        self._observe(await self._probe(member.endpoint))
+        if member.health.state is not before:
+            log.info("%s %s is %s", *_names(member.endpoint), member.health.state)
 
     def _open(self) -> None:
         if self._sessions is None:
             self._sessions = self._make_sessions()
 
     def start(self) -> None:
-        """Ask for ever, and begin with every engine at once."""
+        """Ask for ever, from one interval after `look` on."""
         self._open()
         for member in self._fleet:
-            self._tasks.spawn(self._probe_for_ever(member), f"probe {member.endpoint.url}")
-            self._tasks.spawn(self._scrape_for_ever(member), f"scrape {member.endpoint.url}")
+            url = member.endpoint.url
+            self._tasks.spawn(partial(self._probe_for_ever, member), "health probe", url)
+            self._tasks.spawn(partial(self._scrape_for_ever, member), "metrics scrape", url)
 
     async def close(self) -> None:
-        """Stop."""
-        await self._tasks.close()
+        """Close the connections; the tasks must have ended."""
         for session in self._sessions or ():
             await session.close()
 
     async def _probe_for_ever(self, member: Member) -> None:
         while True:
-            before = member.health.state
-            self._observe(await self._probe(member.endpoint))
-            if member.health.state is not before:
-                log.info("%s %s is %s", *_names(member.endpoint), member.health.state)
             await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
+            await self._look_at(member)
 
     async def _scrape_for_ever(self, member: Member) -> None:
         while True:

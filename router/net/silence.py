@@ -31,8 +31,7 @@ class Silence:
     def watch(self, one: Watched) -> None:
         """Check it from now on."""
         self._watched.add(one)
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self._sweep)
+        self._arm()
 
     def forget(self, one: Watched) -> None:
         """Check it no more; doing it again changes nothing."""
@@ -41,15 +40,22 @@ class Silence:
     def close(self) -> None:
         """Stop."""
         self._watched.clear()
+        self._disarm()
+
+    def _sweep(self) -> None:
+        self._disarm()
+        now = asyncio.get_running_loop().time()
+        for one in list(self._watched):
+            one.check_silence(now)  # what is given up on may begin elsewhere, and be watched there
+        if self._watched:
+            self._arm()
+
+    def _arm(self) -> None:
+        """There is at most one timer: two would each arm the next for ever."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._sweep)
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = None
-        now = loop.time()
-        for one in list(self._watched):
-            one.check_silence(now)
-        if self._watched:
-            self._timer = loop.call_later(self._interval, self._sweep)

@@ -6,6 +6,7 @@ Which ones, for what and how long is decided in `core/probing.py`.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from random import Random
 
 from router.core import probing
@@ -38,6 +39,7 @@ class SpeedProber:
         engine_api_key: str | None,
         rng: Random,
         count: Callable[[Endpoint, str], None],
+        tasks: TaskSet,
     ) -> None:
         self._fleet = fleet
         self._pools = pools
@@ -46,17 +48,14 @@ class SpeedProber:
         self._key = engine_api_key
         self._rng = rng
         self._count = count
-        self._tasks = TaskSet()
+        self._tasks = tasks
 
     def start(self) -> None:
         """Begin."""
         if self._seconds:
             for member in self._fleet:
-                self._tasks.spawn(self._watch(member), f"speed of {member.endpoint.url}")
-
-    async def close(self) -> None:
-        """Stop."""
-        await self._tasks.close()
+                url = member.endpoint.url
+                self._tasks.spawn(partial(self._watch, member), "speed probe", url)
 
     async def _watch(self, member: Member) -> None:
         while True:

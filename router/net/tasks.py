@@ -1,26 +1,70 @@
-"""Background tasks that are kept alive, ended together, and never fail in silence."""
+"""Background loops that run as long as the router does: one that fails is started again.
+
+Each failure is logged. Whether one keeps failing can be asked, so that a router whose engines are
+not watched any more does not pass for a healthy one.
+"""
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-__all__ = ["TaskSet"]
+__all__ = ["Loop", "TaskSet"]
 
 log = logging.getLogger(__name__)
 
+FIRST_DELAY_SECONDS = 0.25
+"""Before the first restart; each further one waits twice as long."""
+
+LONGEST_DELAY_SECONDS = 10.0
+"""A loop that fails for good is tried six times a minute: its log lines stay readable."""
+
+SETTLED_SECONDS = 10.0
+"""A loop that has run so long since its last failure is well again. A single failure ends within
+30 s, the patience of the liveness probe in deploy/kubernetes; one that goes on does not."""
+
+Loop = Callable[[], Coroutine[Any, Any, None]]
+"""Begins the loop; called again after a failure."""
+
 
 class TaskSet:
-    """Owns tasks: the event loop itself holds only weak references to them."""
+    """Owns background loops: the event loop itself holds only weak references to tasks.
 
-    def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+    `clock` is monotonic and in seconds, `sleep` waits for that many.
+    """
 
-    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
-        """Run `work` until it ends or the set is closed."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._restarted: dict[asyncio.Task[None], float | None] = {}
+        """Tasks that have failed, and when they were last restarted; None: they wait for it."""
+
+    def spawn(self, loop: Loop, kind: str, of: str = "") -> None:
+        """Run `loop` until it ends or the set is closed.
+
+        `kind` is told to whoever asks for the router's health; `of` says in the log which one.
+        """
+        task = asyncio.get_running_loop().create_task(
+            self._run(loop, f"{kind} {of}".rstrip()), name=kind
+        )
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+
+    def failing(self) -> list[str]:
+        """The kinds of loops that have failed and not run well since, each once."""
+        settled = self._clock() - SETTLED_SECONDS
+        kinds = (
+            task.get_name()
+            for task, restarted in self._restarted.items()
+            if restarted is None or restarted > settled
+        )
+        return sorted(set(kinds))
 
     async def close(self) -> None:
         """Cancel what still runs and wait for it."""
@@ -29,7 +73,25 @@ class TaskSet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    async def _run(self, loop: Loop, name: str) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "it runs in one"
+        delay = FIRST_DELAY_SECONDS
+        while True:
+            started = self._clock()
+            try:
+                await loop()
+            except Exception:
+                if self._clock() - started >= SETTLED_SECONDS:
+                    delay = FIRST_DELAY_SECONDS
+                log.exception("%s failed; restarting it in %g s", name, delay)
+            else:
+                return
+            self._restarted[task] = None
+            await self._sleep(delay)
+            delay = min(2 * delay, LONGEST_DELAY_SECONDS)
+            self._restarted[task] = self._clock()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.error("background task %s failed", task.get_name(), exc_info=error)
+        self._restarted.pop(task, None)

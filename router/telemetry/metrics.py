@@ -74,11 +74,15 @@ class Metrics:
         # Each counter's birth as a second series doubles the text and answers nobody's question.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
-        self._registry = registry
+        self._counts = registry
+        self._state = CollectorRegistry()
+        self._state.register(_FleetCollector(fleet, connections))
+        self.are_merged = together is not None
+        """Whether counts are read from files, those of all processes: that takes a while."""
         if together is not None:
             _count_in(together.folder, together.number)
-            self._registry = CollectorRegistry()
-            MultiProcessCollector(self._registry, str(together.folder))  # type: ignore[no-untyped-call]
+            self._counts = CollectorRegistry()
+            MultiProcessCollector(self._counts, str(together.folder))  # type: ignore[no-untyped-call]
         self._requests = Counter(
             "pd_router_requests",
             "Requests by route, way, status and outcome.",
@@ -169,11 +173,10 @@ class Metrics:
         self._ttft_by = cache(self._ttft.labels)
         self._tokens_by = cache(self._tokens.labels)
         self._known: dict[tuple[object, ...], _Known] = {}
-        self._registry.register(_FleetCollector(fleet, connections))
         if together is None:
             ProcessCollector(namespace="pd_router", registry=registry)
         else:
-            self._registry.register(Processes(together.pids))
+            self._counts.register(Processes(together.pids))
         # A counter that first appears with 1 has not increased, so no alert on its rate fires.
         for member in fleet:
             for kind in FailureKind:
@@ -192,7 +195,15 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return generate_latest(self._registry)
+        return self.counts() + self.state()
+
+    def counts(self) -> bytes:
+        """The part that was counted; where counts are merged any thread may ask for it."""
+        return generate_latest(self._counts)
+
+    def state(self) -> bytes:
+        """The part that is read from the fleet, in the thread that changes it."""
+        return generate_latest(self._state)
 
     def observe(self, event: Event) -> None:
         """Count an event."""

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -67,7 +68,8 @@ class Router:
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.settings = settings
-        self.lifecycle = Lifecycle()
+        self._tasks = TaskSet()
+        self.lifecycle = Lifecycle(self._tasks.failing)
         self._mate = None if worker is None else worker.mate
         self.fleet = fleet_of(settings, self._mate)
         self.pools = _pools(settings)
@@ -112,6 +114,7 @@ class Router:
             timeout_seconds=settings.health_check_timeout,
             sessions=lambda: (_session(settings, keep=False), _session(settings, keep=True)),
             rng=Random(),
+            tasks=self._tasks,
         )
         self._speed_prober = SpeedProber(
             self.fleet,
@@ -121,8 +124,8 @@ class Router:
             engine_api_key=settings.engine_api_key,
             rng=Random(),
             count=self.metrics.probed,
+            tasks=self._tasks,
         )
-        self._tasks = TaskSet()
         operations = create_operations(self.fleet, self.exposition, self.lifecycle, self._lifespan)
         self.app = Front(
             operations,
@@ -148,10 +151,14 @@ class Router:
         if self._mate is not None:
             self._mate.gossip.tell(news)
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """The text that Prometheus scrapes, up to this moment."""
         self.journal.drain()
-        return self.metrics.exposition()
+        if not self.metrics.are_merged:
+            return self.metrics.exposition()
+        # Files of all workers are read and parsed: no stream should wait for that.
+        state = self.metrics.state()
+        return await asyncio.to_thread(self.metrics.counts) + state
 
     def _plan(self, facts: Facts, decision: Decision) -> Plan:
         if decision.way is Way.DIRECT:
@@ -192,13 +199,15 @@ class Router:
         is_leader = mate is None or mate.is_leader
         if mate is not None:
             mate.gossip.listen(self._hear)
-            await self._prober.look()  # clients may be waiting already, in the socket
-            self._tasks.spawn(self._show_for_ever(), "connections shown")
+            self._tasks.spawn(self._show_for_ever, "connection counts")
+        # Before clients are let in, and those that wait in a worker's socket: the first of them
+        # would be told that there is no engine.
+        await self._prober.look()
         if is_leader:
             self._prober.start()
             self._speed_prober.start()
-        ticks = tick_for_ever(self.fleet, self._ejected, is_leader=is_leader)
-        self._tasks.spawn(ticks, "ticks of the fleet")
+        ticks = partial(tick_for_ever, self.fleet, self._ejected, is_leader=is_leader)
+        self._tasks.spawn(ticks, "fleet ticker")
         self._pulse.start()
         try:
             yield
@@ -207,7 +216,6 @@ class Router:
             if mate is not None:
                 mate.gossip.close()
             await self._tasks.close()
-            await self._speed_prober.close()
             await self._prober.close()
             self._silence.close()
             if self._kv_ready is not None:

@@ -1,6 +1,6 @@
 """Everything but inference: models, health, readiness, version, metrics, in FastAPI."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -8,7 +8,14 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from router import __version__
-from router.core.errors import InternalError, MethodNotAllowed, NoEngine, NotFound, RouterError
+from router.core.errors import (
+    InternalError,
+    MethodNotAllowed,
+    NoEngine,
+    NotFound,
+    RouterError,
+    Unhealthy,
+)
 from router.core.fleet import Fleet
 from router.web.endpoints import endpoints
 
@@ -18,14 +25,26 @@ Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
 class Lifecycle:
-    """Whether the router is on its way out."""
+    """Whether the router is on its way out, and whether it works.
 
-    def __init__(self) -> None:
+    `failing` names the background tasks that keep failing.
+    """
+
+    def __init__(self, failing: Callable[[], Sequence[str]]) -> None:
         self.is_draining = False
+        self._failing = failing
+
+    def check(self) -> None:
+        """Raise Unhealthy while a background task keeps failing."""
+        if names := self._failing():
+            raise Unhealthy(f"Background tasks of the router keep failing: {', '.join(names)}.")
 
 
 def create_operations(
-    fleet: Fleet, exposition: Callable[[], bytes], lifecycle: Lifecycle, lifespan: Lifespan
+    fleet: Fleet,
+    exposition: Callable[[], Awaitable[bytes]],
+    lifecycle: Lifecycle,
+    lifespan: Lifespan,
 ) -> FastAPI:
     """The application behind the front door."""
     app = FastAPI(
@@ -43,13 +62,13 @@ def create_operations(
     @app.get("/metrics")
     async def metrics() -> Response:
         """Prometheus metrics."""
-        return Response(exposition(), media_type="text/plain; version=0.0.4")
+        return Response(await exposition(), media_type="text/plain; version=0.0.4")
 
     return app
 
 
-# Endpoints are coroutines although none awaits: FastAPI runs plain functions in threads, where
-# the fleet could change under them.
+# Endpoints are coroutines although few await: FastAPI runs plain functions in threads, where the
+# fleet could change under them.
 
 
 def _add_models(app: FastAPI, fleet: Fleet) -> None:
@@ -70,12 +89,14 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
 def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
     @app.get("/health")
     async def health() -> Response:
-        """200 while the process lives."""
+        """200 while the process lives and its background tasks run."""
+        lifecycle.check()
         return Response()
 
     @app.get("/ready")
     async def ready() -> dict[str, str]:
-        """200 while a decode engine is usable and the router is not shutting down."""
+        """200 while it is healthy, a decode engine is usable and it is not shutting down."""
+        lifecycle.check()
         if lifecycle.is_draining:
             raise NoEngine("The router is shutting down.")
         if not fleet.is_ready:

@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator
+from types import FrameType
 
 import uvicorn
 
@@ -16,13 +17,16 @@ from router.net.client import ClientProtocol
 from router.settings import Settings
 from router.web.app import Router
 
-__all__ = ["Server", "tune_process"]
+__all__ = ["HURRY", "Server", "tune_process"]
 
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
 """Connections that may wait for accept(): a load test's first burst is 2048, the kernel's cap
 (net.core.somaxconn) 4096."""
+
+HURRY = signal.SIGUSR1
+"""Ends at once what drains. What has no handler yet it kills, which is the same."""
 
 FLUSH_SECONDS = 1.0
 """For the last error frames to leave the process."""
@@ -53,7 +57,7 @@ def tune_process() -> None:
 class Server(uvicorn.Server):
     """uvicorn's server for one router.
 
-    `lifeline` is the reading end of a pipe; when it closes, whoever started this process is gone.
+    `lifeline` is the reading end of a pipe, for a worker; when it closes, its parent is gone.
     """
 
     def __init__(self, router: Router, lifeline: int | None = None) -> None:
@@ -94,6 +98,11 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so in /ready, let streams finish within the grace, then end them with a frame."""
         self._lifecycle.is_draining = True
+        fields = {
+            "requests": len(self._front.visits),
+            "grace_seconds": self.config.timeout_graceful_shutdown,
+        }
+        log.info("shutting down; a second signal ends at once", extra={"fields": fields})
         for listener in self.servers:
             listener.close()
         for listening in sockets or ():
@@ -102,7 +111,8 @@ class Server(uvicorn.Server):
             connection.shutdown()
         await self._ended(self.config.timeout_graceful_shutdown)
         if ended := self._front.abort():
-            log.warning("%d requests were not over in time and were ended", ended)
+            why = "because of a second signal" if self.force_exit else "when the grace was over"
+            log.warning("%d requests were ended %s", ended, why)
         for task in self.server_state.tasks:
             task.cancel()
         await self._ended(FLUSH_SECONDS)
@@ -123,7 +133,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """End with status 0 after a graceful shutdown; uvicorn would raise the signal again."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+        signals = (signal.SIGINT, signal.SIGTERM, HURRY)
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         if self._lifeline is not None:
@@ -134,6 +144,16 @@ class Server(uvicorn.Server):
             for number in signals:
                 loop.remove_signal_handler(number)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal asks for the graceful end, a second one for the end at once.
+
+        For a worker the second one is `HURRY`, from its parent: a service manager that signals all
+        processes of a service (systemd) reaches workers twice, by itself and through the parent.
+        """
+        is_second = self.should_exit and self._lifeline is None
+        self.force_exit = self.force_exit or is_second or sig == HURRY
+        self.should_exit = True
+
     def _orphaned(self, loop: asyncio.AbstractEventLoop, lifeline: int) -> None:
         loop.remove_reader(lifeline)
-        self.handle_exit(signal.SIGTERM, None)
+        self.should_exit = True

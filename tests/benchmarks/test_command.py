@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,3 +145,16 @@ def test_tiny_runs_of_what_has_its_own_clients(
     assert load["failures"] == {}
     assert load["connects"] == 6
     assert load["requests"] > 0 or name == "idle-streams"
+
+
+@pytest.mark.parametrize("module", ["numpy", "matplotlib"])
+def test_without_its_extra_it_names_the_extra_to_install(module: str) -> None:
+    hidden = f"import sys, runpy; sys.modules[{module!r}] = None; "
+    run = "runpy.run_module('benchmarks', run_name='__main__')"
+    ended = subprocess.run(
+        [sys.executable, "-c", hidden + run], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"pd-bench needs {module}")
+    assert line.endswith(": pip install 'pd-router[bench]'")

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+from functools import partial
 from typing import NoReturn
 
 import pytest
@@ -19,7 +21,8 @@ def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
     monkeypatch.setattr("router.commands.supervisor.RESTART_SECONDS", 0.0)
     caplog.set_level(logging.ERROR)
     told: list[str] = []
-    status = Supervisor(2, lambda _: None, lambda _: None, lambda: told.append("ending")).run()
+    ending = partial(told.append, "ending")
+    status = Supervisor(2, lambda _: None, lambda _: None, ending, signal.SIGUSR1).run()
     assert status == 1
     assert told == ["ending"]
     assert len(caplog.messages) == MOST_FAILURES + 1

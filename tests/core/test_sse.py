@@ -18,6 +18,7 @@ from router.core.sse import (
     error_frame,
     events,
     first_sign,
+    keep_alive,
 )
 from router.core.values import RouteKind
 from tests.core.cast import sample
@@ -181,6 +182,7 @@ PREAMBLE = [
     event(type="response.in_progress"),
     event(type="response.output_item.added"),
     event(type="response.content_part.added"),
+    event(type="response.reasoning_part.added"),
     event(type="message_start", message={}),
     event(type="content_block_start"),
     event(type="ping"),
@@ -237,6 +239,19 @@ def test_an_answer_that_has_begun_is_content(event: bytes) -> None:
 @pytest.mark.parametrize("event", ERRORS)
 def test_an_engines_failure_is_an_error(event: bytes) -> None:
     assert first_sign(event) is First.ERROR
+
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+
+def test_what_keeps_a_connection_alive_is_a_comment_wherever_it_stands() -> None:
+    for preamble in PREAMBLE:
+        said = keep_alive(preamble)
+        assert data_of(said) == b""
+        assert ends_an_event(said)
+    assert keep_alive(b": keep-alive\n\n") == b": keep-alive\n\n"
+    assert keep_alive(PING) == b": ping\n\n"
+    assert keep_alive(event(type="message_start", message={})) == b""
 
 
 P, C, E = First.PREAMBLE, First.CONTENT, First.ERROR

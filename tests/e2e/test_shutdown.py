@@ -81,6 +81,21 @@ async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
     assert [r["outcome"] for r in records] == ["aborted", "aborted"]
 
 
+async def test_a_second_signal_does_not_wait_for_the_grace(house: House) -> None:
+    engine = await house.engine()
+    async with serving("--decode", engine.url, "--shutdown-grace", "3600") as process:
+        await process.ready()
+        _, answer, call = await _streaming(process, engine)
+        process.signal(signal.SIGTERM)
+        line = await process.until("shutting down; a second signal ends at once")
+        assert (line["requests"], line["grace_seconds"]) == (1, 3600)
+        process.signal(signal.SIGTERM)
+        await answer.rest()
+        assert error_frame(answer.body)["code"] == 503
+        await call.left()
+        assert await process.status() == 0
+
+
 async def test_engines_may_be_absent_at_the_start_and_join_later(house: House) -> None:
     engine = await house.engine(listening=False)
     async with serving("--decode", engine.url) as process:

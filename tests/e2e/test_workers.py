@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.process import SECONDS, Process, serving
-from tests.net.asks import COMPLETIONS, DONE, STREAM, token
+from tests.net.asks import COMPLETIONS, DONE, STREAM, error_frame, token
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.house import House, eventually
@@ -271,6 +271,24 @@ async def test_streams_finish_and_nobody_new_is_taken(
         for stream in found:
             stream.end()
             assert (await stream.answer.rest()).body == token("a") + DONE
+        assert await process.status() == 0
+
+
+async def test_a_second_signal_ends_all_workers_at_once(house: House) -> None:
+    engine = await house.engine()
+    async with serving(*flags(engine), "--shutdown-grace", "3600") as process:
+        await process.ready()
+        found = await streams(process, [engine], 6)
+        for pid in workers_of(process):  # as systemd does: to each, and to their parent
+            os.kill(pid, signal.SIGTERM)
+        process.signal(signal.SIGTERM)
+        await process.refuses()
+        found[0].end()
+        assert (await found[0].answer.rest()).body == token("a") + DONE
+        process.signal(signal.SIGTERM)
+        for stream in found[1:]:
+            await stream.answer.rest()
+            assert error_frame(stream.answer.body)["code"] == 503
         assert await process.status() == 0
 
 

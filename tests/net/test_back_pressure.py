@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from router.net.legs import Relay
 from tests.net.asks import (
     COMPLETIONS,
     DONE,
@@ -226,6 +227,50 @@ async def test_a_silent_engine_is_not_blamed_while_its_client_does_not_read(
         relay.check_silence(now + hours * 3600)
     call.send(LAST_CHUNK)
     assert (await client.answer()).body == EVENT * (pump.written // len(EVENT))
+
+
+@pytest.mark.parametrize("way", ["direct", "remote"])
+async def test_while_a_client_does_not_read_its_stream_tells_nothing_of_the_engine(
+    house: House, way: str
+) -> None:
+    router, client, call = await _streaming(house, way)
+    engine = house.engines[1]
+    pace = router.router.fleet.member(router.endpoint(engine)).pace
+    call.send(sse_head())
+    pump = Pump(router, call, EVENT)
+    await pump.until_stuck()
+    assert (pace.open, pace.streams) == (0, 0)
+    silence = router.router._silence
+    silence._disarm()  # from here on the test sweeps
+    (relay,) = silence._watched
+    assert isinstance(relay, Relay)
+    answer = await client.begin()
+    while relay._reply.is_paused or len(answer.body) < pump.written:
+        await answer.more()
+    # What had piled up came at once. It is timed again when the client has kept up for a while.
+    silence._sweep()
+    silence._disarm()
+    assert (pace.open, pace.streams) == (0, 0)
+    assert relay._counter is not pace
+    silence._sweep()
+    assert (pace.open, pace.streams) == (1, 1)
+    assert relay._counter is pace
+    call.send(chunk(DONE), LAST_CHUNK)
+    await answer.rest()
+    assert answer.body.endswith(DONE)
+    await router.is_quiet()
+    assert (pace.open, pace.streams) == (0, 0)
+
+
+async def test_a_stream_ends_well_while_its_client_does_not_read(house: House) -> None:
+    router, client, call = await _streaming(house, "direct")
+    pace = router.router.fleet.member(router.endpoint(house.engines[1])).pace
+    call.send(sse_head())
+    await Pump(router, call, EVENT).until_stuck()
+    client.leave()
+    await call.left()
+    await router.is_quiet()
+    assert (pace.open, pace.streams) == (0, 0)
 
 
 # The other way: an engine that reads slowly.

@@ -1,16 +1,20 @@
 """Connections to an engine: reused while fresh, closed before the engine closes them."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 
+from router.core.values import Failure, FailureKind
+from router.net.addresses import Addresses
 from router.net.engine_connection import EngineConnection
 from router.net.pool import EnginePool
 from tests.net.asks import COMPLETIONS, completion
 from tests.net.client import request
 from tests.net.engine import Connection, json_reply
 from tests.net.house import House, Running, eventually, flow_of
+from tests.net.test_addresses import Lookups
 
 OK = json_reply({})
 
@@ -116,6 +120,10 @@ async def test_a_connection_closed_under_a_request_tells_it(house: House) -> Non
     pool = router.pool(engine)
     connection = await pool.connect()
     assert isinstance(connection, EngineConnection)
+    own = connection._transport.get_extra_info("sockname")
+    await eventually(
+        lambda: own in [each.transport.get_extra_info("peername") for each in engine.connections]
+    )
     engine.drop()
     await eventually(lambda: pool.open == 0)
 
@@ -153,6 +161,7 @@ async def test_an_engine_whose_name_is_no_name_cannot_be_reached(house: House) -
     router = await house.router(engine)
     pool = router.pool(engine)
     pool.origin = type(pool.origin)("a" * 70 + ".invalid", 80, False, "")
+    pool._addresses = Addresses(pool.origin.host, pool.origin.port)
     answer = await router.ask(COMPLETIONS, completion())
     assert answer.status == 502
     assert "cannot be reached" in answer.error["message"]
@@ -162,6 +171,7 @@ async def test_a_cancelled_connect_leaves_nothing_behind(house: House) -> None:
     engine = await house.engine()
     router = await house.router(engine)
     pool = router.pool(engine)
+    await eventually(lambda: b"/metrics" in engine.probes)  # whose connection is kept
     before = len(engine.connections)
     for turns in range(6):  # cancelled at each of its steps
         task = asyncio.ensure_future(pool.connect())
@@ -176,6 +186,91 @@ async def test_a_cancelled_connect_leaves_nothing_behind(house: House) -> None:
         made.abort()
     await eventually(lambda: pool.open == 0)
     await eventually(lambda: len(engine.connections) <= before)
+
+
+# Names.
+
+
+def _named(pool: EnginePool, *answers: list[str], host: str = "engine.test") -> Lookups:
+    """Let the engine have a name, and the resolver give these answers."""
+    pool.origin = replace(pool.origin, host=host)
+    lookups = Lookups(*answers)
+    pool._addresses = Addresses(host, pool.origin.port, lookups.resolve, lambda: lookups.now)
+    return lookups
+
+
+async def _connects(pool: EnginePool) -> bool:
+    connection = await pool.connect()
+    if not isinstance(connection, EngineConnection):
+        return False
+    connection.abort()
+    return True
+
+
+GOOD, DEAD = "127.0.0.1", "127.0.0.2"
+"""The engines of these tests listen on the first one only."""
+
+
+async def test_a_name_is_looked_up_once_for_many_connections(house: House) -> None:
+    _, pool = await _busy(house, 1)
+    lookups = _named(pool, [GOOD])
+    assert all(await asyncio.gather(*(_connects(pool) for _ in range(20))))
+    assert lookups.seen == 1
+
+
+async def test_a_refused_connection_goes_to_the_next_address(house: House) -> None:
+    _, pool = await _busy(house, 1)
+    lookups = _named(pool, [DEAD, GOOD])
+    assert await _connects(pool)
+    assert pool._addresses._known == [GOOD]
+    assert await _connects(pool)
+    assert lookups.seen == 1
+
+
+async def test_an_engine_that_has_moved_is_found_at_once(house: House) -> None:
+    _, pool = await _busy(house, 1)
+    lookups = _named(pool, [DEAD], [GOOD])
+    await pool._addresses.get()
+    assert await _connects(pool)
+    assert lookups.seen == 2
+
+
+async def test_an_engine_that_is_down_is_looked_up_once_per_attempt(house: House) -> None:
+    _, pool = await _busy(house, 1)
+    lookups = _named(pool, [DEAD], [DEAD], [DEAD])
+    for number in (1, 2):
+        failure = await pool.connect()
+        assert isinstance(failure, Failure)
+        assert failure.kind is FailureKind.REFUSED
+        assert lookups.seen == number
+    await pool._addresses.get()
+    assert isinstance(await pool.connect(), Failure)
+
+
+async def test_an_address_that_never_answers_is_not_used_again(house: House) -> None:
+    _, pool = await _busy(house, 1)
+    _named(pool, [DEAD, GOOD])
+    pool._connect_seconds = 0.05
+    hanging = asyncio.Event()
+
+    async def connect_to(address: str) -> EngineConnection:
+        await hanging.wait()
+        raise AssertionError(address)
+
+    pool._connect_to = connect_to  # type: ignore[method-assign]
+    assert isinstance(await pool.connect(), Failure)
+    assert pool._addresses._known == [GOOD]
+
+
+async def test_a_certificate_is_checked_for_the_name_not_the_address(house: House) -> None:
+    engine = await house.engine(tls=True)
+    router = await house.router(engine)
+    pool = router.pool(engine)
+    _named(pool, [GOOD])  # the certificate is for 127.0.0.1 alone
+    failure = await pool.connect()
+    assert isinstance(failure, Failure)
+    assert "CERTIFICATE_VERIFY_FAILED" in failure.message
+    assert "engine.test" in failure.message
 
 
 # TLS.

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 
 from router.core.events import Probed, Scraped
 from router.core.health import Sight, State
-from router.net.tasks import TaskSet
 from tests.net.asks import COMPLETIONS, completion
+from tests.net.client import SECONDS
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.house import House, Running, eventually
 
@@ -168,11 +169,44 @@ async def test_requests_of_ours_are_not_taken_for_those_of_others(house: House) 
 
 async def test_slow_engines_delay_nobodys_probes(house: House) -> None:
     slow, quick = await house.engine(), await house.engine()
-    slow.probed = lambda call: True  # type: ignore[method-assign]
-    router = await house.router(quick, slow, ready=False, **OFTEN, health_check_timeout=3600)
+    router = await house.router(quick, slow, **OFTEN, health_check_timeout=3600)
+    asked: list[Call] = []
+
+    def keeps_silent(call: Call) -> bool:
+        asked.append(call)
+        return True
+
+    slow.probed = keeps_silent  # type: ignore[method-assign]
+    await eventually(lambda: len(asked) == 2)  # a probe and a scrape
+    router.router.events.clear()
     await eventually(lambda: len(router.all(Probed)) > 5)
     assert {p.endpoint for p in router.all(Probed)} == {router.endpoint(quick)}
     assert {p.sight for p in router.all(Probed)} == {Sight.OK}
+
+
+async def test_engines_are_known_before_the_first_client_is_let_in(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.net.prober")
+    prefill, decode = await house.engine(), await house.engine()
+    router = await house.router(decode, prefill=(prefill,), ready=False)
+    for engine in (prefill, decode):  # at once, without waiting for anything
+        assert _state(router, engine) is State.UP
+    assert sorted(caplog.messages) == [f"decode {decode.url} is up", f"prefill {prefill.url} is up"]
+
+
+async def test_engines_that_do_not_answer_delay_the_start_by_one_probe_at_most(
+    house: House,
+) -> None:
+    dead, good = await house.engine(), await house.engine()
+    router = await house.router(good, dead, health_check_timeout=0.2)
+    prober = router.router._prober
+    prober._timeout = aiohttp.ClientTimeout(total=None)  # only the look's own limit is left
+    dead.probed = lambda call: True  # type: ignore[method-assign]
+    router.router.events.clear()
+    async with asyncio.timeout(SECONDS):
+        await prober.look()
+    assert [p.endpoint for p in router.all(Probed)] == [router.endpoint(good)]
 
 
 async def test_changes_of_state_are_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,26 +219,3 @@ async def test_changes_of_state_are_logged(house: House, caplog: pytest.LogCaptu
     assert caplog.messages[0] == f"decode {engine.url} is up"
     assert caplog.messages[1] == f"decode {engine.url} is draining"
     assert orjson.dumps(caplog.messages)
-
-
-# Tasks.
-
-
-async def test_a_background_task_that_fails_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    tasks = TaskSet()
-
-    async def fail() -> None:
-        raise ZeroDivisionError
-
-    async def sleep() -> None:
-        await asyncio.Event().wait()
-
-    tasks.spawn(fail(), "the failing one")
-    tasks.spawn(sleep(), "the sleeper")
-    await eventually(lambda: caplog.messages)
-    assert caplog.messages == ["background task the failing one failed"]
-    await tasks.close()
-    await tasks.close()
-    assert len(caplog.messages) == 1

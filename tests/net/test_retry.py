@@ -8,10 +8,12 @@ import pytest
 from router.core.events import FellBack, LegAnswered, LegFailed
 from router.core.values import FailureKind, Role
 from tests.net.asks import (
+    CHAT,
     COMPLETIONS,
     DONE,
     EMBEDDINGS,
     KV,
+    RESPONSES,
     STREAM,
     answer_remotely,
     completion,
@@ -25,6 +27,9 @@ from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply
 from tests.net.house import House, Running, eventually
 
 OK = json_reply({"choices": [{"text": "ok"}]})
+CREATED = event({"type": "response.created"})
+DELTA = event({"type": "response.output_text.delta", "delta": "a"})
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 BUSY = json_reply({"error": {"message": "full", "type": "T", "param": None, "code": 503}}, 503)
 
 Fault = Callable[[ScriptedEngine], None]
@@ -174,17 +179,58 @@ async def test_nothing_is_tried_again_after_the_clients_first_byte(house: House)
     assert router.all(FellBack) == []
 
 
-async def test_nothing_is_tried_again_once_a_streams_head_is_out(house: House) -> None:
+@pytest.mark.parametrize("before", [b"", CREATED, ROLE, b": ping\n\n"], ids=repr)
+async def test_a_stream_that_breaks_before_its_first_content_goes_on_from_another_engine(
+    house: House, before: bytes
+) -> None:
+    bad, good = await house.engine(), await house.engine()
+    router = await house.router(bad, good)
+    client = await router.client()
+    await client.send(request(RESPONSES, {"model": "m", "input": "x", "stream": True}))
+    call = await bad.call()
+    call.stream(*[before] * bool(before))
+    answer = await client.begin()
+    call.reset()
+    second = await good.call()
+    second.stream(CREATED, DELTA, DONE)
+    second.end()
+    await answer.rest()
+    assert answer.body.removeprefix(b": ping\n\n") == CREATED + DELTA + DONE
+    assert [(m.leg, m.reason) for m in router.all(FellBack)] == [(Role.DECODE, "broken")]
+    assert (await router.record()).outcome == "ok"
+
+
+async def test_a_stream_that_no_engine_begins_ends_with_one_error_frame(house: House) -> None:
+    engines = [await house.engine() for _ in range(5)]
+    router = await house.router(*engines)
+    for engine in engines:
+
+        def script(call: Call) -> None:
+            call.stream(ROLE)
+            call.close()
+
+        engine.answer_all(script)
+    answer = await router.ask(CHAT, STREAM)
+    assert answer.status == 200
+    assert answer.body.startswith(b'data: {"error":')
+    assert error_frame(answer.body)["code"] == 502
+    assert sum(engine.seen for engine in engines) == 3
+    record = await router.record()
+    assert (record.status, record.outcome, record.first_byte) == (200, "error", None)
+
+
+async def test_a_stream_that_leaves_traces_is_not_begun_twice(house: House) -> None:
     engines = [await house.engine(), await house.engine()]
     router = await house.router(*engines)
     for engine in engines:
 
         def script(call: Call) -> None:
-            call.stream()
+            call.stream(CREATED)
             call.close()
 
         engine.answer_all(script)
-    answer = await router.ask(COMPLETIONS, STREAM)
+    body = {"model": "m", "input": "x", "stream": True, "store": True}
+    answer = await router.ask(RESPONSES, body)
     assert error_frame(answer.body)["code"] == 502
     assert sum(engine.seen for engine in engines) == 1
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.core.events import LegFailed
+from router.core.pace import Pace
 from router.core.values import FailureKind
 from tests.net.asks import (
     CHAT,
@@ -34,6 +35,7 @@ ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content":
 USAGE = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
 COMMENT = b": keep-alive\n\n"
 NAMED = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta"}\n\n'
 CRLF = b'data: {"choices":[{"index":0,"text":"crlf"}]}\r\n\r\n'
 
 over_http = settings(
@@ -134,7 +136,12 @@ async def test_any_split_of_the_engines_bytes_gives_the_client_the_same_events(
             call.send(data)
             await asyncio.sleep(0)  # the loop sends what was written; when it is read may vary
         answer = await client.answer()
-        assert (answer.status, answer.body) == (200, body)
+        assert answer.status == 200
+        if way == "direct":  # comments may go ahead of what has no content yet
+            assert answer.body.count(COMMENT) == body.count(COMMENT)
+            assert answer.body.replace(COMMENT, b"") == body.replace(COMMENT, b"")
+        else:
+            assert answer.body == body
 
     await _run(holds)
 
@@ -208,6 +215,151 @@ async def test_a_stream_without_any_event_passes(house: House) -> None:
     decode.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
     assert (answer.status, answer.body) == (200, b"")
+
+
+# Events before the first content.
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+START = b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n'
+PREAMBLES = {
+    COMPLETIONS: token(""),
+    CHAT: ROLE,
+    RESPONSES: NAMED + event({"type": "response.in_progress"}),
+    MESSAGES: START + event({"type": "content_block_start"}),
+}
+CONTENTS = {
+    COMPLETIONS: token("a"),
+    CHAT: event({"choices": [{"index": 0, "delta": {"content": "a"}}]}),
+    RESPONSES: DELTA,
+    MESSAGES: event({"type": "content_block_delta"}),
+}
+ASKED = {"model": "m", "prompt": "x", "input": "x", "messages": [], "stream": True}
+
+
+def _timed(pace: Pace) -> tuple[int, int, int]:
+    """What is open at an engine, the streams among it, and the prompts measured lately."""
+    return pace.open, pace.streams, pace._prompt_work
+
+
+def _has_first_byte(relay: Any) -> bool:
+    return relay._record.first_byte is not None
+
+
+@pytest.mark.parametrize("path", PREAMBLES)
+async def test_the_first_token_is_the_first_content(house: House, path: str) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    pace = router.router.fleet.member(router.endpoint(engine)).pace
+    client = await router.client()
+    await client.send(request(path, ASKED))
+    call = await engine.call()
+    call.stream(PREAMBLES[path])
+    answer = await client.begin()  # the head does not wait
+    relay = await _relay(router, engine)
+    await eventually(lambda: b"".join(relay._parts) == PREAMBLES[path])
+    assert _timed(pace) == (1, 0, 0)
+    assert not _has_first_byte(relay)
+    assert relay._asker._run.facts is not None  # it can still go elsewhere
+    call.events(CONTENTS[path])
+    await answer.until(PREAMBLES[path] + CONTENTS[path])
+    assert _timed(pace)[:2] == (1, 1)
+    assert _has_first_byte(relay)
+    assert relay._parts == []
+    call.events(CONTENTS[path], DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body == PREAMBLES[path] + CONTENTS[path] * 2 + DONE
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "seen"), [(CHAT, COMMENT, COMMENT), (MESSAGES, PING, b": ping\n\n")]
+)
+async def test_what_keeps_a_connection_alive_is_not_held_back(
+    house: House, path: str, sent: bytes, seen: bytes
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(path, ASKED))
+    call = await engine.call()
+    call.stream(PREAMBLES[path])
+    answer = await client.begin()
+    for number in range(1, 4):
+        call.events(sent)
+        await answer.until(seen * number)
+    relay = await _relay(router, engine)
+    assert relay._record.first_byte is None
+    call.events(CONTENTS[path], DONE)
+    call.end()
+    await answer.rest()
+    held = PREAMBLES[path] + (PING * 3 if sent is PING else b"")
+    assert answer.body == seen * 3 + held + CONTENTS[path] + DONE
+
+
+async def test_what_is_held_back_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    monkeypatch.setattr("router.net.legs.MAX_HELD_EVENTS", 3)
+    monkeypatch.setattr("router.net.legs.MAX_HELD_BYTES", 10_000)
+    for number, preamble in ((4, token("")), (1, token("", more="x" * 10_000))):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        call.stream(*[preamble] * number)
+        answer = await client.begin()
+        await answer.until(preamble * number)
+        call.end()
+        await answer.rest()
+
+
+async def test_an_error_event_behind_a_direct_streams_head_passes_with_what_came_before(
+    house: House,
+) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    pace = router.router.fleet.member(router.endpoint(engine)).pace
+    failed = event({"error": {"message": "no", "type": "T", "param": None, "code": 500}})
+    client = await router.client()
+    await client.send(request(CHAT, ASKED))
+    call = await engine.call()
+    call.stream(ROLE)
+    answer = await client.begin()
+    call.events(failed)
+    await answer.until(ROLE + failed)
+    assert _timed(pace) == (0, 0, 0)  # it was no token
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert (answer.status, answer.body) == (200, ROLE + failed + DONE)
+
+
+@pytest.mark.parametrize("way", ["direct", "remote"])
+async def test_a_stream_without_content_passes_at_its_end(house: House, way: str) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    if way == "remote":
+        router, _, engine = await remote(house)
+    client = await router.client()
+    await client.send(request(CHAT, ASKED))
+    call = await engine.call()
+    call.stream(ROLE)
+    call.end()
+    answer = await client.answer()
+    assert (answer.status, answer.body) == (200, ROLE)
+
+
+async def test_a_break_behind_done_is_none_although_all_came_at_once(house: House) -> None:
+    engine = await house.engine()
+    router = await house.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.send(sse_head(), chunk(token("a") + DONE))
+    answer = await client.begin()
+    await answer.until(DONE)
+    call.reset()
+    await answer.rest()
+    assert answer.body == token("a") + DONE
 
 
 # After a remote prefill.
@@ -332,7 +484,7 @@ async def test_a_prefill_engines_refusal_reaches_the_client_without_kv_parameter
 
 # A stream that breaks.
 
-EVENTS = [ROLE, token("a"), COMMENT, CRLF, token("b" * 50)]
+EVENTS = [token("a"), ROLE, COMMENT, CRLF, token("b" * 50)]
 
 
 @pytest.mark.parametrize("end", ["close", "reset", "garbage"])
@@ -390,12 +542,12 @@ async def test_a_named_event_stream_that_breaks_ends_with_a_named_error(
     client = await router.client()
     await client.send(request(path, {"model": "m", "input": "x", "messages": [], "stream": True}))
     call = await engine.call()
-    call.stream(NAMED)
+    call.stream(NAMED, DELTA)
     answer = await client.begin()
-    await answer.until(NAMED)
+    await answer.until(NAMED + DELTA)
     call.reset()
     await answer.rest()
-    frame = answer.body.removeprefix(NAMED)
+    frame = answer.body.removeprefix(NAMED + DELTA)
     assert frame.startswith(b'event: error\ndata: {"type":"error",')
     assert error_frame(frame)["code"] == 502
 

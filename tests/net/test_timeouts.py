@@ -4,6 +4,7 @@ No test measures time. Those that must not meet a limit have none that could be 
 """
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -238,3 +239,41 @@ async def test_one_that_is_forgotten_during_a_sweep_does_no_harm() -> None:
         silence.watch(one)
     await eventually(lambda: silence._timer is None)
     assert [one.checks for one in quitters] == [1] * 5
+
+
+async def test_however_many_begin_elsewhere_during_a_sweep_there_is_one_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silence = Silence(3600)
+    armed: list[asyncio.TimerHandle] = []
+
+    class Loop:
+        """The running loop, whose timers are noted."""
+
+        def __init__(self) -> None:
+            self.real = asyncio.get_running_loop()
+
+        def time(self) -> float:
+            return self.real.time()
+
+        def call_later(self, *given: Any) -> asyncio.TimerHandle:
+            armed.append(self.real.call_later(*given))
+            return armed[-1]
+
+    loop = Loop()
+    monkeypatch.setattr("router.net.silence.asyncio.get_running_loop", lambda: loop)
+
+    class Mover(Sleeper):
+        """Leaves its engine at every sweep; its next attempt is watched in its stead."""
+
+        def check_silence(self, now: float) -> None:
+            self.silence.forget(self)
+            self.silence.watch(Mover(self.silence))
+
+    silence.watch(Mover(silence))
+    silence.watch(Mover(silence))
+    for _ in range(20):
+        silence._sweep()
+        assert [timer for timer in armed if not timer.cancelled()] == [silence._timer]
+    assert len(armed) == 21
+    silence.close()

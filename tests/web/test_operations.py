@@ -1,5 +1,7 @@
 """What the router says of itself and of its engines."""
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router import __version__
 from router.core.health import State
 from tests.net.asks import COMPLETIONS, DONE, STREAM, answer_remotely, completion, token
-from tests.net.client import request
+from tests.net.client import SECONDS, request
 from tests.net.engine import Call, json_reply
 from tests.net.house import House, Running, eventually
 
@@ -204,6 +206,37 @@ async def test_metrics_tell_of_requests_legs_and_connections(house: House) -> No
     assert value("requests_total", **ours, outcome="client_left", status="none") == 1
     assert value("endpoint_in_flight_requests", role="decode") == 0
     assert value("endpoint_in_flight_tokens", role="decode") == 0
+
+
+async def test_the_counts_of_several_processes_are_merged_beside_the_event_loop(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = await house.router(await house.engine())
+    metrics = router.router.metrics
+    count, see = metrics.counts, metrics.state
+    asked_in: list[threading.Thread] = []
+    has_turned = threading.Event()
+
+    def counts() -> bytes:
+        asked_in.append(threading.current_thread())
+        assert has_turned.wait(SECONDS)  # the loop goes on meanwhile
+        return count()
+
+    def state() -> bytes:
+        asked_in.append(threading.current_thread())
+        return see()
+
+    monkeypatch.setattr(metrics, "are_merged", True)
+    monkeypatch.setattr(metrics, "counts", counts)
+    monkeypatch.setattr(metrics, "state", state)
+    scrape = asyncio.ensure_future(_metrics(router))
+    await eventually(lambda: len(asked_in) == 2)
+    has_turned.set()
+    value = await scrape
+    assert value("endpoint_state", role="decode", state="up") == 1
+    assert value("engine_failures_total", kind="refused") == 0
+    assert asked_in[0] is threading.main_thread()
+    assert asked_in[1] is not threading.main_thread()
 
 
 async def test_what_clients_send_never_becomes_a_label(house: House) -> None:

@@ -13,7 +13,7 @@ from router.core.events import RequestEnded
 from router.settings import Settings
 from router.web.app import Router, create_app
 from router.web.front import Front
-from router.web.server import Server, tune_process
+from router.web.server import HURRY, Server, tune_process
 from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, error_frame, token
 from tests.net.client import SECONDS, request
 from tests.net.engine import json_reply
@@ -77,7 +77,7 @@ async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
     async with asyncio.timeout(SECONDS):
         await ending
     assert [r.outcome for r in router.all(RequestEnded)] == ["aborted", "aborted"]
-    assert "2 requests were not over in time and were ended" in caplog.messages
+    assert "2 requests were ended when the grace was over" in caplog.messages
 
 
 async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(house: House) -> None:
@@ -134,6 +134,53 @@ async def test_a_signal_asks_for_the_graceful_end(house: House, number: int) -> 
         os.kill(os.getpid(), number)
         await eventually(lambda: router.server.should_exit)
     assert not router.server.force_exit
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_a_second_signal_ends_what_the_first_one_let_finish(
+    house: House, second: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.web.server")
+    engine = await house.engine()
+    router = await house.router(engine, shutdown_grace=NEVER)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    with router.server.capture_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        await eventually(lambda: router.server.should_exit)
+        ending = _shut_down(router)
+        await eventually(lambda: "shutting down; a second signal ends at once" in caplog.messages)
+        assert not ending.done()
+        os.kill(os.getpid(), second)
+        await answer.rest()
+        async with asyncio.timeout(SECONDS):
+            await ending
+    assert error_frame(answer.body)["code"] == 503
+    assert "1 requests were ended because of a second signal" in caplog.messages
+    (line,) = [r for r in caplog.records if r.message.startswith("shutting down")]
+    assert vars(line)["fields"] == {"requests": 1, "grace_seconds": NEVER}
+
+
+async def test_a_workers_second_signal_is_its_parents_alone(house: House) -> None:
+    """systemd signals all processes of a service: workers hear the first signal twice."""
+    reading, writing = os.pipe()
+    try:
+        server = Server(Router(Settings(decode=["http://d"])), reading)
+        with server.capture_signals():
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+            await eventually(lambda: server.should_exit)
+            assert not server.force_exit
+            os.kill(os.getpid(), HURRY)
+            await eventually(lambda: server.force_exit)
+            asyncio.get_running_loop().remove_reader(reading)
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 async def test_the_address_is_logged_with_the_port_that_was_taken(

@@ -1,0 +1,116 @@
+"""An engine's addresses: looked up once in a while, not for every connection.
+
+In a burst each new connection asked the resolver, which is a thread each and a query to a server
+that may be slow or down. Answers are kept for some seconds and renewed in the background; when the
+resolver fails, old ones are used on. Health probes look names up by themselves, every time.
+"""
+
+import asyncio
+import ipaddress
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+__all__ = ["Addresses", "Resolve"]
+
+FRESH_SECONDS = 5.0
+"""An answer is used so long without asking again: the time-to-live that Kubernetes' DNS gives a
+service (CoreDNS: 5 s by default)."""
+
+STALE_SECONDS = 30.0
+"""An answer that is older is used only if a new one cannot be had: the address may be somebody
+else's by now."""
+
+PATIENCE_SECONDS = 1.0
+"""For an answer that is to replace a stale one: a resolver that hangs delays nobody for longer."""
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""A host's addresses, best first. Raises OSError, or UnicodeError for what is no host name."""
+
+
+class Addresses:
+    """The addresses of one host, best first. `clock` is monotonic and in seconds."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        resolve: Resolve | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._resolve = resolve or _resolve
+        self._clock = clock
+        self._is_literal = _is_literal(host)
+        self._known: list[str] = [host] if self._is_literal else []
+        self._asked_at = 0.0
+        """When what is known was looked up."""
+        self._lookup: asyncio.Task[list[str] | Exception] | None = None
+
+    async def get(self) -> list[str]:
+        """What to connect to, in this order. Raises what `resolve` raises if nothing is known."""
+        if self._is_literal:
+            return [self._host]
+        age = self._clock() - self._asked_at
+        if self._known and age <= FRESH_SECONDS:
+            return self._known
+        lookup = self._look_up()
+        if self._known and age <= STALE_SECONDS:
+            return self._known
+        # It is for all who ask, so whoever waits does not cancel it when he is cancelled.
+        await asyncio.wait([lookup], timeout=PATIENCE_SECONDS if self._known else None)
+        if self._known:
+            return self._known
+        found = lookup.result()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether `get` may give what was looked up some time ago."""
+        return bool(self._known) and not self._is_literal
+
+    def forget(self, address: str) -> None:
+        """Nobody answers there: use it no more until the name is looked up again."""
+        if not self._is_literal:
+            self._known = [each for each in self._known if each != address]
+
+    def close(self) -> None:
+        """Give up a lookup that is under way."""
+        if self._lookup is not None:
+            self._lookup.cancel()
+            self._lookup = None
+
+    def _look_up(self) -> "asyncio.Task[list[str] | Exception]":
+        """The lookup that is under way, or a new one."""
+        if self._lookup is None:
+            self._lookup = asyncio.get_running_loop().create_task(self._find(), name="DNS lookup")
+        return self._lookup
+
+    async def _find(self) -> list[str] | Exception:
+        """A failure is a result, too: perhaps nobody waits for it."""
+        try:
+            found = await self._resolve(self._host, self._port)
+        except (OSError, UnicodeError) as error:
+            return error
+        else:
+            self._known, self._asked_at = found, self._clock()
+            return found
+        finally:
+            self._lookup = None
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

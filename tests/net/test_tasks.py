@@ -1,0 +1,151 @@
+"""Background loops: one that fails is started again, and whoever asks is told that it failed."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from router.core.stall import Stall
+from router.net.tasks import (
+    FIRST_DELAY_SECONDS,
+    LONGEST_DELAY_SECONDS,
+    SETTLED_SECONDS,
+    TaskSet,
+)
+from tests.net.house import House, eventually
+
+
+class Bench:
+    """A set whose time only a test moves, and a loop that fails when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.starts = 0
+        self.sleeps: list[float] = []
+        self._wakes: asyncio.Queue[None] = asyncio.Queue()
+        self._fails: asyncio.Queue[None] = asyncio.Queue()
+        self.tasks = TaskSet(lambda: self.now, self._sleep)
+
+    async def _sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        await self._wakes.get()
+        self.now += seconds
+
+    async def loop(self) -> None:
+        """Run until `fail`."""
+        self.starts += 1
+        await self._fails.get()
+        raise ZeroDivisionError
+
+    async def fail(self) -> None:
+        """Let the loop fail; wait until it waits for its restart."""
+        before = len(self.sleeps)
+        self._fails.put_nowait(None)
+        await eventually(lambda: len(self.sleeps) > before)
+
+    async def restart(self) -> None:
+        """Let the delay pass; wait until the loop runs."""
+        before = self.starts
+        self._wakes.put_nowait(None)
+        await eventually(lambda: self.starts > before)
+
+
+@pytest.fixture
+async def bench(complaints: list[str]) -> AsyncIterator[Bench]:
+    bench = Bench()
+    bench.tasks.spawn(bench.loop, "ticker", "of one")
+    await eventually(lambda: bench.starts == 1)
+    yield bench
+    await bench.tasks.close()
+    await bench.tasks.close()
+    complaints.clear()
+
+
+async def test_a_loop_that_fails_is_restarted_ever_later_and_each_failure_is_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(9):
+        await bench.fail()
+        await bench.restart()
+    assert bench.sleeps[:3] == [FIRST_DELAY_SECONDS * factor for factor in (1, 2, 4)]
+    assert bench.sleeps[-2:] == [LONGEST_DELAY_SECONDS] * 2
+    assert caplog.messages[0] == "ticker of one failed; restarting it in 0.25 s"
+    assert len(caplog.messages) == 9
+    assert caplog.records[0].exc_info is not None
+
+
+async def test_it_counts_as_failing_until_it_has_run_well_for_a_while(bench: Bench) -> None:
+    assert bench.tasks.failing() == []
+    await bench.fail()
+    assert bench.tasks.failing() == ["ticker"]
+    bench.now += 3600  # waiting for its restart is not running well
+    assert bench.tasks.failing() == ["ticker"]
+    await bench.restart()
+    bench.now += SETTLED_SECONDS - 1
+    assert bench.tasks.failing() == ["ticker"]
+    bench.now += 1
+    assert bench.tasks.failing() == []
+    await bench.fail()
+    assert bench.tasks.failing() == ["ticker"]
+    assert bench.sleeps == [FIRST_DELAY_SECONDS] * 2  # it had settled
+
+
+async def test_several_of_a_kind_are_named_once(bench: Bench) -> None:
+    bench.tasks.spawn(bench.loop, "ticker", "of another")
+    await eventually(lambda: bench.starts == 2)
+    await bench.fail()
+    await bench.fail()
+    assert bench.tasks.failing() == ["ticker"]
+
+
+async def test_what_ends_by_itself_has_not_failed(bench: Bench) -> None:
+    async def short() -> None:
+        """Nothing."""
+
+    bench.tasks.spawn(short, "short")
+    await eventually(lambda: len(bench.tasks._tasks) == 1)
+    assert bench.tasks.failing() == []
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ("router.core.fleet.Fleet.tick", "fleet ticker"),
+        ("router.net.prober.Prober._probe", "health probe"),
+        ("router.net.prober.Prober._scrape", "metrics scrape"),
+        ("router.net.speed_prober.SpeedProber._probe", "speed probe"),
+    ],
+)
+async def test_a_router_whose_loop_keeps_failing_is_not_healthy_until_it_runs_again(
+    house: House,
+    monkeypatch: pytest.MonkeyPatch,
+    complaints: list[str],
+    where: str,
+    kind: str,
+) -> None:
+    monkeypatch.setattr("router.net.tasks.FIRST_DELAY_SECONDS", 0.001)
+    engine = await house.engine()
+    often: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
+    router = await house.router(engine, speed_probe_interval=0.01, **often)
+    member = router.router.fleet.member(router.endpoint(engine))
+    client = await router.client()
+    assert (await client.get("/health")).status == 200
+    with monkeypatch.context() as broken:
+        broken.setattr(where, None)
+        if kind == "speed probe":  # only engines that are set aside get one
+            broken.setattr(member, "stall", Stall(time.monotonic()))
+        await eventually(router.router._tasks.failing)
+        for path in ("/health", "/ready"):
+            answer = await client.get(path)
+            assert answer.status == 503
+            assert answer.error["type"] == "ServiceUnavailableError"
+            text = f"Background tasks of the router keep failing: {kind}."
+            assert answer.error["message"] == text
+            assert engine.url.encode() not in answer.body
+    monkeypatch.setattr("router.net.tasks.SETTLED_SECONDS", 0.0)
+    await eventually(lambda: not router.router._tasks.failing())
+    assert (await client.get("/health")).status == 200
+    assert kind in complaints[0]
+    complaints.clear()
