@@ -92,6 +92,7 @@ def _engines(scenario: Scenario, logs: Path) -> Child:
         slots=scenario.slots,
         prefill_s=scenario.prefill_s,
         prefill_slots=scenario.prefill_slots,
+        common_clock=scenario.common_clock,
         changes=scenario.changes,
         token_bytes=scenario.token_bytes,
     )
@@ -123,6 +124,7 @@ def _plan(scenario: Scenario, targets: list[str]) -> Plan:
         drain_s=JOB_S if scenario.requests else DRAIN_S,
         requests=scenario.requests,
         prompts=scenario.prompts,
+        warm_up_clients=scenario.warm_up_clients,
         burst=scenario.burst,
         endless=scenario.endless,
         slow_clients=scenario.slow_clients,
@@ -145,7 +147,7 @@ def _window(
 def _job(
     plan: Plan, router: Process | None, engines: Child, load: Child, look: Look
 ) -> tuple[Reading, inside.Lag | None]:
-    load.expect("open", SLACK_S)
+    load.expect("open", (JOB_S if plan.warm_up_clients else 0.0) + SLACK_S)
     engines.ask()
     before = _moment(router, engines, load)
     load.tell("go")

@@ -44,7 +44,13 @@ def reading(
 
 
 JOB = replace(
-    SCENARIOS["healthy"], clients=10, tokens=4, step_s=0.01, decode_engines=2, requests=60
+    SCENARIOS["healthy"],
+    clients=10,
+    tokens=4,
+    step_s=0.01,
+    decode_engines=2,
+    requests=60,
+    prefill_s=None,
 )
 
 
