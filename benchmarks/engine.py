@@ -27,7 +27,7 @@ from benchmarks import control, frames, handover, shares
 from benchmarks.batch import Answer, Batch
 from benchmarks.pulse import Lateness, Pulse
 from benchmarks.speed import Change, Pace
-from benchmarks.spread import Spread
+from benchmarks.spread import Extremes, Spread
 
 NO_BODY = frames.reply(200, b"")
 NOT_FOUND = frames.reply(404, b'{"detail":"Not Found"}')
@@ -258,7 +258,7 @@ def run(plan: Plan) -> None:
     is answered with the figures since the last.
     """
     lateness, seen, clock = Lateness(), Counter[str](), Clock()
-    spread = Spread()
+    spread, extremes = Spread(), Extremes()
     roles = ["decode"] * plan.decode_engines + ["prefill"] * plan.prefill_engines
     engines = [Engine(number, role, plan, clock, seen) for number, role in enumerate(roles)]
     loop = uvloop.new_event_loop()
@@ -268,6 +268,9 @@ def run(plan: Plan) -> None:
 
     def look() -> None:
         spread.look([engine.streams for engine in decode])
+        if clock.begun is not None:
+            healthy = [engine.streams for engine in decode if engine.pace.factor == 1.0]
+            extremes.look(healthy, clock.elapsed())
         loop.call_later(LOOK_S, look)
 
     look()
@@ -281,7 +284,7 @@ def run(plan: Plan) -> None:
         arrivals = [shares.timeline(engine.arrivals) for engine in engines]
         control.say(
             "figures", lateness=lateness.take(), running_mean=mean, seen=seen, arrivals=arrivals,
-            spread=spread.take(),
+            spread=spread.take(), periods=extremes.take(),
         )  # fmt: skip
         seen.clear()
 

@@ -56,6 +56,7 @@ class Job(Crowd):
             self._left = 0
         seen = spans.figures(record.spans, began, self.plan.frozen)
         return seen | {
+            "periods": spans.periods(record.spans, began),
             "took_s": took,
             "requests": record.requests,
             "events": record.events,

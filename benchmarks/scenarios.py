@@ -173,6 +173,8 @@ SCENARIOS = {
         ),
         job("healthy", "all engines equal"),
         job("slow-engine", "engine 0 is 8 times slower", SLOW),
+        # 10 minutes at some 355 requests/s: what drifts or swings shows.
+        job("slow-engine-long", "engine 0 is 8 times slower, 10 minutes", SLOW, requests=213_000),
         job("slow-engine-2x", "engine 0 is 2 times slower", Change(0, 0, 2)),
         job(
             "slow-engine-full", "engine 0 is 8 times slower, the others have no room for all", SLOW,
