@@ -1,8 +1,10 @@
 """What runs on a simulated engine and what waits for a slot: continuous batching, first come first.
 
-Pure: a step is a call, and a transport is whatever takes bytes. It refuses to know time and speed.
+Pure: a step is a call, time is an argument, and a transport is whatever takes bytes. It refuses to
+know speed.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -30,6 +32,9 @@ class Answer:
     lead: bytes = b""
     # Nothing is written before the tail: an answer without a stream, a prefill.
     whole: bool = False
+    # When its prefill is done, in the clock of `Batch.step`.
+    prefilled_at: float = -math.inf
+    has_begun: bool = False
 
 
 class Batch(Generic[Key]):
@@ -39,6 +44,11 @@ class Batch(Generic[Key]):
         self._slots, self._tokens = slots, tokens
         self.running: dict[Key, Answer] = {}
         self.waiting: dict[Key, Answer] = {}
+
+    @property
+    def begun(self) -> int:
+        """Those that have had their first token."""
+        return sum(one.has_begun for one in self.running.values())
 
     def add(self, key: Key, answer: Answer) -> None:
         """Give it a slot, or a place at the end of the queue."""
@@ -55,12 +65,14 @@ class Batch(Generic[Key]):
             self.running[first] = self.waiting.pop(first)
         return answer
 
-    def step(self) -> list[Key]:
-        """One token for every answer that has a slot; returns those that `finish` is due for."""
+    def step(self, now: float = math.inf) -> list[Key]:
+        """One token for every answer that has a slot and is prefilled by `now`; returns those that
+        `finish` is due for."""
         finished = []
         for key, one in self.running.items():
-            if one.left is None:
+            if one.left is None or one.prefilled_at > now:
                 continue
+            one.has_begun = True
             one.left -= 1
             if one.left <= 0:
                 finished.append(key)

@@ -1,8 +1,9 @@
 """The arithmetic bound of a finite job: what no router can beat.
 
 A stream with a slot of an engine takes tokens x step x factor; the best split of a closed loop's
-streams fills the slots of the fastest engines first, and what is left over waits. A prefill leg
-adds its time to each stream and its engines' capacity as a limit. Pure. Overheads, the time to the
+streams fills the slots of the fastest engines first, and what is left over waits. A prefill on the
+engine itself takes the place of the first step; a prefill leg adds its time to each stream and its
+engines' capacity as a limit. Pure. Overheads, the time to the
 next step and the last answers' way out are not in it.
 """
 
@@ -16,10 +17,14 @@ def rate(scenario: Scenario, factors: Sequence[float | None]) -> float:
     """Requests per second while the engines have these factors."""
     decode = factors[: scenario.decode_engines]
     prefill = factors[scenario.decode_engines :]
-    before, limit = _prefill(scenario, prefill) if scenario.prefill_s else (0.0, float("inf"))
+    has_legs = scenario.prefill_s and scenario.prefill_engines
+    before, limit = _prefill(scenario, prefill) if has_legs else (0.0, float("inf"))
     left, total = float(scenario.clients), 0.0
+    answer_s = scenario.answer_s
+    if scenario.prefill_s and not has_legs:
+        answer_s += scenario.prefill_s - scenario.step_s
     for factor in _fastest(decode):
-        alone = scenario.answer_s * factor
+        alone = answer_s * factor
         most = left / (before + alone)
         mine = most if scenario.slots is None else min(scenario.slots / alone, most)
         total += mine

@@ -6,7 +6,9 @@ role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role `d
 they arrive unchanged.
 
 Without slots (the timed windows) a stream's first event comes at once; with slots (finite jobs) it
-comes with the first token, as it does in vLLM.
+comes with the first token, as it does in vLLM. An engine that prefills for itself gives the first
+token with its first step at least `prefill_s` after the request. Until then the request counts as
+waiting: the gauges of a wave's first moments look like a queue and are none.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from benchmarks import control, frames, handover, shares
 from benchmarks.batch import Answer, Batch
 from benchmarks.pulse import Lateness, Pulse
 from benchmarks.speed import Change, Pace
-from benchmarks.spread import Spread
+from benchmarks.spread import Extremes, Spread
 
 NO_BODY = frames.reply(200, b"")
 NOT_FOUND = frames.reply(404, b'{"detail":"Not Found"}')
@@ -40,7 +42,11 @@ LOOK_S = 0.0053
 
 @dataclass(frozen=True)
 class Plan:
-    """The engines to simulate. Seconds; without `prefill_s` a prefill takes no time."""
+    """The engines to simulate. Seconds; without `prefill_s` a prefill takes no time.
+
+    On a common clock all engines step at the same moments: answers that began together end
+    together on all of them. Without, engines step in turn, as separate machines do.
+    """
 
     decode_engines: int
     prefill_engines: int
@@ -48,6 +54,7 @@ class Plan:
     slots: int | None = None
     prefill_s: float | None = None
     prefill_slots: int | None = None
+    common_clock: bool = False
     changes: Sequence[Change] = ()
     # Content of a token's event; None: a word.
     token_bytes: int | None = None
@@ -94,6 +101,8 @@ class Engine:
         )
         self.pace = Pace([each for each in plan.changes if each.engine == self.number])
         self.beat_s = plan.step_s
+        # What it prefills itself, in seconds: nothing where prefill engines do.
+        self.own_prefill_s = 0.0 if plan.prefill_engines else plan.prefill_s or 0.0
         if prefill and plan.prefill_s:
             self.beat_s = plan.prefill_s / PREFILL_STEPS
 
@@ -106,8 +115,8 @@ class Engine:
             self.step()
 
     def step(self) -> None:
-        """Produce one token for every stream that has a slot."""
-        for connection in self.batch.step():
+        """Produce one token for every stream that has a slot and is prefilled."""
+        for connection in self.batch.step(time.monotonic()):
             self.batch.finish(connection)
 
     @property
@@ -118,7 +127,8 @@ class Engine:
     def get(self, path: bytes) -> bytes:
         """Answer a GET."""
         if path == b"/metrics":
-            return frames.metrics(len(self.batch.running), len(self.batch.waiting))
+            running = self.batch.begun if self.own_prefill_s else len(self.batch.running)
+            return frames.metrics(running, self.streams - running)
         if path == b"/v1/models":
             return frames.models()
         return {b"/health": NO_BODY, b"/version": VERSION}.get(path, NOT_FOUND)
@@ -130,6 +140,8 @@ class Engine:
             return
         if frames.JOB_MARK in body:
             self.arrivals[int(self.clock.elapsed())] += 1
+        elif frames.WARM_UP_MARK in body:
+            self.seen["warm-up requests"] += 1
         elif self.plan.slots:
             self.seen["requests of the router's own"] += 1
         prompt_tokens = len(body) // CHARACTERS_PER_TOKEN
@@ -163,17 +175,23 @@ class Engine:
             tail = frames.stream_tail(bool(options.get("include_usage")), prompt, tokens)
             late = frames.ROLE if self.plan.slots else b""
             transport.write(frames.STREAM_HEAD if late else frames.STREAM_HEAD + frames.ROLE)
-            self.batch.add(connection, Answer(transport, tokens, tail, lead=late))
+            answer = Answer(transport, tokens, tail, lead=late, prefilled_at=self._prefilled_at())
+            self.batch.add(connection, answer)
             return
         reply = frames.completion(prompt, tokens)
         if self.plan.slots:
-            self.batch.add(connection, Answer(transport, tokens, reply, whole=True))
+            answer = Answer(transport, tokens, reply, whole=True, prefilled_at=self._prefilled_at())
+            self.batch.add(connection, answer)
             return
         # Not on the grid of steps: closed-loop clients would fall in step with it, and the rate
         # would depend on which engine a router happens to take next.
         self.batch.add(connection, Answer(transport, None, reply))
         loop = asyncio.get_running_loop()
         loop.call_later(tokens * self.plan.step_s, self.batch.finish, connection)
+
+    def _prefilled_at(self) -> float:
+        """When the prefill of a request that comes now is done (`time.monotonic`)."""
+        return time.monotonic() + self.own_prefill_s * (self.pace.factor or 1.0)
 
 
 class Connection(asyncio.Protocol):
@@ -227,8 +245,8 @@ async def _serve(engines: list[Engine], lateness: Lateness) -> dict[str, list[st
         factory = functools.partial(Connection, engine)
         server = await loop.create_server(factory, "127.0.0.1", 0, backlog=4096)
         urls[engine.role].append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        # Engines step in turn, not all at once, as separate machines do.
-        phase = engine.beat_s * engine.number / len(engines)
+    for engine in engines:
+        phase = 0.0 if engine.plan.common_clock else engine.beat_s * engine.number / len(engines)
         Pulse(engine.beat_s, engine.beat, lateness).start(loop, phase)
     return urls
 
@@ -240,7 +258,7 @@ def run(plan: Plan) -> None:
     is answered with the figures since the last.
     """
     lateness, seen, clock = Lateness(), Counter[str](), Clock()
-    spread = Spread()
+    spread, extremes = Spread(), Extremes()
     roles = ["decode"] * plan.decode_engines + ["prefill"] * plan.prefill_engines
     engines = [Engine(number, role, plan, clock, seen) for number, role in enumerate(roles)]
     loop = uvloop.new_event_loop()
@@ -250,6 +268,9 @@ def run(plan: Plan) -> None:
 
     def look() -> None:
         spread.look([engine.streams for engine in decode])
+        if clock.begun is not None:
+            healthy = [engine.streams for engine in decode if engine.pace.factor == 1.0]
+            extremes.look(healthy, clock.elapsed())
         loop.call_later(LOOK_S, look)
 
     look()
@@ -263,7 +284,7 @@ def run(plan: Plan) -> None:
         arrivals = [shares.timeline(engine.arrivals) for engine in engines]
         control.say(
             "figures", lateness=lateness.take(), running_mean=mean, seen=seen, arrivals=arrivals,
-            spread=spread.take(),
+            spread=spread.take(), periods=extremes.take(),
         )  # fmt: skip
         seen.clear()
 

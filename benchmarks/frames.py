@@ -17,6 +17,8 @@ SERVER: Final = b"date: Sat, 21 Nov 2026 06:00:00 GMT\r\nserver: uvicorn\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 # Begins every prompt of a finite job: engines tell them from what a router asks by itself.
 JOB_MARK: Final = b"bench job prompt "
+# The same before the job: its warm-up is in no figure.
+WARM_UP_MARK: Final = b"bench warm-up prompt "
 REASONS: Final = {200: b"OK", 400: b"Bad Request", 404: b"Not Found"}
 
 STREAM_HEAD: Final = (

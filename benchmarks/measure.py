@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks import engine, inside, procfs, speed
+from benchmarks.bound import bound
 from benchmarks.fleet import Fleet
 from benchmarks.plan import Plan
 from benchmarks.processes import Child, Process, free_port
@@ -23,6 +24,8 @@ READY_S = 60.0
 DRAIN_S = 10.0
 # Round robin in front of one engine of eight that is eight times slower needs two minutes.
 JOB_S = 300.0
+# Times the seconds at the bound: a longer job.
+JOB_TIMES = 2.0
 # Around the load's own times: interpreter start, a machine that others use as well.
 SLACK_S = 30.0
 # A look at the router's event loop.
@@ -92,6 +95,7 @@ def _engines(scenario: Scenario, logs: Path) -> Child:
         slots=scenario.slots,
         prefill_s=scenario.prefill_s,
         prefill_slots=scenario.prefill_slots,
+        common_clock=scenario.common_clock,
         changes=scenario.changes,
         token_bytes=scenario.token_bytes,
     )
@@ -120,15 +124,22 @@ def _plan(scenario: Scenario, targets: list[str]) -> Plan:
         prompt_bytes=scenario.prompt_bytes,
         ramp_s=scenario.ramp_s,
         window_s=scenario.window_s,
-        drain_s=JOB_S if scenario.requests else DRAIN_S,
+        drain_s=_job_s(scenario) if scenario.requests else DRAIN_S,
         requests=scenario.requests,
         prompts=scenario.prompts,
+        warm_up_clients=scenario.warm_up_clients,
         burst=scenario.burst,
         endless=scenario.endless,
         slow_clients=scenario.slow_clients,
         slow_bytes_per_s=scenario.slow_bytes_per_s,
         frozen=speed.frozen(scenario.changes),
     )
+
+
+def _job_s(scenario: Scenario) -> float:
+    """The most that a job may take."""
+    rate = bound(scenario)
+    return max(JOB_S, JOB_TIMES * (scenario.requests or 0) / rate if rate else 0.0)
 
 
 def _window(
@@ -145,7 +156,7 @@ def _window(
 def _job(
     plan: Plan, router: Process | None, engines: Child, load: Child, look: Look
 ) -> tuple[Reading, inside.Lag | None]:
-    load.expect("open", SLACK_S)
+    load.expect("open", (JOB_S if plan.warm_up_clients else 0.0) + SLACK_S)
     engines.ask()
     before = _moment(router, engines, load)
     load.tell("go")

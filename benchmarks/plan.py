@@ -31,6 +31,9 @@ class Plan:
     drain_s: float
     requests: int | None = None
     prompts: int = 1
+    # So many clients ask a few times each before a job, and all at once only then.
+    warm_up_clients: int = 0
+    is_warm_up: bool = False
     # All connect at once, and a request's time begins with its connection.
     burst: bool = False
     # Answers outlast the turn: who still gets one is cut off at its end, which is no failure.
@@ -60,8 +63,8 @@ class Plan:
 
 def requests(plan: Plan) -> list[bytes]:
     """The bytes of each distinct request. Those of a job differ from the first words on."""
-    mark = frames.JOB_MARK.decode() if plan.requests else ""
-    return [_request(plan, f"{mark}{n}. " if mark else "") for n in range(plan.prompts)]
+    mark = frames.WARM_UP_MARK if plan.is_warm_up else frames.JOB_MARK if plan.requests else b""
+    return [_request(plan, f"{mark.decode()}{n}. " if mark else "") for n in range(plan.prompts)]
 
 
 def _request(plan: Plan, first_words: str) -> bytes:

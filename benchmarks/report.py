@@ -17,9 +17,12 @@ from rich.table import Table
 from benchmarks import machine, stats
 from benchmarks.bound import bound
 from benchmarks.compare import Comparison, Turn
+from benchmarks.spans import PERIOD_S
 from benchmarks.stats import Summary
 
 NOTHING = "–"
+# From so many parts on, the last one of them not whole, a job is long.
+LONG_PERIODS = 3
 # What a finished turn says of itself in one line.
 TITLES = {metric.key: metric.title for metric in stats.METRICS + stats.JOB_METRICS}
 SHOWN = ("cpu_us_per_chunk", "cpu_us_per_request", "requests_per_s", "middle_per_s",
@@ -64,6 +67,35 @@ def engines_table(comparison: Comparison) -> Table:
     for router in comparison.routers:
         table.add_row(router, *(f"{count:,.0f}" for count in comparison.carried(router)))
     return table
+
+
+def periods_table(comparison: Comparison) -> Table | None:
+    """A long job in parts: one row per turn and PERIOD_S; None for a short one."""
+    table = Table(title=f"by {PERIOD_S:.0f} s; streams on the fullest and emptiest healthy engine")
+    headings = ("round", "router", "from s", "requests/s", "TTFT p50, ms", "TTFT p99, ms",
+                "fullest", "emptiest")  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for turn in sorted(comparison.turns, key=lambda each: each.round):
+        sent = turn.reading.load["periods"] if turn.reading else []
+        if len(sent) < LONG_PERIODS:
+            continue
+        # The last part is no whole one.
+        held = turn.reading.engines["periods"] if turn.reading else []
+        for number, (asked, engines) in enumerate(zip(sent[:-1], held, strict=False)):
+            first = (_ms(asked["first_p50_s"]), _ms(asked["first_p99_s"]))
+            extremes = [_streams(engines[key]) for key in ("fullest", "emptiest")]
+            place = (str(turn.round + 1), turn.router, f"{number * PERIOD_S:.0f}")
+            table.add_row(*place, f"{asked['requests'] / PERIOD_S:.0f}", *first, *extremes)
+    return table if table.rows else None
+
+
+def _ms(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{seconds * 1e3:.0f}"
+
+
+def _streams(number: float | None) -> str:
+    return NOTHING if number is None else f"{number:.1f}"
 
 
 def title(comparison: Comparison) -> str:
@@ -150,6 +182,8 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(figures_table(comparison))
         if comparison.scenario.requests:
             console.print(engines_table(comparison))
+            if (periods := periods_table(comparison)) is not None:
+                console.print(periods)
         console.print(caption(comparison))
     for turn in comparison.turns:
         if turn.log:

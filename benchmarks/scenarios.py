@@ -32,9 +32,14 @@ class Scenario:
     prompts: int = 1
     # Streams that an engine serves side by side (vLLM's max_num_seqs); None: all of them.
     slots: int | None = None
-    # What a prefill takes, and how many an engine does side by side; None: no time, all of them.
+    # What a prefill takes, and how many a prefill engine does side by side; None: no time, all of
+    # them. Without prefill engines each engine does its own, all side by side.
     prefill_s: float | None = None
     prefill_slots: int | None = None
+    # All engines step at the same moments: answers that began together end together, in waves.
+    common_clock: bool = False
+    # So many clients ask a few times each before a finite job.
+    warm_up_clients: int = 0
     changes: tuple[Change, ...] = ()
     # Clients start over this time; None: over one answer's length.
     start_s: float | None = None
@@ -99,10 +104,15 @@ def large_prompt(name: str, about: str, decode_engines: int, prefill_engines: in
 def job(
     name: str, about: str, *changes: Change, clients: int = 384, requests: int = 6000
 ) -> Scenario:
-    """A finite job for 8 engines of 64 slots. 384 streams fit on 7 of them, 560 do not."""
+    """A finite job for 8 engines of 64 slots. 384 streams fit on 7 of them, 560 do not.
+
+    Answers of equal length on a common clock end in waves of hundreds, after a warm-up of two
+    streams per engine: nothing that a router infers from numbers that run is harder to get right.
+    """
     return Scenario(
         name, about, clients, tokens=50, stream=True, prompt_bytes=1000, step_s=0.02,
-        requests=requests, prompts=100, slots=64, changes=changes,
+        requests=requests, prompts=100, slots=64, prefill_s=0.04, common_clock=True,
+        warm_up_clients=16, changes=changes,
     )  # fmt: skip
 
 
@@ -163,6 +173,8 @@ SCENARIOS = {
         ),
         job("healthy", "all engines equal"),
         job("slow-engine", "engine 0 is 8 times slower", SLOW),
+        # 10 minutes at some 355 requests/s: what drifts or swings shows.
+        job("slow-engine-long", "engine 0 is 8 times slower, 10 minutes", SLOW, requests=213_000),
         job("slow-engine-2x", "engine 0 is 2 times slower", Change(0, 0, 2)),
         job(
             "slow-engine-full", "engine 0 is 8 times slower, the others have no room for all", SLOW,

@@ -13,6 +13,9 @@ import numpy as np
 # it the last answers of a slow engine leave the others idle.
 MIDDLE = (0.10, 0.75)
 
+# A long job is looked at in parts of so many seconds: figures of the whole hide a drift.
+PERIOD_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -64,3 +67,18 @@ def figures(
         found["frozen_first_p99_s"] = percentile(ttft[during], 99)
         found["frozen_first_max_s"] = percentile(ttft[during], 100)
     return found
+
+
+def periods(spans: Sequence[Span], began: float) -> list[dict[str, Any]]:
+    """Requests and TTFT of those that were sent in each PERIOD_S since `began`."""
+    started = np.asarray([span.started for span in spans])
+    ttft = np.asarray([span.first for span in spans]) - started
+    place = ((started - began) // PERIOD_S).astype(int)
+    return [
+        {
+            "requests": int((place == number).sum()),
+            "first_p50_s": percentile(ttft[place == number], 50),
+            "first_p99_s": percentile(ttft[place == number], 99),
+        }
+        for number in range(int(place.max()) + 1 if len(place) else 0)
+    ]

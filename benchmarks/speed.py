@@ -31,16 +31,16 @@ class Pace:
 
     def __init__(self, changes: Sequence[Change] = ()) -> None:
         self._left = deque(sorted(changes, key=lambda change: change.at_s))
-        self._factor: float | None = 1.0
+        self.factor: float | None = 1.0
         self._progress = 0.0
 
     def due(self, now_s: float) -> bool:
         """Whether this beat completes a step; call it once per beat."""
         while self._left and self._left[0].at_s <= now_s:
-            self._factor = self._left.popleft().factor
-        if self._factor is FREEZE:
+            self.factor = self._left.popleft().factor
+        if self.factor is FREEZE:
             return False
-        self._progress += 1 / self._factor
+        self._progress += 1 / self.factor
         if self._progress < 1 - ROUNDING:
             return False
         self._progress = max(self._progress - 1, 0.0)

@@ -21,7 +21,8 @@ from benchmarks.stats import Figures, Summary
 PINNED = "pinned.json"
 # What makes a load another one; how long it is watched does not.
 LOAD = ("clients", "tokens", "step_s", "prompt_bytes", "requests", "decode_engines",
-        "prefill_engines", "token_bytes")  # fmt: skip
+        "prefill_engines", "token_bytes", "prefill_s", "common_clock",
+        "warm_up_clients")  # fmt: skip
 
 
 @dataclass(frozen=True)

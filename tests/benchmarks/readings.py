@@ -44,7 +44,13 @@ def reading(
 
 
 JOB = replace(
-    SCENARIOS["healthy"], clients=10, tokens=4, step_s=0.01, decode_engines=2, requests=60
+    SCENARIOS["healthy"],
+    clients=10,
+    tokens=4,
+    step_s=0.01,
+    decode_engines=2,
+    requests=60,
+    prefill_s=None,
 )
 
 
@@ -57,6 +63,8 @@ def job_reading(
         "whole_p50_s": 0.04,
         "whole_p99_s": 0.05,
         "frozen_first_p99_s": None,
+        "periods": [{"requests": 60, "first_p50_s": 0.02, "first_p99_s": 0.03}],
     }
     served: dict[str, Any] = {"arrivals": [[5, 5], [25, 25]]}
+    served["periods"] = [{"fullest": 6.0, "emptiest": 4.0}]
     return reading(load=offered | (load or {}), engines=served | (engines or {}), **changes)

@@ -59,6 +59,17 @@ def test_who_leaves_frees_its_slot_or_its_place() -> None:
     assert batch.remove("a") is None
 
 
+def test_the_first_token_waits_for_the_prefill_and_holds_a_slot() -> None:
+    batch: Batch[str] = Batch(2)
+    for key, prefilled_at in (("a", 1.0), ("b", 2.0), ("c", 0.0)):
+        batch.add(key, Answer(Transport(), 2, b"tail", prefilled_at=prefilled_at))
+    assert batch.step(1.5) == []
+    assert (len(batch.running), batch.begun) == (2, 1)
+    assert batch.step(2.0) == ["a"]
+    batch.finish("a")
+    assert (list(batch.running), batch.begun) == (["b", "c"], 1)
+
+
 def test_without_slots_there_is_no_queue() -> None:
     batch: Batch[int] = Batch()
     for key in range(100):

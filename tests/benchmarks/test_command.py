@@ -97,7 +97,7 @@ def test_a_tiny_job_without_a_router(tmp_path: Path, capfd: pytest.CaptureFixtur
     short = ["--attempts", "1", "--patience", "0", "--results", str(tmp_path)]
     given = ["--scenario", "slow-engine-2x", "--router", "direct", *small, *short]
     assert main(["compare", *given]) in (0, 1)
-    assert "20 requests; bound 50 requests/s" in capfd.readouterr().out
+    assert "20 requests; bound 40 requests/s" in capfd.readouterr().out
     [file] = tmp_path.iterdir()
     [turn] = orjson.loads(file.read_bytes())["turns"]
     load, engines = turn["reading"]["load"], turn["reading"]["engines"]

@@ -204,3 +204,25 @@ def test_the_file_holds_what_a_reader_needs(
     assert {"machine", "versions", "revision", "scenario", "summaries", "ratios"} <= set(body)
     assert [len(turn["void"]) for turn in body["turns"]] == [1, 0, 0]
     assert body["turns"][0]["figures"]["cpu_us_per_chunk"] == pytest.approx(20.0)
+
+
+def test_a_long_job_is_shown_in_its_whole_parts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sent = [{"requests": 21_300, "first_p50_s": 0.06, "first_p99_s": p99} for p99 in (0.1, 0.9, 9)]
+    held = [{"fullest": 55.0, "emptiest": 54.0}, {"fullest": 64.0, "emptiest": None}]
+    long = job_reading(load={"periods": sent}, engines={"periods": held})
+    result, _ = run(monkeypatch, tmp_path, ["ours"], [long, job_reading()], JOB)
+    table = report.periods_table(result)
+    assert table is not None
+    columns = [list(column.cells) for column in table.columns]
+    assert columns[2:] == [
+        ["0", "60"], ["355", "355"], ["60", "60"], ["100", "900"], ["55.0", "64.0"],
+        ["54.0", report.NOTHING],
+    ]  # fmt: skip
+    assert "fullest and emptiest healthy engine" in shown(result)
+
+
+def test_a_short_job_has_no_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result, _ = run(monkeypatch, tmp_path, ["ours"], [job_reading()] * 2, JOB)
+    assert report.periods_table(result) is None

@@ -160,6 +160,42 @@ def test_the_gauges_tell_who_runs_and_who_waits() -> None:
     assert b'num_requests_waiting{engine="0",model_name="bench"} 0.0' in engine.get(b"/metrics")
 
 
+def gauges(engine: Engine) -> tuple[bool, bool]:
+    """Whether one request runs, and whether one waits, by what routers read."""
+    text = engine.get(b"/metrics")
+    running, waiting = (
+        f'num_requests_{state}{{engine="0",model_name="bench"}} 1.0'.encode() in text
+        for state in ("running", "waiting")
+    )
+    return running, waiting
+
+
+def test_a_request_in_its_prefill_has_a_slot_and_counts_as_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("benchmarks.engine.time.monotonic", lambda: now[0])
+    plan = dataclasses.replace(JOB, slots=2, prefill_s=0.04, changes=[Change(0, 0, 2)])
+    engine, connection, transport = connect(plan=plan)
+    engine.beat()
+    post(connection, STREAM)
+    now[0] += 0.07  # at half the speed a prefill takes 80 ms
+    engine.step()
+    assert (transport.written, gauges(engine)) == (frames.STREAM_HEAD, (False, True))
+    now[0] += 0.02
+    engine.step()
+    assert transport.written.endswith(frames.TOKENS[1])
+    assert gauges(engine) == (True, False)
+
+
+def test_what_prefill_engines_do_no_decode_engine_does() -> None:
+    plan = dataclasses.replace(JOB, prefill_engines=1, prefill_s=1000.0)
+    engine, connection, transport = connect(plan=plan)
+    post(connection, STREAM)
+    engine.step()
+    assert transport.written.endswith(frames.TOKENS[1])
+
+
 def test_an_answer_without_a_stream_takes_a_slot_and_its_steps() -> None:
     engine, connection, transport = connect(plan=JOB)
     post(connection, {"max_tokens": 2})
@@ -204,8 +240,11 @@ def test_a_jobs_requests_are_told_from_a_routers_own() -> None:
     words = frames.JOB_MARK.decode() + "7. "
     post(connection, STREAM | {"messages": [{"role": "user", "content": words}]})
     post(connection, STREAM)
+    warming = frames.WARM_UP_MARK.decode() + "7. "
+    post(connection, STREAM | {"messages": [{"role": "user", "content": warming}]})
     assert engine.arrivals == {0: 1}
     assert engine.seen["requests of the router's own"] == 1
+    assert engine.seen["warm-up requests"] == 1
 
 
 def test_a_plan_survives_the_command_line() -> None:

@@ -1,6 +1,7 @@
+from dataclasses import replace
 from typing import Any
 
-from benchmarks import frames
+from benchmarks import frames, plan
 from benchmarks.job import Job
 from benchmarks.plan import Plan
 
@@ -34,3 +35,12 @@ async def test_clients_expect_whole_answers() -> None:
     load = job(1)
     assert load.events_expected == frames.stream_events(2, True)
     assert len(load.clients) == 3
+
+
+async def test_a_warm_up_is_asked_in_other_words_than_the_job() -> None:
+    given = job(1).plan
+    [warming, _] = plan.requests(replace(given, is_warm_up=True))
+    [asking, _] = plan.requests(given)
+    assert frames.WARM_UP_MARK in warming
+    assert frames.JOB_MARK not in warming
+    assert frames.JOB_MARK in asking

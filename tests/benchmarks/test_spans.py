@@ -38,3 +38,13 @@ def test_requests_of_a_freeze_are_those_that_start_in_it() -> None:
 def test_a_job_in_which_all_failed_has_no_figures() -> None:
     found = spans.figures([], began=0.0, frozen=(1, 2))
     assert found["requests_per_s"] is found["whole_p99_s"] is found["frozen_first_p99_s"] is None
+
+
+def test_requests_belong_to_the_period_in_which_they_were_sent() -> None:
+    sent = (10.0, 10.0 + spans.PERIOD_S - 1, 10.0 + 2 * spans.PERIOD_S)
+    seen = [Span(at, at + ttft, at + 3) for at, ttft in zip(sent, (0.1, 0.1, 0.5), strict=True)]
+    first, second, third = spans.periods(seen, began=10.0)
+    assert (first["requests"], first["first_p99_s"]) == (2, pytest.approx(0.1))
+    assert second == {"requests": 0, "first_p50_s": None, "first_p99_s": None}
+    assert (third["requests"], third["first_p50_s"]) == (1, pytest.approx(0.5))
+    assert spans.periods([], began=10.0) == []
