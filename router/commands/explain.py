@@ -22,7 +22,7 @@ from router.core.errors import BadRequest
 from router.core.events import FellBack, Probed
 from router.core.health import Sight
 from router.core.plans.nixl import nixl
-from router.core.plans.steps import Call, Lease, Plan
+from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.routes import ROUTES
 from router.core.schedule import Ranking
 from router.core.values import Candidate, Decision, Endpoint, Facts, Role, Way
@@ -114,7 +114,7 @@ def _first_call(
     """Run a plan, its engines granted as chosen, until it asks a first one."""
     fallbacks = []
     step = next(plan)
-    while isinstance(step, Lease | FellBack):
+    while isinstance(step, Check | Lease | FellBack):
         if isinstance(step, FellBack):
             fallbacks.append(step)
         step = plan.send(chosen[step.role] if isinstance(step, Lease) else None)

@@ -1,5 +1,7 @@
 """An engine whose API answers while it makes no token is set aside; a slow reader is no stall."""
 
+from statistics import fmean
+
 from tests.e2e.judgement.cluster import cluster, engine
 from tests.e2e.judgement.slow_reader import backed_up
 from tests.e2e.judgement.stage import scenario
@@ -57,6 +59,9 @@ async def test_a_slow_reader_makes_its_engine_neither_slow_nor_stalled() -> None
         assert light.called("ejected", "stalled", "slow") == set(), str(light)
         full = it.figures(await it.send(200, rate=60, tokens=32))
         assert full.called("ejected", "stalled", "slow") == set(), str(full)
-        assert full[0].requests >= full.fair / 2, str(full)
+        # The unread stream is eight sequences that go on: with them d0 has as much as the others.
+        running = [fmean(row.running) for row in full.rows]
+        assert max(running) <= 2 * min(running), str(full)
+        assert full[0].requests > 0, str(full)
         assert full.failed == 0, str(full)
         assert d0.running == CHOICES
