@@ -33,6 +33,8 @@ WINDOW = 32
 """Engines of a large pool that one request looks at, at most, others each time. The best of 32 is
 hardly worse than the best of a thousand, and costs as little as in a small pool."""
 
+BROKEN_OFF = (FailureKind.BROKEN, FailureKind.RESET)
+
 
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
@@ -93,10 +95,11 @@ class Fleet:
         """
         return self.ledger.lease(endpoint, tokens, pending)
 
-    def leg(self, lease: Lease, now: float, *, is_heard: bool) -> Leg:
-        """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
-        pace = self._members[lease.endpoint].pace
-        return Leg(pace, lease, lease.pending_there, now, is_heard=is_heard)
+    def leg(self, lease: Lease, now: float, *, is_heard: bool, sequences: int = 1) -> Leg:
+        """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill, `sequences`:
+        answers that it generates side by side."""
+        pace, work = self._members[lease.endpoint].pace, lease.pending_there
+        return Leg(pace, lease, work, now, is_heard=is_heard, sequences=sequences)
 
     def candidates(
         self,
@@ -200,7 +203,7 @@ class Fleet:
                     # It clears the doubts; it cannot bring up an engine that probes call down.
                     self._see(member, Sight.OK, now)
                 if event.status >= 500 and event.is_own_doing:
-                    self._carers[event.endpoint.role].answered(member, now, is_good=False)
+                    self._count_failure(member, now)
             case LegDone():
                 member = self._members[event.endpoint]
                 self._carers[event.endpoint.role].answered(member, now, is_good=True)
@@ -224,14 +227,16 @@ class Fleet:
             self._see(member, Sight.FAILED, now)
         if event.kind is FailureKind.STALLED:  # our own judgement, which has its own way back
             return
-        if event.kind is FailureKind.BROKEN:
-            # All streams of an engine that crashes break together: that is one failure. Those that
-            # were asked for afterwards and break as well are failures of their own.
-            if event.asked_at <= member.broke_at:
-                return
-            if not member.outlier.streak:
-                member.broke_at = now
-        self._carers[event.endpoint.role].answered(member, now, is_good=False)
+        # All answers of an engine that crashes break together: that is one failure. Those that were
+        # asked for afterwards and break as well are failures of their own.
+        if event.kind in BROKEN_OFF and event.asked_at <= member.failing_since:
+            return
+        self._count_failure(member, now)
+
+    def _count_failure(self, member: Member, now: float) -> None:
+        if not member.outlier.streak:
+            member.failing_since = now
+        self._carers[member.endpoint.role].answered(member, now, is_good=False)
 
     def _see(self, member: Member, sight: Sight, now: float) -> None:
         before = member.health.state

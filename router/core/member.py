@@ -42,8 +42,8 @@ class Member:
     stall: Stall = stall.CLEAR
     pace: Pace = field(default_factory=Pace)
     slow_since: float | None = None
-    broke_at: float = -math.inf
-    """When an answer of it broke off, the first of its failures in a row."""
+    failing_since: float = -math.inf
+    """When the first of its last failures in a row was seen."""
     returned_at: float = -math.inf
     """When it last came back, for slow start."""
     cards: tuple[dict[str, Any], ...] | None = None

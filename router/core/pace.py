@@ -37,8 +37,8 @@ PROMPT_OVERHEAD = 64
 """What a request costs beyond its prompt, in prompt tokens: a short prompt is not free."""
 
 
-CALIBRATION_EVENTS = 16
-"""Events that tell how many tokens one carries; before that it is one."""
+CALIBRATION_TOKENS = 16
+"""Tokens that tell how many an event carries; before that it is one."""
 
 MAX_TOKENS_PER_EVENT = 64.0
 """More is no sane --stream-interval, but an engine that counts wrong."""
@@ -309,7 +309,7 @@ class Pace:
             return
         self._known_tokens += tokens
         self._known_events += events
-        if self._known_events >= CALIBRATION_EVENTS:
+        if self._known_tokens >= CALIBRATION_TOKENS:
             measured = self._known_tokens / self._known_events
             self.tokens_per_event = min(max(measured, 1.0), MAX_TOKENS_PER_EVENT)
         if self._known_events > CALIBRATION_MEMORY:

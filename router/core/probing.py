@@ -103,6 +103,7 @@ def speed_probe_body(member: Member) -> bytes:
         "max_tokens": tokens,
         "min_tokens": tokens,
         "stream": True,
+        "stream_options": {"include_usage": True},
     }
     if member.models:
         body["model"] = min(member.models)

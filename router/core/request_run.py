@@ -181,8 +181,11 @@ class RequestRun:
     def leg(self, now: float) -> Leg:
         """The timer of the engine request that is made now."""
         step = self.step
-        is_heard = isinstance(step, Call) or self._known.stream
-        return self._scheduler.leg(self._leases[step.endpoint], now, is_heard=is_heard)
+        lease = self._leases[step.endpoint]
+        if isinstance(step, Call):  # a prefill makes one token, whatever was asked for
+            return self._scheduler.leg(lease, now, is_heard=True)
+        facts = self._known
+        return self._scheduler.leg(lease, now, is_heard=facts.stream, sequences=facts.sequences)
 
     def answered(self, status: int, now: float) -> None:
         """The engine's answer begins."""

@@ -73,6 +73,10 @@ class Route:
         return self.kind is not RouteKind.PASS_THROUGH
 
 
+MAX_N = 16_384
+"""vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES); a larger one is answered with an error."""
+
+
 @dataclass(slots=True)
 class Facts:
     """All that is decided from a request; read once, from one parse of its body."""
@@ -92,6 +96,15 @@ class Facts:
     """The same body parsed (read-only); empty for pass-through routes that are not JSON."""
     query: bytes = b""
     """The query string, without its question mark."""
+
+    @property
+    def sequences(self) -> int:
+        """The answers that the engine generates side by side: `n` for each prompt."""
+        n, prompt = self.body.get("n"), self.body.get("prompt")
+        prompts = 1
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            prompts = len(prompt)
+        return prompts * n if type(n) is int and 1 <= n <= MAX_N else prompts
 
     @property
     def path(self) -> str:

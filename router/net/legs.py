@@ -6,7 +6,6 @@ is its state: keep, hold, events, whole body, or as it comes.
 """
 
 import asyncio
-import re
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -29,6 +28,7 @@ from router.core.sse import (
     first_sign,
     keep_alive,
 )
+from router.core.usage import generated_tokens
 from router.core.values import Endpoint, Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
@@ -203,6 +203,13 @@ class Relay:
         self._first_byte_seconds = first_byte_seconds
         self._leg = leg
         self._counter: TokenCount = leg.pace
+        self._last = b""
+        """What was passed on last, but for the terminator: it may hold the usage."""
+        self._first_chunk = record.chunks
+        """Chunks that were passed on before this answer."""
+        self._sent = self._sent_events = 0
+        """Of `record.chunks`: those that were not passed on as they came, and the events in them
+        that were counted as tokens."""
         self._sweeps_to_wait = 0
         """Until the leg is timed again; 0 while it is."""
         self._head = Reply(0)
@@ -282,6 +289,7 @@ class Relay:
             record.chunks += 1
             record.bytes_out += size
             self._counter.tokens += 1
+            self._last = chunk
             forward(chunk)
         return True
 
@@ -369,7 +377,7 @@ class Relay:
     def _end_whole(self) -> None:
         body = b"".join(self._parts)
         if self._head.status < 400:
-            self._leg.whole(time.monotonic(), _generated(body))
+            self._leg.whole(time.monotonic(), generated_tokens(body))
         body = redact(body)
         if self._step.splice is not None and self._head.status < 400:
             body = self._step.splice.body(body)
@@ -432,9 +440,18 @@ class Relay:
     def _end_events(self) -> None:
         if self._on_data is Relay._hold:
             self._release_hold()
-        if rest := self._cutter.rest():
+        rest = self._cutter.rest()
+        if rest:
             self._write(self._clean(rest))
+        self._calibrate()
         self._end()
+
+    def _calibrate(self) -> None:
+        """Tell the leg what the engine says that the stream took, beside what was counted of it."""
+        tokens = generated_tokens(self._last)
+        if tokens and self._counter is self._leg.pace:
+            passed = self._record.chunks - self._first_chunk - self._sent
+            self._leg.used(tokens, 1 + passed + self._sent_events)
 
     def _end(self) -> None:
         self._reply.finish()
@@ -472,10 +489,15 @@ class Relay:
                     self._asker.begun()
         elif self._is_stream and not self._reply.is_corked:
             # What comes with the end is for the most part no token but usage and [DONE].
-            self._counter.tokens += data.count(b"\n\n")
+            found = data.count(b"\n\n")
+            self._counter.tokens += found
+            self._sent_events += found
+        if data != DONE:
+            self._last = data
         self._send(data)
 
     def _send(self, data: bytes) -> None:
+        self._sent += 1
         self._record.chunks += 1
         self._record.bytes_out += len(data)
         self._reply.write(data)
@@ -505,15 +527,6 @@ class Relay:
         self._record.error = error.message
         self._reply.fail(error)
         self._settle(None)
-
-
-_COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
-
-
-def _generated(body: bytes) -> int:
-    """The tokens that a whole answer says it has, 0 if it does not say."""
-    found = _COMPLETION_TOKENS.search(body, max(0, len(body) - 2048))
-    return int(found.group(1)) if found else 0
 
 
 def _length(headers: HeaderList) -> int | None:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
 
-from router.core import probing
+from router.core import probing, usage
 from router.core.fleet import Fleet
 from router.core.member import Member
 from router.core.pace import Leg
+from router.core.sse import DONE
 from router.core.values import Endpoint, Failure, Role
 from router.net.engine_connection import HeaderList
 from router.net.pool import EnginePool
@@ -107,7 +108,8 @@ class _Sink:
         self.is_over = False
         """Whether the connection is out of our hands."""
         self._leg = leg
-        self._has_begun = False
+        self._events = 0
+        self._end = b""
         self._is_good = False
 
     def on_head(self, status: int, _headers: HeaderList) -> None:
@@ -119,16 +121,22 @@ class _Sink:
         return False
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """Events: the first one starts the clock."""
-        if self._is_good:
-            if not self._has_begun:
-                self._has_begun = True
-                self._leg.first(time.monotonic())
-            elif not is_last:
-                self._leg.pace.tokens += data.count(b"\n\n")
+        """Events: the first one starts the clock. That of the usage is no token."""
+        if not self._is_good:
+            return
+        self._end = self._end[-usage.LOOKED_AT :] + data
+        events = data.count(b"\n\n") - data.count(b'"choices":[]') - data.count(DONE)
+        if not self._events:
+            self._leg.first(time.monotonic())
+            events -= 1
+            self._events = 1
+        self._events += events
+        self._leg.pace.tokens += events
 
     def on_end(self) -> None:
         """All tokens came."""
+        if self._is_good and (tokens := usage.generated_tokens(self._end)):
+            self._leg.used(tokens, self._events)
         self._finish("ok" if self._is_good else "failed")
 
     def on_lost(self, _failure: Failure) -> None:

@@ -478,6 +478,15 @@ def test_requests_that_leave_a_stalled_engine_do_not_eject_it() -> None:
     assert fleet.member(D0).outlier == FINE
 
 
+def test_a_crash_is_one_failure_whatever_its_answers_end_in() -> None:
+    """What had no token yet is reset, what had some breaks off."""
+    fleet = fleet_up(D0, D1)
+    for number in range(10):
+        kind = FailureKind.RESET if number == 0 else FailureKind.BROKEN
+        fleet.observe(LegFailed(D0, kind, asked_at=number / 10), 2.0)
+    assert fleet.member(D0).outlier.streak == 1
+
+
 # What other processes of the host tell.
 
 

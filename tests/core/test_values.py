@@ -1,10 +1,13 @@
 """The nouns say what they are, and no more."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from router.core.routes import ROUTES
 from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
-from tests.core.cast import COMPLETIONS, D0
+from tests.core.cast import COMPLETIONS, D0, request
 
 
 @pytest.mark.parametrize(
@@ -39,3 +42,20 @@ def test_a_role_is_found_by_its_name() -> None:
 
 def test_bodies_stay_out_of_logs() -> None:
     assert "secret" not in repr(Reply(200, (), b"secret"))
+
+
+@pytest.mark.parametrize(
+    ("body", "sequences"),
+    [
+        ({"prompt": "a"}, 1),
+        ({"prompt": "a", "n": 4}, 4),
+        ({"messages": [], "n": 2}, 2),
+        ({"prompt": [1, 2, 3]}, 1),
+        ({"prompt": ["a", "b"], "n": 3}, 6),
+        ({"prompt": [[1, 2], [3]]}, 2),
+        ({"prompt": []}, 1),
+        *(({"prompt": "a", "n": n}, 1) for n in (0, -1, True, 2.0, "2", None, 10**9)),
+    ],
+)
+def test_a_request_is_as_many_sequences_as_answers(body: dict[str, Any], sequences: int) -> None:
+    assert replace(request(prompt="a"), body=body).sequences == sequences

@@ -4,6 +4,8 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from router.core.events import FellBack
 from router.core.member import Aside
 from router.core.stall import Stall
@@ -159,12 +161,14 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(house: House) -
     )
     fleet = router.router.fleet
     for engine, seconds in ((slow, 0.16), (quick, 0.02)):
-        fleet.member(router.endpoint(engine)).pace.per_token = seconds
+        pace = fleet.member(router.endpoint(engine)).pace
+        pace.per_token, pace.has_settled = seconds, True
     member = fleet.member(router.endpoint(slow))
     await eventually(lambda: member.aside is Aside.SLOW)
     probe = await slow.call()
     assert probe.values(b"authorization") == [b"Bearer key"]
     assert probe.json["max_tokens"] == 8
+    assert probe.json["stream_options"] == {"include_usage": True}
     assert (probe.json["model"], probe.json["stream"]) == ("m", True)
     quick.answer_all(lambda call: call.send(OK))
     for _ in range(3):
@@ -201,3 +205,31 @@ async def test_a_prefill_leaves_a_stalled_engine_for_another(house: House) -> No
     (await decode.call()).send(OK)
     assert (await client.answer()).status == 200
     assert [(f.leg, f.reason) for f in router.all(FellBack)] == [(Role.PREFILL, "stalled")]
+
+
+@pytest.mark.parametrize("is_one_read", [True, False])
+async def test_an_engine_says_what_its_events_are_worth(house: House, is_one_read: bool) -> None:
+    """--stream-interval 4: a token, then four at a time; usage comes with the end or before."""
+    engine = await house.engine()
+    router = await house.router(engine, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    expected = token("a")
+    for _ in range(10):
+        call.events(token("bcde"))
+        expected += token("bcde")
+        await answer.until(expected)
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":41}}\n\n'
+    if is_one_read:
+        call.events(usage + DONE)
+    else:
+        call.events(usage)
+        await answer.until(expected + usage)
+        call.events(DONE)
+    call.end()
+    await answer.rest()
+    pace = router.router.fleet.member(router.endpoint(engine)).pace
+    assert pace.tokens_per_event == pytest.approx(4, rel=0.1)

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from typing import Any
 
 import orjson
@@ -566,7 +567,9 @@ async def test_a_break_is_recorded_and_observed(house: House) -> None:
     record = await router.record()
     assert (record.status, record.outcome) == (200, "error")
     assert record.error is not None
-    assert router.all(LegFailed) == [LegFailed(router.endpoint(engine), FailureKind.BROKEN)]
+    (failed,) = router.all(LegFailed)
+    assert (failed.endpoint, failed.kind) == (router.endpoint(engine), FailureKind.BROKEN)
+    assert failed.asked_at <= time.monotonic()
 
 
 async def test_an_engine_that_breaks_off_behind_done_has_said_everything(house: House) -> None:

@@ -1,0 +1,20 @@
+"""What an engine says that an answer took: its usage, by its bytes."""
+
+import re
+
+__all__ = ["LOOKED_AT", "generated_tokens"]
+
+LOOKED_AT = 2048
+"""Bytes at the end of an answer that hold its usage, with every detail that vLLM adds."""
+
+_GENERATED = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
+
+
+def generated_tokens(end: bytes) -> int:
+    """The generated tokens of an answer with this end, of all its choices; 0 if it does not say.
+
+    Chat and completions call them completion_tokens, /v1/responses and /v1/messages output_tokens.
+    Streams say so in their last events, if they were asked to (stream_options.include_usage).
+    """
+    found = _GENERATED.search(end, max(0, len(end) - LOOKED_AT))
+    return int(found.group(1)) if found else 0

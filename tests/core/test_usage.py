@@ -1,0 +1,36 @@
+"""The usage at an answer's end, as engines of several APIs write it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.usage import LOOKED_AT, generated_tokens
+from tests.core.cast import sample
+
+
+@pytest.mark.parametrize(
+    ("end", "tokens"),
+    [
+        (b'"usage":{"prompt_tokens":5,"total_tokens":55,"completion_tokens":50}}', 50),
+        (b'"usage":{"input_tokens":5,"output_tokens": 7,"total_tokens":12}}', 7),
+        (b'{"completion_tokens":3,"completion_tokens_details":{"reasoning_tokens":2}}', 3),
+        (b'{"completion_tokens_details":{"reasoning_tokens":2}}', 0),
+        (b'{"completion_tokens":null}', 0),
+        (b'{"completion_tokens":-4}', 0),
+        (b"data: [DONE]\n\n", 0),
+        (b"", 0),
+        (b'{"completion_tokens":50}' + b" " * LOOKED_AT, 0),
+    ],
+)
+def test_the_generated_tokens_are_found(end: bytes, tokens: int) -> None:
+    assert generated_tokens(end) == tokens
+
+
+@pytest.mark.parametrize("name", ["comp_stream_usage.sse", "chat_stream_usage.sse"])
+def test_a_recorded_stream_says_its_tokens(name: str) -> None:
+    assert generated_tokens(sample(name)) > 0
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read(end: bytes) -> None:
+    assert generated_tokens(b'"completion_tokens":' + end) >= 0
