@@ -90,9 +90,9 @@ class Settings(BaseSettings):
         "the prefill it saves.",
     )
     load_balancing_strategy: Strategy = Field(
-        "round_robin",
-        description="How engines are chosen: round_robin, least_loaded or "
-        "shortest_expected_delay, which knows how fast each engine really is.",
+        "shortest_expected_delay",
+        description="How engines are chosen: shortest_expected_delay, which knows how fast each "
+        "engine really is, least_loaded or round_robin.",
     )
     prefill_load_balancing_strategy: Strategy | None = Field(
         None, description="The strategy for prefill engines, if it differs."

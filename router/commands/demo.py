@@ -268,7 +268,7 @@ _RIGHT = frozenset({"estimate", "TTFT", "tokens"})
 OWN_ENGINES = """
 In front of your own engines:
   pd-router serve --prefill http://p0:8000 --decode http://d0:8000 \\
-                  --routing-threshold 4096 --load-balancing-strategy shortest_expected_delay"""
+                  --routing-threshold 4096"""
 
 
 def _summary(console: Console, rows: list[Row]) -> int:

@@ -63,16 +63,16 @@ def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(expl
         "reason at_or_above_threshold",
     ]
     assert lines[7:11] == [
-        "decode, round_robin (the lowest score wins):",
+        "decode, shortest_expected_delay (the lowest score wins):",
         "url in flight tokens others score",
-        "chosen http://d0 0 0 - 0",
-        "http://d1 0 0 - 0",
+        "chosen http://d0 0 0 - 1",
+        "http://d1 0 0 - 1",
     ]
     assert lines[12:16] == [
-        "prefill, round_robin (the lowest score wins):",
+        "prefill, shortest_expected_delay (the lowest score wins):",
         "url in flight tokens others score",
-        "chosen http://p0 0 0 - 0",
-        "http://p1 0 0 - 0",
+        "chosen http://p0 0 0 - 1",
+        "http://p1 0 0 - 1",
     ]
     assert lines[17] == "POST http://p0/v1/chat/completions"
     body = json.loads("".join(lines[18:]))
@@ -124,9 +124,9 @@ def test_a_machine_gets_the_same_and_the_whole_body(facts):
             "candidates": [{"url": f"http://d{n}", **candidate} for n in (0, 1)],
         },
         "prefill": {
-            "strategy": "round_robin",
+            "strategy": "shortest_expected_delay",
             "chosen": "http://p0",
-            "candidates": [{"url": f"http://p{n}", **candidate} for n in (0, 1)],
+            "candidates": [{"url": f"http://p{n}", **candidate, "score": 1.0} for n in (0, 1)],
         },
         "fallbacks": [],
     }

@@ -23,7 +23,7 @@ from tests.e2e.process import Process, serving
 
 __all__ = ["STRATEGY", "Cluster", "cluster", "engine"]
 
-STRATEGY = ("--load-balancing-strategy", "shortest_expected_delay")
+STRATEGY: tuple[str, ...] = ()
 
 HANGING_S = 60.0
 """A wait for a state ends here. It only ends tests that hang: no claim depends on it."""
