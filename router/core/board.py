@@ -7,7 +7,7 @@ writes in one go. It refuses to know where the memory comes from.
 
 from collections.abc import Sequence
 
-from router.core.pace import Shown
+from router.core.speed_totals import Shown
 from router.core.values import Endpoint
 
 __all__ = ["Board", "Column", "SharedLoad"]

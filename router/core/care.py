@@ -120,7 +120,7 @@ class Carer:
         member.own, member.own_lately = requests, max(member.own, requests)
         if self._role is Role.DECODE:
             self._judge_capacity(member, now)
-        self._tokens = FADE * self._tokens + pace.tokens * pace.tokens_per_event
+        self._tokens = FADE * self._tokens + pace.tokens * pace.calibration.tokens_per_event
         self._streams = FADE * self._streams + pace.begun
         pace.tick(now)
 

@@ -22,8 +22,9 @@ from router.core.events import (
 )
 from router.core.health import Rules, Sight, State
 from router.core.ledger import Lease, Ledger
+from router.core.leg import Leg
 from router.core.member import Member
-from router.core.pace import Leg, Pace
+from router.core.pace import Pace
 from router.core.values import Candidate, Endpoint, FailureKind, Role
 
 __all__ = ["Fleet", "is_absence"]

@@ -77,7 +77,7 @@ class Member:
         events = now.events - before[1].events
         if events >= CALIBRATION_EVENTS:
             tokens = generated - before[0] - (now.begun - before[1].begun)
-            self.pace.calibrate(tokens, events, by_usage=False)
+            self.pace.calibration.learn(tokens, events, by_usage=False)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -14,9 +14,10 @@ from collections import deque
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from router.core.ledger import Lease
+from router.core.calibration import Calibration
+from router.core.speed_totals import Shared, Shown
 
-__all__ = ["TICK_SECONDS", "Counted", "Leg", "Pace", "Shared", "Shown"]
+__all__ = ["TICK_SECONDS", "Counted", "Pace", "Timed"]
 
 TICK_SECONDS = 0.25
 """One bucket."""
@@ -37,21 +38,8 @@ PROMPT_OVERHEAD = 64
 """What a request costs beyond its prompt, in prompt tokens: a short prompt is not free."""
 
 
-CALIBRATION_TOKENS = 16
-"""Tokens that tell how many an event carries; before that it is one."""
-
-MAX_TOKENS_PER_EVENT = 64.0
-"""More is no sane --stream-interval, but an engine that counts wrong."""
-
-CALIBRATION_MEMORY = 4096
-"""Events after which what was learned earlier counts half."""
-
 BEST_PREFILL_DRIFT = 1.0025
 """A tick lets the best prefill speed fade by so much: by half in 70 s."""
-
-WHOLE_TOKENS = 32
-"""An answer that is no stream tells of the gap between tokens when it has so many: its prompt and
-the way there hardly count then. It must not have waited for a KV cache from elsewhere."""
 
 
 class _Bucket(NamedTuple):
@@ -69,63 +57,12 @@ class Counted(NamedTuple):
     unheard: int = 0
 
 
-class Shown(NamedTuple):
-    """What a process shows the others of an endpoint: sums since it began, and what it has now."""
+class Timed(Protocol):
+    """An attempt at the endpoint, as `router.core.leg.Leg` times it."""
 
-    tokens: float = 0.0
-    """Events of streams behind their first tokens."""
-    whole_tokens: float = 0.0
-    begun: float = 0.0
-    first_seconds: float = 0.0
-    unheard: float = 0.0
-    stream_seconds: float = 0.0
-    prompt_work: float = 0.0
-    prompt_seconds: float = 0.0
-    streams: float = 0.0
-    open: float = 0.0
-    heard_at: float = 0.0
-    asked_at: float = 0.0
-    waiting_since: float = 0.0
-    """0: none waits."""
-    waiting_work: float = 0.0
-
-    def plus(self, other: "Shown") -> "Shown":
-        """Both together."""
-        sums = (one + more for one, more in zip(self, other, strict=True))
-        return Shown(*sums).with_moments_of(self, other)
-
-    def since(self, before: "Shown") -> "Shown":
-        """What was added after `before`; a process that has started anew added nothing yet."""
-        added = (max(0.0, now - was) for now, was in zip(self, before, strict=True))
-        return (
-            Shown(*added)
-            ._replace(streams=self.streams, open=self.open)
-            .with_moments_of(self, NOTHING)
-        )
-
-    def with_moments_of(self, one: "Shown", other: "Shown") -> "Shown":
-        """This, with the moments of two others: the latest ones, and the longest wait."""
-        waits = [shown for shown in (one, other) if shown.waiting_since]
-        longest = min(waits, key=lambda shown: shown.waiting_since, default=NOTHING)
-        return self._replace(
-            heard_at=max(one.heard_at, other.heard_at),
-            asked_at=max(one.asked_at, other.asked_at),
-            waiting_since=longest.waiting_since,
-            waiting_work=longest.waiting_work,
-        )
-
-
-NOTHING = Shown()
-
-
-class Shared(Protocol):
-    """Where a process shows what it counted, and finds what the others did."""
-
-    def show(self, shown: Shown) -> None:
-        """Show all that has been counted so far."""
-
-    def others(self) -> Shown:
-        """What all others have counted since the last time."""
+    started: float
+    work: int
+    sequences: int
 
 
 class Pace:
@@ -137,11 +74,8 @@ class Pace:
     __slots__ = (
         "_at",
         "_buckets",
-        "_calibrated_by_usage",
         "_counted",
         "_first_seconds",
-        "_known_events",
-        "_known_tokens",
         "_measured_at",
         "_newest_begun",
         "_others",
@@ -155,6 +89,8 @@ class Pace:
         "asked_at",
         "begun",
         "best_per_prompt_token",
+        "calibration",
+        "calibration",
         "has_settled",
         "heard_at",
         "is_settled",
@@ -165,14 +101,12 @@ class Pace:
         "spoken_gap",
         "streams",
         "tokens",
-        "tokens_per_event",
         "unheard",
     )
 
     def __init__(self, shared: Shared | None = None) -> None:
         self.tokens = 0
         """Events since the last tick."""
-        self.tokens_per_event = 1.0
         self.begun = 0
         """Streams begun since the last tick."""
         self.unheard = 0
@@ -200,12 +134,11 @@ class Pace:
         """The same when nothing queued, as far as that was seen."""
         self._first_seconds = 0.0
         self._whole_tokens = 0
-        self._waiting: dict[Leg, None] = {}
+        self._waiting: dict[Timed, None] = {}
         """Legs without a first token, in the order in which they were asked."""
         self._newest_begun = 0.0
         """When the youngest of those that have had a first token was asked."""
-        self._known_tokens = self._known_events = 0.0
-        self._calibrated_by_usage = False
+        self.calibration = Calibration()
         self._counted = Counted()
         self._stream_seconds = 0.0
         self._prompt_work = 0
@@ -252,14 +185,14 @@ class Pace:
         """`open`, with those of the other processes."""
         return self.open + int(self._others.open)
 
-    def ask(self, leg: "Leg", now: float) -> None:
+    def ask(self, leg: Timed, now: float) -> None:
         """A stream or a prefill was asked for."""
         if self.all_open == 0:
             self.asked_at = now
         self.open += leg.sequences
         self._waiting[leg] = None
 
-    def answered(self, leg: "Leg", now: float) -> None:
+    def answered(self, leg: Timed, now: float) -> None:
         """Its first token came, or its whole answer."""
         self.heard_at = now
         self._waiting.pop(leg, None)
@@ -268,14 +201,14 @@ class Pace:
             self._prompt_work += leg.work + PROMPT_OVERHEAD
             self._prompt_seconds += max(0.0, now - leg.started)
 
-    def begin(self, leg: "Leg", now: float) -> None:
+    def begin(self, leg: Timed, now: float) -> None:
         """A stream goes on behind its first token."""
         self._pass(now)
         self.begun += 1
         self._first_seconds += max(0.0, now - leg.started)
         self.streams += leg.sequences
 
-    def end(self, leg: "Leg", now: float, *, was_stream: bool) -> None:
+    def end(self, leg: Timed, now: float, *, was_stream: bool) -> None:
         """What was asked for is over, however it ended; `was_stream`: after its first token."""
         self._pass(now)
         self._waiting.pop(leg, None)
@@ -283,7 +216,7 @@ class Pace:
         if was_stream:
             self.streams -= leg.sequences
 
-    def rejoin(self, leg: "Leg", now: float) -> None:
+    def rejoin(self, leg: Timed, now: float) -> None:
         """A stream whose timing was paused counts again; the engine has said nothing by that."""
         self._pass(now)
         if self.all_open == 0:
@@ -295,26 +228,6 @@ class Pace:
         """An answer that was no stream took this long to be computed."""
         self._whole_tokens += tokens
         self._stream_seconds += seconds
-
-    def calibrate(self, tokens: float, events: float, *, by_usage: bool) -> None:
-        """So many tokens came in so many events.
-
-        `by_usage`: the engine said so of a single answer. Its counter of all generated tokens
-        serves until then; it also counts what others asked for.
-        """
-        if by_usage and not self._calibrated_by_usage:
-            self._calibrated_by_usage = True
-            self._known_tokens = self._known_events = 0.0
-        if events <= 0 or tokens <= 0 or by_usage is not self._calibrated_by_usage:
-            return
-        self._known_tokens += tokens
-        self._known_events += events
-        if self._known_tokens >= CALIBRATION_TOKENS:
-            measured = self._known_tokens / self._known_events
-            self.tokens_per_event = min(max(measured, 1.0), MAX_TOKENS_PER_EVENT)
-        if self._known_events > CALIBRATION_MEMORY:
-            self._known_tokens /= 2
-            self._known_events /= 2
 
     def gather(self, now: float) -> None:
         """Show the others what was counted since the last tick, and count theirs in."""
@@ -359,7 +272,7 @@ class Pace:
     def tick(self, now: float) -> None:
         """Close a bucket and look at the newest ones."""
         self._pass(now)
-        tokens = self.tokens * self.tokens_per_event + self._whole_tokens
+        tokens = self.tokens * self.calibration.tokens_per_event + self._whole_tokens
         has_spoken = tokens > 0
         if has_spoken:
             self.heard_at = now
@@ -387,9 +300,7 @@ class Pace:
         """It may be another engine by now: one that has restarted is cold."""
         self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
         self.has_settled = False
-        self.tokens_per_event = 1.0
-        self._known_tokens = self._known_events = 0.0
-        self._calibrated_by_usage = False
+        self.calibration.forget()
         self._buckets.clear()
 
     def _pass(self, now: float) -> None:
@@ -434,98 +345,3 @@ class Pace:
             self.per_token = max(self.per_token or 0.0, seconds / self.all_streams)
         if work:
             self.per_prompt_token = prompt_seconds / work
-
-
-class Leg:
-    """One attempt at an engine, timed for its pace: to the first token, and on to the end."""
-
-    __slots__ = (
-        "_has_begun",
-        "_is_open",
-        "_is_paused",
-        "_lease",
-        "pace",
-        "sequences",
-        "started",
-        "work",
-    )
-
-    def __init__(
-        self,
-        pace: Pace,
-        lease: Lease | None,
-        work: int,
-        now: float,
-        *,
-        is_heard: bool,
-        sequences: int = 1,
-    ) -> None:
-        """`work`: prompt tokens to compute until its first token.
-
-        `is_heard`: it says something soon, as a stream or a prefill does. `sequences`: answers
-        that were asked for at once (the request's `n`).
-        """
-        self.pace = pace
-        self.work = work
-        self.started = now
-        self.sequences = sequences
-        self._lease = lease
-        self._has_begun = False
-        self._is_paused = False
-        self._is_open = is_heard
-        if is_heard:
-            pace.ask(self, now)
-        else:
-            pace.unheard += 1
-
-    def first(self, now: float) -> None:
-        """The first token of a stream came."""
-        self._answered(now)
-        self._has_begun = self._is_open
-        if self._is_open and not self._is_paused:
-            self.pace.begin(self, now)
-
-    def whole(self, now: float, tokens: int = 0) -> None:
-        """The whole answer came at once; `tokens` of it were generated, as far as is known."""
-        self._answered(now)
-        if tokens >= WHOLE_TOKENS * self.sequences and self.work:
-            self.pace.computed(tokens, self.sequences * max(0.0, now - self.started))
-
-    def used(self, tokens: int, events: int) -> None:
-        """The stream is over: the engine says that it had so many tokens, and it was seen as so
-        many events. Each sequence's first token came with an event of its own."""
-        first = self.sequences
-        self.pace.calibrate(tokens - first, events - first, by_usage=True)
-
-    def end(self, now: float) -> None:
-        """It is over; doing it again changes nothing."""
-        if self._is_open:
-            self.pause(now)
-            self._is_open = False
-
-    def _answered(self, now: float) -> None:
-        if self._lease is not None:
-            self._lease.prefilled()
-        if self._is_open and not self._is_paused:
-            self.pace.answered(self, now)
-
-    # While the client does not read, the engine is not heard: neither its silence nor its speed
-    # shows. What was paused before its first token tells nothing of prompts any more either.
-
-    def pause(self, now: float) -> None:
-        """Count it no longer as open, nor as a stream; doing it again changes nothing."""
-        if self._is_open and not self._is_paused:
-            self._is_paused = True
-            self.work = 0
-            self.pace.end(self, now, was_stream=self._has_begun)
-
-    def resume(self, now: float) -> None:
-        """Count it again; nothing if it is over or was not paused."""
-        if not self._is_open or not self._is_paused:
-            return
-        self._is_paused = False
-        if self._has_begun:
-            self.pace.rejoin(self, now)
-        else:
-            self.started = now  # as if it were asked for only now: those before it are ahead
-            self.pace.ask(self, now)

@@ -26,7 +26,7 @@ from router.core.events import (
     RequestEnded,
 )
 from router.core.ledger import Lease
-from router.core.pace import Leg
+from router.core.leg import Leg
 from router.core.plans import steps
 from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, may_replay

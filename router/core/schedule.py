@@ -11,7 +11,7 @@ from router.core import threshold
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.fleet import Fleet
 from router.core.ledger import Lease
-from router.core.pace import Leg
+from router.core.leg import Leg
 from router.core.policies import Policy
 from router.core.values import Candidate, Decision, Endpoint, Facts, Role
 

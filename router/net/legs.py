@@ -15,7 +15,7 @@ import orjson
 from router.core import headers as http
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
-from router.core.pace import Leg
+from router.core.leg import Leg
 from router.core.plans.steps import Outcome, Stream
 from router.core.redact import MARK, redact
 from router.core.sse import (

@@ -11,8 +11,8 @@ from random import Random
 
 from router.core import probing, usage
 from router.core.fleet import Fleet
+from router.core.leg import Leg
 from router.core.member import Member
-from router.core.pace import Leg
 from router.core.sse import DONE
 from router.core.values import Endpoint, Failure, Role
 from router.net.engine_connection import HeaderList

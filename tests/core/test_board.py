@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from router.core.board import Board
 from router.core.ledger import Lease, Ledger
-from router.core.pace import Leg, Pace, Shown
+from router.core.leg import Leg
+from router.core.pace import Pace
+from router.core.speed_totals import Shown
 from tests.core.cast import D0, D1, P0
 
 ENDPOINTS = (P0, D0, D1)

@@ -17,7 +17,8 @@ from router.core.capacity import (
     QueueGauge,
     waits_for_slot,
 )
-from router.core.pace import TICK_SECONDS, Leg, Pace
+from router.core.leg import Leg
+from router.core.pace import TICK_SECONDS, Pace
 from router.core.values import Gauges
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from router.core.capacity import QUEUE_SECONDS
 from router.core.care import SMALLEST_RAMP, Care, Carer
 from router.core.health import Health, State
+from router.core.leg import Leg
 from router.core.member import Aside, Member
-from router.core.pace import TICK_SECONDS, Leg
+from router.core.pace import TICK_SECONDS
 from router.core.stall import REPRIEVE_SECONDS
 from router.core.values import Candidate, Endpoint, Role
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from router.core.leg import Leg
 from router.core.member import Aside, Member
 from router.core.outlier import FINE, Outlier
-from router.core.pace import Leg
 from router.core.stall import CLEAR, Stall
 from router.core.values import Candidate, Gauges
 from tests.core.cast import D0
@@ -32,7 +32,7 @@ def test_the_gravest_reason_is_told(ejected: bool, stalled: bool, slow: bool) ->
 def scraped(member: Member, generated: int | None, others: int = 0) -> float:
     """Tokens per event after a scrape with this counter."""
     member.calibrate(Gauges(generated=generated), others)
-    return member.pace.tokens_per_event
+    return member.pace.calibration.tokens_per_event
 
 
 def stream(member: Member, events: int) -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from router.core import outlier
 from router.core.health import Health, State
+from router.core.leg import Leg
 from router.core.member import Member
-from router.core.pace import Leg
 from router.core.policies import POLICIES
 from router.core.probing import (
     DOUBT_SECONDS,

@@ -3,7 +3,8 @@
 import pytest
 
 from router.core import stall
-from router.core.pace import Leg, Pace
+from router.core.leg import Leg
+from router.core.pace import Pace
 from router.core.stall import CLEAR, MUCH_LONGER, REPRIEVE_SECONDS, Stall
 
 

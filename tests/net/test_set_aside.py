@@ -232,4 +232,4 @@ async def test_an_engine_says_what_its_events_are_worth(house: House, is_one_rea
     call.end()
     await answer.rest()
     pace = router.router.fleet.member(router.endpoint(engine)).pace
-    assert pace.tokens_per_event == pytest.approx(4, rel=0.1)
+    assert pace.calibration.tokens_per_event == pytest.approx(4, rel=0.1)

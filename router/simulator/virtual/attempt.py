@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from enum import IntEnum
 
-from router.core.pace import Leg
+from router.core.leg import Leg
 
 __all__ = ["Answer", "Attempt", "Stage"]
 

@@ -5,7 +5,7 @@ engines, where net/speed_prober.py has a task for each.
 """
 
 from router.core import probing
-from router.core.pace import Leg
+from router.core.leg import Leg
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt

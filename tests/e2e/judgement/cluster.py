@@ -21,9 +21,7 @@ from tests.e2e.judgement.load import Load, Request
 from tests.e2e.judgement.slow_reader import SlowReader
 from tests.e2e.process import Process, serving
 
-__all__ = ["STRATEGY", "Cluster", "cluster", "engine"]
-
-STRATEGY: tuple[str, ...] = ()
+__all__ = ["Cluster", "cluster", "engine"]
 
 HANGING_S = 60.0
 """A wait for a state ends here. It only ends tests that hang: no claim depends on it."""
@@ -197,7 +195,7 @@ async def cluster(
     *flags: str,
     prefill: Sequence[EngineConfig] = (),
     routers: int = 1,
-    strategy: Sequence[str] = STRATEGY,
+    strategy: Sequence[str] = (),
 ) -> AsyncIterator[Cluster]:
     """A cluster whose engines are all up. `flags` go to the routers."""
     connector = aiohttp.TCPConnector(limit=0)
