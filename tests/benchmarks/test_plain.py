@@ -34,7 +34,7 @@ async def test_a_conversation_and_its_end() -> None:
         with peer:
             peer.setblocking(False)
             await loop.sock_sendall(peer, await loop.sock_recv(peer, 100))
-    await asyncio.wait_for(protocol.over.wait(), 5)
+    await asyncio.wait_for(protocol.over.wait(), 60)
     assert protocol.seen == ["made", b"hello", type(None)]
     assert transport.is_closing()
     transport.abort()
@@ -43,7 +43,7 @@ async def test_a_conversation_and_its_end() -> None:
 async def test_nobody_listens() -> None:
     protocol = Echo()
     PlainTransport(asyncio.get_running_loop(), protocol, ("127.0.0.1", free_port()))
-    await asyncio.wait_for(protocol.over.wait(), 5)
+    await asyncio.wait_for(protocol.over.wait(), 60)
     assert protocol.seen == [ConnectionRefusedError]
 
 
@@ -55,5 +55,5 @@ async def test_a_write_that_does_not_fit_ends_the_connection() -> None:
         peer, _ = await loop.sock_accept(server)
         with peer:
             transport.write(bytes(64 << 20))
-            await asyncio.wait_for(protocol.over.wait(), 5)
+            await asyncio.wait_for(protocol.over.wait(), 60)
     assert protocol.seen[-1] is OSError
