@@ -194,10 +194,7 @@ def test_a_file_cannot_break_the_line(content, refused, tmp_path):
 
 @examples(
     max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     words=st.lists(

@@ -22,10 +22,7 @@ from router.settings_values import Receiver, Strategy
 D0 = {"decode": "http://d0"}
 QUICK = examples(
     max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -2,7 +2,6 @@ import asyncio
 import socket
 
 from benchmarks.plain import PlainTransport
-from benchmarks.processes import free_port
 
 
 class Echo(asyncio.Protocol):
@@ -34,16 +33,16 @@ async def test_a_conversation_and_its_end() -> None:
         with peer:
             peer.setblocking(False)
             await loop.sock_sendall(peer, await loop.sock_recv(peer, 100))
-    await asyncio.wait_for(protocol.over.wait(), 5)
+    await asyncio.wait_for(protocol.over.wait(), 60)
     assert protocol.seen == ["made", b"hello", type(None)]
     assert transport.is_closing()
     transport.abort()
 
 
-async def test_nobody_listens() -> None:
+async def test_nobody_listens(closed_port: int) -> None:
     protocol = Echo()
-    PlainTransport(asyncio.get_running_loop(), protocol, ("127.0.0.1", free_port()))
-    await asyncio.wait_for(protocol.over.wait(), 5)
+    PlainTransport(asyncio.get_running_loop(), protocol, ("127.0.0.1", closed_port))
+    await asyncio.wait_for(protocol.over.wait(), 60)
     assert protocol.seen == [ConnectionRefusedError]
 
 
@@ -55,5 +54,5 @@ async def test_a_write_that_does_not_fit_ends_the_connection() -> None:
         peer, _ = await loop.sock_accept(server)
         with peer:
             transport.write(bytes(64 << 20))
-            await asyncio.wait_for(protocol.over.wait(), 5)
+            await asyncio.wait_for(protocol.over.wait(), 60)
     assert protocol.seen[-1] is OSError

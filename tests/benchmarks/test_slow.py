@@ -47,7 +47,7 @@ async def begun(server: socket.socket, load: Load) -> tuple[SlowClient, socket.s
 
 
 async def until(load: Load, field: str) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not getattr(load.record, field):  # noqa: ASYNC110 - it is told to nobody
             await asyncio.sleep(0.005)
 

@@ -9,7 +9,7 @@ import orjson
 
 __all__ = ["JSON", "Answer", "Client", "Truncated", "request"]
 
-SECONDS = 5.0
+SECONDS = 60.0
 """A deadline for what happens at once: only a test that fails meets it."""
 
 JSON = (b"content-type", b"application/json")

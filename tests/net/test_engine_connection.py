@@ -153,7 +153,7 @@ def test_a_connection_begins_each_answer_anew() -> None:
     assert isinstance(sink.ended, Failure)
 
 
-@examples(max_examples=300, deadline=None)
+@examples(max_examples=300)
 @given(
     payloads=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=8),
     cuts=st.lists(st.integers(0, 3000), max_size=8),

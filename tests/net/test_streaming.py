@@ -41,10 +41,7 @@ CRLF = b'data: {"choices":[{"index":0,"text":"crlf"}]}\r\n\r\n'
 
 over_http = settings(
     max_examples=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 """Each example is a request of its own to the same router."""
 

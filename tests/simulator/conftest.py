@@ -10,7 +10,7 @@ from router.simulator import EngineConfig, RunningEngine, serve_engine
 
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session:
         yield session
 
 

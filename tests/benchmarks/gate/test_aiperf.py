@@ -82,7 +82,7 @@ async def driven(out: Path, *, stop: bool = False):
             stopped.set()
 
     job = Job(RECORDED, "http://h", "m")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         return await drive(job, out, tell, stopped), told
 
 
@@ -146,7 +146,7 @@ async def gone(pid: int) -> None:
 
 
 async def until(so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not so():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -108,7 +108,7 @@ rows = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(rows, max_size=3))
 def test_whatever_it_is_it_is_read_or_refused(path: Path, found: list[Any]) -> None:
     try:

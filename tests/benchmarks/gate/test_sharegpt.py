@@ -87,7 +87,7 @@ entries = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(entries)
 def test_whatever_it_is_it_is_read_or_refused(path: Path, found: list[Any]) -> None:
     try:
