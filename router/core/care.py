@@ -4,6 +4,7 @@ Four times a second it turns what was counted into what policies see. Nobody is 
 good, and never more than a share of the pool: when many look bad it is the judgement that is.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,13 +12,16 @@ from router.core import outlier, speed, stall
 from router.core.capacity import waits_for_slot
 from router.core.health import State
 from router.core.member import Member
-from router.core.pace import Pace
+from router.core.pace import TICK_SECONDS, Pace
 from router.core.values import Role
 
 __all__ = ["Care", "Carer"]
 
 FADE = 0.99
 """What a tick leaves of the mean length of answers: it is that of the last half minute."""
+
+LATE_SECONDS = 2 * TICK_SECONDS
+"""Since the last tick: with two workers on one core a tick is late by some hundredths."""
 
 SMALLEST_RAMP = 0.1
 """With this share a returned engine begins; Envoy's min_weight_percent."""
@@ -48,6 +52,7 @@ class Carer:
         self._care = care
         self._tokens = self._streams = 0.0
         self._interval_ends: float | None = None
+        self._ticked_at = math.inf
         self.is_panic = False
         """Whether so many are set aside that nobody is."""
         self.usual: float | None = None
@@ -80,9 +85,17 @@ class Carer:
             member.view.ramp = self._ramp(member, now)
 
     def tick(self, now: float) -> None:
-        """Judge anew; call it every pace.TICK_SECONDS."""
+        """Judge anew; call it every pace.TICK_SECONDS.
+
+        After a tick that came late nobody is judged: this process stood still, and what engines
+        said meanwhile is still to be read.
+        """
+        is_late = now - self._ticked_at > LATE_SECONDS
+        self._ticked_at = now
         for member in self._members:
-            self._count(member, now)
+            self._count(member, now, is_late=is_late)
+        if is_late:
+            return
         self._note_interval(now)
         is_prefill = self._role is Role.PREFILL
         gaps = [_seconds(member.pace, is_prefill=is_prefill) for member in self._members]
@@ -113,12 +126,12 @@ class Carer:
         tokens = self._tokens / self._streams if self._streams >= 1 else 1.0
         return usual * tokens * view.ratio * (1 + max(0.0, requests - view.slots) / view.slots)
 
-    def _count(self, member: Member, now: float) -> None:
+    def _count(self, member: Member, now: float, *, is_late: bool) -> None:
         pace = member.pace
         pace.gather(now)
         requests = member.view.load.requests
         member.own, member.own_lately = requests, max(member.own, requests)
-        if self._role is Role.DECODE:
+        if self._role is Role.DECODE and not is_late:
             self._judge_capacity(member, now)
         self._tokens = FADE * self._tokens + pace.tokens * pace.calibration.tokens_per_event
         self._streams = FADE * self._streams + pace.begun

@@ -26,6 +26,9 @@ MINIMUM_DIFFERENCE = 0.1
 Z = 3.0
 """Standard errors between an engine and the others: chance exceeds it once in 700 intervals."""
 
+WEIGHT = 1 / 8
+"""Of one answer in the share of failures: what begins to fail everywhere shows at once."""
+
 CHANCE = 1e-9
 """Failures in a row that are at least so likely at the others' failure rate are no fault of the
 engine's."""
@@ -51,9 +54,8 @@ class Outlier:
     good: int = 0
     total: int = 0
     """Answers in this interval."""
-    good_before: int = 0
-    total_before: int = 0
-    """The same in the last one."""
+    failing: float | None = None
+    """The share of failures among its last answers, a moving average; None before the first."""
     ejections: int = 0
     since: float | None = None
     until: float | None = None
@@ -65,12 +67,12 @@ FINE = Outlier()
 
 def after(outlier: Outlier, *, is_good: bool) -> Outlier:
     """One more answer, or failure to give one."""
+    failing = outlier.failing
     return Outlier(  # not `replace`: it takes three times as long, for every answer
         0 if is_good else outlier.streak + 1,
         outlier.good + is_good,
         outlier.total + 1,
-        outlier.good_before,
-        outlier.total_before,
+        float(not is_good) if failing is None else failing + WEIGHT * ((not is_good) - failing),
         outlier.ejections,
         outlier.since,
         outlier.until,
@@ -96,8 +98,7 @@ def interval(outlier: Outlier) -> Outlier:
     is_clean = outlier.until is None and outlier.good == outlier.total
     return Outlier(
         streak=outlier.streak,
-        good_before=outlier.good,
-        total_before=outlier.total,
+        failing=outlier.failing,
         ejections=max(0, outlier.ejections - is_clean),
         since=outlier.since,
         until=outlier.until,
@@ -105,13 +106,9 @@ def interval(outlier: Outlier) -> Outlier:
 
 
 def is_chance(streak: int, others: Iterable[Outlier]) -> bool:
-    """Whether so many failures in a row are likely at the others' rate of this interval and the
-    last one."""
-    good = total = 0
-    for other in others:
-        good += other.good + other.good_before
-        total += other.total + other.total_before
-    return total > 0 and (1 - good / total) ** streak >= CHANCE
+    """Whether so many failures in a row are likely, as often as the others fail now."""
+    shares = [other.failing for other in others if other.failing is not None]
+    return bool(shares) and (sum(shares) / len(shares)) ** streak >= CHANCE
 
 
 def failing(outliers: Sequence[Outlier]) -> list[int]:

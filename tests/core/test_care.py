@@ -361,3 +361,17 @@ def test_the_first_gaps_after_a_start_make_nobody_slow() -> None:
     assert pool.members[0].view.ratio == 1.0
     pool.run(2.0)
     assert pool.members[0].view.ratio == pytest.approx(8, rel=0.2)
+
+
+def test_a_router_that_stood_still_blames_no_engine() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams()
+    pool.run(2.0)
+    for member in pool.members[:3]:  # what these said has been read already
+        member.pace.tokens += 8 * 150
+    pool.now += 3.0
+    pool.carer.tick(pool.now)
+    assert pool.asides == [None] * 8
+    assert {member.view.ratio for member in pool.members} == {1.0}
+    pool.run(TICK_SECONDS)
+    assert pool.asides == [None] * 8

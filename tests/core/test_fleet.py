@@ -24,6 +24,7 @@ from router.core.health import Rules, Sight, State
 from router.core.ledger import Ledger
 from router.core.member import Aside
 from router.core.outlier import FINE
+from router.core.pace import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from tests.core.cast import D0, D1, P0, P1
 
@@ -369,7 +370,8 @@ def scraped(fleet: Fleet, now: float, running: int, waiting: int) -> float:
     """The slots after a scrape and a tick."""
     own = fleet.ledger.in_flight(D0)
     fleet.observe(Scraped(D0, Gauges(running=running, waiting=waiting), own), now)
-    fleet.tick(now)
+    for tick in range(4):
+        fleet.tick(now + tick * TICK_SECONDS)
     return fleet.member(D0).view.slots
 
 

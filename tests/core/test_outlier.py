@@ -55,17 +55,33 @@ def failures(failed: int, total: int = 100) -> Outlier:
 # Failures in a row.
 
 
+def seen(*answers: bool) -> Outlier:
+    """After these answers."""
+    state = FINE
+    for is_good in answers:
+        state = outlier.after(state, is_good=is_good)
+    return state
+
+
+WELL = seen(*[True] * 50)
+HALF = seen(*[True, False] * 25)
+
+
 def test_failures_in_a_row_are_no_chance_where_the_others_answer() -> None:
-    assert not outlier.is_chance(5, [failures(0)] * 7)
-    assert not outlier.is_chance(5, [failures(1)] * 7)
+    assert not outlier.is_chance(5, [WELL] * 7)
+    assert not outlier.is_chance(11, [WELL] * 6 + [seen(*[False] * 50)])
 
 
 def test_failures_in_a_row_are_chance_where_the_others_fail_as_well() -> None:
     """One of two models fails everywhere: five in a row come soon, on each engine."""
-    assert outlier.is_chance(5, [failures(50)] * 7)
-    assert outlier.is_chance(20, [failures(50)] * 7)
-    assert not outlier.is_chance(40, [failures(50)] * 7)
-    assert outlier.is_chance(10_000, [failures(100)] * 7)
+    assert outlier.is_chance(20, [HALF] * 7)
+    assert not outlier.is_chance(40, [HALF] * 7)
+    assert outlier.is_chance(10_000, [seen(False)] * 7)
+
+
+def test_what_begins_to_fail_everywhere_shows_at_once() -> None:
+    """However long all went well before."""
+    assert outlier.is_chance(5, [seen(*[True] * 5000, False, True, False)] * 7)
 
 
 def test_with_nothing_known_of_others_failures_in_a_row_tell() -> None:
@@ -73,10 +89,9 @@ def test_with_nothing_known_of_others_failures_in_a_row_tell() -> None:
     assert not outlier.is_chance(5, [FINE] * 7)
 
 
-def test_a_new_interval_still_knows_the_last_one() -> None:
-    others = [outlier.interval(failures(50))] * 7
-    assert outlier.is_chance(5, others)
-    assert not outlier.is_chance(5, [outlier.interval(other) for other in others])
+def test_a_new_interval_still_knows_how_often_an_engine_fails() -> None:
+    assert outlier.interval(HALF).failing == HALF.failing
+    assert outlier.interval(HALF).total == 0
 
 
 # Failure rates.

@@ -64,7 +64,8 @@ async def router(policy: str, engine_urls: list[str]) -> AsyncIterator[str]:
     try:
         async with asyncio.timeout(PATIENCE_S):
             line = orjson.loads(await process.stderr.readline())
-        assert line["message"] == "listening", line
+            while line["message"] != "listening":  # the engines that are up come first
+                line = orjson.loads(await process.stderr.readline())
         rest = asyncio.ensure_future(process.stderr.read())  # a full pipe would stop it
         yield str(line["url"])
     finally:

@@ -41,7 +41,10 @@ def prompt_of(number: int, tokens: int) -> str:
 
 
 class Load:
-    """`count` streams at `rate` per second on the average, with the gaps of a Poisson process."""
+    """`count` streams at `rate` per second on the average, with the gaps of a Poisson process.
+
+    With `most_open` it waits while so many are open: a load that no machine is too slow to make.
+    """
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Load:
         rate: float,
         tokens: int = 12,
         body: Body = lambda _: {},
+        most_open: int = 1 << 20,
         seed: int = 1,
     ) -> None:
         """`requests` is where all loads of a cluster number theirs; `target` gives a router."""
@@ -63,6 +67,7 @@ class Load:
         self._count, self._rate = count, rate
         self._usual = {"model": "m", "max_tokens": tokens, "ignore_eos": True, "stream": True}
         self._body = body
+        self._places = asyncio.Semaphore(most_open)
         self._random = Random(seed)
         self._task = asyncio.create_task(self._run())
 
@@ -97,6 +102,7 @@ class Load:
                 # On a busy machine late requests are not made up for in a burst.
                 due = max(due, loop.time() - 0.1)
                 await asyncio.sleep(due - loop.time())
+                await self._places.acquire()
                 number = len(self._all)
                 body = {**self._usual, "prompt": prompt_of(number, 16), **self._body(place)}
                 request = Request(number, body, loop.time())
@@ -115,6 +121,7 @@ class Load:
         except aiohttp.ClientError as error:
             request.error = f"{type(error).__name__}: {error}"
         request.ended_at = loop.time()
+        self._places.release()
         # A long prompt is most of a request, and thousands of them are kept.
         request.body = {key: value for key, value in request.body.items() if key != "prompt"}
 

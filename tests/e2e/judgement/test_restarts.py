@@ -41,6 +41,12 @@ async def test_a_router_that_is_replaced_under_load_loses_nothing() -> None:
         (old,) = it.targets
         new = await it.add_router()
         it.targets = [new]
+        sent = load.requests[: load.sent]
+
+        async def old_has_all() -> bool:
+            return all(request.status for request in sent)
+
+        await it.until(old_has_all, "the old router has all that was sent to it")
         old.signal(signal.SIGTERM)
         assert await old.status() == 0
         replaced = load.sent

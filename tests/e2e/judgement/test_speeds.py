@@ -10,13 +10,12 @@ from tests.e2e.judgement.stage import scenario
 async def test_two_honest_speeds_are_both_used_at_full_load() -> None:
     """Four engines are three times as fast as the other four, as H100 are to L40S.
 
-    With 12 tokens an answer and 4 slots the fast can serve 8 requests per second each and the slow
-    2.8: 44 together. At 60 per second all are needed; below, a short queue at a fast engine is
-    over sooner than a slow one's answer.
+    Each runs 4 sequences at a time, and 64 are open always: with fewer a short queue at a fast
+    engine is over sooner than a slow one's answer.
     """
     decode = [engine(step_s=step, max_num_seqs=4) for step in (0.04, 0.12) for _ in range(4)]
     async with cluster(decode) as it:
-        figures = it.figures(await it.send(280, rate=60))
+        figures = it.figures(await it.send(280, rate=1000, most_open=64))
         assert figures.failed == 0, str(figures)
         assert figures.called("ejected", "stalled", "slow") == set(), str(figures)
         # A slow one's part of the work is 1/16, of which it has at least half.
