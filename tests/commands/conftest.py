@@ -12,6 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from router.settings import ENV_PREFIX
+from tests.calm import calm
+
+__all__ = ["calm"]
 
 TLS = Path(__file__).parent / "tls"
 

@@ -126,6 +126,7 @@ async def test_nothing_listens(closed_url):
     assert "nothing listens there" in (finding.advice or "")
 
 
+@pytest.mark.usefixtures("calm")
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 async def test_an_engine_that_does_not_answer_in_time(path, start):
     asked = asyncio.Event()

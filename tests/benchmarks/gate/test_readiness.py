@@ -84,6 +84,7 @@ def _url(runner: web.AppRunner) -> str:
     return f"http://{host}:{port}"
 
 
+@pytest.mark.usefixtures("calm")
 async def test_it_asks_until_there_is_an_answer_with_content() -> None:
     endpoint = Endpoint((503, b""), (200, said("")), (200, said("hello")))
     lines = await waited(endpoint, SOON)
@@ -97,6 +98,7 @@ async def test_it_asks_until_there_is_an_answer_with_content() -> None:
     assert ["status 503" in lines[0], "no content" in lines[1], len(lines)] == [True, True, 2]
 
 
+@pytest.mark.usefixtures("calm")
 async def test_one_answer_is_enough_while_workers_are_waited_for() -> None:
     endpoint = Endpoint((200, said("a")))
     lines = await waited(endpoint, SOON, ["1 of 2 workers are usable", None])
@@ -104,6 +106,7 @@ async def test_one_answer_is_enough_while_workers_are_waited_for() -> None:
     assert "1 of 2 workers are usable" in lines[0]
 
 
+@pytest.mark.usefixtures("calm")
 async def test_the_window_ends_it_whatever_the_endpoint_does() -> None:
     for answer, why in (((503, b""), "status 503"), (None, "no answer within")):
         with pytest.raises(NotReady, match=f"timed out waiting for inference endpoint.*{why}") as e:
@@ -111,12 +114,14 @@ async def test_the_window_ends_it_whatever_the_endpoint_does() -> None:
         assert not e.value.served
 
 
+@pytest.mark.usefixtures("calm")
 async def test_missing_workers_are_under_provisioned() -> None:
     with pytest.raises(NotReady, match=r"under-provisioned after 0\.3 s: w1 is down") as e:
         await waited(Endpoint((200, said("a"))), SHORT, ["w1 is down"])
     assert e.value.served
 
 
+@pytest.mark.usefixtures("calm")
 async def test_an_answer_that_is_too_long_is_none() -> None:
     with pytest.raises(NotReady, match="larger than 8192 bytes"):
         await waited(Endpoint((200, said("a" * 9000))), SHORT)

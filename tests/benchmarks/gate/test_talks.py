@@ -20,6 +20,7 @@ from tests.benchmarks.gate.listening import listening
 HEAD = (
     b"POST /v1 HTTP/1.1\r\nx-request-id: %b\r\nx-talk: %b\r\nx-b: %b\r\ncontent-length: %d\r\n\r\n"
 )
+calm = pytest.mark.usefixtures("calm")
 BEGIN = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -116,6 +117,7 @@ def clock(rate: float, **more: Any) -> Pace:
 # A closed loop of conversations
 
 
+@calm
 async def test_a_closed_loop_is_what_it_is_without_conversations() -> None:
     server = Server(takes=0.01)
     outcome = await offered(server, Phase(4, 10, 2))
@@ -129,6 +131,7 @@ async def test_a_closed_loop_is_what_it_is_without_conversations() -> None:
     assert {each.text for each in outcome.seen} == {None}
 
 
+@calm
 async def test_an_answer_becomes_part_of_the_next_question() -> None:
     server = Server()
     outcome = await offered(server, Phase(1, 2, 0), dataset(turns=3))
@@ -151,6 +154,7 @@ async def test_an_answer_becomes_part_of_the_next_question() -> None:
     assert len(set(server.talks)) == 2
 
 
+@calm
 async def test_users_think_between_turns() -> None:
     server = Server()
     outcome = await offered(server, Phase(1, 1, 0), dataset(turns=3, think=0.05))
@@ -162,6 +166,7 @@ async def test_users_think_between_turns() -> None:
     assert server.at[2] - server.at[0] >= 0.1
 
 
+@calm
 async def test_streams_begin_one_after_the_other_on_a_ramp() -> None:
     begin = time.monotonic()
     outcome = await offered(Server(takes=0.5), Phase(4, 4, 0, begin, Pace(ramp=0.4)))
@@ -169,6 +174,7 @@ async def test_streams_begin_one_after_the_other_on_a_ramp() -> None:
     assert begun == pytest.approx([0, 0.1, 0.2, 0.3], abs=0.05)
 
 
+@calm
 async def test_a_failed_conversation_ends_and_the_next_begins() -> None:
     server = Server(status=b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")
     outcome = await offered(server, Phase(2, 4, 0), dataset(turns=3))
@@ -176,6 +182,7 @@ async def test_a_failed_conversation_ends_and_the_next_begins() -> None:
     assert {each.turn for each in outcome.seen} == {0}
 
 
+@calm
 async def test_after_the_duration_nothing_begins_and_what_is_in_flight_ends() -> None:
     server = Server(takes=0.07)
     began = time.monotonic()
@@ -186,6 +193,7 @@ async def test_after_the_duration_nothing_begins_and_what_is_in_flight_ends() ->
     assert max(each.sent for each in outcome.seen) < began + 0.2
 
 
+@calm
 async def test_after_the_duration_no_turn_begins() -> None:
     outcome = await offered(
         Server(), Phase(1, 1, 0, pace=Pace(duration=0.1)), dataset(turns=9, think=0.04)
@@ -193,6 +201,7 @@ async def test_after_the_duration_no_turn_begins() -> None:
     assert 1 < len(outcome.seen) < 9
 
 
+@calm
 async def test_phases_follow_each_other_on_the_same_connections() -> None:
     server, counter = Server(takes=0.01), Counter()
     async with served(server, dataset()) as target:
@@ -209,6 +218,7 @@ async def test_phases_follow_each_other_on_the_same_connections() -> None:
 # An open loop
 
 
+@calm
 async def test_requests_are_sent_when_they_are_due() -> None:
     server = Server(takes=0.3)
     begin = time.monotonic() + 0.05
@@ -233,6 +243,7 @@ async def test_latency_counts_from_when_it_was_due() -> None:
     assert found.max_ms > 400
 
 
+@calm
 async def test_above_the_cap_what_is_due_waits() -> None:
     server = Server(takes=0.03)
     outcome = await offered(server, Phase(1, 8, 0, pace=clock(1000, cap=2)))
@@ -242,6 +253,7 @@ async def test_above_the_cap_what_is_due_waits() -> None:
     assert [(each.late or 0) > 0.05 for each in outcome.seen][-2:] == [True, True]
 
 
+@calm
 async def test_a_traces_own_times_are_kept() -> None:
     traced = replace(dataset(4), stamps=(5.0, 5.1, 5.2, 6.0))
     begin = time.monotonic() + 0.02
@@ -250,6 +262,7 @@ async def test_a_traces_own_times_are_kept() -> None:
     assert [each.prompt for each in outcome.seen] == [0, 1, 2]
 
 
+@calm
 async def test_in_an_open_loop_conversations_go_on_too() -> None:
     server = Server()
     outcome = await offered(server, Phase(1, 3, 0, pace=clock(100)), dataset(turns=2, think=0.02))
@@ -257,6 +270,7 @@ async def test_in_an_open_loop_conversations_go_on_too() -> None:
     assert sorted(server.asked) == ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1"]
 
 
+@calm
 async def test_an_open_loop_of_nothing_is_over_at_once() -> None:
     assert (await offered(Server(), Phase(1, 0, 0, pace=clock(10)))).seen == []
     assert (await offered(Server(), Phase(0, 0, 0))).seen == []
@@ -265,6 +279,7 @@ async def test_an_open_loop_of_nothing_is_over_at_once() -> None:
 # Given up, kept and stopped
 
 
+@calm
 async def test_what_is_given_up_is_neither_success_nor_failure() -> None:
     server = Server(takes=0.2)
     cancel = Cancellations(0.5, after=0.02, seed=1)
@@ -282,18 +297,21 @@ async def test_what_is_given_up_is_neither_success_nor_failure() -> None:
         assert each.number + 1 not in later or each.turn
 
 
+@calm
 async def test_what_ends_before_is_not_given_up() -> None:
     pace = Pace(cancel=Cancellations(1.0, after=5))
     outcome = await offered(Server(), Phase(2, 4, 0, pace=pace))
     assert [each.cancelled for each in outcome.seen] == [False] * 4
 
 
+@calm
 async def test_texts_are_kept_on_demand() -> None:
     outcome = await offered(Server(), Phase(1, 2, 0, pace=Pace(keep=True)))
     assert [each.text for each in outcome.seen] == ["re:0.0", "re:1.0"]
     assert [each.events for each in outcome.seen] == [None, None]
 
 
+@calm
 @pytest.mark.parametrize("pace", [Pace(keep=True), clock(1000, keep=True)])
 async def test_stopping_returns_what_there_is(pace: Pace) -> None:
     server = Server(takes=9)

@@ -148,6 +148,7 @@ class Worker:
         return web.Response(body=METRICS)
 
 
+@pytest.mark.usefixtures("calm")
 async def test_samples_join_what_worker_and_router_say() -> None:
     sound, silent = Worker(), Worker(answers=False)
     async with (
@@ -173,6 +174,7 @@ async def test_samples_join_what_worker_and_router_say() -> None:
     assert all(0 <= each.at < 60 for each in found)
 
 
+@pytest.mark.usefixtures("calm")
 async def test_a_beat_is_one_view_of_all_workers() -> None:
     """Else one worker's load after a change stands beside another's before it."""
     count, both = 0, [Worker(), Worker()]
@@ -200,6 +202,7 @@ async def test_a_beat_is_one_view_of_all_workers() -> None:
     assert all(len(held) == 1 for held in seen.values())
 
 
+@pytest.mark.usefixtures("calm")
 async def test_who_is_silent_delays_nobody_elses_later_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

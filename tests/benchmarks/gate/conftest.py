@@ -1,0 +1,5 @@
+"""Time that does not run."""
+
+from tests.calm import calm
+
+__all__ = ["calm"]
