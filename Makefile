@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test check test-engines clean
+.PHONY: install demo test cover check test-engines clean
 
 install: $(STAMP)
 
@@ -17,8 +17,15 @@ $(STAMP): pyproject.toml
 demo: install
 	$(BIN)/pd-router demo
 
+# Tests start some two hundred processes: without bytecode files each would compile the sources anew.
+test cover: export PYTHONDONTWRITEBYTECODE =
+
 test: install
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Every branch of the pure core, by its own tests.
+cover: install
+	$(BIN)/python -m pytest -n auto --cov router/core --cov-report term --cov-fail-under 100 tests/core
 
 check: install
 	$(BIN)/ruff format --check .
