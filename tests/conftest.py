@@ -1,9 +1,14 @@
-"""Hypothesis without a clock, and with the same examples in every run; how many tests run at once.
+"""Hypothesis without a clock, and with the same examples in every run; how many tests run at once;
+ports that no other test gets.
 
 `--hypothesis-profile=deep` looks for new examples.
 """
 
+import contextlib
 import os
+import random
+import socket
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,3 +39,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto`: one more than there are cores, for many tests wait for processes."""
     return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of 127.0.0.1 at which nothing listens, nor will while the test runs."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def own_port() -> int:
+    """A port for a process that cannot choose one itself: below those that the system hands out,
+    so that no other test gets it meanwhile."""
+    while True:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 30_000)))
+            return int(probe.getsockname()[1])

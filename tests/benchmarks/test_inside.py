@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks import inside
 from benchmarks.inside import Lag, Stalls
-from benchmarks.processes import free_port
 
 
 def text(fast: int, slow: int, longest: float, process: str = "1") -> str:
@@ -56,10 +55,10 @@ class Metrics(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_router_is_asked_over_http() -> None:
+def test_a_router_is_asked_over_http(closed_port: int) -> None:
     with HTTPServer(("127.0.0.1", 0), Metrics) as server:
         Thread(target=server.handle_request, daemon=True).start()
         seen = inside.look(f"http://127.0.0.1:{server.server_port}")
     assert seen is not None
     assert seen.max_s == 0.001
-    assert inside.look(f"http://127.0.0.1:{free_port()}") is None
+    assert inside.look(f"http://127.0.0.1:{closed_port}") is None

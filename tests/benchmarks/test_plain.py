@@ -2,7 +2,6 @@ import asyncio
 import socket
 
 from benchmarks.plain import PlainTransport
-from benchmarks.processes import free_port
 
 
 class Echo(asyncio.Protocol):
@@ -40,9 +39,9 @@ async def test_a_conversation_and_its_end() -> None:
     transport.abort()
 
 
-async def test_nobody_listens() -> None:
+async def test_nobody_listens(closed_port: int) -> None:
     protocol = Echo()
-    PlainTransport(asyncio.get_running_loop(), protocol, ("127.0.0.1", free_port()))
+    PlainTransport(asyncio.get_running_loop(), protocol, ("127.0.0.1", closed_port))
     await asyncio.wait_for(protocol.over.wait(), 60)
     assert protocol.seen == [ConnectionRefusedError]
 

@@ -1,7 +1,6 @@
 """Engines for commands to ask, and settings that no environment disturbs."""
 
 import os
-import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -81,8 +80,6 @@ async def start():
 
 
 @pytest.fixture
-def closed_url():
+def closed_url(closed_port):
     """A URL at which nothing listens, nor will while the test runs."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+    return f"http://127.0.0.1:{closed_port}"

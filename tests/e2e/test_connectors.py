@@ -108,9 +108,9 @@ async def test_nixl_answers_as_one_engine_does_and_moves_the_kv_cache(
 
 @pytest.mark.parametrize("notify", [True, False])
 async def test_lmcache_answers_as_one_engine_does_and_moves_the_kv_cache(
-    session: aiohttp.ClientSession, notify: bool, unused_tcp_port: int
+    session: aiohttp.ClientSession, notify: bool, own_port: int
 ) -> None:
-    bind = f"tcp://127.0.0.1:{unused_tcp_port}"
+    bind = f"tcp://127.0.0.1:{own_port}"
     lmcache: dict[str, Any] = {"model": MODEL, "connector": "lmcache"}
     async with (
         serve_engine(EngineConfig(model=MODEL)) as alone,

@@ -41,16 +41,17 @@ def workers_of(process: Process) -> list[int]:
     return [int(word) for word in path.read_text().split()]
 
 
-def served_by(port: int, client: Client) -> int:
-    """The id of the process that holds the router's end of a client's connection."""
+def served_by(process: Process, client: Client) -> int:
+    """The id of the router's process that holds its end of a client's connection."""
     local = client.writer.get_extra_info("sockname")[1]
-    ends = f": 0100007F:{port:04X} 0100007F:{local:04X} "
+    ends = f": 0100007F:{process.port:04X} 0100007F:{local:04X} "
     (line,) = (line for line in Path("/proc/net/tcp").read_text().splitlines() if ends in line)
     inode = line.split()[9]
-    for fd in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(fd) == f"socket:[{inode}]":
-                return int(fd.parts[2])
+    for pid in (process.pid, *workers_of(process)):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if os.readlink(fd) == f"socket:[{inode}]":
+                    return pid
     raise AssertionError("nobody")
 
 
@@ -179,7 +180,7 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         before = workers_of(process)
         folder = folder_of(before[0])
         files = set(folder.iterdir())
-        of = [served_by(process.port, stream.client) for stream in found]
+        of = [served_by(process, stream.client) for stream in found]
         assert set(of) <= set(before)
         victim = of[0]
         os.kill(victim, signal.SIGKILL)

@@ -1,6 +1,6 @@
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -110,9 +110,8 @@ async def test_failures_are_asked_on_after_as_answers_are() -> None:
     assert load.progress().errors == 6
 
 
-async def test_nobody_there_fails_every_request(unused_tcp_port_factory: Callable[[], int]) -> None:
-    port = unused_tcp_port_factory()
-    target = Target("127.0.0.1", port, False, True, HEAD, BODIES, 30.0)
+async def test_nobody_there_fails_every_request(closed_port: int) -> None:
+    target = Target("127.0.0.1", closed_port, False, True, HEAD, BODIES, 30.0)
     outcome = await Load(target, Counter()).run(Phase(2, 5, 0))
     assert {each.error for each in outcome.seen} == {"cannot connect: ConnectionRefusedError"}
     assert len(outcome.seen) == 5
