@@ -10,6 +10,9 @@ from typing import Any
 
 import aiohttp
 import orjson
+import pytest
+
+from benchmarks.__main__ import main
 
 # Far more than any of them takes on a busy machine: what hangs fails here, with what it said.
 PATIENCE_S = 200.0
@@ -116,14 +119,24 @@ class Gate:
         return str(self.result("ctrf.json")["results"]["tests"][0]["status"])
 
 
+def arguments(url: str, out: Path) -> list[str]:
+    """Smoke, on one GPU."""
+    asked = ["validate", "--url", url, "--model", "sim", "--gpus", "1"]
+    return [*asked, "--profile", "smoke", "--out", str(out)]
+
+
+def refused(out: Path, *flags: str) -> None:
+    """The command in this process: it must not begin."""
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments("http://127.0.0.1:9", out), *flags])
+    assert ended.value.code == 3
+
+
 @asynccontextmanager
 async def gate(url: str, out: Path, *flags: str, **environment: str) -> AsyncIterator[Gate]:
     """Smoke, on one GPU, unless flags say otherwise; standard error is in what it says."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "benchmarks", "validate", "--url", url, "--model", "sim", "--gpus", "1"),
-        *("--profile", "smoke", "--out", str(out)),
-        *flags,
+        *(sys.executable, "-m", "benchmarks", *arguments(url, out), *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=environment or None,
