@@ -213,6 +213,9 @@ class House:
         finally:
             for engine in self.engines:
                 engine.stop()
+            for router in self.routers:
+                for connection in router.connections:  # of a test that failed
+                    connection.transport.abort()
         await eventually(lambda: not any(engine.connections for engine in self.engines))
 
 
