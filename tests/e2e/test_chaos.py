@@ -318,6 +318,8 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
         first_byte_timeout=1.0,
         stream_idle_timeout=1.0,
         prefill_timeout=1.0,
+        stall_timeout=2.0,
+        idle_connection_timeout=4.0,
     )
     for engine in prefills:
         _misbehave(engine, PREFILL, chance)

@@ -25,7 +25,8 @@ __all__ = ["House", "Running", "eventually", "flow_of"]
 E = TypeVar("E")
 
 NEVER = 3600.0
-"""Seconds between probes, unless a test wants them: no event comes that a test did not cause."""
+"""Seconds, unless a test wants something to happen: no event comes that a test did not cause, even
+where a busy machine lets it wait."""
 
 
 async def eventually(holds: Callable[[], object], what: Callable[[], object] = str) -> None:
@@ -183,6 +184,10 @@ class House:
         usual: dict[str, Any] = {
             "health_check_interval": NEVER,
             "engine_stats_interval": NEVER,
+            "health_check_timeout": SECONDS,
+            "connect_timeout": SECONDS,
+            "idle_connection_timeout": NEVER,
+            "stall_timeout": 0,
             "engine_ca_file": self.certificate,  # reading the system's takes 20 ms
         }
         running = Running(
@@ -208,6 +213,9 @@ class House:
         finally:
             for engine in self.engines:
                 engine.stop()
+            for router in self.routers:
+                for connection in router.connections:  # of a test that failed
+                    connection.transport.abort()
         await eventually(lambda: not any(engine.connections for engine in self.engines))
 
 

@@ -23,6 +23,7 @@ AT = datetime(2026, 11, 21, tzinfo=UTC)
 BOTH = ("--policies", "round_robin,least_loaded")
 # Far more than any of them takes on a busy machine.
 HANGS_S = 200.0
+LOOK_S = 0.02
 
 
 def comparison(*flags: str) -> Comparison:
@@ -151,14 +152,14 @@ def started_by(pid: int) -> set[int]:
 
 def alive(pid: int) -> bool:
     """A moment later: multiprocessing's own tracker ends when it sees that its process has."""
-    for _ in range(100):
+    for _ in range(int(HANGS_S / LOOK_S)):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return False
         if state == "Z":  # nobody is there to ask what became of it
             return False
-        time.sleep(0.02)
+        time.sleep(LOOK_S)
     return True
 
 
