@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test cover check test-engines clean
+.PHONY: install demo test judgement cover check test-engines clean
 
 install: $(STAMP)
 
@@ -22,6 +22,10 @@ test cover: export PYTHONDONTWRITEBYTECODE =
 
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# Closed loops in real time: a real router under load before scripted engines.
+judgement: install
+	$(BIN)/python -m pytest -m judgement tests/e2e/judgement
 
 # Every branch of the pure core, by its own tests.
 cover: install

@@ -23,6 +23,10 @@ FADE = 0.99
 LATE_SECONDS = 2 * TICK_SECONDS
 """Since the last tick: with two workers on one core a tick is late by some hundredths."""
 
+SILENT_ENGINES = 2
+SILENT_TOKENS = 16
+"""So many engines do not miss so many tokens by chance."""
+
 SMALLEST_RAMP = 0.1
 """With this share a returned engine begins; Envoy's min_weight_percent."""
 
@@ -93,6 +97,11 @@ class Carer:
         is_late = now - self._ticked_at > LATE_SECONDS
         self._ticked_at = now
         for member in self._members:
+            member.pace.gather(now)
+        if self._is_silent():
+            for member in self._members:
+                member.pace.skip()
+        for member in self._members:
             self._count(member, now, is_late=is_late)
         if is_late:
             return
@@ -126,9 +135,17 @@ class Carer:
         tokens = self._tokens / self._streams if self._streams >= 1 else 1.0
         return usual * tokens * view.ratio * (1 + max(0.0, requests - view.slots) / view.slots)
 
+    def _is_silent(self) -> bool:
+        """Whether all engines with streams said nothing since the last tick, although many tokens
+        were due: what they have in common stood still, the host, the network or this process."""
+        speaking = [m.pace for m in self._members if m.pace.all_streams]
+        if len(speaking) < SILENT_ENGINES or not self.usual or self._role is Role.PREFILL:
+            return False
+        due = sum(pace.all_streams for pace in speaking) * TICK_SECONDS / self.usual
+        return due >= SILENT_TOKENS and not any(pace.tokens for pace in speaking)
+
     def _count(self, member: Member, now: float, *, is_late: bool) -> None:
         pace = member.pace
-        pace.gather(now)
         requests = member.view.load.requests
         member.own, member.own_lately = requests, max(member.own, requests)
         if self._role is Role.DECODE and not is_late:

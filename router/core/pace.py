@@ -231,9 +231,9 @@ class Pace:
 
     def gather(self, now: float) -> None:
         """Show the others what was counted since the last tick, and count theirs in."""
+        self._pass(now)
         if self._shared is None:
             return
-        self._pass(now)
         self._shown = self._shown.plus(
             Shown(
                 tokens=self.tokens,
@@ -268,6 +268,10 @@ class Pace:
         self._prompt_seconds += others.prompt_seconds
         self.heard_at = max(self.heard_at, others.heard_at)
         self.asked_at = max(self.asked_at, others.asked_at)
+
+    def skip(self) -> None:
+        """The seconds since the last tick say nothing of this engine; call it after `gather`."""
+        self._stream_seconds = 0.0
 
     def tick(self, now: float) -> None:
         """Close a bucket and look at the newest ones."""

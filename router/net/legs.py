@@ -203,6 +203,8 @@ class Relay:
         self._first_byte_seconds = first_byte_seconds
         self._leg = leg
         self._counter: TokenCount = leg.pace
+        self._is_single = leg.sequences == 1
+        """Whether a chunk is one event: the tokens of several answers may come in one."""
         self._last = b""
         """What was passed on last, but for the terminator: it may hold the usage."""
         self._first_chunk = record.chunks
@@ -288,7 +290,7 @@ class Relay:
             record = self._record
             record.chunks += 1
             record.bytes_out += size
-            self._counter.tokens += 1
+            self._counter.tokens += 1 if self._is_single else chunk.count(b"\n\n")
             self._last = chunk
             forward(chunk)
         return True
@@ -449,7 +451,7 @@ class Relay:
     def _calibrate(self) -> None:
         """Tell the leg what the engine says that the stream took, beside what was counted of it."""
         tokens = generated_tokens(self._last)
-        if tokens and self._counter is self._leg.pace:
+        if tokens and self._is_single and self._counter is self._leg.pace:
             passed = self._record.chunks - self._first_chunk - self._sent
             self._leg.used(tokens, 1 + passed + self._sent_events)
 

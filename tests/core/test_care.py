@@ -375,3 +375,24 @@ def test_a_router_that_stood_still_blames_no_engine() -> None:
     assert {member.view.ratio for member in pool.members} == {1.0}
     pool.run(TICK_SECONDS)
     assert pool.asides == [None] * 8
+
+
+def test_a_silence_of_all_engines_makes_none_of_them_slow() -> None:
+    """The host stood still for a second; some engines had no stream to show it."""
+    pool = Pool(*[0.02] * 8)
+    pool.streams(4)
+    pool.run(2.0)
+    for place in range(8):
+        pool.set(place, None)
+    pool.run(1.5)
+    assert pool.asides == [None] * 8
+    assert all(member.pace.per_token == pytest.approx(0.02, rel=0.2) for member in pool.members)
+
+
+def test_a_silence_of_one_engine_is_its_own() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams(4)
+    pool.run(2.0)
+    pool.set(0, None)
+    pool.run(1.5)
+    assert pool.asides[0] is not None

@@ -1,4 +1,8 @@
-"""The stage on which the scenarios of this folder are played."""
+"""The stage on which the scenarios of this folder are played.
+
+They are collected only with `-m judgement`, and run by themselves: they are loads in real time, and
+on a machine that something else keeps busy their engines really are slow for a while.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +12,18 @@ import pytest
 from tests.e2e.judgement.stage import Stage
 
 FOLDER = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Ignore this folder unless the marker is asked for; None leaves it to others."""
+    return None if "judgement" in config.getoption("markexpr") else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is in here."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker(pytest.mark.judgement)
 
 
 @pytest.fixture(scope="session")
