@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core import outlier, speed, stall
-from router.core.capacity import waits_for_slot
+from router.core.capacity import QueueGauge, waits_for_slot
 from router.core.health import State
 from router.core.member import Member
 from router.core.pace import TICK_SECONDS, Pace
@@ -68,7 +68,11 @@ class Carer:
         member.outlier = outlier.after(member.outlier, is_good=is_good)
         streak = member.outlier.streak
         if rules.consecutive and streak >= rules.consecutive:
-            others = (other.outlier for other in self._members if other is not member)
+            others = (
+                other.outlier
+                for other in self._members
+                if other is not member and other.health.state is State.UP and not other.is_shut
+            )
             if not outlier.is_chance(streak, others):
                 self._eject(member, now)
 
@@ -81,8 +85,10 @@ class Carer:
     def joined(self, member: Member, now: float) -> None:
         """The engine came up: as a new one, and little by little, unless nothing is going on."""
         member.pace.forget()
+        member.pace.is_stalled = False
         member.capacity.forget()
-        member.habit = None
+        member.queue, member.counted, member.habit = QueueGauge(), None, None
+        member.view.others, member.view.ratio = None, 1.0
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now
@@ -91,8 +97,8 @@ class Carer:
     def tick(self, now: float) -> None:
         """Judge anew; call it every pace.TICK_SECONDS.
 
-        After a tick that came late nobody is judged: this process stood still, and what engines
-        said meanwhile is still to be read.
+        After a tick that came late nobody is judged by silence or speed: this process stood still,
+        and what engines said meanwhile is still to be read.
         """
         is_late = now - self._ticked_at > LATE_SECONDS
         self._ticked_at = now
@@ -103,9 +109,18 @@ class Carer:
                 member.pace.skip()
         for member in self._members:
             self._count(member, now, is_late=is_late)
-        if is_late:
-            return
         self._note_interval(now)
+        if not is_late:
+            self._judge(now)
+        for member in self._members:
+            self._return_ejected(member, now)
+            member.view.ramp = self._ramp(member, now)
+        up = sum(m.health.state is State.UP for m in self._members)
+        shut = sum(m.health.state is State.UP and m.is_shut for m in self._members)
+        self.is_panic = shut > self._care.max_aside * up
+
+    def _judge(self, now: float) -> None:
+        """Who is silent, and who is slow."""
         is_prefill = self._role is Role.PREFILL
         gaps = [_seconds(member.pace, is_prefill=is_prefill) for member in self._members]
         self.usual = speed.usual(gap for gap in gaps if gap is not None)
@@ -116,12 +131,7 @@ class Carer:
         for member, ratio in zip(self._members, ratios, strict=True):
             self._judge_silence(member, max(member.pace.spoken_gap, self.usual or 0.0), now)
             self._judge_speed(member, ratio, now, is_mixed=is_mixed)
-            self._return_ejected(member, now)
             member.view.prompt_cost = cost
-            member.view.ramp = self._ramp(member, now)
-        up = sum(m.health.state is State.UP for m in self._members)
-        shut = sum(m.health.state is State.UP and m.is_shut for m in self._members)
-        self.is_panic = shut > self._care.max_aside * up
 
     def expected_seconds(self, member: Member) -> float | None:
         """From a request's arrival there to its last token, for one of usual length."""
@@ -161,7 +171,8 @@ class Carer:
         # Gauges that are not stale, and only for requests whose first tokens are not seen here.
         counts_gauges = view.others is not None and in_flight > pace.all_open
         is_queueing = waits_for_slot(pace, now) or (counts_gauges and member.queue.is_queueing)
-        capacity.tick(in_flight, pace.first_token_seconds, now, is_queueing=is_queueing)
+        sequences = max(in_flight, pace.all_open)
+        capacity.tick(sequences, pace.first_token_seconds, now, is_queueing=is_queueing)
         view.slots = capacity.slots
 
     def _note_interval(self, now: float) -> None:

@@ -36,6 +36,9 @@ hardly worse than the best of a thousand, and costs as little as in a small pool
 
 BROKEN_OFF = (FailureKind.BROKEN, FailureKind.RESET)
 
+TOGETHER_SECONDS = 1.0
+"""In which the answers of an engine that crashes break off."""
+
 
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
@@ -230,7 +233,8 @@ class Fleet:
             return
         # All answers of an engine that crashes break together: that is one failure. Those that were
         # asked for afterwards and break as well are failures of their own.
-        if event.kind in BROKEN_OFF and event.asked_at <= member.failing_since:
+        is_together = now - member.failing_since < TOGETHER_SECONDS
+        if event.kind in BROKEN_OFF and is_together and event.asked_at <= member.failing_since:
             return
         self._count_failure(member, now)
 

@@ -68,7 +68,8 @@ class Member:
         scrapes in which all that it generated were streams of this router."""
         before, generated = self.counted, gauges.generated
         self.counted = None
-        if generated is None or others:
+        # Unary answers, and streams whose clients do not read, are generated without being counted.
+        if generated is None or others or self.view.load.requests > self.pace.all_open:
             return
         now = self.pace.counted
         self.counted = generated, now

@@ -90,7 +90,6 @@ class Pace:
         "begun",
         "best_per_prompt_token",
         "calibration",
-        "calibration",
         "has_settled",
         "heard_at",
         "is_settled",
@@ -175,10 +174,12 @@ class Pace:
         """Since when the request waits that has waited longest for its first token, of those that
         no later one overtook, and the prompt tokens ahead of it then; None when none waits."""
         mine = next(iter(self._waiting), None)
-        others = self._others
-        if mine is not None and not 0 < others.waiting_since < mine.started:
+        since, work = self._others.waiting_since, self._others.waiting_work
+        if since < self._newest_begun:  # none waits there, or a later one was served here
+            since = 0.0
+        if mine is not None and not 0 < since < mine.started:
             return mine.started, mine.work
-        return (others.waiting_since, others.waiting_work) if others.waiting_since else None
+        return (since, work) if since else None
 
     @property
     def all_open(self) -> int:
@@ -255,6 +256,7 @@ class Pace:
                 asked_at=self.asked_at,
                 waiting_since=oldest.started if oldest else 0.0,
                 waiting_work=oldest.work if oldest else 0.0,
+                newest_begun=self._newest_begun,
             )
         )
         others = self._others = self._shared.others()
@@ -268,6 +270,7 @@ class Pace:
         self._prompt_seconds += others.prompt_seconds
         self.heard_at = max(self.heard_at, others.heard_at)
         self.asked_at = max(self.asked_at, others.asked_at)
+        self._newest_begun = max(self._newest_begun, others.newest_begun)
 
     def skip(self) -> None:
         """The seconds since the last tick say nothing of this engine; call it after `gather`."""

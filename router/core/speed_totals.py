@@ -28,6 +28,8 @@ class Shown(NamedTuple):
     waiting_since: float = 0.0
     """0: none waits."""
     waiting_work: float = 0.0
+    newest_begun: float = 0.0
+    """When the youngest request that has had a first token was asked."""
 
     def plus(self, other: "Shown") -> "Shown":
         """Both together."""
@@ -52,6 +54,7 @@ class Shown(NamedTuple):
             asked_at=max(one.asked_at, other.asked_at),
             waiting_since=longest.waiting_since,
             waiting_work=longest.waiting_work,
+            newest_begun=max(one.newest_begun, other.newest_begun),
         )
 
 

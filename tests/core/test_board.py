@@ -177,3 +177,15 @@ def test_a_row_shown_is_a_row_seen() -> None:
     assert paces[2].others() == moments._replace(**dict(zip(Shown._fields, doubled, strict=False)))
     # What was counted was counted; what is there is still there.
     assert paces[2].others() == moments._replace(streams=sums.streams * 2, open=sums.open * 2)
+
+
+def test_a_request_that_another_process_overtook_shows_no_queue() -> None:
+    shared = board(2)
+    one, other = (Pace(shared.column(number).pace(D0)) for number in range(2))
+    Leg(one, None, 10, 1.0, is_heard=True)
+    ticked([one, other], 1.25)
+    assert list(other.oldest_waiting or ()) == [1.0, 10]
+    Leg(other, None, 10, 2.0, is_heard=True).first(2.1)
+    for now in (2.25, 2.5):
+        ticked([one, other], now)
+    assert [one.oldest_waiting, other.oldest_waiting] == [None, None]

@@ -428,8 +428,8 @@ def test_an_engine_that_breaks_the_streams_of_clients_that_come_back_is_ejected(
 def test_streams_that_break_together_are_one_failure() -> None:
     fleet = fleet_up(D0, D1)
     for number in range(100):
-        break_stream(fleet, asked_at=number / 100, now=1.0 + number)
-        fleet.observe(LegDone(D0), 1.0 + number)
+        break_stream(fleet, asked_at=number / 100, now=1.0 + number / 1000)
+        fleet.observe(LegDone(D0), 1.0 + number / 1000)
     assert fleet.member(D0).aside is None
     assert fleet.member(D0).outlier.total == 101
 
@@ -478,6 +478,32 @@ def test_requests_that_leave_a_stalled_engine_do_not_eject_it() -> None:
         fleet.observe(LegFailed(D0, FailureKind.STALLED), 1.0)
     assert fleet.member(D0).aside is None
     assert fleet.member(D0).outlier == FINE
+
+
+def test_an_engine_that_breaks_half_of_its_long_streams_is_ejected() -> None:
+    """Each breaks 10 s after it was asked for, and every other one ends well."""
+    fleet = fleet_up(D0, D1)
+    for tenth in range(300):
+        now = tenth / 10
+        fleet.observe(LegDone(D1), now)
+        if tenth % 2:
+            fleet.observe(LegDone(D0), now)
+        else:
+            break_stream(fleet, now - 10.0, now)
+        fleet.tick(now)
+    assert fleet.member(D0).outlier.ejections > 0
+
+
+def test_an_engine_that_comes_back_has_nothing_of_its_last_life() -> None:
+    fleet = fleet_up(D0, D1)
+    for now in (0.0, 1.0):
+        fleet.observe(Scraped(D0, Gauges(running=64, waiting=9, generated=5), 0), now)
+    for _ in range(3):
+        fleet.observe(Probed(D0, Sight.FAILED), 2.0)
+    fleet.observe(up(D0), 3.0)
+    fleet.tick(3.25)
+    member = fleet.member(D0)
+    assert (member.view.slots, member.others, member.counted) == (math.inf, None, None)
 
 
 def test_a_crash_is_one_failure_whatever_its_answers_end_in() -> None:

@@ -65,6 +65,15 @@ def test_what_others_asked_for_tells_nothing(others: tuple[int, int]) -> None:
     assert scraped(member, 1600, others[1]) == 1.0
 
 
+def test_while_something_is_open_that_gives_no_events_the_counter_tells_nothing() -> None:
+    """A unary answer that began long ago, or a stream whose client does not read."""
+    member = Member(Candidate(D0, 0))
+    member.view.load.add(2, 0, 0)
+    scraped(member, 0)
+    stream(member, 200)
+    assert scraped(member, 1600) == 1.0
+
+
 def test_where_unary_answers_were_generated_the_counter_tells_nothing() -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 0)
