@@ -301,7 +301,9 @@ def test_every_engine_of_a_large_pool_is_looked_at_soon() -> None:
 def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
     fleet = fleet_of(*MANY)
     fleet.observe(up(MANY[99]), 0.0)
-    assert taking(fleet, Role.DECODE) == [MANY[99]]
+    for seed in range(10):
+        found = fleet.candidates(Role.DECODE, None, NOBODY, 0.0, Random(seed))
+        assert [it.endpoint for it in found] == [MANY[99]]
 
 
 # Who is set aside.

@@ -48,6 +48,14 @@ def test_the_engines_counter_tells_what_an_event_is_worth() -> None:
     assert scraped(member, 5000 + 1 + 8 * 200) == 8.0
 
 
+def test_a_few_events_between_two_scrapes_tell_nothing() -> None:
+    """The counter is some steps ahead of what came here."""
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    stream(member, 199)
+    assert scraped(member, 1600) == 1.0
+
+
 def test_a_tick_between_two_scrapes_loses_no_event() -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 0)

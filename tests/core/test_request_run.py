@@ -1,5 +1,6 @@
 """A request's run: what is leased and recorded, what is tried again, what is left at its end."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -252,3 +253,12 @@ def test_a_sample_of_the_choices_is_told_in_full() -> None:
     shell.start(direct(FACTS))
     (chosen,) = shell.events
     assert len(chosen.candidates) == 2  # type: ignore[union-attr]
+
+
+def test_a_prefill_is_one_sequence_and_its_decode_as_many_as_answers() -> None:
+    facts = replace(FACTS, body={**FACTS.body, "n": 4})
+    shell = Shell(P0, D0, facts=facts)
+    assert shell.start(nixl(facts)) == P0
+    assert shell.run.leg(0.0).sequences == 1
+    assert shell.replies(PREFILLED) == D0
+    assert shell.run.leg(1.0).sequences == 4
