@@ -18,10 +18,16 @@ from typing import NoReturn
 from rich.console import Console
 
 try:
-    from benchmarks import compare, engine, limits, load, peers, plan, report, results
-    from benchmarks.gate import ab, aiperf_place, judge, validate
-    from benchmarks.routers import DEFAULT, ROUTERS
-    from benchmarks.scenarios import SCENARIOS, Scenario
+    from benchmarks.comparison import compare, limits
+    from benchmarks.comparison.scenarios import SCENARIOS, Scenario
+    from benchmarks.engines import engine
+    from benchmarks.gate import judge, validate
+    from benchmarks.gate.ab import rounds
+    from benchmarks.gate.aiperf import environment
+    from benchmarks.loadgen import load, plan
+    from benchmarks.reporting import report, results
+    from benchmarks.routers import peers
+    from benchmarks.routers.table import DEFAULT, ROUTERS
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("matplotlib", "numpy"):  # the extra `bench`
         raise
@@ -31,11 +37,11 @@ except ModuleNotFoundError as error:
 # They read their own command lines: their exit statuses are the validator's.
 GATE = {
     "validate": validate.main,
-    "ab": ab.main,
+    "ab": rounds.main,
     "judge": judge.main_judge,
     "report": judge.main_report,
     "plot": judge.main_plot,
-    "aiperf": aiperf_place.main,
+    "aiperf": environment.main,
 }
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -89,9 +95,13 @@ def parser() -> argparse.ArgumentParser:
     peer = commands.add_parser("peers", help="the other routers")
     peer.add_argument("action", choices=("install",))
     engines = commands.add_parser("engine", help="simulated engines (started by the bench)")
-    engines.add_argument("plan", type=engine.Plan.decode, help="JSON, see benchmarks.engine.Plan")
+    engines.add_argument(
+        "plan", type=engine.Plan.decode, help="JSON, see benchmarks.engines.engine.Plan"
+    )
     offered = commands.add_parser("load", help="load generator (started by the bench)")
-    offered.add_argument("plan", type=plan.Plan.decode, help="JSON, see benchmarks.plan.Plan")
+    offered.add_argument(
+        "plan", type=plan.Plan.decode, help="JSON, see benchmarks.loadgen.plan.Plan"
+    )
     return top
 
 

@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks.gate import export, plots, report, verdict
-from benchmarks.gate.diagnosis import classify
-from benchmarks.gate.export import Result
+from benchmarks.gate.analysis import verdict
+from benchmarks.gate.analysis.diagnosis import classify
+from benchmarks.gate.analysis.records import Diagnosis, Kind, Unreadable
+from benchmarks.gate.analysis.verdict import Constraints, Exit, InvalidConstraint, Verdict
+from benchmarks.gate.output import export, plots, report
+from benchmarks.gate.output.export import Result
+from benchmarks.gate.output.report import Judged
 from benchmarks.gate.profiles import PLATFORMS
-from benchmarks.gate.records import Diagnosis, Kind, Unreadable
-from benchmarks.gate.report import Judged
-from benchmarks.gate.verdict import Constraints, Exit, InvalidConstraint, Verdict
 from router import __version__
 
 __all__ = ["Diagnosis", "Kind", "classify", "main_judge", "main_plot", "main_report"]

@@ -13,17 +13,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gate import aiperf_place, judge, profiles, prompts
-from benchmarks.gate.constraints import Constraints, InvalidConstraint
-from benchmarks.gate.load import Phase
+from benchmarks.gate import judge, profiles
+from benchmarks.gate.aiperf import environment
+from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
+from benchmarks.gate.analysis.records import Unreadable
+from benchmarks.gate.analysis.slo import InvalidSlo, Slo, parse
+from benchmarks.gate.endpoint.readiness import Patience
+from benchmarks.gate.endpoint.target import Address, InvalidTarget, address, check_model
+from benchmarks.gate.inputs import prompts
 from benchmarks.gate.load_options import Basis, InvalidLoad, add_load_options, load_of
-from benchmarks.gate.offer import Offer
+from benchmarks.gate.output.results import NAME
 from benchmarks.gate.profiles import PLATFORMS, InvalidProfile, Profile
-from benchmarks.gate.readiness import Patience
-from benchmarks.gate.records import Unreadable
-from benchmarks.gate.results import NAME
-from benchmarks.gate.slo import InvalidSlo, Slo, parse
-from benchmarks.gate.target import Address, InvalidTarget, address, check_model
+from benchmarks.gate.traffic.load import Phase
+from benchmarks.gate.traffic.offer import Offer
 
 # As many streams as one process carries with room to spare; more processes than cores only queue.
 STREAMS_PER_PROCESS = 256
@@ -277,8 +279,8 @@ def _check_aiperf(found: Plan, processes: int | None) -> None:
     if names := [name for name, given in wrong.items() if given]:
         raise Invalid(f"{', '.join(names)}: not with --generator {AIPERF}")
     try:
-        aiperf_place.check()
-    except aiperf_place.NotInstalled as error:
+        environment.check()
+    except environment.NotInstalled as error:
         raise Invalid(f"--generator: {error}") from None
 
 

@@ -13,7 +13,7 @@ import uvloop
 
 from router.simulator.config import ConfigError, EngineConfig
 from router.simulator.faults import FaultError, Faults
-from router.simulator.server import serve_engine
+from router.simulator.frontend.server import serve_engine
 
 __all__ = ["main"]
 

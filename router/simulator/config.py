@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router.simulator.blocks import blocks_for
 from router.simulator.faults import NO_FAULTS, Faults
+from router.simulator.model.blocks import blocks_for
 
 __all__ = ["ConfigError", "EngineConfig"]
 

@@ -8,8 +8,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from router.simulator.faults import FaultPlan
-from router.simulator.machine import Machine
-from router.simulator.sequence import Output, Sequence, Stage
+from router.simulator.model.machine import Machine
+from router.simulator.model.sequence import Output, Sequence, Stage
 
 __all__ = ["Driver", "Gone", "Inbox"]
 

@@ -6,17 +6,17 @@ from datetime import UTC, datetime
 from random import Random
 from uuid import uuid4
 
-from router.simulator.asks import Ask
+from router.simulator.api.errors import engine_dead, internal
+from router.simulator.api.generation_request import GenerationRequest
 from router.simulator.config import EngineConfig
 from router.simulator.driver import Driver
-from router.simulator.errors import engine_dead, internal
 from router.simulator.faults import NO_FAULTS, FaultPlan, Faults
 from router.simulator.kv_client import KvClient
-from router.simulator.language import Language
 from router.simulator.lmcache import BadSpec, DisaggSpec, HandOver
-from router.simulator.machine import EngineDead, Machine
+from router.simulator.model.language import Language
+from router.simulator.model.machine import EngineDead, Machine
+from router.simulator.model.sequence import Prompt, RemoteRead, Sequence, Stage
 from router.simulator.records import Records
-from router.simulator.sequence import Prompt, RemoteRead, Sequence, Stage
 
 __all__ = ["Engine"]
 
@@ -87,7 +87,7 @@ class Engine:
 
     # Requests
 
-    def sequences(self, ask: Ask, answer_id: str) -> list[Sequence]:
+    def sequences(self, ask: GenerationRequest, answer_id: str) -> list[Sequence]:
         """The sequences that a request asks for. Raises ApiError for bad KV parameters."""
         remote, keep = self._nixl(ask)
         self._check_spec(ask)
@@ -101,7 +101,7 @@ class Engine:
                 sequences.append(Sequence(name, prompt, ask.sampling, remote=remote, keep=keep))
         return sequences
 
-    def _nixl(self, ask: Ask) -> tuple[RemoteRead | None, bool]:
+    def _nixl(self, ask: GenerationRequest) -> tuple[RemoteRead | None, bool]:
         """Where to read the KV cache from, and whether to keep it.
 
         What vLLM asserts and does not check ends the whole engine: incomplete parameters, and one
@@ -117,14 +117,14 @@ class Engine:
                 raise engine_dead()
         return remote, bool(ask.kv.get("do_remote_decode"))
 
-    def _check_spec(self, ask: Ask) -> None:
+    def _check_spec(self, ask: GenerationRequest) -> None:
         if self.config.connector == "lmcache" and ask.kv and "disagg_spec" in ask.kv:
             try:
                 self.transfers.check(ask.kv["disagg_spec"])
             except BadSpec:
                 raise internal() from None
 
-    def hand_over(self, ask: Ask, sequence: Sequence) -> None:
+    def hand_over(self, ask: GenerationRequest, sequence: Sequence) -> None:
         """LMCache: the prompt has been computed; its KV cache and first token are passed on."""
         if self.config.connector != "lmcache" or not ask.kv:
             return

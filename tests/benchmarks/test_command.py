@@ -6,11 +6,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks import nginx
 from benchmarks.__main__ import Unfit, main, parser, scenario_of
-from benchmarks.fleet import Fleet
-from benchmarks.routers import ROUTERS
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.comparison.scenarios import SCENARIOS
+from benchmarks.routers import nginx
+from benchmarks.routers.fleet import Fleet
+from benchmarks.routers.table import ROUTERS
 
 
 def test_the_command_line_changes_the_scenario() -> None:

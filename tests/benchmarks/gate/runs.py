@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.gate.records import Client, Request, Run, WorkerSample
+from benchmarks.gate.analysis.records import Client, Request, Run, WorkerSample
 
 Policy = Callable[[int, Sequence[int]], int]
 """The worker for the n-th request, given what each holds."""

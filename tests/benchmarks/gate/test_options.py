@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gate.analysis.slo import Slo
 from benchmarks.gate.options import Plan, read, usual_processes
-from benchmarks.gate.slo import Slo
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 NEEDED = ["--url", "http://r:8000/v1", "--model", "Qwen/Qwen3-8B"]

@@ -6,8 +6,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.gate.analysis.verdict import Constraints
 from benchmarks.gate.profiles import PLATFORMS, PROFILES, InvalidProfile, Profile, find, read
-from benchmarks.gate.verdict import Constraints
 
 
 @pytest.mark.parametrize(

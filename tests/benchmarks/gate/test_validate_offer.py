@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.gate.pace import UNLIMITED
+from benchmarks.gate.traffic.pace import UNLIMITED
 from tests.benchmarks.gate.real import engines, gate, refused
 
 ASKED = ("--throughput", ">= 1", "--ttft-p99", "<= 20000", "--no-sentinel")
