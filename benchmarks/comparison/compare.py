@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.comparison import stats, verdict
 from benchmarks.comparison.measure import Reading, turn
 from benchmarks.comparison.scenarios import Scenario
+from benchmarks.distributions import Summary
 from benchmarks.routers.table import ROUTERS, Router
 from benchmarks.system import quiet
 from benchmarks.system.processes import StartError
@@ -80,11 +81,11 @@ class Comparison:
         """What is shown of this scenario."""
         return stats.metrics(self.scenario)
 
-    def summaries(self, router: str) -> dict[str, stats.Summary | None]:
+    def summaries(self, router: str) -> dict[str, Summary | None]:
         """Medians over the valid rounds."""
         return stats.summaries(self._figures(router), self._keys)
 
-    def ratios(self, router: str) -> dict[str, stats.Summary | None]:
+    def ratios(self, router: str) -> dict[str, Summary | None]:
         """Ratios to the base, paired by round."""
         return stats.ratios(self._figures(router), self._figures(self.base), self._keys)
 

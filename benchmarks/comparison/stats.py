@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from benchmarks.comparison.bound import bound
 from benchmarks.comparison.measure import Reading
 from benchmarks.comparison.scenarios import Scenario
+from benchmarks.distributions import Summary, summarise
 from benchmarks.engines import shares
 from benchmarks.engines.speed import frozen, recovery
 
@@ -99,16 +98,6 @@ def _own(scenario: Scenario) -> tuple[Metric, ...]:
         (scenario.endless, OPEN_METRIC),
     )
     return tuple(metric for applies, metric in own if applies)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A median and what it was taken from."""
-
-    median: float
-    low: float
-    high: float
-    rounds: int
 
 
 def figures(reading: Reading, scenario: Scenario) -> dict[str, float | None]:
@@ -215,15 +204,6 @@ def _per(value: float | None, count: float, scale: float = 1.0) -> float | None:
 
 def _times(value: float | None, scale: float) -> float | None:
     return None if value is None else value * scale
-
-
-def summarise(values: Iterable[float | None]) -> Summary | None:
-    """Median and range of what is there."""
-    there = np.asarray([value for value in values if value is not None], dtype=float)
-    if not len(there):
-        return None
-    low, high = float(there.min()), float(there.max())
-    return Summary(float(np.median(there)), low, high, len(there))
 
 
 def summaries(rounds: Sequence[Figures | None], keys: Iterable[str]) -> dict[str, Summary | None]:

@@ -248,7 +248,7 @@ async def _serve(engines: list[Engine], lateness: Lateness) -> dict[str, list[st
         urls[engine.role].append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     for engine in engines:
         phase = 0.0 if engine.plan.common_clock else engine.beat_s * engine.number / len(engines)
-        Pulse(engine.beat_s, engine.beat, lateness).start(loop, phase)
+        Pulse(engine.beat_s, engine.beat, lateness).start(phase)
     return urls
 
 

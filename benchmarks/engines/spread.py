@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.loadgen.spans import PERIOD_S, percentile
+from benchmarks.distributions import percentile
+from benchmarks.loadgen.spans import PERIOD_S
 
 
 class Spread:

@@ -12,9 +12,11 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.distributions import percentile
 from benchmarks.loadgen import spans
 from benchmarks.loadgen.crowd import Crowd
 from benchmarks.loadgen.plan import Plan
+from benchmarks.streaming.client import Seen
 from benchmarks.system import control
 
 # Answers per client of the warm-up: some seconds, enough for a router to measure speeds.
@@ -32,10 +34,10 @@ class Job(Crowd):
     def issuing(self) -> bool:
         return self._left > 0
 
-    def next_request(self) -> bytes | None:
-        request = super().next_request()
-        self._left -= request is not None
-        return request
+    def next_request(self) -> tuple[Seen, bytes] | None:
+        taken = super().next_request()
+        self._left -= taken is not None
+        return taken
 
     async def run(self, told: asyncio.Event) -> dict[str, Any]:
         """Warm up, wait for the word, do the job and return what it saw."""
@@ -43,13 +45,12 @@ class Job(Crowd):
         control.say("open")
         await told.wait()
         self.start_pulse()
-        # Clients' times are of perf_counter, the clock of all processes is monotonic.
-        began, began_monotonic = time.perf_counter(), time.monotonic()
+        began = time.monotonic()
         for client in self.clients:
-            self.connect(client)
-        control.say("begun", at=began_monotonic)
+            client.ask()
+        control.say("begun", at=began)
         await self.drain()
-        took, lateness = time.perf_counter() - began, self.lateness.take()
+        took, lateness = time.monotonic() - began, self.lateness.take()
         control.say("close")
         record = self.record
         if self._left:
@@ -63,7 +64,7 @@ class Job(Crowd):
             "events": record.events,
             "reads": record.reads,
             "connects": record.connects,
-            "gap_p99_s": spans.percentile(record.gaps, 99),
+            "gap_p99_s": percentile(record.gaps, 99),
             "active_mean": self.active_mean,
             "failures": dict(record.failures),
             "lateness": lateness,
@@ -79,7 +80,7 @@ class Job(Crowd):
         )
         first = Job(plan)
         for client in first.clients:
-            first.connect(client)
+            client.ask()
         await first.drain()
         for reason, count in first.record.failures.items():
             self.record.failures[f"warm-up: {reason}"] += count

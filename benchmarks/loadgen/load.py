@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.loadgen.client import Record
-from benchmarks.loadgen.crowd import Crowd
+from benchmarks.distributions import percentile
+from benchmarks.loadgen.crowd import Crowd, Record
 from benchmarks.loadgen.job import Job
 from benchmarks.loadgen.plan import Plan, requests
 from benchmarks.loadgen.slow import SlowClient
-from benchmarks.loadgen.spans import percentile
 from benchmarks.system import control
 
 # Longer than any turn, at any step.
@@ -68,8 +67,7 @@ class Window(Crowd):
         self._issuing = False
         for slow in self._slow:
             slow.hang_up()
-        for client in self.clients:
-            self.idle(client)
+        self.check_drained()
         await self.drain()
         self._records.append(self.record)
         return self._figures(seen, active, lateness)
@@ -77,7 +75,7 @@ class Window(Crowd):
     async def _ramp(self) -> None:
         plan, loop = self.plan, asyncio.get_running_loop()
         for index, client in enumerate(self.clients):
-            loop.call_later(plan.ramp_s * index / len(self.clients), self.connect, client)
+            loop.call_later(plan.ramp_s * index / len(self.clients), client.ask)
         for index, slow in enumerate(self._slow):
             loop.call_later(plan.ramp_s * index / len(self._slow), slow.start, loop)
         # One ramp more, for the last clients' first answers and the router's pools.

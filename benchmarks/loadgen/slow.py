@@ -8,14 +8,22 @@ to know asyncio's transports, which read as fast as they can.
 import asyncio
 import os
 import socket
+from typing import Protocol
 
-from benchmarks.loadgen.client import Load
-from benchmarks.loadgen.sse import EventCounter
+from benchmarks.loadgen.crowd import Record
+from benchmarks.streaming.sse import EventReader
 
 PERIOD_S = 0.25
 SEGMENT_BYTES = 1460
 RECEIVE_BYTES = 8192
 OK = b"HTTP/1.1 200"
+
+
+class Load(Protocol):
+    """The load that it is part of."""
+
+    record: Record
+    active: int
 
 
 class SlowClient:
@@ -28,7 +36,7 @@ class SlowClient:
         self._take = max(int(bytes_per_s * PERIOD_S), 1)
         self._socket: socket.socket | None = None
         self._begun = False
-        self._counter = EventCounter()
+        self._reader = EventReader()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Connect, ask, and read from then on."""
@@ -73,8 +81,8 @@ class SlowClient:
             return
         self._begun = True
         # Chunk sizes and headers hold no empty line of `\n\n`: raw bytes count right.
-        if new := self._counter.feed(data):
-            self._load.record.events += new
+        if events := self._reader.feed(data):
+            self._load.record.events += len(events)
             self._load.record.reads += 1
 
     def _fail(self, reason: str) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# The steady middle of a job, in shares of its completions: before it the clients are in step, after
-# it the last answers of a slow engine leave the others idle.
-MIDDLE = (0.10, 0.75)
+from benchmarks.distributions import middle_rate, percentile
 
 # A long job is looked at in parts of so many seconds: figures of the whole hide a drift.
 PERIOD_S = 60.0
@@ -24,20 +22,6 @@ class Span:
     started: float
     first: float
     ended: float
-
-
-def percentile(values: Any, q: float) -> float | None:
-    """None where there is nothing to say."""
-    return float(np.percentile(values, q)) if len(values) else None
-
-
-def middle_rate(ends: Sequence[float]) -> float | None:
-    """Completions per second in the steady middle; None where there are too few."""
-    ordered = np.sort(np.asarray(ends))
-    low, high = (int(share * (len(ordered) - 1)) for share in MIDDLE)
-    if high <= low or ordered[high] <= ordered[low]:
-        return None
-    return float((high - low) / (ordered[high] - ordered[low]))
 
 
 def figures(

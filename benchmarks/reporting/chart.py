@@ -15,7 +15,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.comparison.stats import Summary
+from benchmarks.distributions import Summary
 
 WIDTH, HEIGHT, DPI = 9.0, 3.6, 110
 COLOURS = {

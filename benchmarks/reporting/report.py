@@ -17,7 +17,7 @@ from rich.table import Table
 from benchmarks.comparison import stats
 from benchmarks.comparison.bound import bound
 from benchmarks.comparison.compare import Comparison, Turn
-from benchmarks.comparison.stats import Summary
+from benchmarks.distributions import Summary
 from benchmarks.loadgen.spans import PERIOD_S
 from benchmarks.system import machine
 

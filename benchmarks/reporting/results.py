@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.comparison.scenarios import SCENARIOS
-from benchmarks.comparison.stats import Summary
+from benchmarks.distributions import Summary
 from benchmarks.reporting import scorecard, stored
 from benchmarks.reporting.chart import Bars, draw
 from benchmarks.reporting.report import NOTHING, cell

@@ -7,7 +7,7 @@ happen. It refuses to know how the rows are shown.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.comparison.stats import Summary
+from benchmarks.distributions import Summary
 from benchmarks.reporting.stored import Stored, newest
 from benchmarks.reporting.targets import ROUNDS, STALL_MS, STALL_SCENARIOS, TARGETS, Target
 

@@ -14,7 +14,8 @@ import orjson
 
 from benchmarks.comparison import stats
 from benchmarks.comparison.scenarios import SCENARIOS, Scenario
-from benchmarks.comparison.stats import Figures, Summary
+from benchmarks.comparison.stats import Figures
+from benchmarks.distributions import Summary
 from benchmarks.engines.speed import Change
 
 # Scenario name to file name.

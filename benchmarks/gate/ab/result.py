@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.comparison.stats import Summary, summarise
+from benchmarks.distributions import Summary, summarise
 from benchmarks.gate.ab.options import Comparison
 from benchmarks.gate.analysis.verdict import Exit
 from benchmarks.gate.output.artifacts import RunArtifacts

@@ -23,10 +23,10 @@ from benchmarks.gate.aiperf.watch import Tell, Watch
 from benchmarks.gate.analysis.records import Unreadable
 from benchmarks.gate.inputs.prompts import Prompts
 from benchmarks.gate.profiles import Profile
-from benchmarks.gate.traffic.generator import Seen
 from benchmarks.gate.traffic.load import Outcome
 from benchmarks.gate.traffic.measured import Offered
 from benchmarks.gate.traffic.processes import GeneratorDied
+from benchmarks.streaming.client import Seen
 
 LOG = "aiperf.log"
 # How much of it is told when AIPerf fails.

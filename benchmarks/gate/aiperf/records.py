@@ -16,7 +16,8 @@ import orjson
 
 from benchmarks.gate.analysis.records import Unreadable
 from benchmarks.gate.inputs.prompts import Prompts
-from benchmarks.gate.traffic.generator import Seen, kind_of
+from benchmarks.gate.traffic.generator import kind_of
+from benchmarks.streaming.client import Seen
 
 RECORDS, PROMPTS = "profile_export.jsonl", "inputs.json"
 # Of the data set's entries.

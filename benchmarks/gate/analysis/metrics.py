@@ -5,38 +5,10 @@ never 0. It refuses to know what is good or bad.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from benchmarks.distributions import Distribution, distribution
 from benchmarks.gate.analysis.records import Request, Run
-
-Numbers = NDArray[np.float64]
-
-PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """AIPerf's statistics: linear percentiles, population standard deviation."""
-
-    avg: float | None = None
-    p1: float | None = None
-    p5: float | None = None
-    p10: float | None = None
-    p25: float | None = None
-    p50: float | None = None
-    p75: float | None = None
-    p90: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-    min: float | None = None
-    max: float | None = None
-    std: float | None = None
-    count: int | None = None
-    sum: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +53,6 @@ class Metrics:
         """Errors of all that ended."""
         ended = self.errors + (self.requests or 0)
         return self.errors / ended if ended else 0.0
-
-
-def distribution(values: Iterable[float] | Numbers) -> Distribution | None:
-    """Of what is there; None of nothing."""
-    array = np.fromiter(values, dtype=np.float64)
-    if not len(array):
-        return None
-    points = np.percentile(array, PERCENTILES)
-    named = {f"p{each}": float(point) for each, point in zip(PERCENTILES, points, strict=True)}
-    return Distribution(
-        avg=float(array.mean()),
-        min=float(array.min()),
-        max=float(array.max()),
-        std=float(array.std()),
-        count=len(array),
-        sum=float(array.sum()),
-        **named,
-    )
 
 
 def _over_at(each: Request) -> float:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from benchmarks.gate.analysis.metrics import Distribution, Metrics
+from benchmarks.distributions import Distribution
+from benchmarks.gate.analysis.metrics import Metrics
 from benchmarks.gate.analysis.records import Diagnosis, Kind
 from benchmarks.gate.analysis.verdict import Constraints, Series, Verdict
 from benchmarks.gate.output.export import Result

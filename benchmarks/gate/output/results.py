@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from benchmarks.distributions import Distribution
 from benchmarks.gate.analysis.constraints import Constraints
-from benchmarks.gate.analysis.metrics import Distribution, ErrorCount, Metrics, summarise
+from benchmarks.gate.analysis.metrics import ErrorCount, Metrics, summarise
 from benchmarks.gate.analysis.records import Run, Unreadable, run_of
 
 NAME = "profile_export_aiperf.json"

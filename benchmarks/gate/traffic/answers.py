@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.gate.traffic.generator import Seen
+from benchmarks.streaming.client import Seen
 
 
 def said(events: Iterable[bytes]) -> tuple[str, str]:

@@ -17,9 +17,10 @@ from typing import Any
 from benchmarks.gate.inputs.datasets import Conversation
 from benchmarks.gate.traffic.answers import said
 from benchmarks.gate.traffic.arrivals import Times, starts
-from benchmarks.gate.traffic.generator import Seen, Stream
+from benchmarks.gate.traffic.generator import ChatStream
 from benchmarks.gate.traffic.load import Load, Outcome, Phase, Target, Tickets
 from benchmarks.gate.traffic.pace import UNLIMITED, RequestTemplate
+from benchmarks.streaming.client import Seen, Stream
 
 # libuv's timers are whole milliseconds: what is due within half of one is sent now.
 TICK_S = 0.0005
@@ -143,7 +144,7 @@ class ConversationLoad(Load):
         """Give what is ready to free streams, or to new ones, as far as the cap allows."""
         while self._ready and self._in_flight < self._cap and not self._stopped:
             if not self._free:
-                self._streams.append(Stream(self, self._loop))
+                self._streams.append(ChatStream(self, self._loop))
                 self._free.append(self._streams[-1])
             self._free.pop().ask()
 

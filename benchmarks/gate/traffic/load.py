@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
-from benchmarks.gate.traffic.generator import Seen, Stream
+from benchmarks.distributions import percentile
+from benchmarks.gate.traffic.generator import ChatStream
 from benchmarks.gate.traffic.pace import Pace, RequestTemplate
+from benchmarks.streaming.client import Seen, Stream, open_connection
+from benchmarks.system.pulse import Lateness, Pulse
 
 # How often the loop looks how late it is.
 BEAT_S = 0.01
@@ -78,7 +79,7 @@ class Outcome:
     @property
     def lag_p99_ms(self) -> float:
         """How late the loop was; a phase shorter than a beat was not late."""
-        return float(np.percentile(self.late, 99)) * 1e3 if self.late else 0.0
+        return (percentile(self.late, 99) or 0.0) * 1e3
 
 
 class Tickets(Protocol):
@@ -116,38 +117,36 @@ class Load:
         self.timeout = target.timeout
         self._target, self._tickets = target, tickets
         self._loop = asyncio.get_running_loop()
-        self._streams: list[Stream] = []
+        self._streams: list[ChatStream] = []
         self._connecting: dict[Stream, asyncio.Task[None]] = {}
         self._phase = Phase(0, 0, 0)
         self._seen: list[Seen] = []
         self._asking: set[Stream] = set()
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._stopped = False
-        self._late, self._due = array("d"), 0.0
         self._tally, self._in_flight = Tally(), 0
         self._tls = _tls(target)
 
     async def run(self, phase: Phase) -> Outcome:
         """Offer one phase; return when the outcome of every request is known, or it is stopped."""
-        self._phase, self._seen, self._late = phase, [], array("d")
+        self._phase, self._seen, lateness = phase, [], Lateness()
         self._tally, self._over = Tally(), self._loop.create_future()
         self._prepare(phase)
         await asyncio.sleep(max(phase.begin - time.monotonic(), 0.0))
         began, cpu = time.monotonic(), time.process_time()
-        self._due = began + BEAT_S
-        beat = self._loop.call_at(self._loop.time() + BEAT_S, self._beat)
+        pulse = Pulse(BEAT_S, lambda: None, lateness)
+        pulse.start(BEAT_S)
         if not self._stopped:
             self._start()
             await self._over
-        self._due = float("inf")
-        beat.cancel()
+        pulse.stop()
         cpu = (time.process_time() - cpu) / max(time.monotonic() - began, 1e-9)
-        return Outcome(self._seen, cpu, self._late, self._stopped)
+        return Outcome(self._seen, cpu, lateness.seconds, self._stopped)
 
     def _prepare(self, phase: Phase) -> None:
         """All that takes time, before the phase begins."""
         while len(self._streams) < phase.streams:
-            self._streams.append(Stream(self, self._loop))
+            self._streams.append(ChatStream(self, self._loop))
 
     def _start(self) -> None:
         streams = self._streams[: self._phase.streams]
@@ -205,28 +204,14 @@ class Load:
             self._connecting[stream] = self._loop.create_task(self._open(stream))
 
     async def _open(self, stream: Stream) -> None:
-        target = self._target
         try:
-            await self._loop.create_connection(
-                lambda: stream, target.host, target.port, ssl=self._tls
-            )
-        except OSError as error:
-            stream.unreachable(f"cannot connect: {type(error).__name__}")
+            await open_connection(stream, self._target.host, self._target.port, self._tls)
         finally:
             del self._connecting[stream]
 
     def _end(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
-
-    def _beat(self) -> None:
-        """A beat that was due, and those that were due since: each was late."""
-        now = time.monotonic()
-        while self._due <= now:
-            self._late.append(now - self._due)
-            self._due += BEAT_S
-        if self._due < float("inf"):
-            self._loop.call_later(self._due - now, self._beat)
 
 
 def _tls(target: Target) -> ssl.SSLContext | None:

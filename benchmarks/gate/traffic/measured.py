@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from benchmarks.gate.analysis.records import Client, Request, WorkerSample
-from benchmarks.gate.traffic.generator import Seen
 from benchmarks.gate.traffic.load import Outcome, Phase, Progress, most_in_flight
 from benchmarks.gate.traffic.processes import NOTICE_S, STOP_S, GeneratorDied, Generators
+from benchmarks.streaming.client import Seen
 
 # Finer than any clock here; gaps in full precision were most of a stored run.
 DIGITS = 6

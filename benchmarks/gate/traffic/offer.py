@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.gate.traffic.generator import Seen
 from benchmarks.gate.traffic.load import Phase, Target
 from benchmarks.gate.traffic.pace import UNLIMITED, Pace, RequestTemplate, lateness
+from benchmarks.streaming.client import Seen
 
 
 @dataclass(frozen=True, slots=True)

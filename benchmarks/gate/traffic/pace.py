@@ -15,7 +15,7 @@ import orjson
 from benchmarks.gate.inputs.datasets import Conversation, Dataset
 from benchmarks.gate.traffic.arrivals import Arrivals, Times, replayed, share, times
 from benchmarks.gate.traffic.cancellations import Cancellations
-from benchmarks.gate.traffic.generator import Seen
+from benchmarks.streaming.client import Seen
 
 # Of conversations, where only the duration ends a phase.
 UNLIMITED = sys.maxsize

@@ -8,9 +8,10 @@ import orjson
 import pytest
 from rich.console import Console
 
-from benchmarks.comparison import compare, stats
+from benchmarks.comparison import compare
 from benchmarks.comparison.measure import Reading
 from benchmarks.comparison.scenarios import SCENARIOS, Scenario
+from benchmarks.distributions import Summary
 from benchmarks.reporting import report
 from benchmarks.routers import peers
 from benchmarks.routers.table import Router
@@ -149,11 +150,11 @@ def shown(result: compare.Comparison) -> str:
     ("summary", "digits", "text"),
     [
         (None, 1, "–"),
-        (stats.Summary(13.14, 13.14, 13.14, 1), 1, "13.1"),
-        (stats.Summary(1234.0, 1200.0, 1300.0, 3), 0, "1,234 [1,200–1,300]"),
+        (Summary(13.14, 13.14, 13.14, 1), 1, "13.1"),
+        (Summary(1234.0, 1200.0, 1300.0, 3), 0, "1,234 [1,200–1,300]"),
     ],
 )
-def test_a_cell(summary: stats.Summary | None, digits: int, text: str) -> None:
+def test_a_cell(summary: Summary | None, digits: int, text: str) -> None:
     assert report.cell(summary, digits) == text
 
 

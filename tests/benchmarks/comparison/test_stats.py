@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks.comparison import stats
 from benchmarks.comparison.scenarios import SCENARIOS
+from benchmarks.distributions import Summary
 from benchmarks.system.inside import Stalls
 from tests.benchmarks.readings import JOB, job_reading, reading
 
@@ -48,15 +49,6 @@ def test_failures_of_all_kinds_add_up() -> None:
     assert figures["failures"] == 3
 
 
-def test_a_summary_is_a_median_and_its_range() -> None:
-    assert stats.summarise([3.0, None, 1.0, 10.0]) == stats.Summary(3.0, 1.0, 10.0, 3)
-
-
-def test_a_summary_of_nothing_is_nothing() -> None:
-    assert stats.summarise([None]) is None
-    assert stats.summarise([]) is None
-
-
 KEY = "cpu_us_per_chunk"
 
 
@@ -66,18 +58,18 @@ def rounds(*values: float | None) -> list[stats.Figures | None]:
 
 def test_void_rounds_are_in_no_summary() -> None:
     summary = stats.summaries(rounds(10.0, None, 30.0), [KEY])[KEY]
-    assert summary == stats.Summary(20.0, 10.0, 30.0, 2)
+    assert summary == Summary(20.0, 10.0, 30.0, 2)
 
 
 def test_ratios_are_paired_by_round() -> None:
     # The machine was twice as slow in the second round: for both.
     ratio = stats.ratios(rounds(15.0, 30.0), rounds(10.0, 20.0), [KEY])[KEY]
-    assert ratio == stats.Summary(1.5, 1.5, 1.5, 2)
+    assert ratio == Summary(1.5, 1.5, 1.5, 2)
 
 
 def test_a_round_that_is_void_for_one_is_in_no_ratio() -> None:
     ratio = stats.ratios(rounds(15.0, 30.0), rounds(10.0, None), [KEY])[KEY]
-    assert ratio == stats.Summary(1.5, 1.5, 1.5, 1)
+    assert ratio == Summary(1.5, 1.5, 1.5, 1)
 
 
 def test_there_is_no_ratio_to_zero() -> None:

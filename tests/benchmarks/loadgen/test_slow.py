@@ -6,27 +6,15 @@ import pytest
 
 from benchmarks.engines import frames
 from benchmarks.loadgen import slow
-from benchmarks.loadgen.client import Client, Record
+from benchmarks.loadgen.crowd import Record
 from benchmarks.loadgen.slow import SlowClient
 
 
 class Load:
     """As much of a load as a slow client sees."""
 
-    issuing = True
-    events_expected: int | None = None
-
     def __init__(self) -> None:
         self.record, self.active = Record(), 0
-
-    def next_request(self) -> bytes | None:
-        raise NotImplementedError
-
-    def reconnect(self, client: Client) -> None:
-        raise NotImplementedError
-
-    def idle(self, client: Client) -> None:
-        raise NotImplementedError
 
 
 @pytest.fixture

@@ -4,20 +4,6 @@ from benchmarks.loadgen import spans
 from benchmarks.loadgen.spans import Span
 
 
-def test_the_middle_is_between_a_tenth_and_three_quarters_of_the_completions() -> None:
-    even = [float(n) for n in range(101)]
-    assert spans.middle_rate(even) == pytest.approx(1.0)
-    slow_edges = [n * 10.0 if n < 10 else 100.0 + n for n in range(76)]
-    slow_edges += [1000.0 * n for n in range(76, 101)]
-    assert spans.middle_rate(slow_edges) == pytest.approx(1.0)
-    assert spans.middle_rate(list(reversed(even))) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("ends", [[], [1.0], [1.0] * 50])
-def test_there_is_no_middle_of_nothing(ends: list[float]) -> None:
-    assert spans.middle_rate(ends) is None
-
-
 def test_a_job_is_measured_from_its_first_request_to_its_last_answers_end() -> None:
     found = spans.figures([Span(100.0, 100.1, 101.0), Span(100.5, 100.8, 104.0)], began=99.9)
     assert found["wall_s"] == pytest.approx(4.0)

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from benchmarks.__main__ import RESULTS, main
-from benchmarks.comparison.stats import Summary
+from benchmarks.distributions import Summary
 from benchmarks.reporting import chart, results, stored
 from tests.benchmarks.filed import chunks, run
 

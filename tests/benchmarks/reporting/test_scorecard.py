@@ -1,7 +1,7 @@
 import pytest
 
 from benchmarks.comparison.scenarios import SCENARIOS
-from benchmarks.comparison.stats import Summary
+from benchmarks.distributions import Summary
 from benchmarks.reporting import scorecard
 from benchmarks.reporting.scorecard import FEW, MISS, NOTHING, PASS
 from benchmarks.reporting.targets import STALL_SCENARIOS, TARGETS, Target

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from benchmarks.comparison.scenarios import SCENARIOS
-from benchmarks.comparison.stats import Summary
+from benchmarks.distributions import Summary
 from benchmarks.reporting import stored
 from tests.benchmarks.filed import chunks, run
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.comparison.stats import Summary
+from benchmarks.distributions import Summary
 from benchmarks.gate.ab import options, plot
 from benchmarks.gate.ab.fleet import Injected, listening
 from benchmarks.gate.ab.options import Comparison, Fault

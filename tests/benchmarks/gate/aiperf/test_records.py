@@ -7,8 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from benchmarks.distributions import Distribution
 from benchmarks.gate.aiperf.records import Record, prompts, records
-from benchmarks.gate.analysis.metrics import Distribution, summarise
+from benchmarks.gate.analysis.metrics import summarise
 from benchmarks.gate.analysis.records import Unreadable
 from benchmarks.gate.output.results import read
 from benchmarks.gate.traffic.measured import request_of

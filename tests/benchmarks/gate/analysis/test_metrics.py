@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gate.analysis.metrics import ErrorCount, Metrics, distribution, summarise
+from benchmarks.distributions import distribution
+from benchmarks.gate.analysis.metrics import ErrorCount, Metrics, summarise
 from tests.benchmarks.gate.runs import loop, request, round_robin, run
 
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gate.analysis.metrics import Distribution, ErrorCount, Metrics
+from benchmarks.distributions import Distribution
+from benchmarks.gate.analysis.metrics import ErrorCount, Metrics
 from benchmarks.gate.analysis.records import Client
 from benchmarks.gate.analysis.verdict import (
     SKIPPED,

@@ -14,9 +14,9 @@ from benchmarks.gate.inputs.prompts import build
 from benchmarks.gate.options import Plan
 from benchmarks.gate.output import artifacts, export
 from benchmarks.gate.output.artifacts import Inputs, RunArtifacts, tokens_from
-from benchmarks.gate.traffic.generator import Seen
 from benchmarks.gate.traffic.load import Outcome
 from benchmarks.gate.traffic.measured import Measured, Offered
+from benchmarks.streaming.client import Seen
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 FLAGS = ["--url", "http://r", "--model", "M", "--gpus", "2", "--profile", "smoke"]
@@ -31,7 +31,7 @@ def answered(number: int, *, error: str | None = None) -> Seen:
     sent = 100.0 + number / 10
     seen = Seen(number, number % 20, sent, written=sent, status=200, error=error)
     for at in (0.1, 0.15, 0.2):
-        seen.content(sent + at)
+        seen.arrival(sent + at)
     seen.ended = sent + 0.21
     seen.input_tokens, seen.output_tokens, seen.cached_tokens = 32, 3, 16
     return seen

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.gate.traffic.answers import Counted, count, said
-from benchmarks.gate.traffic.generator import Seen
+from benchmarks.streaming.client import Seen
 
 
 @given(st.lists(st.binary() | st.binary().map(lambda data: b"data: " + data)))

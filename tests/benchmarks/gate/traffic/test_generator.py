@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gate.traffic.generator import Seen, Stream, has_content, kind_of
+from benchmarks.gate.traffic.generator import ChatStream, has_content, kind_of
+from benchmarks.streaming.client import Seen, Stream
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n%btransfer-encoding: chunked\r\n\r\n"
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -83,7 +84,7 @@ def crowd() -> Crowd:
 
 
 def stream_of(crowd: Crowd) -> Stream:
-    stream = Stream(crowd, asyncio.get_running_loop())
+    stream = ChatStream(crowd, asyncio.get_running_loop())
     stream.ask()
     return stream
 
@@ -250,7 +251,7 @@ async def test_what_is_stopped_neither_ends_nor_asks_again() -> None:
 
 async def test_an_unreachable_endpoint_fails_the_request(crowd: Crowd) -> None:
     def refused(stream: Stream) -> None:
-        stream.unreachable("cannot connect: ConnectionRefusedError")
+        stream.fail("cannot connect: ConnectionRefusedError")
 
     crowd.connect = refused  # type: ignore[method-assign]
     stream_of(crowd)

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from benchmarks.gate.traffic.generator import Seen
 from benchmarks.gate.traffic.load import Counter, Load, Phase, Target, most_in_flight
+from benchmarks.streaming.client import Seen
 from tests.benchmarks.gate.listening import listening
 
 PIECE = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

@@ -7,10 +7,10 @@ from typing import cast
 import pytest
 
 from benchmarks.gate.traffic import measured
-from benchmarks.gate.traffic.generator import Seen
 from benchmarks.gate.traffic.load import Outcome, Phase, Progress
 from benchmarks.gate.traffic.measured import Offered, cached, client_of, offer, request_of
 from benchmarks.gate.traffic.processes import GeneratorDied, Generators
+from benchmarks.streaming.client import Seen
 
 
 def seen(number: int, **changes: object) -> Seen:

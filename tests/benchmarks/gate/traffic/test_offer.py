@@ -5,10 +5,10 @@ import pytest
 
 from benchmarks.gate.inputs.datasets import Dataset, Shape, synthetic
 from benchmarks.gate.traffic.arrivals import Arrivals
-from benchmarks.gate.traffic.generator import Seen
 from benchmarks.gate.traffic.load import Target
 from benchmarks.gate.traffic.offer import Offer, conversations
 from benchmarks.gate.traffic.pace import UNLIMITED, Pace, RequestTemplate
+from benchmarks.streaming.client import Seen
 
 PLAIN = synthetic(Shape(conversations=4, input_tokens=3), 1)
 TALKS = synthetic(Shape(conversations=4, input_tokens=3, turns=3, think=1), 1)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from benchmarks.gate.inputs.datasets import Conversation, Dataset, Shape, Turn, synthetic
 from benchmarks.gate.traffic.arrivals import Arrivals, Pattern
-from benchmarks.gate.traffic.generator import Seen
 from benchmarks.gate.traffic.pace import UNLIMITED, Pace, RequestTemplate, lateness
+from benchmarks.streaming.client import Seen
 
 DATASET = synthetic(Shape(conversations=4, input_tokens=3, output_tokens=5), 1)
 TRACE = replace(DATASET, stamps=(2.0, 3.0, 5.0, 9.0))

@@ -1,56 +1,65 @@
+import asyncio
 from typing import Any
 
 import orjson
 import pytest
 
 from benchmarks.engines import frames
-from benchmarks.loadgen.client import Client, Record
+from benchmarks.loadgen.crowd import Client, Crowd
 from benchmarks.loadgen.plan import Plan, requests
+from benchmarks.streaming.client import Stream
 
 OK = frames.STREAM_HEAD + frames.ROLE + frames.TOKENS[0] + frames.stream_tail(True, 9, 2)
 EVENTS = frames.stream_events(2, True)
 
 
-class Load:
-    """A load of one client."""
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.aborted = b"", False
 
-    def __init__(self, events_expected: int | None = EVENTS) -> None:
-        self.record = Record()
-        self.issuing = True
-        self.active = 0
-        self.events_expected = events_expected
-        self.reconnects = self.idles = 0
-
-    def next_request(self) -> bytes | None:
-        return b"request" if self.issuing else None
-
-    def reconnect(self, client: Client) -> None:
-        self.reconnects += 1
-
-    def idle(self, client: Client) -> None:
-        self.idles += 1
-
-
-class Transport:
-    def __init__(self, client: Client) -> None:
-        self.client, self.written, self.aborted = client, b"", False
-
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         self.written += data
 
     def abort(self) -> None:
         self.aborted = True
-        self.client.connection_lost(None)
+
+
+class Load(Crowd):
+    """A load of one client, over transports of its own."""
+
+    over = False
+
+    def __init__(self, *, stream: bool = True) -> None:
+        super().__init__(plan(stream=stream))
+        self.retry_s = 0.0
+        self.transports: list[Transport] = []
+        self.idles = 0
+
+    @property
+    def issuing(self) -> bool:
+        return not self.over
+
+    def connect(self, stream: Stream) -> None:
+        self.transports.append(Transport())
+        stream.connection_made(self.transports[-1])
+
+    def idle(self, stream: Stream) -> None:
+        self.idles += 1
 
 
 def connected(load: Load) -> tuple[Client, Transport]:
-    client = Client(load, ("127.0.0.1", 1))
-    transport = Transport(client)
-    client.connection_made(transport)  # type: ignore[arg-type]
-    return client, transport
+    [client] = load.clients
+    client.ask()
+    return client, load.transports[0]
 
 
-def test_a_whole_stream_is_a_request_and_the_next_one_follows() -> None:
+async def turn() -> None:
+    """Let what was called soon happen."""
+    await asyncio.sleep(0.001)
+
+
+async def test_a_whole_stream_is_a_request_and_the_next_one_follows() -> None:
     load = Load()
     client, transport = connected(load)
     client.data_received(OK)
@@ -58,12 +67,13 @@ def test_a_whole_stream_is_a_request_and_the_next_one_follows() -> None:
     assert (len(load.record.first), len(load.record.gaps)) == (1, 0)
     [span] = load.record.spans
     assert span.started <= span.first <= span.ended
-    assert transport.written == b"requestrequest"
-    assert load.active == 1
+    await turn()
+    assert transport.written == 2 * requests(load.plan)[0]
+    assert (load.active, len(load.transports)) == (1, 1)
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_reads_of_any_size(size: int) -> None:
+async def test_reads_of_any_size(size: int) -> None:
     load = Load()
     client, _ = connected(load)
     for start in range(0, len(OK), size):
@@ -73,51 +83,62 @@ def test_reads_of_any_size(size: int) -> None:
     assert len(load.record.gaps) == load.record.reads - 1
 
 
-def test_an_answer_without_a_stream_counts_when_it_is_whole() -> None:
-    load = Load(events_expected=None)
+async def test_an_answer_without_a_stream_counts_when_it_is_whole() -> None:
+    load = Load(stream=False)
     client, _ = connected(load)
     client.data_received(frames.completion(9, 1))
     assert (load.record.requests, len(load.record.first), load.record.events) == (1, 1, 0)
 
 
-def wrong(data: bytes, events_expected: int | None = EVENTS) -> list[str]:
-    load = Load(events_expected)
+ERROR = frames.http_chunk(b'data: {"error":{"code":500}}\n\n')
+
+
+@pytest.mark.parametrize(
+    ("data", "stream", "reason"),
+    [
+        (frames.failure(400, "no"), True, "status 400"),
+        (frames.STREAM_HEAD + frames.ROLE + frames.DONE, True, f"2 of {EVENTS} events, done: True"),
+        (frames.STREAM_HEAD + ERROR + frames.DONE, True, "error event"),
+        (OK.replace(b"[DONE]", b"[OVER]"), True, f"{EVENTS} of {EVENTS} events, done: False"),
+        (frames.reply(200, b""), False, "empty body"),
+        (b"nonsense\r\n\r\n", True, "malformed answer"),
+    ],
+)
+async def test_what_is_wrong_is_named_and_its_client_comes_back_on_a_new_connection(
+    data: bytes, stream: bool, reason: str
+) -> None:
+    load = Load(stream=stream)
     client, transport = connected(load)
     client.data_received(data)
-    assert (load.record.requests, load.active) == (0, 0)
+    assert (load.record.requests, load.active, load.record.spans) == (0, 0, [])
     assert transport.aborted
-    assert load.reconnects == 1
-    assert load.record.spans == []
-    return list(load.record.failures)
+    [found] = load.record.failures
+    assert found.startswith(reason)
+    await turn()
+    assert (load.active, len(load.transports)) == (1, 2)
 
 
-def test_what_is_wrong_is_named() -> None:
-    cut = frames.STREAM_HEAD + frames.ROLE + frames.DONE
-    error = frames.http_chunk(b'data: {"error":{"code":500}}\n\n')
-    assert wrong(frames.failure(400, "no")) == ["status 400"]
-    assert wrong(cut) == [f"2 of {EVENTS} events, done: True"]
-    assert wrong(frames.STREAM_HEAD + error + frames.DONE) == ["error event"]
-    assert wrong(frames.reply(200, b""), None) == ["empty body"]
-    assert wrong(b"nonsense\r\n\r\n")[0].startswith("malformed response")
-
-
-def test_a_lost_connection_is_a_failure_once() -> None:
+async def test_a_lost_connection_is_a_failure_once() -> None:
     load = Load()
     client, _ = connected(load)
     client.data_received(frames.STREAM_HEAD + frames.ROLE)
     client.connection_lost(None)
     assert load.record.failures == {"connection lost": 1}
-    assert (load.active, load.reconnects) == (0, 1)
+    assert load.active == 0
+    await turn()
+    assert len(load.transports) == 2
 
 
-def test_when_the_load_is_over_nothing_more_is_asked() -> None:
+async def test_when_the_load_is_over_nothing_more_is_asked() -> None:
     load = Load()
     client, transport = connected(load)
-    load.issuing = False
+    load.over = True
     client.data_received(OK)
-    assert (transport.written, load.idles) == (b"request", 1)
+    await turn()
+    assert (transport.written, load.idles) == (requests(load.plan)[0], 1)
     client.connection_lost(None)
-    assert load.reconnects == 0
+    await turn()
+    assert len(load.transports) == 1
 
 
 def plan(**changes: Any) -> Plan:
