@@ -1,7 +1,4 @@
-"""When a turn does not count: the bench itself was the limit, or the load was another one.
-
-Pure. It refuses to know routers: a slow router is a result, a slow bench is none.
-"""
+"""When a turn does not count: the bench itself was the limit, or the load was another one."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,9 +1,7 @@
 """The simulated engines of a bench: one process, many ports, one timer per engine.
 
-A step writes pre-built bytes to every stream that has a slot. It refuses to know KV memory and
-faults (`router/simulator` has those): it must cost little enough not to be what is measured. With
-role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role `decode` checks that
-they arrive unchanged.
+A step writes pre-built bytes to every stream that has a slot. With role `prefill` it answers with
+`kv_transfer_params` in NIXL's shape, and role `decode` checks that they arrive unchanged.
 
 Without slots (the timed windows) a stream's first event comes at once; with slots (finite jobs) it
 comes with the first token, as it does in vLLM. An engine that prefills for itself gives the first

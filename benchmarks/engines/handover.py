@@ -1,7 +1,4 @@
-"""`kv_transfer_params` in NIXL's shape: what a prefill engine gives, and whether it arrived whole.
-
-Pure. It refuses to know engines and requests.
-"""
+"""`kv_transfer_params` in NIXL's shape: what prefill engines give, and whether it arrived intact."""
 
 from typing import Any
 

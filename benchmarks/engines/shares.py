@@ -1,7 +1,4 @@
-"""Which engine got how many of a job's requests, second by second.
-
-Pure. It refuses to know where the counts come from.
-"""
+"""Which engine got how many of a job's requests, second by second."""
 
 from collections import Counter
 from collections.abc import Sequence

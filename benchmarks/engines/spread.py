@@ -1,7 +1,4 @@
-"""How evenly streams lie on engines: the largest engine's number less the smallest's, over time.
-
-Pure. It refuses to know engines and when it is asked to look.
-"""
+"""How evenly streams lie on engines: the largest engine's number less the smallest's, over time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""What a load generator is to offer, and the bytes of its requests.
-
-Pure. It refuses to know sockets and time.
-"""
+"""What a load generator is to offer, and the bytes of its requests."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,4 @@
-"""How a comparison is shown and kept: rich tables on the terminal, JSON in a file.
-
-It refuses to compute: figures, ratios and verdicts come ready.
-"""
+"""How a comparison is shown and kept: rich tables on the terminal, JSON in a file."""
 
 import shlex
 import sys

@@ -1,6 +1,6 @@
 """`python -m benchmarks results`: RESULTS.md and its picture, from what `compare` stored.
 
-Nothing in them is of today: the same files give the same bytes. It refuses to measure and to judge.
+Nothing in them is of today: the same files give the same bytes.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,4 @@
-"""Waits for a machine that others leave room on, before a turn is started.
-
-It refuses to judge: whether a turn counts is `verdict`'s, from what happened in its window.
-"""
+"""Waits for a machine that others leave room on, before a turn is started."""
 
 import time
 

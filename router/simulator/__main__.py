@@ -15,8 +15,6 @@ from router.simulator.config import ConfigError, EngineConfig
 from router.simulator.faults import FaultError, Faults
 from router.simulator.frontend.server import serve_engine
 
-__all__ = ["main"]
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT. Returns 2, with a line that says why, if it cannot start."""

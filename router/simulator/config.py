@@ -1,7 +1,4 @@
-"""What an engine is told when it starts: one frozen class, refused as a whole if it makes no sense.
-
-It knows nothing of flags or environment; `__main__` turns flags into it.
-"""
+"""The configuration of a simulated engine, checked as a whole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +6,6 @@ from typing import Any, Literal
 
 from router.simulator.faults import NO_FAULTS, Faults
 from router.simulator.model.blocks import blocks_for
-
-__all__ = ["ConfigError", "EngineConfig"]
 
 
 class ConfigError(ValueError):

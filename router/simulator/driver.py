@@ -11,8 +11,6 @@ from router.simulator.faults import FaultPlan
 from router.simulator.model.machine import Machine
 from router.simulator.model.sequence import Output, Sequence, Stage
 
-__all__ = ["Driver", "Gone", "Inbox"]
-
 _LAG_FORGIVEN_S = 0.25
 """Steps that end late are made up for, so that timer granularity does not add up; after a longer
 pause (a busy machine, a stall) the engine does not rush."""

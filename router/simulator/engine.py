@@ -18,8 +18,6 @@ from router.simulator.model.machine import EngineDead, Machine
 from router.simulator.model.sequence import Prompt, RemoteRead, Sequence, Stage
 from router.simulator.records import Records
 
-__all__ = ["Engine"]
-
 
 async def _nowhere(_open: bool) -> None:
     """An engine without a server."""

@@ -14,8 +14,6 @@ import orjson
 from router.simulator.config import EngineConfig
 from router.simulator.model.sequence import RemoteRead
 
-__all__ = ["KvClient"]
-
 
 class KvClient:
     """Talks to other engines' simulators. Close it before the loop ends."""

@@ -14,8 +14,6 @@ from router.simulator.faults import FaultPlan
 from router.simulator.kv_client import KvClient
 from router.simulator.model.sequence import Prompt
 
-__all__ = ["BadSpec", "DisaggSpec", "HandOver"]
-
 
 class BadSpec(Exception):
     """A disagg_spec that LMCache cannot read; its engine fails the request."""

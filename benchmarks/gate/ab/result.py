@@ -1,7 +1,4 @@
-"""What a comparison of policies comes to: a row for each run, a line for each policy, one document.
-
-Pure. It refuses to know processes and the terminal's width.
-"""
+"""The result of a comparison of policies: a row per run, a line per policy, one document."""
 
 from collections import Counter
 from collections.abc import Sequence

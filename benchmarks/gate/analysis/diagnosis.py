@@ -2,7 +2,7 @@
 
 Pure. It looks at evidence in this order: was it the client; did one worker hold too much; did
 requests fail; were workers missing; did first tokens wait behind one worker; was the start slow;
-and only then what all workers share. It refuses to know whether the run passed.
+and only then what all workers share.
 """
 
 from collections import Counter

@@ -1,7 +1,4 @@
-"""What single workers did wrong in a run: held too much, stood still, served the slowest.
-
-Pure. It refuses to know whether that mattered.
-"""
+"""What single workers did wrong in a run: held too much, stood still, served the slowest."""
 
 import math
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """What one run of the gate wrote down, and its JSON.
 
 Pure nouns. Times are seconds since the measured phase began, unless the name says ms; absence is
-None. It refuses to know how any of it was measured, or what it means.
+None.
 """
 
 import types

@@ -1,7 +1,4 @@
-"""The bytes that go to the endpoint: the validator's request (reference 1.2), ready to be sent.
-
-Pure. It refuses to know how many are sent, and when.
-"""
+"""The bytes that go to the endpoint: the validator's request (reference 1.2), ready to be sent."""
 
 import re
 from collections.abc import Mapping, Sequence

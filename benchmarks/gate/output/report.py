@@ -1,7 +1,4 @@
-"""report.html: one file for somebody who was not there. Verdict first, then why, then evidence.
-
-It refuses to compute: figures, verdicts and pictures come ready.
-"""
+"""report.html: one file for somebody who was not there. Verdict first, then why, then evidence."""
 
 import base64
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Stored results read back: our run, our result, AIPerf's own export, or a log with one in it.
 
-Whatever is malformed is Unreadable; a figure that is not there is None. It refuses to judge.
+Whatever is malformed is Unreadable; a figure that is not there is None.
 """
 
 import gzip

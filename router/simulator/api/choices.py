@@ -9,8 +9,6 @@ from router.simulator.api.text import TextStream
 from router.simulator.model.sequence import Output, Sequence
 from router.simulator.model.tokenizer import decode
 
-__all__ = ["Answer", "Choice", "Piece"]
-
 
 class Piece(NamedTuple):
     """What one token adds to a choice."""

@@ -7,8 +7,6 @@ import orjson
 from router.simulator.api.choices import Answer, Piece
 from router.simulator.api.errors import ApiError, stream_frame
 
-__all__ = ["DONE", "Dialect", "data_frame", "event_frame"]
-
 DONE = b"data: [DONE]\n\n"
 
 

@@ -3,19 +3,6 @@
 import json
 from typing import Any
 
-__all__ = [
-    "ApiError",
-    "busy",
-    "engine_dead",
-    "injected",
-    "internal",
-    "invalid",
-    "no_model",
-    "not_valid",
-    "stream_frame",
-    "unsupported_media_type",
-]
-
 
 class ApiError(Exception):
     """What a client is told. `document` is the whole body."""

@@ -8,8 +8,6 @@ import orjson
 
 from router.simulator.api.errors import ApiError, not_valid, unsupported_media_type
 
-__all__ = ["check_form", "leg_of", "parse_body"]
-
 _NUMBER = ((int, float), "float_type", "Input should be a valid number")
 _WHOLE = ((int,), "int_type", "Input should be a valid integer")
 _TRUTH = ((bool,), "bool_type", "Input should be a valid boolean")

@@ -11,8 +11,6 @@ from router.simulator.config import EngineConfig
 from router.simulator.model.sequence import Sampling
 from router.simulator.model.tokenizer import encode, in_vocabulary
 
-__all__ = ["GenerationRequest", "read_generation_request", "tokens_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:

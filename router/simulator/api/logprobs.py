@@ -6,8 +6,6 @@ from typing import Any
 from router.simulator.model.language import WORDS
 from router.simulator.model.tokenizer import bytes_of
 
-__all__ = ["chat_logprobs", "completion_logprobs"]
-
 
 def _shown(token: int) -> str:
     return bytes_of(token).decode("utf-8", "replace")

@@ -6,8 +6,6 @@ from router.simulator.api.choices import Piece
 from router.simulator.api.dialect import Dialect, event_frame
 from router.simulator.api.errors import ApiError
 
-__all__ = ["Messages"]
-
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 

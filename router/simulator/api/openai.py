@@ -6,8 +6,6 @@ from router.simulator.api.choices import Choice, Piece
 from router.simulator.api.dialect import DONE, Dialect, data_frame
 from router.simulator.api.logprobs import chat_logprobs, completion_logprobs
 
-__all__ = ["Chat", "Completions"]
-
 _FINGERPRINT = "vllm-0.32.0-simulator"
 _NO_TRANSFER = {"ec_transfer_params": None, "metrics": None}
 

@@ -5,8 +5,6 @@ from typing import Any
 from router.simulator.api.choices import Piece
 from router.simulator.api.dialect import Dialect, event_frame
 
-__all__ = ["Responses"]
-
 
 class Responses(Dialect):
     at_once = True

@@ -11,8 +11,6 @@ import orjson
 
 from router.simulator.model.tokenizer import ASSISTANT, BOS, EOS, encode
 
-__all__ = ["render"]
-
 
 def render(
     messages: Sequence[Mapping[str, Any]],

@@ -4,8 +4,6 @@ from codecs import getincrementaldecoder
 
 from router.simulator.model.tokenizer import bytes_of
 
-__all__ = ["TextStream"]
-
 
 class TextStream:
     """The text of one sequence as its tokens come in."""

@@ -14,8 +14,6 @@ from router.simulator.frontend.generation import Generation
 from router.simulator.model.sequence import RemoteRead
 from router.simulator.records import Request
 
-__all__ = ["App"]
-
 _APIS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completions",

@@ -17,8 +17,6 @@ from uvicorn.server import ServerState
 
 from router.simulator.faults import FaultPlan
 
-__all__ = ["Connection"]
-
 
 class Connection(HttpToolsProtocol):
     """One connection of a simulated engine."""

@@ -10,8 +10,6 @@ from router.simulator.frontend.exchange import Exchange, Route
 from router.simulator.model.references import StaleEngine
 from router.simulator.records import Request
 
-__all__ = ["routes", "state_of"]
-
 
 def routes(engine: Engine) -> dict[tuple[str, str], Route]:
     """By method and path."""

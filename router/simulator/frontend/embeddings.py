@@ -9,8 +9,6 @@ from router.simulator.api.errors import no_model
 from router.simulator.config import EngineConfig
 from router.simulator.model.tokenizer import encode
 
-__all__ = ["embed"]
-
 _DIMENSIONS = 8
 
 

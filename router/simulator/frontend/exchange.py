@@ -12,8 +12,6 @@ from router.simulator.faults import NO_FAULTS
 from router.simulator.frontend.connection import Connection
 from router.simulator.records import Request
 
-__all__ = ["EVENT_STREAM", "JSON", "Exchange", "Route"]
-
 Message = MutableMapping[str, Any]
 
 JSON = "application/json"

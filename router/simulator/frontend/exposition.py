@@ -9,8 +9,6 @@ from router.simulator.config import EngineConfig
 from router.simulator.model.counters import Histogram
 from router.simulator.model.machine import Machine
 
-__all__ = ["CONTENT_TYPE", "render"]
-
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 

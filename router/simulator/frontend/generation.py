@@ -20,8 +20,6 @@ from router.simulator.frontend.exchange import EVENT_STREAM, JSON, Exchange
 from router.simulator.model.machine import EngineDead, QueueFull
 from router.simulator.model.sequence import Output
 
-__all__ = ["Generation"]
-
 _DIALECTS: dict[str, Callable[[Answer, str, int, bool], Dialect]] = {
     "chat": Chat,
     "completions": Completions,

@@ -22,8 +22,6 @@ from router.simulator.frontend.connection import Connection
 from router.simulator.frontend.control import state_of
 from router.simulator.records import Request
 
-__all__ = ["RunningEngine", "serve_engine"]
-
 _BACKLOG = 2048
 """uvicorn's."""
 _PATIENCE_S = 1.0

@@ -10,8 +10,6 @@ from zlib import crc32
 
 from router.simulator.model.tokenizer import pack
 
-__all__ = ["BlockPool", "blocks_for", "chain", "link"]
-
 
 def blocks_for(tokens: int, block_size: int) -> int:
     """How many blocks hold so many tokens."""

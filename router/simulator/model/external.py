@@ -5,8 +5,6 @@ from collections import OrderedDict
 from router.simulator.model.blocks import link
 from router.simulator.model.sequence import Prompt
 
-__all__ = ["ExternalCache"]
-
 _KEPT = 100_000
 """Blocks; the oldest go first."""
 

@@ -6,8 +6,6 @@ from router.simulator.model.external import ExternalCache
 from router.simulator.model.references import References
 from router.simulator.model.sequence import Sequence
 
-__all__ = ["KvCache"]
-
 
 class KvCache:
     """What a sequence holds, and what becomes of it. Pure; time is an argument."""

@@ -13,8 +13,6 @@ from zlib import crc32
 
 from router.simulator.model.tokenizer import ASSISTANT, EOS, bytes_of, pack
 
-__all__ = ["Language", "forced_end"]
-
 _CONSONANTS = "bcdfghjklmnprstvwxyz"
 WORDS = tuple(
     int.from_bytes(f" {first}{vowel}{last}".encode(), "big")

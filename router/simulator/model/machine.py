@@ -13,8 +13,6 @@ from router.simulator.model.kv_cache import KvCache
 from router.simulator.model.sampling import end_of, next_token
 from router.simulator.model.sequence import Output, RemoteRead, Sequence, Stage
 
-__all__ = ["EngineDead", "Machine", "QueueFull"]
-
 
 class EngineDead(Exception):
     """The engine has failed for good."""

@@ -13,8 +13,6 @@ import orjson
 
 from router.simulator.model.blocks import BlockPool
 
-__all__ = ["References", "StaleEngine"]
-
 _REMEMBERED = 10_000
 """Ended references that are told apart as used or expired."""
 

@@ -3,8 +3,6 @@
 from router.simulator.model.sequence import Sequence
 from router.simulator.model.tokenizer import EOS
 
-__all__ = ["end_of", "next_token"]
-
 
 def next_token(sequence: Sequence) -> int:
     """The token that follows. `min_tokens` masks the end of sequence; `ignore_eos` does not."""

@@ -10,8 +10,6 @@ from router.simulator.model.blocks import chain
 from router.simulator.model.language import Language, forced_end
 from router.simulator.model.tokenizer import pack
 
-__all__ = ["Output", "Prompt", "RemoteRead", "Sampling", "Sequence", "Stage"]
-
 
 class Stage(Enum):
     """Where a sequence is."""

@@ -1,24 +1,12 @@
 """A tokenizer without a vocabulary: a token is four ASCII characters, or one other byte.
 
 The id of a token is the big-endian number of its bytes, so that encoding is one `struct.unpack` and
-any text comes back exactly. It knows nothing of models or templates.
+any text comes back exactly.
 """
 
 import re
 import struct
 from collections.abc import Iterable, Sequence
-
-__all__ = [
-    "ASSISTANT",
-    "BOS",
-    "EOS",
-    "VOCABULARY",
-    "bytes_of",
-    "decode",
-    "encode",
-    "in_vocabulary",
-    "pack",
-]
 
 CHARACTERS_PER_TOKEN = 4
 """About what real tokenizers reach on English text."""

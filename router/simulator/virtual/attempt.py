@@ -5,8 +5,6 @@ from enum import IntEnum
 
 from router.core.leg import Leg
 
-__all__ = ["Answer", "Attempt", "Stage"]
-
 
 class Answer(IntEnum):
     """What the engine says to a new request."""

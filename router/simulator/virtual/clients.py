@@ -10,8 +10,6 @@ from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.replica import Replica
 from router.simulator.virtual.values import Workload
 
-__all__ = ["Clients"]
-
 BACK_OFF_SECONDS = 1.0
 """After an error: the router's own Retry-After."""
 

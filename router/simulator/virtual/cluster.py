@@ -26,8 +26,6 @@ from router.simulator.virtual.values import (
     Speed,
 )
 
-__all__ = ["SWEEP_SECONDS", "simulate"]
-
 SWEEP_SECONDS = 1.0
 """Between two looks at requests that wait; as router/net/silence.py has it."""
 

@@ -15,8 +15,6 @@ from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
 from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
 
-__all__ = ["Engine"]
-
 TOLERANCE = 1e-9
 """Of times on the grid of steps, in steps: sums of floats are not exact."""
 

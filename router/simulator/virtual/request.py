@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-__all__ = ["Request"]
-
 
 class Request:
     """What a client asked for and what it saw. Times are virtual seconds."""

@@ -6,21 +6,6 @@ from random import Random
 
 from router.core.values import Role
 
-__all__ = [
-    "Change",
-    "EngineModel",
-    "EngineSpec",
-    "Faults",
-    "Freeze",
-    "Lengths",
-    "Restart",
-    "RouterRestart",
-    "Scenario",
-    "Speed",
-    "Timeouts",
-    "Workload",
-]
-
 NEVER = 1 << 40
 """Prompt tokens that no prompt has."""
 

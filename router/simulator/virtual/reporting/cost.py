@@ -11,8 +11,6 @@ from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.routing.replica import Replica, request_of
 from router.simulator.virtual.values import EngineModel, Lengths, Scenario, Workload
 
-__all__ = ["selection_microseconds"]
-
 IN_FLIGHT = 32
 """Requests that each engine has meanwhile."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from router.simulator.virtual.reporting.results import Result
 
-__all__ = ["PlotsUnavailable", "plot"]
-
 WINDOW = 8
 """Samples that a point of the throughput looks back on: two seconds."""
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 from router.simulator.virtual.request import Request
 
-__all__ = ["EngineResult", "Result", "Sample", "Totals", "percentile", "result_of"]
-
 STEADY_FROM, STEADY_TO = 0.25, 0.75
 """The steady middle, in shares of the requests that have ended."""
 

@@ -17,8 +17,6 @@ from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.values import Scenario
 
-__all__ = ["Router", "VirtualExchange"]
-
 
 class Router(Protocol):
     """The replica that a request came to."""

@@ -7,8 +7,6 @@ from router.core.policies import POLICIES, Policy
 from router.core.values import Candidate, Facts
 from router.simulator.virtual.engine import Engine
 
-__all__ = ["ORACLE", "POLICY_NAMES", "make_policy", "oracle", "power_of_two", "random_choice"]
-
 ORACLE = "oracle"
 
 

@@ -27,8 +27,6 @@ from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.exchange import VirtualExchange
 from router.simulator.virtual.values import Scenario
 
-__all__ = ["Replica", "request_of"]
-
 RAW = b'{"prompt":""}'
 """The body of every request: engines are told of its length by other means."""
 

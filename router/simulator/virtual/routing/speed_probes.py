@@ -11,8 +11,6 @@ from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt
 from router.simulator.virtual.routing.replica import Replica
 
-__all__ = ["SpeedProbes"]
-
 
 class SpeedProbes:
     """The probes of one replica, one at a time for each engine."""
