@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 Numbers = NDArray[np.float64]
 
 # The steady middle of a job, in shares of its completions: before it the clients are in step, after
-# it the last answers of a slow engine leave the others idle.
-MIDDLE = (0.10, 0.75)
+# it the last answers of a slow engine leave the others idle. As `pd-router simulate` has it.
+MIDDLE = (0.25, 0.75)
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
 

@@ -1,4 +1,4 @@
-"""`kv_transfer_params` in NIXL's shape: what prefill engines give, and whether it arrived intact."""
+"""`kv_transfer_params` in NIXL's shape: made, and checked for having arrived intact."""
 
 from typing import Any
 

@@ -1,10 +1,12 @@
 """The configuration of a simulated engine, checked as a whole."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from router.simulator.faults import NO_FAULTS, Faults
+from router.simulator.model.batching import BatchModel
 from router.simulator.model.blocks import blocks_for
 
 
@@ -93,6 +95,18 @@ class EngineConfig:
         for name in ("prefill_tokens_per_second", "kv_tokens_per_second"):
             if (rate := getattr(self, name)) is not None and rate <= 0:
                 raise ConfigError(f"{name}: expected more than 0, got {rate}")
+
+    @property
+    def batch(self) -> BatchModel:
+        """Its limits and speed."""
+        return BatchModel(
+            self.max_num_seqs,
+            self.step_s,
+            self.step_s_per_sequence,
+            self.prefill_tokens_per_second or math.inf,
+            self.max_num_batched_tokens,
+            math.inf if self.max_num_queued_reqs is None else self.max_num_queued_reqs,
+        )
 
     @property
     def models(self) -> tuple[str, ...]:

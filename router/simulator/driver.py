@@ -113,7 +113,7 @@ class Driver:
     def _begin(self, at: float) -> float | None:
         if self._faults.now.stall or self.asleep:
             return None
-        self._machine.slow = self._faults.now.slow
+        self._machine.batch.factor = self._faults.now.slow
         ends = self._machine.begin(at)
         loads, self._machine.loads = self._machine.loads, []
         for sequence in loads:

@@ -6,8 +6,10 @@ from elsewhere are listed in `loads` for somebody else to fetch.
 """
 
 from collections import deque
+from functools import partial
 
 from router.simulator.config import EngineConfig
+from router.simulator.model.batching import Batch
 from router.simulator.model.counters import Counters
 from router.simulator.model.kv_cache import KvCache
 from router.simulator.model.sampling import end_of, next_token
@@ -31,19 +33,17 @@ class Machine:
         self.counters = Counters()
         self.loads: list[Sequence] = []
         """Sequences whose KV cache is to be fetched; whoever fetches it empties the list."""
-        self.slow = 1.0
-        """A factor on the time of every step."""
+        self.batch: Batch[Sequence] = Batch(config.batch)
         self.dead = False
-        self._waiting: deque[Sequence] = deque()
         self._loading: set[Sequence] = set()
         # They hold blocks, so they must never wait behind somebody who waits for blocks.
         self._ready: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
+        self._decoding: list[Sequence] = []
         self._step: list[tuple[Sequence, int]] = []
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return len(self._decoding) + len(self.batch.prefilling)
 
     @property
     def loading(self) -> int:
@@ -52,7 +52,7 @@ class Machine:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._loading) + len(self._ready)
+        return len(self.batch.waiting) + len(self._loading) + len(self._ready)
 
     # Arrival and departure
 
@@ -60,13 +60,12 @@ class Machine:
         """Queue the sequences of one request. Raises QueueFull or EngineDead and queues none."""
         if self.dead:
             raise EngineDead
-        limit = self._config.max_num_queued_reqs
-        if limit is not None and self.waiting >= limit:
+        if not self.batch.has_room(self.waiting):
             self.counters.rejected += 1
             raise QueueFull
         for sequence in sequences:
             sequence.arrived, sequence.stage = now, Stage.WAITING
-            self._waiting.append(sequence)
+            self.batch.waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """Forget a sequence; its slot and blocks are free at once."""
@@ -84,21 +83,28 @@ class Machine:
     def kill(self) -> list[Output]:
         """The engine fails for good, with all that it has."""
         self.dead = True
-        lost = [*self._running, *self._loading, *self._ready, *self._waiting]
+        lost = [
+            *(*self._decoding, *self.batch.prefilling),
+            *(*self._loading, *self._ready, *self.batch.waiting),
+        ]
         for sequence in lost:
             self.abort(sequence)
         return [Output(sequence, None, "dead") for sequence in lost]
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.stage is Stage.RUNNING:
-            self._running.remove(sequence)
+            self._stop_running(sequence)
         elif sequence.stage is Stage.LOADING:
             self._loading.remove(sequence)
         elif sequence.stage is Stage.READY:
             self._ready.remove(sequence)
         elif sequence.stage is Stage.WAITING:
-            self._waiting.remove(sequence)
+            self.batch.waiting.remove(sequence)
         sequence.stage = Stage.ENDED
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        is_decoding = sequence in self._decoding
+        (self._decoding if is_decoding else self.batch.prefilling).remove(sequence)
 
     # A step
 
@@ -108,50 +114,48 @@ class Machine:
         Running sequences come first, prompts take what is left of the token budget.
         """
         self.kv.references.expire(now)
-        self._step = []
-        budget, preempted = self._config.max_num_batched_tokens, self.counters.preemptions
-        for sequence in list(self._running):
-            if budget and sequence.stage is Stage.RUNNING and self._grow(sequence):
-                budget -= self._plan(sequence, budget)
-        self._step = [part for part in self._step if part[0].stage is Stage.RUNNING]
-        if preempted == self.counters.preemptions or not self._step:
-            self._let_in(budget, now)
-        return now + self._duration() if self._step else None
+        preempted = self.counters.preemptions
+        step: list[tuple[Sequence, int]] = []
+        for sequence in list(self._decoding):
+            if len(step) == self._config.max_num_batched_tokens:
+                break
+            if sequence.stage is Stage.RUNNING and self._grow(sequence):
+                step.append((sequence, 1))
+        step = [part for part in step if part[0].stage is Stage.RUNNING]
+        # Who has just given way would be the first to be let in.
+        may_admit = preempted == self.counters.preemptions or not (step or self.batch.prefilling)
+        admit = partial(self._admit, now) if may_admit else lambda: None
+        prompts = self.batch.compose(len(step), admit)
+        self._step = step + prompts
+        if not self._step:
+            return None
+        # A prompt's last token is no work: its keys and values are those of a step that decodes.
+        computed = sum(tokens for _, tokens in prompts if tokens > 1)
+        return now + self.batch.seconds(len(self._step), computed)
 
-    def _let_in(self, budget: int, now: float) -> None:
-        while self._ready and budget:
-            budget -= self._run(self._ready.popleft(), budget)
-        while self._waiting and budget and self._has_slot() and self._admit(self._waiting[0], now):
-            sequence = self._waiting.popleft()
+    def _admit(self, now: float) -> Sequence | None:
+        """Who runs next: first those whose KV cache has come, then the queue."""
+        if self._ready:
+            return self._run(self._ready.popleft())
+        waiting = self.batch.waiting
+        while waiting and self._has_slot() and self._place(waiting[0], now):
+            sequence = waiting.popleft()
             if sequence.stage is not Stage.LOADING:
-                budget -= self._run(sequence, budget)
+                return self._run(sequence)
+        return None
 
-    def _run(self, sequence: Sequence, budget: int) -> int:
+    def _run(self, sequence: Sequence) -> Sequence:
         sequence.stage = Stage.RUNNING
-        self._running.append(sequence)
-        return self._plan(sequence, budget)
+        return sequence
 
     def _has_slot(self) -> bool:
-        taken = len(self._running) + len(self._loading) + len(self._ready)
+        taken = self.running + len(self._loading) + len(self._ready)
         return taken < self._config.max_num_seqs
-
-    def _plan(self, sequence: Sequence, budget: int) -> int:
-        tokens = min(sequence.missing, budget)
-        self._step.append((sequence, tokens))
-        return tokens
-
-    def _duration(self) -> float:
-        config = self._config
-        seconds = config.step_s + config.step_s_per_sequence * len(self._step)
-        if config.prefill_tokens_per_second is not None:
-            prefill = sum(tokens for _, tokens in self._step if tokens > 1)
-            seconds += prefill / config.prefill_tokens_per_second
-        return seconds * self.slow
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for the next token; False if the sequence itself had to give way."""
         while not self.kv.grow(sequence):
-            victim = self._running[-1]
+            victim = (self.batch.prefilling or self._decoding)[-1]
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -160,12 +164,12 @@ class Machine:
     def _preempt(self, sequence: Sequence) -> None:
         """Take everything from the sequence that came last; it is computed again later."""
         self.counters.preemptions += 1
-        self._running.remove(sequence)
+        self._stop_running(sequence)
         self.kv.drop(sequence)
         sequence.stage = Stage.WAITING
-        self._waiting.appendleft(sequence)
+        self.batch.waiting.appendleft(sequence)
 
-    def _admit(self, sequence: Sequence, now: float) -> bool:
+    def _place(self, sequence: Sequence, now: float) -> bool:
         """Give a waiting sequence its blocks, and send it for its KV cache if that is elsewhere."""
         if not self.kv.place(sequence):
             return False
@@ -190,7 +194,7 @@ class Machine:
 
     def queued_references(self) -> list[RemoteRead]:
         """References that wait in the queue, and must not expire there."""
-        return [each.remote for each in self._waiting if each.remote is not None]
+        return [each.remote for each in self.batch.waiting if each.remote is not None]
 
     def wanted(self, sequence: Sequence) -> list[int]:
         """The remote blocks to read: of more than are missing here, vLLM takes the last.
@@ -245,11 +249,14 @@ class Machine:
             if sequence.stage is Stage.RUNNING:
                 sequence.computed += tokens
                 self.kv.fill(sequence)
-                if not sequence.missing:
+                if not sequence.left:
                     outputs.append(self._emit(sequence, now))
         return outputs
 
     def _emit(self, sequence: Sequence, now: float) -> Output:
+        prefilling = self.batch.prefilling
+        if prefilling and prefilling[0] is sequence:
+            self._decoding.append(prefilling.popleft())
         token = next_token(sequence)
         sequence.tokens.append(token)
         sequence.state = sequence.prompt.language.after(sequence.state, token)

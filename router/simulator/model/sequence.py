@@ -136,7 +136,7 @@ class Sequence:
         return len(self.tokens) - len(self.prompt)
 
     @property
-    def missing(self) -> int:
+    def left(self) -> int:
         """Tokens whose KV cache is still to be computed; the last of them gives the next token."""
         return len(self.tokens) - self.computed
 

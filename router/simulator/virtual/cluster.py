@@ -162,7 +162,7 @@ def _event(
     def event(now: float) -> None:
         match change:
             case Speed():
-                engines[change.engine].factor = change.factor
+                engines[change.engine].batch.factor = change.factor
             case Freeze():
                 engines[change.engine].frozen_until = now + change.seconds
             case Faults():

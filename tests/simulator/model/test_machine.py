@@ -42,7 +42,7 @@ class TestTime:
 
     def test_a_slow_engine_takes_longer(self):
         engine = machine(step_s=0.01)
-        engine.slow = 3.0
+        engine.batch.factor = 3.0
         submit(engine, sequence())
         assert engine.begin(0.0) == pytest.approx(0.03)
 

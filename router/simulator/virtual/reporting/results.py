@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from router.simulator.virtual.request import Request
 
 STEADY_FROM, STEADY_TO = 0.25, 0.75
-"""The steady middle, in shares of the requests that have ended."""
+"""The steady middle, in shares of the requests that have ended: as benchmarks/distributions.py has
+it."""
 
 
 LEAST_SHARE = 0.5
@@ -90,7 +91,7 @@ class Result:
     requests_per_second: float
     """Of those that went well, over all these seconds."""
     steady_requests_per_second: float
-    """While the middle half of the requests ended."""
+    """While the steady middle of the requests ended."""
     tokens_per_second: float
     ttft_p50: float
     ttft_p99: float
@@ -117,10 +118,12 @@ class Result:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of sorted values; not a number if there are none."""
+    """The percentile of sorted values, linear between ranks; not a number if there are none."""
     if not ordered:
         return math.nan
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    rank = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+    return low + (high - low) * (rank % 1)
 
 
 def result_of(

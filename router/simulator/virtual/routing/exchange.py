@@ -46,7 +46,7 @@ class VirtualExchange:
         self.request = request
         self.run = run
         self.replica = replica
-        self._attempt: _Asked | None = None
+        self._attempt: Attempt | None = None
         """What an engine works on now."""
         self._prefilled_by: tuple[Engine, int] | None = None
         """Who has its KV cache, and in which of its lives."""
@@ -81,10 +81,11 @@ class VirtualExchange:
             replica.note_choice(place, request)
         engine = replica.engines[place]
         if isinstance(step, Call):
-            attempt = _Asked(self, place, request.prompt, 1, request.model)
+            attempt = Attempt(self, replica.number, place, request.prompt, 1, request.model)
         else:
             request.engine = place
-            attempt = _Asked(self, place, request.prompt, request.output, request.model)
+            output, model = request.output, request.model
+            attempt = Attempt(self, replica.number, place, request.prompt, output, model)
             if KV_KEY.encode() in step.body:
                 self._bring_cache(attempt)
         answer = engine.submit(attempt, now)
@@ -96,7 +97,7 @@ class VirtualExchange:
             self.run.answered(200, now)
         return None
 
-    def _bring_cache(self, attempt: "_Asked") -> None:
+    def _bring_cache(self, attempt: Attempt) -> None:
         assert self._prefilled_by is not None
         source, life = self._prefilled_by
         attempt.source = lambda: source.is_up and source.life == life
@@ -132,14 +133,14 @@ class VirtualExchange:
 
     # What the engine does.
 
-    def on_first(self, attempt: "_Asked", now: float) -> None:
+    def on_first(self, attempt: Attempt, now: float) -> None:
         """A first token; that of a prefill is its whole answer."""
         if isinstance(self.run.step, Stream):
             attempt.leg.first(now)
             self.request.first = now
             self.run.begun()
 
-    def on_last(self, attempt: "_Asked", now: float) -> None:
+    def on_last(self, attempt: Attempt, now: float) -> None:
         """The answer is whole."""
         replica = self.replica
         replica.now = now
@@ -158,12 +159,12 @@ class VirtualExchange:
         body = b'{"%b":{"remote_engine":%d}}' % (KV_KEY.encode(), attempt.place)
         self._go_on(Reply(200, (), body), None, 200, now)
 
-    def on_lost(self, attempt: "_Asked", now: float) -> None:
+    def on_lost(self, attempt: Attempt, now: float) -> None:
         """The connection broke."""
         kind = FailureKind.RESET if self._is_unheard else FailureKind.BROKEN
         self._fail(attempt, Failure(kind, "lost"), now)
 
-    def on_error(self, attempt: "_Asked", status: int, now: float) -> None:
+    def on_error(self, attempt: Attempt, status: int, now: float) -> None:
         """An error came as the first event of the stream."""
         attempt.leg.end(now)
         self._attempt = None
@@ -200,7 +201,7 @@ class VirtualExchange:
         engine.abort(attempt)
         self._fail(attempt, failure, now)
 
-    def _fail(self, attempt: "_Asked", failure: Failure, now: float) -> None:
+    def _fail(self, attempt: Attempt, failure: Failure, now: float) -> None:
         is_told = not self._is_unheard
         attempt.leg.end(now)
         self._attempt = None
@@ -217,32 +218,3 @@ class VirtualExchange:
             self.finish(now)
         else:
             self.perform(action, now)
-
-
-class _Asked(Attempt):
-    """A client's request at an engine."""
-
-    __slots__ = ("exchange", "place")
-
-    def __init__(
-        self, exchange: VirtualExchange, place: int, prompt: int, output: int, model: str | None
-    ) -> None:
-        super().__init__(exchange.replica.number, prompt, output, model)
-        self.exchange = exchange
-        self.place = place
-
-    def on_first(self, now: float) -> None:
-        """As the exchange has it."""
-        self.exchange.on_first(self, now)
-
-    def on_last(self, now: float) -> None:
-        """As the exchange has it."""
-        self.exchange.on_last(self, now)
-
-    def on_lost(self, now: float) -> None:
-        """As the exchange has it."""
-        self.exchange.on_lost(self, now)
-
-    def on_error(self, status: int, now: float) -> None:
-        """As the exchange has it."""
-        self.exchange.on_error(self, status, now)

@@ -42,9 +42,9 @@ def oracle(engines: Sequence[Engine]) -> Policy:
         if now < engine.frozen_until or not engine.is_up:
             return 1e9 + load
         if load >= model.max_num_seqs:
-            return 1e6 * (1 + load - model.max_num_seqs) * engine.factor
+            return 1e6 * (1 + load - model.max_num_seqs) * engine.batch.factor
         gain = (load + 1) / model.step(load + 1) - load / model.step(load)
-        return engine.factor / gain + 1e-9 * load
+        return engine.batch.factor / gain + 1e-9 * load
 
     def policy(
         candidates: Sequence[Candidate], _facts: Facts, now: float, _rng: Random

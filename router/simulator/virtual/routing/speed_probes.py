@@ -20,7 +20,7 @@ class SpeedProbes:
         self._speed_roles = speed_roles
         self.replica = replica
         self._agenda = agenda
-        self._open: dict[int, _Probe] = {}
+        self._open: dict[int, Attempt] = {}
 
     def sweep(self, now: float) -> None:
         """Ask those that need it."""
@@ -28,10 +28,26 @@ class SpeedProbes:
             if place not in self._open and probing.needs_speed_probe(member, self._speed_roles):
                 self._ask(place, now)
 
-    def forget(self, probe: "_Probe", now: float) -> None:
+    def forget(self, attempt: Attempt, now: float) -> None:
         """A probe is over, however it ended."""
-        probe.leg.end(now)
-        self._open.pop(probe.place, None)
+        attempt.leg.end(now)
+        self._open.pop(attempt.place, None)
+
+    def on_first(self, attempt: Attempt, now: float) -> None:
+        """The clock starts."""
+        attempt.leg.first(now)
+
+    def on_last(self, attempt: Attempt, now: float) -> None:
+        """Measured."""
+        self.forget(attempt, now)
+
+    def on_lost(self, attempt: Attempt, now: float) -> None:
+        """Not measured."""
+        self.forget(attempt, now)
+
+    def on_error(self, attempt: Attempt, status: int, now: float) -> None:
+        """Not measured."""
+        self.forget(attempt, now)
 
     def restart(self, now: float) -> None:
         """Their router died."""
@@ -40,13 +56,16 @@ class SpeedProbes:
             self.forget(probe, now)
 
     def _ask(self, place: int, now: float) -> None:
-        probe = _Probe(self, self.replica.number, place)
         engine, member = self.replica.engines[place], self.replica.members[place]
+        work, tokens = (
+            probing.SPEED_PROBE_PROMPT_TOKENS,
+            probing.speed_probe_tokens(engine.spec.role),
+        )
+        probe = Attempt(self, self.replica.number, place, work, tokens)
         if engine.submit(probe, now) is not Answer.ACCEPTED:
             return
         self.count += 1
         self._open[place] = probe
-        work = probing.SPEED_PROBE_PROMPT_TOKENS
         probe.leg = Leg(member.pace, None, work, now, is_heard=True)
 
         def give_up(then: float) -> None:
@@ -55,32 +74,3 @@ class SpeedProbes:
                 self.forget(probe, then)
 
         self._agenda.at(now + probing.SPEED_PROBE_TIMEOUT_SECONDS, give_up)
-
-
-class _Probe(Attempt):
-    """One probe at its engine."""
-
-    __slots__ = ("place", "probes")
-
-    def __init__(self, probes: SpeedProbes, replica: int, place: int) -> None:
-        role = probes.replica.engines[place].spec.role
-        tokens = probing.speed_probe_tokens(role)
-        super().__init__(replica, probing.SPEED_PROBE_PROMPT_TOKENS, tokens)
-        self.probes = probes
-        self.place = place
-
-    def on_first(self, now: float) -> None:
-        """The clock starts."""
-        self.leg.first(now)
-
-    def on_last(self, now: float) -> None:
-        """Measured."""
-        self.probes.forget(self, now)
-
-    def on_lost(self, now: float) -> None:
-        """Not measured."""
-        self.probes.forget(self, now)
-
-    def on_error(self, _status: int, now: float) -> None:
-        """Not measured."""
-        self.probes.forget(self, now)

@@ -20,8 +20,9 @@ def ended(number: int, engine: int, issued: float, first: float, at: float, *, i
     return request
 
 
-def test_percentiles_are_nearest_rank():
-    assert [percentile([1.0, 2.0, 3.0, 4.0], share) for share in (0.0, 0.5, 0.99)] == [1, 2, 4]
+def test_percentiles_are_linear_between_ranks():
+    found = [percentile([1.0, 2.0, 3.0, 4.0], share) for share in (0.0, 0.5, 0.99, 1.0)]
+    assert found == pytest.approx([1, 2.5, 3.97, 4])
     assert math.isnan(percentile([], 0.5))
 
 
@@ -45,7 +46,7 @@ def test_a_result_tells_what_went_well_and_what_did_not():
     assert (result.requests, result.failed, result.seconds) == (4, 1, 4.0)
     assert result.requests_per_second == 0.75
     assert result.tokens_per_second == 3.75
-    assert (result.ttft_p50, result.e2e_p99) == (0.5, 3.0)
+    assert (result.ttft_p50, result.e2e_p99) == pytest.approx((0.5, 2.96))
     assert result.slowest_share == pytest.approx(1 / 3)
     assert result.max_over_mean_load == 1.5
     assert "samples" not in result.row()
@@ -98,7 +99,7 @@ def test_an_engines_load_and_its_oscillation_are_those_of_the_steady_middle():
     fit, none = (True, True), (False, False)
     loads = [(4, 2), (4, 6), (4, 2), (4, 6)]
     samples = [Sample(float(at), 1, both, fit, none) for at, both in enumerate(loads)]
-    # The middle half of two requests is the time up to the first one's end.
+    # The steady middle of two requests is the time up to the first one's end.
     first, second = engines_of([replaced._replace(at=0.0) for replaced in samples])
     assert (first.mean_in_flight, first.oscillation) == (4.0, 0.0)
     assert (second.mean_in_flight, second.oscillation) == (4.0, 0.5)

@@ -60,7 +60,7 @@ def test_the_oracle_knows_speed_slots_and_who_is_frozen(engines):
         scores = oracle(engines)(THREE, request_of(1), 1.0, Random(1))
         return scores.index(min(scores))
 
-    engines[0].factor = 1.1
+    engines[0].batch.factor = 1.1
     assert chosen() == 1
     engines[1].running = 2
     assert chosen() == 2
