@@ -1,4 +1,7 @@
-"""When a turn does not count: the bench itself was the limit, or the load was another one."""
+"""When a turn does not count: the bench itself was the limit, or the load was another one.
+
+Pure.
+"""
 
 from dataclasses import asdict, dataclass
 from typing import Any

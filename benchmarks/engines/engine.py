@@ -1,9 +1,11 @@
 """The simulated engines of a bench: one process, many ports, one timer per engine.
 
-A step writes pre-built bytes to every stream that has a slot. This loop is leaner than the
-simulator's engine model on purpose: a token takes 0.14 us here and 4.0 us there, before anything is
-written (NOTES.md), and the bench must not be what is measured. With role `prefill` it answers with
-`kv_transfer_params` in NIXL's shape, and role `decode` checks that they arrive unchanged.
+The loop is leaner than the simulator's engine model: a token takes 0.14 us here and 4.0 us there,
+before anything is written (NOTES.md), and the bench must not be what is measured.
+
+A step writes pre-built bytes to every stream that has a slot. With
+role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role `decode` checks that
+they arrive unchanged.
 
 Without slots (the timed windows) a stream's first event comes at once; with slots (finite jobs) it
 comes with the first token, as it does in vLLM. An engine that prefills for itself gives the first

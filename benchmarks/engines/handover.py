@@ -1,4 +1,7 @@
-"""`kv_transfer_params` in NIXL's shape: made, and checked for having arrived intact."""
+"""`kv_transfer_params` in NIXL's shape: what a prefill engine gives, and whether it arrived whole.
+
+Pure.
+"""
 
 from typing import Any
 

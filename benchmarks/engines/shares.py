@@ -1,4 +1,7 @@
-"""Which engine got how many of a job's requests, second by second."""
+"""Which engine got how many of a job's requests, second by second.
+
+Pure.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""How evenly streams lie on engines: the largest engine's number less the smallest's, over time."""
+"""How evenly streams lie on engines: the largest engine's number less the smallest's, over time.
+
+Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

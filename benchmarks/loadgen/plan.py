@@ -1,4 +1,7 @@
-"""What a load generator is to offer, and the bytes of its requests."""
+"""What a load generator is to offer, and the bytes of its requests.
+
+Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

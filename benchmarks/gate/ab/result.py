@@ -1,4 +1,7 @@
-"""The result of a comparison of policies: a row per run, a line per policy, one document."""
+"""What a comparison of policies comes to: a row for each run, a line for each policy, one document.
+
+Pure.
+"""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One run of `validate --generator aiperf`: its phases on the live board, its records as ours."""
+"""One run of `validate --generator aiperf`: AIPerf's phases on our board, its result as ours."""
 
 import time
 from asyncio import Event

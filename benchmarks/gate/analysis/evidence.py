@@ -1,4 +1,7 @@
-"""What single workers did wrong in a run: held too much, stood still, served the slowest."""
+"""What single workers did wrong in a run: held too much, stood still, served the slowest.
+
+Pure.
+"""
 
 import math
 from dataclasses import dataclass

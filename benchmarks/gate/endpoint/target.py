@@ -1,4 +1,7 @@
-"""The bytes that go to the endpoint: the validator's request (reference 1.2), ready to be sent."""
+"""The bytes that go to the endpoint: the validator's request (reference 1.2), ready to be sent.
+
+Pure.
+"""
 
 import re
 from collections.abc import Mapping, Sequence

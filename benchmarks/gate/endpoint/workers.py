@@ -1,8 +1,8 @@
 """Who works behind the endpoint, and what they and the router say while the load runs.
 
 Asks the router's /endpoints, or takes the workers that it is told; then samples each worker's
-/metrics and the router's view beside it. A worker that does not answer
-is a sample of None.
+/metrics and the router's view beside it. A worker that does not answer is a sample of None. It does
+no load, and delays none.
 """
 
 import asyncio

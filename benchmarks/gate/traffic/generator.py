@@ -1,7 +1,7 @@
-"""A stream of the gate: a client of streamed chat completions, by AIPerf's definitions (reference
-2.3).
+"""One stream of the offered concurrency: a connection that asks, reads an answer, asks again.
 
-It must stay cheap: an event that is plainly a piece of content is not parsed.
+Knows HTTP framing (httptools) and the events of a streamed chat completion, by AIPerf's definitions
+(reference 2.3). It must stay cheap: an event that is plainly a piece of content is not parsed.
 """
 
 from collections.abc import Mapping

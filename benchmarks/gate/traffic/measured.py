@@ -1,4 +1,4 @@
-"""Carries out a phase; the measured one becomes a Run, in seconds since it began."""
+"""A phase carried out, and the measured one as a Run: seconds since it began, as microseconds."""
 
 import asyncio
 import time
