@@ -19,6 +19,8 @@ from benchmarks.streaming.sse import EventReader
 BODY_LIMIT = 8192
 # Headers that name the worker: this router's, and those of gateways with an endpoint picker.
 WORKER = (b"x-pd-router-endpoint", b"x-gateway-destination-endpoint-served")
+# Workers that it waited for before, where this router says so: a comma list.
+LEFT = b"x-pd-router-left"
 
 
 @dataclass(slots=True)
@@ -27,7 +29,8 @@ class Seen:
 
     `sent` is when it was meant to be sent, where that was arranged: it was then `late` by so many
     seconds. It is given up by the client after `give_up` seconds: `cancelled`. `events` collects
-    what comes, for those who want to read it: then `text` is what was said.
+    what comes, for those who want to read it: then `text` is what was said. `left` are workers
+    that it waited for before `worker` answered.
     """
 
     number: int
@@ -43,6 +46,7 @@ class Seen:
     status: int | None = None
     error: str | None = None
     worker: str | None = None
+    left: tuple[str, ...] = ()
     gaps: "array[float]" = field(default_factory=lambda: array("d"))
     turn: int = 0
     late: float | None = None
@@ -189,8 +193,12 @@ class Stream(asyncio.Protocol):
     # httptools' callbacks
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._seen is not None and name.lower() in WORKER:
+        if self._seen is None:
+            return
+        if (name := name.lower()) in WORKER:
             self._seen.worker = value.decode("latin-1")
+        elif name == LEFT:
+            self._seen.left = listed(value)
 
     def on_headers_complete(self) -> None:
         if self._seen is not None:
@@ -252,6 +260,11 @@ class Stream(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def listed(value: bytes) -> tuple[str, ...]:
+    """The entries of a comma list."""
+    return tuple(each.strip() for each in value.decode("latin-1").split(","))
 
 
 async def open_connection(

@@ -4,18 +4,21 @@ Knows HTTP framing (httptools) and the events of a streamed chat completion, by 
 (reference 2.3). It must stay cheap: an event that is plainly a piece of content is not parsed.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
-from benchmarks.streaming.client import Seen, Stream
+from benchmarks.streaming.client import Seen, Stream, listed
 from benchmarks.streaming.sse import DONE, data_of
 
 # As vLLM, SGLang and this router write it. A quote inside JSON text is escaped, so that a model
 # which talks about JSON cannot write these bytes.
 CONTENT, EMPTY = b'"content":"', b'"content":""'
 USAGE = b'"usage":{'
+# A stream whose head was sent by an engine that the router then left says so in a comment.
+MOVED = re.compile(rb": x-pd-router-endpoint (\S+) left (.*)")
 
 
 class ChatStream(Stream):
@@ -38,6 +41,8 @@ class ChatStream(Stream):
         """Roles, usage, errors, the end, comments, and content that is written another way."""
         data = data_of(event)
         if not data:
+            if (moved := MOVED.fullmatch(event.strip())) is not None:
+                seen.worker, seen.left = moved[1].decode("latin-1"), listed(moved[2])
             return
         if data == DONE:
             self._done = True
