@@ -18,14 +18,12 @@ from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.jsonspan import member, with_member
 from router.core.plans.direct import conclude, move, plain
-from router.core.plans.prefill import body_for_prefill, prefill
+from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill
 from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Step, Stream
 from router.core.retry import ATTEMPTS, BUSY, may_move, reason_of
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
 
 __all__ = ["nixl"]
-
-KV_KEY = "kv_transfer_params"
 
 ASK = {
     "do_remote_decode": True,
@@ -37,13 +35,6 @@ ASK = {
 }
 """What makes a prefill engine keep its blocks. Only the first key is read (vLLM's
 pull_scheduler.py); the rest is what every vLLM proxy sends."""
-
-PREFILLS = 2
-"""A failed decode is worth one more prefill; a second failure is no chance, and the decode engine
-can compute the prompt itself."""
-
-LOAD_FAILED = frozenset({500})
-"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
 
 
 def nixl(facts: Facts) -> Plan:

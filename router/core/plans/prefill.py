@@ -9,9 +9,26 @@ from router.core.plans.steps import Call, Lease, Outcome, Release, Step
 from router.core.retry import reason_of
 from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
 
-__all__ = ["Ask", "body_for_prefill", "prefill", "prefill_by"]
+__all__ = [
+    "KV_KEY",
+    "LOAD_FAILED",
+    "PREFILLS",
+    "Ask",
+    "body_for_prefill",
+    "prefill",
+    "prefill_by",
+]
 
-ATTEMPTS = 2
+KV_KEY = "kv_transfer_params"
+
+PREFILLS = 2
+"""A failed decode is worth one more prefill; a second failure is no chance, and the decode engine
+can compute the prompt itself."""
+
+LOAD_FAILED = frozenset({500})
+"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
+
+PREFILL_ATTEMPTS = 2
 """Prefill engines that are asked before the decode engine computes the prompt itself: each try
 adds its whole delay to the time to first token."""
 
@@ -36,7 +53,7 @@ def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
     Each engine that fails is recorded. The lease ends with the reply.
     """
     tried: frozenset[Endpoint] = frozenset()
-    for _ in range(ATTEMPTS):
+    for _ in range(PREFILL_ATTEMPTS):
         try:
             endpoint = yield Lease(Role.PREFILL, tried)
         except NoEngine:

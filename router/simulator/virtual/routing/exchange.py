@@ -8,7 +8,7 @@ from typing import Protocol
 
 from router.core.errors import RouterError
 from router.core.fleet import Fleet
-from router.core.plans.nixl import KV_KEY
+from router.core.plans.prefill import KV_KEY
 from router.core.plans.steps import AwaitKV, Call, Outcome, Send, Stream
 from router.core.request_run import Action, RequestRun
 from router.core.values import Failure, FailureKind, Reply
