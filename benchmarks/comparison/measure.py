@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,18 +89,17 @@ def _nothing() -> None:
 
 
 def _engines(scenario: Scenario, logs: Path) -> Child:
-    plan = engine.Plan(
-        decode_engines=scenario.decode_engines,
-        prefill_engines=scenario.prefill_engines,
-        step_s=scenario.step_s,
-        slots=scenario.slots,
-        prefill_s=scenario.prefill_s,
-        prefill_slots=scenario.prefill_slots,
-        common_clock=scenario.common_clock,
-        changes=scenario.changes,
-        token_bytes=scenario.token_bytes,
-    )
+    plan = engine.Plan(**_common(scenario, engine.Plan))
     return Child(["engine", plan.encode()], logs / "engine.log")
+
+
+def _common(scenario: Scenario, plan: type[engine.Plan | Plan]) -> dict[str, Any]:
+    """What a plan takes from the scenario's row as it stands there."""
+    return {
+        field.name: getattr(scenario, field.name)
+        for field in fields(plan)
+        if hasattr(scenario, field.name)
+    }
 
 
 def _start(
@@ -119,21 +118,9 @@ def _start(
 def _plan(scenario: Scenario, targets: list[str]) -> Plan:
     return Plan(
         targets=[(urlsplit(url).hostname, urlsplit(url).port) for url in targets],
-        clients=scenario.clients,
-        tokens=scenario.tokens,
-        stream=scenario.stream,
-        prompt_bytes=scenario.prompt_bytes,
-        ramp_s=scenario.ramp_s,
-        window_s=scenario.window_s,
         drain_s=_job_s(scenario) if scenario.requests else DRAIN_S,
-        requests=scenario.requests,
-        prompts=scenario.prompts,
-        warm_up_clients=scenario.warm_up_clients,
-        burst=scenario.burst,
-        endless=scenario.endless,
-        slow_clients=scenario.slow_clients,
-        slow_bytes_per_s=scenario.slow_bytes_per_s,
         frozen=speed.frozen(scenario.changes),
+        **_common(scenario, Plan),
     )
 
 

@@ -4,13 +4,11 @@ Pure nouns. Times are seconds since the measured phase began, unless the name sa
 None.
 """
 
-import types
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
 
 class Unreadable(ValueError):
@@ -110,12 +108,16 @@ class Run:
 
     @classmethod
     def from_json(cls, data: bytes | str) -> "Run":
-        """Read it back. Raises Unreadable."""
+        """Read it back; unknown fields are ignored. Raises Unreadable."""
         try:
-            found = orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            raise Unreadable(f"not JSON: {error}") from None
-        return run_of(found)
+            return _RUN.validate_json(data, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            place = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
+            raise Unreadable(f"run{place}: {first['msg']}") from None
+
+
+_RUN = TypeAdapter(Run)
 
 
 class Kind(StrEnum):
@@ -143,59 +145,5 @@ class Diagnosis:
 
 
 def run_of(found: object) -> Run:
-    """A run from parsed JSON. Unknown fields are ignored. Raises Unreadable."""
-    return _built(Run, found, "run")
-
-
-Noun = TypeVar("Noun", Run, Client, Request, WorkerSample)
-
-
-def _built(kind: type[Noun], found: object, where: str) -> Noun:
-    if not isinstance(found, Mapping):
-        raise Unreadable(f"{where}: not an object")
-    return _all_built(kind, [found], where)[0]
-
-
-def _all_built(kind: type[Noun], rows: object, where: str) -> list[Noun]:
-    """Hints are looked up once for all rows: a run has tens of thousands."""
-    if not isinstance(rows, list):
-        raise Unreadable(f"{where}: not a list")
-    hints = get_type_hints(kind)
-    names = [(field.name, hints[field.name]) for field in fields(kind)]
-    needed = [field.name for field in fields(kind) if field.default is MISSING]
-    built = []
-    for number, row in enumerate(rows):
-        here = f"{where}[{number}]" if len(rows) > 1 else where
-        if not isinstance(row, Mapping):
-            raise Unreadable(f"{here}: not an object")
-        if missing := [name for name in needed if name not in row]:
-            raise Unreadable(f"{here}: without {', '.join(missing)}")
-        there = [(name, hint) for name, hint in names if name in row]
-        built.append(kind(**{name: _value(row[name], hint, here, name) for name, hint in there}))
-    return built
-
-
-def _value(value: object, hint: object, where: str, name: str) -> Any:
-    """The value as its field wants it: lists become tuples, whole numbers may stand for floats."""
-    there = f"{where}.{name}"
-    if hint is Client:
-        return _built(Client, value, there)
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        if inner in (Request, WorkerSample):
-            return tuple(_all_built(inner, value, there))
-        if isinstance(value, list) and all(_is_a(each, inner) for each in value):
-            return tuple(value)
-    else:
-        options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        if any(_is_a(value, option) for option in options):
-            return value
-    raise Unreadable(f"{there}: {str(value)[:40]!r} is not {getattr(hint, '__name__', hint)}")
-
-
-def _is_a(value: object, kind: object) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
-        return isinstance(value, int | float)
-    return isinstance(kind, type) and isinstance(value, kind)
+    """A run from parsed JSON. Raises Unreadable."""
+    return Run.from_json(orjson.dumps(found))

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from benchmarks.streaming.client import Seen
+from benchmarks.streaming.sse import data_of
 
 
 def said(events: Iterable[bytes]) -> tuple[str, str]:
@@ -24,9 +25,8 @@ def said(events: Iterable[bytes]) -> tuple[str, str]:
 
 
 def _delta(event: bytes) -> dict[str, Any]:
-    lines = [line[5:] for line in event.split(b"\n") if line.startswith(b"data:")]
     try:
-        found = orjson.loads(b"\n".join(lines))
+        found = orjson.loads(data_of(event))
         delta = found["choices"][0]["delta"]
     except (orjson.JSONDecodeError, LookupError, TypeError):
         return {}
