@@ -13,7 +13,8 @@ from router.commands.usage import UsageError
 from router.net.crew import Crew
 from router.settings import Settings
 from router.web.app import Router, Worker, endpoints_of
-from router.web.server import BACKLOG, HURRY, Server, tune_process
+from router.web.server import HURRY, Server, tune_process
+from router.web.sockets import listening_sockets
 
 __all__ = ["run"]
 
@@ -25,14 +26,15 @@ def run(settings: Settings) -> int:
     """Serve until a signal says to stop; returns the exit status."""
     if settings.workers > 1:
         return _run_several(settings)
+    (listeners,) = _listeners(settings)
     server = Server(Router(settings))
     tune_process()
-    server.run()
+    server.run(sockets=listeners)
     return 0
 
 
 def _run_several(settings: Settings) -> int:
-    listeners = _listeners(settings.host, settings.port, settings.workers)
+    listeners = _listeners(settings)
     crew = Crew(settings.workers, endpoints_of(settings))
     counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
     lifeline, alive = os.pipe()
@@ -69,49 +71,9 @@ def _folder() -> Path | None:
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
 
 
-def _listeners(host: str, port: int, workers: int) -> list[list[socket.socket]]:
-    """Listening sockets for each worker, on every address of the host.
-
-    Each worker has its own (SO_REUSEPORT), and the kernel deals connections out. This process keeps
-    them open: what waits in a worker's socket when it dies is answered by the next one.
-    """
+def _listeners(settings: Settings) -> list[list[socket.socket]]:
+    host, port = settings.host, settings.port
     try:
-        flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-        listeners: list[list[socket.socket]] = [[] for _ in range(workers)]
-        for family, address in dict.fromkeys((each[0], str(each[4][0])) for each in found):
-            port = _free(family, address, port)
-            for mine in listeners:
-                mine.append(_bound(family, address, port, share=True))
+        return listening_sockets(host, port, settings.workers)
     except OSError as error:
         raise UsageError(f"--port: cannot listen on {host}:{port}: {error.strerror}") from None
-    for mine in listeners:
-        for listener in mine:
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-    return listeners
-
-
-def _free(family: int, address: str, port: int) -> int:
-    """The port, or a free one for 0, if nobody listens there. Raises OSError.
-
-    Sockets that share a port would share it with another router too, and its users with ours.
-    """
-    with _bound(family, address, port, share=False) as probe:
-        probe.listen(1)
-        return int(probe.getsockname()[1])
-
-
-def _bound(family: int, address: str, port: int, *, share: bool) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if share:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:  # as asyncio does
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind((address, port))
-    except OSError:
-        listener.close()
-        raise
-    return listener

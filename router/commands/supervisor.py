@@ -69,6 +69,7 @@ class Supervisor:
         self._hurry = hurry
         self._failures = 0
         self._is_ending = False
+        self._signals = 0
         self._status = 0
 
     def run(self) -> int:
@@ -151,12 +152,16 @@ class Supervisor:
             self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
-        """Pass the signal on to all workers; after a second one they end at once."""
-        if self._is_ending:
-            number = self._hurry
-        else:
+        """Pass the signal on to all workers; after a second one they end at once, and a third one
+        kills those that do not come to that."""
+        self._signals += 1
+        if not self._is_ending:
             self._is_ending = True
             self._ending()
+        elif self._signals == 2:
+            number = self._hurry
+        else:
+            number = signal.SIGKILL
         for worker in self._workers:
             if worker.pid is not None:
                 os.kill(worker.pid, number)

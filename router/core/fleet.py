@@ -99,11 +99,22 @@ class Fleet:
         """
         return self.ledger.lease(endpoint, tokens, pending)
 
-    def leg(self, lease: Lease, now: float, *, is_heard: bool, sequences: int = 1) -> Leg:
+    def leg(
+        self,
+        lease: Lease,
+        now: float,
+        *,
+        is_heard: bool,
+        sequences: int = 1,
+        computes: bool = True,
+    ) -> Leg:
         """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill, `sequences`:
-        answers that it generates side by side."""
-        pace, work = self._members[lease.endpoint].pace, lease.pending_there
-        return Leg(pace, lease, work, now, is_heard=is_heard, sequences=sequences)
+        answers that it generates side by side, `computes`: the lease's prompt is computed by it.
+        """
+        pace = self._members[lease.endpoint].pace
+        if not computes:
+            return Leg(pace, None, 0, now, is_heard=is_heard)
+        return Leg(pace, lease, lease.pending_there, now, is_heard=is_heard, sequences=sequences)
 
     def candidates(
         self,

@@ -1,9 +1,9 @@
 """One request's run: its plan, its leases, its attempts and its record.
 
 All that is decided between the choice of the way and the request's end is decided here. Whoever
-makes the calls (`net/exchange.py`, or `simulator/virtual/replica.py`) does so in this order:
+makes the calls (`net/served_request.py`, or `simulator/virtual/replica.py`) does so in this order:
 
-    action = run.start(plan, now)
+    action = run.start(facts, plan, now)
     while action is not None:
         ...                      # make the call, wait for the KV cache, or send the reply
         action = run.settle(...)  # or run.answer(...)
@@ -72,14 +72,13 @@ class RequestRun:
         self,
         scheduler: Scheduler,
         observe: Callable[[Event], None],
-        facts: Facts,
         record: RequestEnded,
-        *,
         rng: Random,
         sample: float = 0.0,
     ) -> None:
-        self.facts: Facts | None = facts
-        """None once the answer has begun: a stream need not keep its prompt in memory."""
+        self.facts: Facts | None = None
+        """None before the start, and once the answer has begun: a stream need not keep its prompt
+        in memory."""
         self.record = record
         self.asked_at = 0.0
         """When `step` was to be made."""
@@ -92,8 +91,9 @@ class RequestRun:
         self._tried = NONE_TRIED
         """Decode engines that have failed this request: those that the last lease excluded."""
 
-    def start(self, plan: Plan, now: float) -> Action | None:
+    def start(self, facts: Facts, plan: Plan, now: float) -> Action | None:
         """The plan's first action. Raises as `answer` does."""
+        self.facts = facts
         self._plan = plan
         return self.answer(None, now)
 
@@ -110,7 +110,7 @@ class RequestRun:
             self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at))
         elif status < 500:
             self._observe(LegDone(step.endpoint))
-        if isinstance(step, Call):
+        if isinstance(step, Call) and step.is_prefill:
             self.record.prefill_seconds = now - self.asked_at
         return self.answer(outcome, now)
 
@@ -183,7 +183,9 @@ class RequestRun:
         step = self.step
         lease = self._leases[step.endpoint]
         if isinstance(step, Call):  # a prefill makes one token, whatever was asked for
-            return self._scheduler.leg(lease, now, is_heard=True)
+            return self._scheduler.leg(
+                lease, now, is_heard=step.is_prefill, computes=step.is_prefill
+            )
         facts = self._known
         return self._scheduler.leg(lease, now, is_heard=facts.stream, sequences=facts.sequences)
 

@@ -75,9 +75,19 @@ class Scheduler:
         if not self._fleet.candidates(role, facts.model, exclude, now):
             raise _no_engine(role)
 
-    def leg(self, lease: Lease, now: float, *, is_heard: bool, sequences: int = 1) -> Leg:
-        """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
-        return self._fleet.leg(lease, now, is_heard=is_heard, sequences=sequences)
+    def leg(
+        self,
+        lease: Lease,
+        now: float,
+        *,
+        is_heard: bool,
+        sequences: int = 1,
+        computes: bool = True,
+    ) -> Leg:
+        """Time an attempt at a leased endpoint; see `Fleet.leg`."""
+        return self._fleet.leg(
+            lease, now, is_heard=is_heard, sequences=sequences, computes=computes
+        )
 
     def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
         """Whether the request could go to another endpoint that is not set aside."""

@@ -23,6 +23,7 @@ __all__ = [
     "events",
     "first_sign",
     "keep_alive",
+    "status_of",
 ]
 
 DONE = b"data: [DONE]\n\n"
@@ -90,6 +91,16 @@ def data_of(event: bytes) -> bytes:
     """The data of one event, its lines joined; empty for a comment."""
     lines = [line for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
+
+
+def status_of(event: bytes) -> int:
+    """The HTTP status that an error event stands for: its `code` if that is one, else 500."""
+    try:
+        document: Any = orjson.loads(data_of(event))
+        code = document["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return 500
+    return code if isinstance(code, int) and 400 <= code <= 599 else 500
 
 
 class First(Enum):

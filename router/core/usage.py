@@ -2,7 +2,7 @@
 
 import re
 
-__all__ = ["LOOKED_AT", "generated_tokens"]
+__all__ = ["LOOKED_AT", "generated_tokens", "is_usage_only"]
 
 LOOKED_AT = 2048
 """Bytes at the end of an answer that hold its usage, with every detail that vLLM adds."""
@@ -18,3 +18,8 @@ def generated_tokens(end: bytes) -> int:
     """
     found = _GENERATED.search(end, max(0, len(end) - LOOKED_AT))
     return int(found.group(1)) if found else 0
+
+
+def is_usage_only(event: bytes) -> bool:
+    """Whether an event of a stream tells the usage and carries no token."""
+    return b'"choices":[]' in event

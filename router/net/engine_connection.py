@@ -9,18 +9,17 @@ from typing import Any, Protocol
 
 import httptools
 
+from router.core.headers import HeaderPairs
 from router.core.values import Failure, FailureKind
 
-__all__ = ["EngineConnection", "HeaderList", "Owner", "Sink"]
-
-HeaderList = list[tuple[bytes, bytes]]
+__all__ = ["EngineConnection", "Owner", "Sink"]
 
 
 class Sink(Protocol):
     """Takes one answer. `on_end` or `on_lost` comes last, exactly once, unless it is aborted."""
 
-    def on_head(self, status: int, headers: HeaderList) -> None:
-        """The status and headers (names in lower case) have arrived."""
+    def on_head(self, status: int, headers: HeaderPairs, *, has_body: bool) -> None:
+        """The status and headers have arrived. `has_body`: bytes of the body follow at once."""
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """The body bytes of one read have arrived; after the last ones `on_end` follows at once."""
@@ -77,7 +76,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
-        self._headers: HeaderList = []
+        self._headers: HeaderPairs = []
         self._parts: list[bytes] = []
         self._status = 0
         self._head_ready = False
@@ -150,7 +149,7 @@ class EngineConnection(asyncio.Protocol):
         if self._head_ready:
             self._head_ready = False
             headers, self._headers = self._headers, []
-            sink.on_head(self._status, headers)
+            sink.on_head(self._status, headers, has_body=bool(self._parts))
         if self._parts and self._sink is sink:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()

@@ -11,11 +11,11 @@ from random import Random
 
 from router.core import probing, usage
 from router.core.fleet import Fleet
+from router.core.headers import HeaderPairs
 from router.core.leg import Leg
 from router.core.member import Member
 from router.core.sse import DONE
 from router.core.values import Endpoint, Failure, Role
-from router.net.engine_connection import HeaderList
 from router.net.pool import EnginePool
 from router.net.tasks import TaskSet
 
@@ -112,7 +112,7 @@ class _Sink:
         self._end = b""
         self._is_good = False
 
-    def on_head(self, status: int, _headers: HeaderList) -> None:
+    def on_head(self, status: int, _headers: HeaderPairs, *, has_body: bool) -> None:
         """An error measures nothing."""
         self._is_good = status == 200
 

@@ -45,7 +45,8 @@ class Shell:
         policies = dict.fromkeys(Role, POLICIES["round_robin"])
         scheduler = Scheduler(self.fleet, policies, threshold=1, rng=Random(0))
         self.record = RequestEnded("id", "/v1/completions", 0.0)
-        self.run = RequestRun(scheduler, self.events.append, facts, self.record, rng=Random(0))
+        self._facts = facts
+        self.run = RequestRun(scheduler, self.events.append, self.record, Random(0))
 
     def up(self, endpoint: Endpoint, sight: Sight = Sight.OK) -> None:
         """A probe saw this."""
@@ -53,7 +54,7 @@ class Shell:
 
     def start(self, plan: Plan) -> Endpoint:
         """The first engine that is asked."""
-        return self.asked(self.run.start(plan, 0.0))
+        return self.asked(self.run.start(self._facts, plan, 0.0))
 
     def fails(self, outcome: Failure) -> Endpoint:
         """The engine that is asked after this failure."""
@@ -243,7 +244,7 @@ def test_a_kv_cache_is_waited_for() -> None:
         assert ready is True
         yield Send(reply(200))
 
-    assert shell.run.start(plan(), 0.0) == AwaitKV("t", 1)
+    assert shell.run.start(FACTS, plan(), 0.0) == AwaitKV("t", 1)
     assert shell.run.answer(True, 1.0) == Send(reply(200))
 
 

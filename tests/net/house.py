@@ -7,11 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from uvicorn.protocols.http.flow_control import FlowControl
-
 from router.core.events import Event, RequestEnded
 from router.core.values import Endpoint
-from router.net.client import ClientProtocol
+from router.net.client_connection import ClientConnection
 from router.net.pool import EnginePool
 from router.settings import Settings
 from router.web.app import Router
@@ -38,10 +36,10 @@ async def eventually(holds: Callable[[], object], what: Callable[[], object] = s
         await asyncio.sleep(0.001)
 
 
-def flow_of(connection: object) -> FlowControl:
+def flow_of(connection: object) -> ClientConnection:
     """A client connection's flow control; uvicorn's types know of protocols without one."""
-    assert isinstance(connection, ClientProtocol)
-    return connection.flow
+    assert isinstance(connection, ClientConnection)
+    return connection
 
 
 class WatchedRouter(Router):
@@ -78,14 +76,14 @@ class Running:
             client.leave()
         if self.server.lifespan.shutdown_event.is_set():  # the test has done it
             assert not self.server.server_state.tasks
-            assert not self.router.app.visits
+            assert not self.router.handler.active
             await self.is_quiet()
             return
         for listener in self.server.servers:
             listener.close()
         await eventually(lambda: not self.server.server_state.connections)
         await eventually(lambda: not self.server.server_state.tasks)
-        await eventually(lambda: not self.router.app.visits)
+        await eventually(lambda: not self.router.handler.active)
         await self.is_quiet()
         await self.server.lifespan.shutdown()
         await eventually(lambda: not any(pool.open for pool in self.router.pools.values()))

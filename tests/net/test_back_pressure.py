@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from router.net.legs import Relay
+from router.net.client_connection import NEVER
+from router.net.relay import Relay
 from tests.net.asks import (
     COMPLETIONS,
     DONE,
@@ -202,16 +203,16 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(house: House)
     (connection,) = router.connections
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
-    first = connection._stall_timer
-    assert first is not None
+    first = connection.deadline
+    assert first < NEVER
     answer = await client.begin()
-    while connection._stall_timer is first:
+    while connection.deadline == first:
         pump.fill()
         await answer.more()
-    assert first.cancelled()
+    assert connection.deadline > first
     call.end()
     await answer.rest()
-    await eventually(lambda: connection._stall_timer is None)
+    await eventually(lambda: not connection.write_paused)
 
 
 async def test_a_silent_engine_is_not_blamed_while_its_client_does_not_read(
@@ -245,7 +246,7 @@ async def test_while_a_client_does_not_read_its_stream_tells_nothing_of_the_engi
     (relay,) = silence._watched
     assert isinstance(relay, Relay)
     answer = await client.begin()
-    while relay._reply.is_paused or len(answer.body) < pump.written:
+    while relay._is_paused or len(answer.body) < pump.written:
         await answer.more()
     # What had piled up came at once. It is timed again when the client has kept up for a while.
     silence._sweep()

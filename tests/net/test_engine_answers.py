@@ -354,7 +354,8 @@ async def test_a_stream_of_a_pass_through_route_passes_as_bytes(house: House) ->
 
 @pytest.fixture
 def small_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.net.legs.MAX_REPLY_BYTES", 100_000)
+    for module in ("relay", "collector"):
+        monkeypatch.setattr(f"router.net.{module}.MAX_REPLY_BYTES", 100_000)
 
 
 @pytest.mark.usefixtures("small_replies")

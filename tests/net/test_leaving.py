@@ -68,7 +68,7 @@ async def test_during_the_bodys_upload(house: House, leave: Leave) -> None:
     router = await house.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM)[:-5])
-    await eventually(lambda: router.router.app.visits)
+    await eventually(lambda: router.router.handler.active)
     leave(client)
     await _is_over(router)
     assert (await router.record()).status == 0
@@ -90,7 +90,7 @@ async def test_before_the_head_is_whole(house: House, leave: Leave) -> None:
 async def test_while_others_that_came_with_it_are_begun(house: House, leave: Leave) -> None:
     engine = await house.engine()
     router = await house.router(engine)
-    turns = router.router.app.turns = Turns(0)
+    turns = router.router.handler.network.turns = Turns(0)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     await eventually(lambda: turns._waiting)

@@ -14,7 +14,7 @@ HEAD = [(b"content-type", b"text/event-stream")]
 BROKEN = Failure(FailureKind.BROKEN, "broken")
 
 SAYS = {
-    "head": lambda relay: relay.on_head(200, list(HEAD)),
+    "head": lambda relay: relay.on_head(200, list(HEAD), has_body=False),
     "data": lambda relay: relay.on_data(token("late"), is_last=False),
     "last data": lambda relay: relay.on_data(token("late"), is_last=True),
     "end": lambda relay: relay.on_end(),
@@ -48,14 +48,14 @@ async def test_what_an_engine_says_after_its_client_has_left_goes_nowhere(
     house: House, way: str, path: str, body: object, says: Any
 ) -> None:
     router, client, call, relay = await _relaying(house, way, path, body)
-    reply = relay._reply
+    response = relay._response
     # In one turn: the client's connection is lost, then the engine's bytes are read.
-    (connection,) = [c for c in router.connections if c.cycle]
+    (connection,) = [c for c in router.connections if c.active]
     connection.connection_lost(None)
     says(relay)
     says(relay)
-    assert not reply.is_started
-    assert reply._head == b""
+    assert not response.is_started
+    assert response._head == b""
     await call.left()
     await router.is_quiet()
     assert (await router.record()).outcome == "client_left"

@@ -257,7 +257,7 @@ async def test_the_first_token_is_the_first_content(house: House, path: str) -> 
     await eventually(lambda: b"".join(relay._parts) == PREAMBLES[path])
     assert _timed(pace) == (1, 0, 0)
     assert not _has_first_byte(relay)
-    assert relay._asker._run.facts is not None  # it can still go elsewhere
+    assert relay._listener.facts is not None  # it can still go elsewhere
     call.events(CONTENTS[path])
     await answer.until(PREAMBLES[path] + CONTENTS[path])
     assert _timed(pace)[:2] == (1, 1)
@@ -297,8 +297,8 @@ async def test_what_keeps_a_connection_alive_is_not_held_back(
 async def test_what_is_held_back_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = await house.engine()
     router = await house.router(engine)
-    monkeypatch.setattr("router.net.legs.MAX_HELD_EVENTS", 3)
-    monkeypatch.setattr("router.net.legs.MAX_HELD_BYTES", 10_000)
+    monkeypatch.setattr("router.net.relay.MAX_HELD_EVENTS", 3)
+    monkeypatch.setattr("router.net.relay.MAX_HELD_BYTES", 10_000)
     for number, preamble in ((4, token("")), (1, token("", more="x" * 10_000))):
         client = await router.client()
         await client.send(request(COMPLETIONS, STREAM))
@@ -373,7 +373,7 @@ async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(house
     # What the engine sent has been read and kept: all is known of it, nothing was passed on.
     relay = await _relay(router, decode)
     await eventually(lambda: b"".join(relay._parts) == COMMENT + ROLE)
-    assert not relay._reply.is_started
+    assert not relay._response.is_started
     content = event({"choices": [{"index": 0, "delta": {"content": "a"}}]})
     call.events(content)
     answer = await client.begin()

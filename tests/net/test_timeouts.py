@@ -185,7 +185,7 @@ async def test_the_first_byte_has_a_limit_of_its_own(house: House) -> None:
     await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
     (relay,) = router.router._silence._watched
-    relay.check_silence(relay._asked_at + 499)  # type: ignore[attr-defined]
+    relay.check_silence(relay._started_at + 499)  # type: ignore[attr-defined]
     assert not call.connection.closed.is_set()
     call.send(OK)
     assert (await client.answer()).status == 200

@@ -108,6 +108,6 @@ def test_work_that_brings_work_lets_it_wait_behind_the_others() -> None:
 
 async def test_a_router_renews_it(house: House) -> None:
     router = await house.router(await house.engine())
-    turns = router.router.app.turns
+    turns = router.router.turns
     turns._left = 0
     await eventually(lambda: turns._left)

@@ -1,11 +1,13 @@
 """Every refusal has its true status and OpenAI's shape, and costs no engine anything."""
 
+import asyncio
 from collections.abc import Callable
 
 import orjson
 import pytest
 
 from router.core.events import RequestEnded
+from router.net.client_connection import NEVER, NEXT_REQUEST
 from tests.net.asks import (
     CHAT,
     COMPLETIONS,
@@ -373,7 +375,7 @@ async def test_bytes_that_come_while_a_stream_runs_do_not_spoil_it(house: House)
     await answer.until(b"data: 1\n\n")
     await client.send(b"this is not HTTP\r\n\r\n")
     (connection,) = router.connections
-    await eventually(lambda: connection._is_deaf)
+    await eventually(lambda: connection._discards_input)
     call.events(b"data: 2\n\n")
     call.end()
     await answer.rest()
@@ -386,7 +388,7 @@ async def test_a_body_that_turns_out_to_be_no_http_is_refused_once(house: House)
     router = await house.router(engine)
     client = await router.client()
     await client.send(CHUNKED + chunk(b'{"model"'))
-    await eventually(lambda: router.router.app.visits)
+    await eventually(lambda: router.router.handler.active)
     await client.send(b"no chunk\r\n")
     answer = await client.answer()
     assert answer.status == 400
@@ -459,7 +461,7 @@ async def test_a_head_of_the_usual_size_passes_in_single_bytes(house: House) -> 
 @pytest.fixture
 def head_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the patience with heads from the next one on."""
-    return lambda seconds: monkeypatch.setattr("router.net.client.HEAD_SECONDS", seconds)
+    return lambda seconds: monkeypatch.setattr("router.net.client_connection.HEAD_SECONDS", seconds)
 
 
 async def test_a_head_that_does_not_arrive_in_time_is_408(
@@ -493,17 +495,15 @@ async def test_a_connection_that_was_refused_something_may_stay_as_long_as_any(
     client = await router.client()
     assert (await client.get(COMPLETIONS)).status == 405
     (connection,) = router.connections
-    assert connection.timeout_keep_alive_task is not None
-    assert connection._head_timer is None
+    assert connection._awaited == NEXT_REQUEST
+    left = connection.deadline - asyncio.get_running_loop().time()
+    assert left <= router.router.settings.keep_alive_timeout
 
 
-async def test_empty_lines_do_not_keep_a_connection_open(
-    house: House, head_seconds: Callable[[float], None]
-) -> None:
-    router = await house.router(await house.engine())
+async def test_empty_lines_do_not_keep_a_connection_open(house: House) -> None:
+    router = await house.router(await house.engine(), keep_alive_timeout=0.1)
     client = await router.client()
     assert (await client.get("/health")).status == 200
-    head_seconds(0.05)
     await client.send(b"\r\n")
     assert await client.ended() == b""
 
@@ -520,9 +520,8 @@ async def test_a_head_may_wait_while_another_answer_is_under_way(
     head_seconds(0.05)
     await client.send(request(COMPLETIONS, STREAM) + b"GET /health HTTP/1.1\r\n")
     call = await engine.call()
-    first = connection._head_timer
+    assert connection.deadline == NEVER  # it is not timed meanwhile
     head_seconds(3600)
-    await eventually(lambda: connection._head_timer is not first)
     call.stream(b"data: 1\n\n")
     call.end()
     assert (await client.answer()).body == b"data: 1\n\n"
@@ -567,7 +566,7 @@ async def test_a_fault_of_our_own_is_500_and_logged(
         raise ZeroDivisionError("secret")
 
     router = await house.router(await house.engine())
-    monkeypatch.setattr(router.router.app, "plans", broken)
+    monkeypatch.setattr(router.router.handler.network, "plans", broken)
     client = await router.client()
     answer = await client.ask(COMPLETIONS, STREAM)
     assert answer.status == 500

@@ -4,15 +4,12 @@ import asyncio
 import logging
 import os
 import signal
-from typing import Any, ClassVar
 
 import pytest
-import uvicorn
 
 from router.core.events import RequestEnded
 from router.settings import Settings
-from router.web.app import Router, create_app
-from router.web.front import Front
+from router.web.app import Router
 from router.web.server import HURRY, Server, tune_process
 from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, error_frame, token
 from tests.net.client import SECONDS, request
@@ -193,43 +190,46 @@ async def test_the_address_is_logged_with_the_port_that_was_taken(
 
 
 async def test_an_ipv6_address_is_logged_in_brackets(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
-
-    class Listener:
-        sockets: ClassVar[list[Any]] = [
-            type("Socket", (), {"getsockname": lambda self: ("::1", 8000, 0, 0)})()
-        ]
-
-    async def startup(server: Any, sockets: object = None) -> None:
-        server.servers = [Listener()]
-        server.started = True
-
-    monkeypatch.setattr(uvicorn.Server, "startup", startup)
-    await Server(Router(Settings(decode=["http://127.0.0.1:9"]))).startup()
+    server = Server(Router(Settings(decode=["http://127.0.0.1:9"], host="::1", port=0)))
+    await _start(server)
+    port = server.servers[0].sockets[0].getsockname()[1]
     (record,) = [r for r in caplog.records if r.message == "listening"]
-    assert vars(record)["fields"]["url"] == "http://[::1]:8000"
+    assert vars(record)["fields"]["url"] == f"http://[::1]:{port}"
+    await server.shutdown()
 
 
 async def test_a_server_that_did_not_start_says_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
+    router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
 
-    async def startup(server: Any, sockets: object = None) -> None:
-        """As after a failure of the lifespan."""
+    async def fail() -> None:
+        raise OSError
 
-    monkeypatch.setattr(uvicorn.Server, "startup", startup)
-    await Server(Router(Settings(decode=["http://127.0.0.1:9"]))).startup()
-    assert caplog.messages == []
+    monkeypatch.setattr(router._prober, "look", fail)
+    server = Server(router)
+    await _start(server)
+    assert server.should_exit
+    assert not [r for r in caplog.records if r.name == "router.web.server"]
+
+
+async def _start(server: Server) -> None:
+    """As uvicorn's `serve` does."""
+    config = server.config
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
 
 
 async def test_fractions_of_seconds_count() -> None:
     settings = Settings(decode=["http://d"], keep_alive_timeout=0.5, shutdown_grace=0.25)
-    config = Server(Router(settings)).config
-    assert config.timeout_keep_alive == 0.5
-    assert config.timeout_graceful_shutdown == 0.25
+    router = Router(settings)
+    assert router.handler.keep_alive_seconds == 0.5
+    assert Server(router).config.timeout_graceful_shutdown == 0.25
 
 
 async def test_two_routers_live_in_one_process(house: House) -> None:
@@ -240,10 +240,6 @@ async def test_two_routers_live_in_one_process(house: House) -> None:
     assert (await first.ask(COMPLETIONS, completion())).json == {"from": 1}
     assert (await second.ask(COMPLETIONS, completion())).json == {"from": 2}
     assert len(first.all(RequestEnded)) == len(second.all(RequestEnded)) == 1
-
-
-async def test_an_application_is_made_of_settings_alone() -> None:
-    assert isinstance(create_app(Settings(decode=["http://d"])), Front)
 
 
 def test_a_process_may_open_all_the_files_that_it_is_allowed(

@@ -128,7 +128,7 @@ class _Transfer:
     def _tokenize(self, endpoint: Endpoint) -> Generator[Step, Any, Outcome | None]:
         """Ask for the prompt's tokens; returns what came instead if the engine has failed."""
         body = first_token.tokenize_body(self._facts.body)
-        outcome: Outcome = yield Call(endpoint, "/tokenize", body)
+        outcome: Outcome = yield Call(endpoint, "/tokenize", body, is_prefill=False)
         if not isinstance(outcome, Reply) or outcome.status >= 500:
             return outcome
         self._tokens = first_token.read_tokens(outcome)

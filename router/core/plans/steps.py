@@ -77,11 +77,15 @@ class Release:
 
 @dataclass(slots=True)
 class Call:
-    """POST and read the whole reply into memory."""
+    """POST and read the whole reply into memory.
+
+    `is_prefill`: the engine computes the prompt for it, so it is timed; False for tokenizing.
+    """
 
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
+    is_prefill: bool = True
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The I/O of one request in virtual time: what `net/exchange.py` and `net/legs.py` do for sockets.
+"""The I/O of one request in virtual time, as `net/served_request.py` has it for sockets.
 
 What is decided is decided by `core/request_run.py`, for both.
 """
@@ -177,7 +177,7 @@ class VirtualExchange:
         return isinstance(self.run.step, Call) or self.request.first is None
 
     def check_silence(self, now: float) -> None:
-        """As the sinks of net/legs.py have it."""
+        """As `net/relay.py` has it."""
         attempt, replica = self._attempt, self.replica
         if attempt is None:
             return

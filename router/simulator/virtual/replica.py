@@ -103,9 +103,8 @@ class Replica:
         run = RequestRun(
             self.scheduler,
             self.observe,
-            facts,
             RequestEnded(str(request.number), facts.path, now),
-            rng=self._rng,
+            self._rng,
         )
         exchange = VirtualExchange(self, request, run)
         self._open[exchange] = None
@@ -113,7 +112,7 @@ class Replica:
         try:
             decision = self.scheduler.decide(facts)
             plan = direct(facts) if decision.way is Way.DIRECT else nixl(facts)
-            action = run.start(plan, now)
+            action = run.start(facts, plan, now)
         except RouterError:
             exchange.finish(now)
         else:

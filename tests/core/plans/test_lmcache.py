@@ -69,7 +69,7 @@ def spec(transfer_id: str, host: str = "d0-kv", ranks: int = 2) -> str:
 
 
 def tokenizes(endpoint: Endpoint) -> Call:
-    return Call(endpoint, "/tokenize", b'{"model":"tiny","prompt":"Hello"}')
+    return Call(endpoint, "/tokenize", b'{"model":"tiny","prompt":"Hello"}', is_prefill=False)
 
 
 def prefills_text(endpoint: Endpoint, transfer_id: str = "t1") -> Call:

@@ -1,0 +1,104 @@
+"""Gauges that are derived from the fleet when Prometheus asks for them."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router import __version__
+from router.core.fleet import Fleet
+from router.core.health import State
+from router.core.member import Aside
+from router.core.values import Endpoint, Role
+
+__all__ = ["Connections", "FleetCollector"]
+
+Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
+"""Endpoint, open connections, idle ones among them."""
+
+
+class FleetCollector(Collector):
+    """The state of each engine at the moment of a scrape."""
+
+    def __init__(self, fleet: Fleet, connections: Connections) -> None:
+        self._fleet = fleet
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        """The gauges of this moment."""
+        info = GaugeMetricFamily("pd_router_info", "The router's version.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        yield from self._endpoint_gauges()
+        yield from self._speed_gauges()
+        yield self._states()
+        yield self._connection_gauges()
+
+    def _endpoint_gauges(self) -> Iterator[Metric]:
+        in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
+        tokens = _gauge("endpoint_in_flight_tokens", "Their estimated input tokens.")
+        others = _gauge(
+            "endpoint_other_requests", "Requests of others there, by the engine's own gauges."
+        )
+        kv = _gauge("endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.")
+        ledger = self._fleet.ledger
+        for member in self._fleet:
+            names = _names(member.endpoint)
+            in_flight.add_metric(names, ledger.in_flight(member.endpoint))
+            tokens.add_metric(names, ledger.tokens(member.endpoint))
+            if not member.health.is_usable:
+                continue  # who is not up is not scraped: what it said last is of the past
+            if member.others is not None:
+                others.add_metric(names, member.others)
+            if member.gauges is not None and member.gauges.kv_usage is not None:
+                kv.add_metric(names, member.gauges.kv_usage)
+        yield from (in_flight, tokens, others, kv)
+
+    def _speed_gauges(self) -> Iterator[Metric]:
+        speed = _gauge(
+            "endpoint_speed",
+            "Tokens per second of one stream (prefill: prompt tokens), as relayed lately.",
+        )
+        relative = _gauge("endpoint_relative_speed", "Its speed over the pool's usual one.")
+        delay = _gauge(
+            "endpoint_expected_delay_seconds",
+            "How long a request of usual length is expected to take there now.",
+        )
+        aside = _gauge(
+            "endpoint_set_aside", "1 while it gets nothing new, or next to nothing.", "reason"
+        )
+        for member in self._fleet:
+            names = _names(member.endpoint)
+            is_prefill = member.endpoint.role is Role.PREFILL
+            gap = member.pace.per_prompt_token if is_prefill else member.pace.per_token
+            if gap:
+                speed.add_metric(names, 1 / gap)
+                relative.add_metric(names, 1 / member.view.ratio)
+            if (seconds := self._fleet.expected_seconds(member)) is not None:
+                delay.add_metric(names, seconds)
+            for reason in Aside:
+                aside.add_metric([*names, reason], float(member.aside is reason))
+        yield from (speed, relative, delay, aside)
+
+    def _states(self) -> Metric:
+        gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
+        for member in self._fleet:
+            for state in State:
+                is_in = float(member.health.state is state)
+                gauge.add_metric([*_names(member.endpoint), state], is_in)
+        return gauge
+
+    def _connection_gauges(self) -> Metric:
+        gauge = _gauge("engine_connections", "Connections to engines.", "state")
+        for endpoint, is_open, idle in self._connections():
+            gauge.add_metric([*_names(endpoint), "idle"], idle)
+            gauge.add_metric([*_names(endpoint), "active"], max(0, is_open - idle))
+        return gauge
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"pd_router_{name}", text, labels=["role", "endpoint", *labels])
+
+
+def _names(endpoint: Endpoint) -> list[str]:
+    return [endpoint.role, endpoint.url]
