@@ -19,10 +19,18 @@ MOST = 128
 
 
 class Journal:
-    """Events on their way to `listeners`, in order; `drain` tells what is left at once."""
+    """Events on their way to `listeners`, in order; `drain` tells what is left at once.
 
-    def __init__(self, listeners: Sequence[Callable[[Event], None]]) -> None:
+    `on_drained` is called each time that all listeners know all.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[Callable[[Event], None]],
+        on_drained: Callable[[], None] = lambda: None,
+    ) -> None:
         self._listeners = listeners
+        self._on_drained = on_drained
         self._events: list[Event] = []
         self._timer: asyncio.TimerHandle | None = None
 
@@ -43,3 +51,4 @@ class Journal:
         for listener in self._listeners:
             for event in events:
                 listener(event)
+        self._on_drained()

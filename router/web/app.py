@@ -87,7 +87,10 @@ class Router:
             together = Together(worker.counts, worker.mate.number, worker.mate.column.board.pids)
         self.metrics = Metrics(self.fleet, self._connections, together)
         self._pulse = Pulse(self._beat)
-        self.journal = Journal([self.metrics.observe, AccessLog().observe])
+        listeners = [self.metrics.observe, AccessLog().observe]
+        # A worker's counts must not be lost with it, and others show them.
+        on_drained = self.metrics.flush if self.metrics.are_merged else lambda: None
+        self.journal = Journal(listeners, on_drained)
         scheduler = scheduler_of(settings, self.fleet)
         self._receivers = _receivers(settings)
         self._kv_ready = _kv_ready(settings)
@@ -197,7 +200,6 @@ class Router:
     async def _show_for_ever(self) -> None:
         while True:
             self._show_connections()
-            self.metrics.flush()
             await asyncio.sleep(TICK_SECONDS)
 
     def _show_connections(self) -> None:
