@@ -3,10 +3,10 @@
 import time
 
 from router.core.headers import HeaderPairs
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.values import Endpoint, Failure, FailureKind, Reply
 from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener, reply_too_large
-from router.net.silence import Silence
+from router.net.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["Collector"]
 
@@ -20,8 +20,8 @@ class Collector(EngineLeg):
     def __init__(
         self,
         endpoint: Endpoint,
-        timer: Leg,
-        sweep: Silence,
+        timer: LegTimer,
+        sweep: IdleTimeoutSweep,
         listener: LegListener,
         *,
         deadline: float,
@@ -61,10 +61,10 @@ class Collector(EngineLeg):
         self.failure = failure
         self._settle(failure)
 
-    def check_silence(self, now: float) -> None:
+    def check_idle(self, now: float) -> None:
         """Leave an engine that is late, or that has stopped answering everybody."""
         if now >= self._deadline:
             text = f"The engine at {self.endpoint.url} did not reply in time."
             self._give_up(Failure(FailureKind.TIMEOUT, text))
-        elif self.timer.pace.is_stalled:  # there is always another way
+        elif self.timer.speed.is_stalled:  # there is always another way
             self._give_up(Failure(FailureKind.STALLED, "The engine has stalled."))

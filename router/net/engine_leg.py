@@ -2,11 +2,11 @@
 
 from typing import Protocol
 
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.plans.steps import Outcome
 from router.core.values import Endpoint, Failure, FailureKind
 from router.net.engine_connection import EngineConnection
-from router.net.silence import Silence
+from router.net.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["MAX_REPLY_BYTES", "EngineLeg", "LegListener", "reply_too_large"]
 
@@ -44,7 +44,7 @@ class EngineLeg:
     __slots__ = ("_listener", "_sweep", "connection", "endpoint", "failure", "status", "timer")
 
     def __init__(
-        self, endpoint: Endpoint, timer: Leg, sweep: Silence, listener: LegListener
+        self, endpoint: Endpoint, timer: LegTimer, sweep: IdleTimeoutSweep, listener: LegListener
     ) -> None:
         self.endpoint = endpoint
         self.timer = timer
@@ -57,7 +57,7 @@ class EngineLeg:
         self._sweep = sweep
         sweep.watch(self)
 
-    def check_silence(self, now: float) -> None:
+    def check_idle(self, now: float) -> None:
         """Give up on an engine that is late. `now` is the event loop's clock."""
 
     def on_write_paused(self, now: float) -> None:

@@ -14,17 +14,17 @@ from router.core import headers as http
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.headers import HeaderPairs
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.plans.steps import Outcome, Stream
 from router.core.redact import MARK, redact
 from router.core.sse import (
     DONE,
     MAX_EVENT_BYTES,
-    Cutter,
-    First,
+    EventKind,
+    EventSplitter,
     data_of,
+    event_kind,
     events,
-    first_sign,
     keep_alive,
     status_of,
 )
@@ -33,7 +33,7 @@ from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest
 from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener, reply_too_large
-from router.net.silence import Silence
+from router.net.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["Patience", "Relay"]
 
@@ -83,7 +83,6 @@ class Relay(EngineLeg):
         "_chunks_before",
         "_client",
         "_counter",
-        "_cutter",
         "_events_held",
         "_first_chunk",
         "_forward",
@@ -107,6 +106,7 @@ class Relay(EngineLeg):
         "_sent",
         "_sent_events",
         "_size",
+        "_splitter",
         "_started_at",
         "_step",
         "_sweeps_to_wait",
@@ -119,9 +119,9 @@ class Relay(EngineLeg):
         client: ClientConnection,
         request: ClientRequest,
         record: RequestEnded,
-        timer: Leg,
+        timer: LegTimer,
         patience: Patience,
-        sweep: Silence,
+        sweep: IdleTimeoutSweep,
         listener: LegListener,
     ) -> None:
         super().__init__(step.endpoint, timer, sweep, listener)
@@ -132,7 +132,7 @@ class Relay(EngineLeg):
         self._response = client.response
         self._record = record
         self._patience = patience
-        self._counter: TokenCount = timer.pace
+        self._counter: TokenCount = timer.speed
         self._is_single = timer.sequences == 1
         """Whether a chunk is one event: the tokens of several answers may come in one."""
         self._is_plain = step.splice is None
@@ -143,7 +143,7 @@ class Relay(EngineLeg):
         self._headers: HeaderPairs = []
         self._parts: list[bytes] = []
         self._size = self._events_held = 0
-        self._cutter: Cutter | None = None
+        self._splitter: EventSplitter | None = None
         self._last = b""
         """What was passed on last, but for the terminator: it may hold the usage."""
         self._first_chunk = self._chunks_before = record.chunks
@@ -181,7 +181,7 @@ class Relay(EngineLeg):
             self._give_up(Failure(FailureKind.BROKEN, text))
         elif is_stream:
             self._is_stream = True
-            self._cutter = Cutter()
+            self._splitter = EventSplitter()
             self._on_data = Relay._hold
             self._on_end = Relay._end_events
             if not self._step.hold:
@@ -256,7 +256,7 @@ class Relay(EngineLeg):
 
     # What the sweep calls.
 
-    def check_silence(self, now: float) -> None:
+    def check_idle(self, now: float) -> None:
         """Give up on an engine that has been silent for too long."""
         if self._sweeps_to_wait and not self._is_paused:
             self._catch_up()
@@ -278,12 +278,12 @@ class Relay(EngineLeg):
     def _catch_up(self) -> None:
         self._sweeps_to_wait -= 1
         if self._sweeps_to_wait == 0:
-            self._counter = self.timer.pace
+            self._counter = self.timer.speed
             self.timer.resume(time.monotonic())
 
     def _leave_if_stalled(self) -> None:
         """A request that has had nothing but a head need not wait for an engine that stopped."""
-        if self._record.first_byte is not None or not self.timer.pace.is_stalled:
+        if self._record.first_byte is not None or not self.timer.speed.is_stalled:
             return
         if self._listener is not None and self._listener.may_leave_stalled_engine():
             text = f"The engine at {self.endpoint.url} has stalled."
@@ -316,16 +316,18 @@ class Relay(EngineLeg):
         self._write(data)
 
     def _pass_events(self, data: bytes) -> None:
-        cutter = self._cutter
-        assert cutter is not None
+        splitter = self._splitter
+        assert splitter is not None
         # Nearly every read is whole events with nothing to take out.
-        if not (self._is_plain and cutter.is_empty and data.endswith(b"\n\n") and MARK not in data):
-            data = cutter.feed(data)
+        if not (
+            self._is_plain and splitter.is_empty and data.endswith(b"\n\n") and MARK not in data
+        ):
+            data = splitter.feed(data)
             data = data and self._clean(data)
         if data:
             self._is_done = data.endswith(DONE)
             self._write(data)
-        is_clear = self._is_plain and not self._is_done and cutter.is_empty
+        is_clear = self._is_plain and not self._is_done and splitter.is_empty
         self._forward = self._response.chunk_writer() if is_clear else None
 
     def _hold(self, data: bytes) -> None:
@@ -334,19 +336,19 @@ class Relay(EngineLeg):
         With the step's `hold` the head waits too; without it the client has had the head, and gets
         comments, which keep its connection alive.
         """
-        assert self._cutter is not None
-        data = self._cutter.feed(data)
+        assert self._splitter is not None
+        data = self._splitter.feed(data)
         found = events(data)
         for event in found:
-            sign = first_sign(event)
-            if sign is First.ERROR and self._step.hold:
+            sign = event_kind(event)
+            if sign is EventKind.ERROR and self._step.hold:
                 # It was never shown as a stream: whoever gets it gets it as an error response.
                 self._abort()
                 self._settle(Reply(status_of(event), JSON_HEADERS, data_of(event)))
                 return
-            if sign is First.ERROR:
+            if sign is EventKind.ERROR:
                 self.timer.end(time.monotonic())  # a failure is no token to be timed
-            if sign is not First.PREAMBLE:
+            if sign is not EventKind.PREAMBLE:
                 self._parts.append(data)
                 self._release_hold()
                 return
@@ -370,10 +372,10 @@ class Relay(EngineLeg):
             self._write(self._clean(held))
 
     def _end_events(self) -> None:
-        assert self._cutter is not None
+        assert self._splitter is not None
         if self._on_data is Relay._hold:
             self._release_hold()
-        rest = self._cutter.rest()
+        rest = self._splitter.rest()
         if rest:
             self._write(self._clean(rest))
         self._calibrate()
@@ -382,7 +384,7 @@ class Relay(EngineLeg):
     def _calibrate(self) -> None:
         """Tell the timer what the engine says that the stream took, beside what was counted."""
         tokens = generated_tokens(self._last)
-        if tokens and self._is_single and self._counter is self.timer.pace:
+        if tokens and self._is_single and self._counter is self.timer.speed:
             passed = self._record.chunks - self._first_chunk - self._sent
             if self._last.endswith(b"\r\n") and is_usage_only(self._last):
                 passed -= 1  # it was passed on as it came, and is no token

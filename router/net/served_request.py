@@ -35,10 +35,10 @@ from router.net.client_request import ClientRequest
 from router.net.collector import Collector
 from router.net.engine_connection import EngineConnection
 from router.net.engine_leg import EngineLeg
+from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.pool import EnginePool
 from router.net.relay import Patience, Relay
-from router.net.silence import Silence
-from router.net.turns import Turns
+from router.net.start_limiter import StartLimiter
 
 __all__ = ["Limits", "Network", "ServedRequest", "Timeouts"]
 
@@ -87,8 +87,8 @@ class Network:
     timeouts: Timeouts
     limits: Limits
     observe: Callable[[Event], None]
-    silence: Silence
-    turns: Turns
+    idle_sweep: IdleTimeoutSweep
+    turns: StartLimiter
     active: MutableSet["ServedRequest"] = field(default_factory=set)
     """Requests that have begun and not ended."""
     sample: float = 0.0
@@ -180,7 +180,7 @@ class ServedRequest(RequestRun):
 
     def on_body_complete(self) -> None:
         """Its turn comes now, or when others that came with it have had theirs."""
-        self._network.turns.take(self._client.loop, self._begin)
+        self._network.turns.submit(self._client.loop, self._begin)
 
     def on_write_paused(self) -> None:
         """The client does not read: neither does the leg."""
@@ -356,7 +356,7 @@ class ServedRequest(RequestRun):
             self.record,
             self.leg(now),
             network.timeouts.stream,
-            network.silence,
+            network.idle_sweep,
             self,
         )
 
@@ -364,7 +364,7 @@ class ServedRequest(RequestRun):
         seconds = self._network.timeouts.prefill - (now - self.asked_at)
         deadline = self._client.loop.time() + seconds
         timer = self.leg(now)
-        return Collector(step.endpoint, timer, self._network.silence, self, deadline=deadline)
+        return Collector(step.endpoint, timer, self._network.idle_sweep, self, deadline=deadline)
 
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
         """The head of a request to an engine; each attempt has an id of its own."""

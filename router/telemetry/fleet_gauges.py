@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 from router import __version__
 from router.core.fleet import Fleet
 from router.core.health import State
-from router.core.member import Aside
+from router.core.member import Exclusion
 from router.core.values import Endpoint, Role
 
 __all__ = ["Connections", "FleetCollector"]
@@ -48,8 +48,8 @@ class FleetCollector(Collector):
             tokens.add_metric(names, ledger.tokens(member.endpoint))
             if not member.health.is_usable:
                 continue  # who is not up is not scraped: what it said last is of the past
-            if member.others is not None:
-                others.add_metric(names, member.others)
+            if member.other_requests is not None:
+                others.add_metric(names, member.other_requests)
             if member.gauges is not None and member.gauges.kv_usage is not None:
                 kv.add_metric(names, member.gauges.kv_usage)
         yield from (in_flight, tokens, others, kv)
@@ -64,21 +64,21 @@ class FleetCollector(Collector):
             "endpoint_expected_delay_seconds",
             "How long a request of usual length is expected to take there now.",
         )
-        aside = _gauge(
+        exclusion = _gauge(
             "endpoint_set_aside", "1 while it gets nothing new, or next to nothing.", "reason"
         )
         for member in self._fleet:
             names = _names(member.endpoint)
             is_prefill = member.endpoint.role is Role.PREFILL
-            gap = member.pace.per_prompt_token if is_prefill else member.pace.per_token
+            gap = member.speed.per_prompt_token if is_prefill else member.speed.per_token
             if gap:
                 speed.add_metric(names, 1 / gap)
                 relative.add_metric(names, 1 / member.view.ratio)
-            if (seconds := self._fleet.expected_seconds(member)) is not None:
+            if (seconds := self._fleet.expected_delay(member)) is not None:
                 delay.add_metric(names, seconds)
-            for reason in Aside:
-                aside.add_metric([*names, reason], float(member.aside is reason))
-        yield from (speed, relative, delay, aside)
+            for reason in Exclusion:
+                exclusion.add_metric([*names, reason], float(member.exclusion is reason))
+        yield from (speed, relative, delay, exclusion)
 
     def _states(self) -> Metric:
         gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")

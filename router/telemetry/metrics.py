@@ -29,7 +29,7 @@ from router.telemetry.batched import BatchedCounter, BatchedHistogram
 from router.telemetry.fleet_gauges import Connections, FleetCollector
 from router.telemetry.processes import Processes
 
-__all__ = ["Metrics", "Together"]
+__all__ = ["Metrics", "WorkerGroup"]
 
 # TTFT: 10 ms is a warm small model on loopback, 120 s a queue that nobody waits out.
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -40,7 +40,7 @@ LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class WorkerGroup:
     """Several processes that answer for each other: where they count, and which they are."""
 
     folder: Path
@@ -57,11 +57,11 @@ class _Families:
         histogram = partial(Histogram, registry=registry)
         self.requests = counter(
             "pd_router_requests",
-            "Requests by route, way, status and outcome.",
-            ["route", "way", "status", "outcome"],
+            "Requests by route, mode, status and outcome.",
+            ["route", "mode", "status", "outcome"],
         )
         self.decisions = counter(
-            "pd_router_decisions", "Direct or remote prefill, and why.", ["way", "reason"]
+            "pd_router_decisions", "Direct or remote prefill, and why.", ["mode", "reason"]
         )
         self.fallbacks = counter(
             "pd_router_fallbacks", "Legs that did not go as planned, and why.", ["leg", "reason"]
@@ -87,13 +87,13 @@ class _Families:
             "pd_router_time_to_first_byte_seconds",
             "From a request's arrival to the first byte of its answer's body, errors left out. "
             "A unary answer (stream false) has none before all its tokens are made.",
-            ["way", "stream"],
+            ["mode", "stream"],
             buckets=TTFT_BUCKETS,
         )
         self.duration = histogram(
             "pd_router_request_duration_seconds",
             "From the request's arrival to the end of its answer.",
-            ["way"],
+            ["mode"],
             buckets=DURATION_BUCKETS,
         )
         self.prefill = histogram(
@@ -104,7 +104,7 @@ class _Families:
         self.tokens = histogram(
             "pd_router_estimated_input_tokens",
             "Estimated input tokens of requests.",
-            ["way"],
+            ["mode"],
             buckets=TOKEN_BUCKETS,
         )
         self.lag = histogram(
@@ -146,7 +146,7 @@ class Metrics:
     """
 
     def __init__(
-        self, fleet: Fleet, connections: Connections, together: Together | None = None
+        self, fleet: Fleet, connections: Connections, group: WorkerGroup | None = None
     ) -> None:
         # Each counter's birth as a second series doubles the text and answers nobody's question.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -154,12 +154,12 @@ class Metrics:
         self._counts = registry
         self._state = CollectorRegistry()
         self._state.register(FleetCollector(fleet, connections))
-        self.are_merged = together is not None
+        self.are_merged = group is not None
         """Whether counts are read from files, those of all processes: that takes a while."""
-        if together is not None:
-            _count_in(together.folder, together.number)
+        if group is not None:
+            _use_files_of(group.folder, group.number)
             self._counts = CollectorRegistry()
-            MultiProcessCollector(self._counts, str(together.folder))  # type: ignore[no-untyped-call]
+            MultiProcessCollector(self._counts, str(group.folder))  # type: ignore[no-untyped-call]
         self._families = families = _Families(registry)
         self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
         self._kinds: dict[tuple[object, ...], _Kind] = {}
@@ -169,10 +169,10 @@ class Metrics:
         self._chunks = self._counter(families.chunks)
         self._bytes = self._counter(families.bytes)
         self._worst_lag = 0.0
-        if together is None:
+        if group is None:
             ProcessCollector(namespace="pd_router", registry=registry)
         else:
-            self._counts.register(Processes(together.pids))
+            self._counts.register(Processes(group.pids))
         # A counter that first appears with 1 has not increased, so no alert on its rate fires.
         for member in fleet:
             for kind in FailureKind:
@@ -186,7 +186,7 @@ class Metrics:
         """Count how long a new connection waited."""
         self._families.accept_delay.observe(seconds)
 
-    def late(self, seconds: float) -> None:
+    def observe_loop_lag(self, seconds: float) -> None:
         """Count how late the event loop was."""
         self._lag.observe(seconds)
         if seconds > self._worst_lag:
@@ -248,19 +248,19 @@ class Metrics:
         self._bytes.value += record.bytes_out
 
     def _kind_of(self, record: RequestEnded) -> _Kind:
-        way, reason, stream = record.way, record.reason, record.stream
-        key = record.route, way, record.status, record.outcome, reason, stream
+        mode, reason, stream = record.mode, record.reason, record.stream
+        key = record.route, mode, record.status, record.outcome, reason, stream
         kind = self._kinds.get(key)
         if kind is None:
-            families, name = self._families, way or "none"
+            families, name = self._families, mode or "none"
             status, of_stream = record.status or "none", "true" if stream else "false"
             kind = self._kinds[key] = _Kind(
                 requests=self._counter(
                     families.requests, record.route, name, status, record.outcome
                 ),
                 duration=self._histogram(families.duration, name),
-                decisions=self._counter(families.decisions, name, reason) if way else None,
-                tokens=self._histogram(families.tokens, name) if way else None,
+                decisions=self._counter(families.decisions, name, reason) if mode else None,
+                tokens=self._histogram(families.tokens, name) if mode else None,
                 ttft=(
                     self._histogram(families.ttft, name, of_stream)
                     if 0 < record.status < 400
@@ -286,7 +286,7 @@ class Metrics:
         return found
 
 
-def _count_in(folder: Path, number: int) -> None:
+def _use_files_of(folder: Path, number: int) -> None:
     """Let values live in files there, one set for each process (prometheus-client's multiprocess
     mode, which it otherwise takes from the environment when it is imported)."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # noqa: TID251 - its only way in

@@ -26,11 +26,11 @@ from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
 from router.web.sockets import listening_sockets
 
-__all__ = ["HURRY", "Server", "tune_process"]
+__all__ = ["FORCE_STOP", "Server", "tune_process"]
 
 log = logging.getLogger(__name__)
 
-HURRY = signal.SIGUSR1
+FORCE_STOP = signal.SIGUSR1
 """Ends at once what drains. What has no handler yet it kills, which is the same."""
 
 FLUSH_SECONDS = 1.0
@@ -151,7 +151,7 @@ class Server(uvicorn.Server):
         if self._deadlines is not None:
             self._deadlines.close()
         await self.lifespan.shutdown()
-        self._router.journal.drain()
+        self._router.event_buffer.flush()
 
     async def _ended(self, seconds: float | None) -> None:
         """Wait until no client is left, so long at most; a second signal ends the wait."""
@@ -167,7 +167,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """End with status 0 after a graceful shutdown; uvicorn would raise the signal again."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM, HURRY)
+        signals = (signal.SIGINT, signal.SIGTERM, FORCE_STOP)
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         if self._lifeline is not None:
@@ -181,11 +181,11 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks for the graceful end, a second one for the end at once.
 
-        For a worker the second one is `HURRY`, from its parent: a service manager that signals all
+        For a worker the second one is `FORCE_STOP`, from its parent: a service manager that signals all
         processes of a service (systemd) reaches workers twice, by itself and through the parent.
         """
         is_second = self.should_exit and self._lifeline is None
-        self.force_exit = self.force_exit or is_second or sig == HURRY
+        self.force_exit = self.force_exit or is_second or sig == FORCE_STOP
         self.should_exit = True
 
     def _orphaned(self, loop: asyncio.AbstractEventLoop, lifeline: int) -> None:
