@@ -123,7 +123,7 @@ class Settings(BaseSettings):
         description="Seconds of an engine's first ejection; each further one is as much longer, "
         "up to 300 s.",
     )
-    max_aside_percent: Whole = Field(
+    max_excluded_percent: Whole = Field(
         50,
         ge=0,
         le=100,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from router.commands.supervisor import Supervisor
 from router.commands.usage import UsageError
-from router.net.crew import Crew
+from router.net.shared_state import SharedState
 from router.settings import Settings
 from router.web.app import Router, Worker, endpoints_of
-from router.web.server import BACKLOG, HURRY, Server, tune_process
+from router.web.server import BACKLOG, FORCE_STOP, Server, tune_process
 
 __all__ = ["run"]
 
@@ -33,7 +33,7 @@ def run(settings: Settings) -> int:
 
 def _run_several(settings: Settings) -> int:
     listeners = _listeners(settings.host, settings.port, settings.workers)
-    crew = Crew(settings.workers, endpoints_of(settings))
+    shared_state = SharedState(settings.workers, endpoints_of(settings))
     counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
     lifeline, alive = os.pipe()
     parent = os.getpid()
@@ -44,8 +44,8 @@ def _run_several(settings: Settings) -> int:
     def work(number: int) -> None:
         os.close(alive)
         _close(each for place, mine in enumerate(listeners) if place != number for each in mine)
-        mate = crew.join(number, os.getpid())
-        server = Server(Router(settings, Worker(mate, counts)), lifeline)
+        context = shared_state.join(number, os.getpid())
+        server = Server(Router(settings, Worker(context, counts)), lifeline)
         server.run(sockets=listeners[number])
         if os.getppid() != parent:  # which was killed, and can clean up no more
             shutil.rmtree(counts, ignore_errors=True)
@@ -54,9 +54,11 @@ def _run_several(settings: Settings) -> int:
         _close(each for mine in listeners for each in mine)  # or clients would wait in them
 
     try:
-        return Supervisor(settings.workers, work, crew.left, ending, HURRY).run()
+        return Supervisor(
+            settings.workers, work, shared_state.worker_left, ending, FORCE_STOP
+        ).run()
     finally:
-        crew.close()
+        shared_state.close()
         shutil.rmtree(counts, ignore_errors=True)
 
 

@@ -3,7 +3,7 @@
 A worker is a fork of this process, so it begins with everything imported. One that ends is started
 anew; if workers only ever fail, this process gives up, so that whoever runs it sees that. Each is
 a process group of its own: Ctrl-C in a terminal reaches a whole group. The first SIGTERM or SIGINT
-is passed on to all workers; at a second one they get the signal `hurry` instead, so that a worker
+is passed on to all workers; at a second one they get the signal `force_stop` instead, so that a worker
 that got the first one from elsewhere, too, does not take it for the second. It refuses to know what
 workers do.
 """
@@ -50,7 +50,7 @@ class Supervisor:
     """Runs `work(number)` in a process of its own for each number below `count`.
 
     `left` is told the number of a worker that is gone, before it is started anew; `ending` is
-    called once, when no worker will be started any more. `hurry` is the signal that ends at once a
+    called once, when no worker will be started any more. `force_stop` is the signal that ends at once a
     worker that is ending.
     """
 
@@ -60,13 +60,13 @@ class Supervisor:
         work: Callable[[int], None],
         left: Callable[[int], None],
         ending: Callable[[], None],
-        hurry: signal.Signals,
+        force_stop: signal.Signals,
     ) -> None:
         self._workers = [_Worker(number) for number in range(count)]
         self._work = work
         self._left = left
         self._ending = ending
-        self._hurry = hurry
+        self._force_stop = force_stop
         self._failures = 0
         self._is_ending = False
         self._status = 0
@@ -153,7 +153,7 @@ class Supervisor:
     def _end(self, number: int) -> None:
         """Pass the signal on to all workers; after a second one they end at once."""
         if self._is_ending:
-            number = self._hurry
+            number = self._force_stop
         else:
             self._is_ending = True
             self._ending()

@@ -18,9 +18,9 @@ class Calibration:
     __slots__ = ("_by_usage", "_events", "_tokens", "tokens_per_event")
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """It may be another engine by now."""
         self.tokens_per_event = 1.0
         self._tokens = self._events = 0.0
@@ -33,7 +33,7 @@ class Calibration:
         serves until then; it also counts what others asked for. Numbers that cannot be are ignored.
         """
         if by_usage and not self._by_usage:
-            self.forget()
+            self.reset()
             self._by_usage = True
         if events <= 0 or tokens <= 0 or by_usage is not self._by_usage:
             return

@@ -5,16 +5,16 @@ it was seen to run, and while requests really queue it runs no more than it can.
 the most that ran lately, it applies from the moment queueing is seen, and it is raised step by
 step once nothing queues any more. Gauges alone prove little: an engine at the start of a wave of
 requests shows a queue and few that run, a decode engine counts requests that wait for a KV
-transfer as waiting. Hence the rules in `waits_for_slot` and `QueueGauge`.
+transfer as waiting. Hence the rules in `waits_for_slot` and `QueueDetector`.
 """
 
 import math
 from collections import deque
 
-from router.core.pace import Pace
+from router.core.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 
-__all__ = ["Capacity", "QueueGauge", "waits_for_slot"]
+__all__ = ["Capacity", "QueueDetector", "waits_for_slot"]
 
 RECENT_SECONDS = 10
 """The limit never falls below the most that ran in this time. Longer than the pause between two
@@ -29,7 +29,7 @@ HOLD_SECONDS = 5.0
 RAISE_SECONDS = 1.0
 """Between two raises; in this time it shows whether the last one made first tokens late."""
 
-LATE = 1.5
+TTFT_FACTOR = 1.5
 """Times the mean time to first token before any raise: above that, the last raise was too much."""
 
 FORGET_SECONDS = 60.0
@@ -52,6 +52,7 @@ class Capacity:
     """One engine's limit. `stated` is what the operator says; it is then used as it is."""
 
     __slots__ = (
+        "_baseline_ttft",
         "_growth",
         "_limit",
         "_queued_at",
@@ -59,7 +60,6 @@ class Capacity:
         "_raised_at",
         "_recent",
         "_stated",
-        "_usual_first",
         "_waits",
     )
 
@@ -67,15 +67,15 @@ class Capacity:
         self._stated = stated
         self._recent: deque[tuple[int, int]] = deque()
         """(second, the most that ran in it), the last RECENT_SECONDS of them."""
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """It may be another engine by now, or the same one at another speed."""
         self._limit = math.inf
         self._queued_at = self._raised_at = -math.inf
         self._queueing_since: float | None = None
         self._growth = 0
-        self._usual_first: float | None = None
+        self._baseline_ttft: float | None = None
         """Seconds to a first token at a limit that was not raised, a moving average."""
         self._waits: list[float] = []
         """The same, tick by tick, since the last raise."""
@@ -86,7 +86,7 @@ class Capacity:
         """Sequences that run side by side; infinite while nothing is known of a limit."""
         return self._limit if self._stated is None else self._stated
 
-    def ran(self, running: int, now: float) -> None:
+    def observe_running(self, running: int, now: float) -> None:
         """So many were seen to run: it can do that."""
         second, recent = int(now), self._recent
         while recent and recent[0][0] <= second - RECENT_SECONDS:
@@ -106,7 +106,7 @@ class Capacity:
         if is_queueing:
             since = self._queueing_since = self._queueing_since or now
             is_sure = now - since >= SURE_SECONDS
-            self._take(SURE_SECONDS if is_sure else RECENT_SECONDS, now)
+            self._lower(SURE_SECONDS if is_sure else RECENT_SECONDS, now)
             return
         self._queueing_since = None
         if now - self._queued_at >= FORGET_SECONDS:
@@ -115,9 +115,9 @@ class Capacity:
             return
         self._note_first(first_token_seconds)
         if now - max(self._queued_at + HOLD_SECONDS, self._raised_at) >= RAISE_SECONDS:
-            self._try(in_flight, now)
+            self._adjust(in_flight, now)
 
-    def _take(self, seconds: int, now: float) -> None:
+    def _lower(self, seconds: int, now: float) -> None:
         """The limit is what ran in the last `seconds`."""
         ran = (running for second, running in self._recent if second > int(now) - seconds)
         self._limit = max(1, *ran, 1)
@@ -129,21 +129,21 @@ class Capacity:
             return
         if self._growth:
             self._waits.append(seconds)
-        elif self._usual_first is None:
-            self._usual_first = seconds
+        elif self._baseline_ttft is None:
+            self._baseline_ttft = seconds
         else:
-            self._usual_first += (seconds - self._usual_first) / 4
+            self._baseline_ttft += (seconds - self._baseline_ttft) / 4
 
-    def _try(self, in_flight: int, now: float) -> None:
+    def _adjust(self, in_flight: int, now: float) -> None:
         """Take a raise back that made first tokens late, or raise a limit that binds.
 
         By 1, 2, 3 ... more each second: a limit that was taken in bad times (a full KV cache, long
         prompts) is left behind within seconds, and at the true limit a few requests wait, for some
         hundredths of a second.
         """
-        usual, waits = self._usual_first, self._waits
-        if usual is not None and waits and sum(waits) / len(waits) > LATE * usual:
-            self._take(RECENT_SECONDS, now)
+        usual, waits = self._baseline_ttft, self._waits
+        if usual is not None and waits and sum(waits) / len(waits) > TTFT_FACTOR * usual:
+            self._lower(RECENT_SECONDS, now)
         elif in_flight >= self._limit:
             self._growth += 1
             self._limit += self._growth
@@ -151,18 +151,18 @@ class Capacity:
         self._waits = []
 
 
-def waits_for_slot(pace: Pace, now: float) -> bool:
+def waits_for_slot(speed: SpeedEstimator, now: float) -> bool:
     """Whether this router's own requests show a queue: one has waited for its first token for much
     longer than its prefill explains, none that came later was served first, and others run."""
-    waiting = pace.oldest_waiting
-    if waiting is None or not pace.all_streams or pace.is_stalled:
+    waiting = speed.oldest_waiting
+    if waiting is None or not speed.all_streams or speed.is_stalled:
         return False
     since, work = waiting
-    prefill = PREFILL_SLACK * (pace.best_per_prompt_token or 0.0) * work
-    return now - since > max(QUEUE_SECONDS, QUEUE_STEPS * (pace.per_token or 0.0), prefill)
+    prefill = PREFILL_SLACK * (speed.best_per_prompt_token or 0.0) * work
+    return now - since > max(QUEUE_SECONDS, QUEUE_STEPS * (speed.per_token or 0.0), prefill)
 
 
-class QueueGauge:
+class QueueDetector:
     """Whether the engine's own gauges show a queue, for traffic whose waits are not seen here:
     unary requests, and those of other routers."""
 
@@ -172,7 +172,7 @@ class QueueGauge:
         self._before: Gauges | None = None
         self.is_queueing = False
 
-    def scraped(self, gauges: Gauges | None, *, has_transfers: bool) -> None:
+    def observe(self, gauges: Gauges | None, *, has_transfers: bool) -> None:
         """Take a scrape. Two in a row with requests that wait for capacity while as many run as
         before are a queue; when more run than before the engine is still letting them in.
 

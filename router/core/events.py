@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.core.health import Sight
-from router.core.values import Endpoint, FailureKind, Gauges, Role, Way
+from router.core.health import HealthSignal
+from router.core.values import Endpoint, FailureKind, Gauges, Mode, Role
 
 __all__ = [
     "Chosen",
@@ -25,7 +25,7 @@ class Probed:
     """A probe of an engine. `cards` are the entries of its /v1/models, None when not learned."""
 
     endpoint: Endpoint
-    sight: Sight
+    signal: HealthSignal
     cards: tuple[dict[str, Any], ...] | None = None
 
 
@@ -95,7 +95,7 @@ class RequestEnded:
     model: str | None = None
     stream: bool = False
     tokens: int = 0
-    way: Way | None = None
+    mode: Mode | None = None
     reason: str = ""
     prefill: Endpoint | None = None
     decode: Endpoint | None = None
@@ -124,7 +124,7 @@ class Ejected:
     until: float
 
 
-News = Probed | Scraped | LegFailed | Ejected
+SharedEvent = Probed | Scraped | LegFailed | Ejected
 """What one process tells the others of its host."""
 
 Event = Probed | Scraped | LegAnswered | LegDone | LegFailed | FellBack | Chosen | RequestEnded

@@ -6,7 +6,7 @@ It knows nothing of errors in answers (outlier ejection) or of speed: those are 
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Health", "Rules", "Sight", "State", "after"]
+__all__ = ["Health", "HealthSignal", "HealthThresholds", "State", "after"]
 
 
 class State(StrEnum):
@@ -20,18 +20,18 @@ class State(StrEnum):
     DOWN = "down"
 
 
-class Sight(StrEnum):
+class HealthSignal(StrEnum):
     """What a probe or a request saw."""
 
     OK = "ok"
-    UNWILLING = "unwilling"
+    UNAVAILABLE = "unwilling"
     """/health answered 503."""
     FAILED = "failed"
     """No connection, no answer in time, or an answer that is not a health answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class HealthThresholds:
     """How many sights in a row it takes."""
 
     down_after: int = 3
@@ -54,28 +54,28 @@ class Health:
         return self.state is State.UP
 
 
-def after(health: Health, sight: Sight, rules: Rules) -> Health:
+def after(health: Health, signal: HealthSignal, thresholds: HealthThresholds) -> Health:
     """The health after one more sight."""
-    target = _TABLE[health.state, sight]
+    target = _TABLE[health.state, signal]
     if target is health.state:
         return Health(health.state)
-    needed = {State.UP: rules.up_after, State.DOWN: rules.down_after}.get(target, 1)
+    needed = {State.UP: thresholds.up_after, State.DOWN: thresholds.down_after}.get(target, 1)
     streak = health.streak + 1 if health.toward is target else 1
     return Health(target) if streak >= needed else Health(health.state, streak, target)
 
 
 _TABLE = {
-    (State.STARTING, Sight.OK): State.UP,
-    (State.STARTING, Sight.UNWILLING): State.STARTING,
-    (State.STARTING, Sight.FAILED): State.STARTING,
-    (State.UP, Sight.OK): State.UP,
-    (State.UP, Sight.UNWILLING): State.DRAINING,
-    (State.UP, Sight.FAILED): State.DOWN,
-    (State.DRAINING, Sight.OK): State.UP,
-    (State.DRAINING, Sight.UNWILLING): State.DRAINING,
-    (State.DRAINING, Sight.FAILED): State.DOWN,
-    (State.DOWN, Sight.OK): State.UP,
-    (State.DOWN, Sight.UNWILLING): State.DOWN,
-    (State.DOWN, Sight.FAILED): State.DOWN,
+    (State.STARTING, HealthSignal.OK): State.UP,
+    (State.STARTING, HealthSignal.UNAVAILABLE): State.STARTING,
+    (State.STARTING, HealthSignal.FAILED): State.STARTING,
+    (State.UP, HealthSignal.OK): State.UP,
+    (State.UP, HealthSignal.UNAVAILABLE): State.DRAINING,
+    (State.UP, HealthSignal.FAILED): State.DOWN,
+    (State.DRAINING, HealthSignal.OK): State.UP,
+    (State.DRAINING, HealthSignal.UNAVAILABLE): State.DRAINING,
+    (State.DRAINING, HealthSignal.FAILED): State.DOWN,
+    (State.DOWN, HealthSignal.OK): State.UP,
+    (State.DOWN, HealthSignal.UNAVAILABLE): State.DOWN,
+    (State.DOWN, HealthSignal.FAILED): State.DOWN,
 }
 """State and sight to the state that is aimed at; the streak decides when it is reached."""

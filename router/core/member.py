@@ -6,21 +6,21 @@ from enum import StrEnum
 from typing import Any
 
 from router.core import outlier, stall
-from router.core.capacity import Capacity, QueueGauge
+from router.core.capacity import Capacity, QueueDetector
 from router.core.health import Health
 from router.core.outlier import Outlier
-from router.core.pace import Counted, Pace
-from router.core.speed import Habit
+from router.core.pool_speed import SlowdownHistory
+from router.core.speed_estimator import EventCounts, SpeedEstimator
 from router.core.stall import Stall
 from router.core.values import Candidate, Endpoint, Gauges
 
-__all__ = ["Aside", "Member"]
+__all__ = ["Exclusion", "Member"]
 
 CALIBRATION_EVENTS = 200
 """Between two scrapes, at least: the engine's counter is some steps ahead of what came here."""
 
 
-class Aside(StrEnum):
+class Exclusion(StrEnum):
     """Why an engine that is up gets nothing new, or next to nothing."""
 
     EJECTED = "ejected"
@@ -40,7 +40,7 @@ class Member:
     health: Health = field(default_factory=Health)
     outlier: Outlier = outlier.FINE
     stall: Stall = stall.CLEAR
-    pace: Pace = field(default_factory=Pace)
+    speed: SpeedEstimator = field(default_factory=SpeedEstimator)
     slow_since: float | None = None
     failing_since: float = -math.inf
     """When the first of its last failures in a row was seen."""
@@ -52,14 +52,14 @@ class Member:
     gauges: Gauges | None = None
     gauges_at: float = 0.0
     capacity: Capacity = field(default_factory=Capacity)
-    queue: QueueGauge = field(default_factory=QueueGauge)
-    habit: Habit | None = None
+    queue: QueueDetector = field(default_factory=QueueDetector)
+    history: SlowdownHistory | None = None
     """How fast it usually is against its pool; None until that has been seen."""
     own: int = 0
     """This router's requests there, a tick ago."""
     own_lately: int = 0
     """The most of them at the last two ticks."""
-    counted: tuple[int, Counted] | None = None
+    counted: tuple[int, EventCounts] | None = None
     """The engine's generated tokens at the last scrape, and what was counted here until then; None
     when others had requests there, too."""
 
@@ -69,16 +69,16 @@ class Member:
         before, generated = self.counted, gauges.generated
         self.counted = None
         # Unary answers, and streams whose clients do not read, are generated without being counted.
-        if generated is None or others or self.view.load.requests > self.pace.all_open:
+        if generated is None or others or self.view.load.requests > self.speed.all_open:
             return
-        now = self.pace.counted
+        now = self.speed.counted
         self.counted = generated, now
-        if before is None or now.unheard != before[1].unheard:
+        if before is None or now.untracked != before[1].untracked:
             return
         events = now.events - before[1].events
         if events >= CALIBRATION_EVENTS:
             tokens = generated - before[0] - (now.begun - before[1].begun)
-            self.pace.calibration.learn(tokens, events, by_usage=False)
+            self.speed.calibration.learn(tokens, events, by_usage=False)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -91,20 +91,20 @@ class Member:
         return self.view.ordinal
 
     @property
-    def others(self) -> int | None:
+    def other_requests(self) -> int | None:
         """Requests that others put there, as of `gauges_at`."""
-        return self.view.others
+        return self.view.other_requests
 
     @property
-    def is_shut(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether nothing new should go there."""
         return self.outlier.until is not None or self.stall.since is not None
 
     @property
-    def aside(self) -> Aside | None:
+    def exclusion(self) -> Exclusion | None:
         """Why it is set aside, if it is."""
         if self.outlier.until is not None:
-            return Aside.EJECTED
+            return Exclusion.EJECTED
         if self.stall.since is not None:
-            return Aside.STALLED
-        return None if self.slow_since is None else Aside.SLOW
+            return Exclusion.STALLED
+        return None if self.slow_since is None else Exclusion.SLOW

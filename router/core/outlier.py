@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FINE", "Outlier", "Rules", "after", "failing", "is_chance", "tick"]
+__all__ = ["FINE", "Outlier", "OutlierConfig", "after", "failing", "is_chance", "tick"]
 
 MINIMUM_REQUESTS = 20
 """Of an engine, and of the others together, in an interval: fewer tell nothing."""
@@ -35,7 +35,7 @@ engine's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class OutlierConfig:
     """When an engine is ejected, and for how long."""
 
     consecutive: int = 5
@@ -79,7 +79,7 @@ def after(outlier: Outlier, *, is_good: bool) -> Outlier:
     )
 
 
-def ejected(outlier: Outlier, now: float, rules: Rules) -> Outlier:
+def ejected(outlier: Outlier, now: float, rules: OutlierConfig) -> Outlier:
     """Ejected from now on."""
     times = outlier.ejections + 1
     seconds = min(rules.base_seconds * times, rules.max_seconds)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import orjson
 
 from router.core.health import Health, State
-from router.core.member import Aside, Member
+from router.core.member import Exclusion, Member
 from router.core.policies import Policy
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
 from router.core.values import Role
@@ -83,10 +83,12 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role]) -> bool:
     """
     if member.health.state is not State.UP or member.models == frozenset():
         return False
-    if member.pace.all_open or member.aside is Aside.EJECTED:
+    if member.speed.all_open or member.exclusion is Exclusion.EJECTED:
         return False
-    is_spared = member.aside is Aside.SLOW or member.view.ratio > 1
-    return member.aside is Aside.STALLED or (is_spared and member.endpoint.role in speed_roles)
+    is_spared = member.exclusion is Exclusion.SLOW or member.view.slowdown > 1
+    return member.exclusion is Exclusion.STALLED or (
+        is_spared and member.endpoint.role in speed_roles
+    )
 
 
 def speed_probe_tokens(role: Role) -> int:

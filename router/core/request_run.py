@@ -26,7 +26,7 @@ from router.core.events import (
     RequestEnded,
 )
 from router.core.ledger import Lease
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.plans import steps
 from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, may_replay
@@ -42,7 +42,7 @@ by `answer` with whether the KV cache is ready, a `Send` by `answer` with None."
 ENGINE_REQUESTS = (Stream, Call)
 WAITS = (AwaitKV, Send)
 
-NONE_TRIED: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 class RequestRun:
@@ -89,7 +89,7 @@ class RequestRun:
         self._sample = sample
         self._plan: Plan | None = None
         self._leases: dict[Endpoint, Lease] = {}
-        self._tried = NONE_TRIED
+        self._tried = NO_ENDPOINTS
         """Decode engines that have failed this request: those that the last lease excluded."""
 
     def start(self, plan: Plan, now: float) -> Action | None:
@@ -178,14 +178,16 @@ class RequestRun:
 
     # What is asked while an engine is at work.
 
-    def leg(self, now: float) -> Leg:
+    def leg(self, now: float) -> LegTimer:
         """The timer of the engine request that is made now."""
         step = self.step
         lease = self._leases[step.endpoint]
         if isinstance(step, Call):  # a prefill makes one token, whatever was asked for
-            return self._scheduler.leg(lease, now, is_heard=True)
+            return self._scheduler.leg(lease, now, tracks_first_token=True)
         facts = self._known
-        return self._scheduler.leg(lease, now, is_heard=facts.stream, sequences=facts.sequences)
+        return self._scheduler.leg(
+            lease, now, tracks_first_token=facts.stream, sequences=facts.sequences
+        )
 
     def answered(self, status: int, now: float) -> None:
         """The engine's answer begins."""

@@ -3,7 +3,7 @@
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.values import Facts, Failure, FailureKind, Reply
 
-__all__ = ["ATTEMPTS", "BUSY", "error_of", "may_move", "may_replay", "reason_of"]
+__all__ = ["ATTEMPTS", "BUSY", "error_of", "may_replay", "may_retry_elsewhere", "reason_of"]
 
 ATTEMPTS = 3
 """Decode engines that one request tries. One that kills engines must not meet them all."""
@@ -13,7 +13,7 @@ BUSY = frozenset({503})
 different instance"."""
 
 
-def may_move(outcome: Reply | Failure, facts: Facts) -> bool:
+def may_retry_elsewhere(outcome: Reply | Failure, facts: Facts) -> bool:
     """Whether the leg may be sent to another engine; nothing has gone to the client yet.
 
     Always when the engine took nothing on. After a reset it may have: a generation can be computed

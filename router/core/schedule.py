@@ -11,13 +11,13 @@ from router.core import threshold
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.fleet import Fleet
 from router.core.ledger import Lease
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
 from router.core.values import Candidate, Decision, Endpoint, Facts, Role
 
 __all__ = ["Ranking", "Scheduler"]
 
-NOBODY: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,18 @@ class Scheduler:
         if not self._fleet.candidates(role, facts.model, exclude, now):
             raise _no_engine(role)
 
-    def leg(self, lease: Lease, now: float, *, is_heard: bool, sequences: int = 1) -> Leg:
-        """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
-        return self._fleet.leg(lease, now, is_heard=is_heard, sequences=sequences)
+    def leg(
+        self, lease: Lease, now: float, *, tracks_first_token: bool, sequences: int = 1
+    ) -> LegTimer:
+        """Time an attempt at a leased endpoint; `tracks_first_token`: a stream or a prefill."""
+        return self._fleet.leg(
+            lease, now, tracks_first_token=tracks_first_token, sequences=sequences
+        )
 
     def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
         """Whether the request could go to another endpoint that is not set aside."""
         others = self._fleet.candidates(role, facts.model, than, now)
-        return any(not self._fleet.member(c.endpoint).is_shut for c in others)
+        return any(not self._fleet.member(c.endpoint).is_blocked for c in others)
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
         """The candidates of this moment with what they are judged by, best first."""
@@ -90,12 +94,17 @@ class Scheduler:
         pairs = sorted(zip(ranking.scores, ranking.candidates, strict=True), key=lambda p: p[0])
         return tuple(
             f"{c.endpoint.url} score={score:.3g} in_flight={c.in_flight} "
-            f"others={c.others or 0} ratio={c.ratio:.3g} share={c.ramp:.2g}"
+            f"other_requests={c.other_requests or 0} slowdown={c.slowdown:.3g} "
+            f"slow_start_weight={c.slow_start_weight:.2g}"
             for score, c in pairs
         )
 
     def rank(
-        self, role: Role, facts: Facts, exclude: frozenset[Endpoint] = NOBODY, now: float = 0.0
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint] = NO_ENDPOINTS,
+        now: float = 0.0,
     ) -> Ranking:
         """Score the candidates without taking anything. Raises NoEngine when there is none."""
         candidates, scores, chosen = self._ranked(role, facts, exclude, now)

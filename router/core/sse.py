@@ -16,12 +16,12 @@ from router.core.values import RouteKind
 __all__ = [
     "DONE",
     "MAX_EVENT_BYTES",
-    "Cutter",
-    "First",
+    "EventKind",
+    "EventSplitter",
     "data_of",
     "error_frame",
+    "event_kind",
     "events",
-    "first_sign",
     "keep_alive",
 ]
 
@@ -34,7 +34,7 @@ chunk of a chat can carry the prompt's token ids, about 0.5 MB for 60k tokens.""
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
-class Cutter:
+class EventSplitter:
     """Cuts a stream of bytes at the ends of events, so that only whole events are passed on.
 
     A stream that breaks in the middle of an event can then still end in a valid error frame.
@@ -92,7 +92,7 @@ def data_of(event: bytes) -> bytes:
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
 
 
-class First(Enum):
+class EventKind(Enum):
     """What an event means to a client that has seen nothing yet."""
 
     PREAMBLE = auto()
@@ -119,20 +119,20 @@ _PREAMBLE_TYPES = frozenset(
 )
 
 
-def first_sign(event: bytes) -> First:
+def event_kind(event: bytes) -> EventKind:
     """Classify an event; anything not understood is content, so that nothing is held for ever."""
     data = data_of(event)
     if not data:
-        return First.PREAMBLE
+        return EventKind.PREAMBLE
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError:
-        return First.CONTENT
+        return EventKind.CONTENT
     if not isinstance(document, dict):
-        return First.CONTENT
+        return EventKind.CONTENT
     if document.get("error") or document.get("type") in ("error", "response.failed"):
-        return First.ERROR
-    return First.PREAMBLE if _is_preamble(document) else First.CONTENT
+        return EventKind.ERROR
+    return EventKind.PREAMBLE if _is_preamble(document) else EventKind.CONTENT
 
 
 def keep_alive(event: bytes) -> bytes:

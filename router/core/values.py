@@ -15,12 +15,12 @@ __all__ = [
     "FailureKind",
     "Gauges",
     "Load",
+    "Mode",
     "OwnLoad",
     "Reply",
     "Role",
     "Route",
     "RouteKind",
-    "Way",
 ]
 
 
@@ -34,7 +34,7 @@ class Role(StrEnum):
     __hash__ = str.__hash__
 
 
-class Way(StrEnum):
+class Mode(StrEnum):
     """A request's way through the pools."""
 
     DIRECT = "direct"
@@ -157,13 +157,13 @@ class Candidate:
     """The endpoint's place in its pool; stable for the life of the process."""
     load: Load = field(default_factory=OwnLoad)
     """What this router has there."""
-    others: int | None = None
+    other_requests: int | None = None
     """Requests that others put there, from the engine's gauges; None when not known."""
-    ratio: float = 1.0
+    slowdown: float = 1.0
     """Its seconds per token over the pool's usual ones; 1 while that is not known."""
     is_slow: bool = False
     """Whether it is to be spared."""
-    ramp: float = 1.0
+    slow_start_weight: float = 1.0
     """The share of its work that it may have: below 1 while it comes back (slow start)."""
     slots: float = math.inf
     """Sequences that it runs side by side; infinite while no limit is known."""
@@ -187,7 +187,7 @@ class Candidate:
 class Decision:
     """Which way a request goes, and why."""
 
-    way: Way
+    mode: Mode
     reason: str
 
 

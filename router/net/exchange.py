@@ -24,9 +24,9 @@ from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Facts, Failure, Reply
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
+from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.legs import Collector, Relay
 from router.net.pool import EnginePool
-from router.net.silence import Silence
 
 __all__ = ["Exchange", "Network", "Timeouts"]
 
@@ -66,7 +66,7 @@ class Network:
     pools: dict[Endpoint, EnginePool]
     timeouts: Timeouts
     observe: Callable[[Event], None]
-    silence: Silence
+    idle_sweep: IdleTimeoutSweep
     sample: float = 0.0
     """The share of choices that are logged in full."""
     names_engines: bool = False
@@ -231,7 +231,9 @@ class Exchange:
         now = time.monotonic()
         limit = self._network.timeouts.prefill - (now - self._run.asked_at)
         leg = self._run.leg(now)
-        return Collector(step.endpoint, self._reply.loop, limit, self._network.silence, leg, self)
+        return Collector(
+            step.endpoint, self._reply.loop, limit, self._network.idle_sweep, leg, self
+        )
 
     def _relay(self, step: steps.Stream) -> Relay:
         network = self._network
@@ -242,7 +244,7 @@ class Exchange:
             kind=self._known.route.kind,
             first_byte_seconds=network.timeouts.first_byte,
             idle_seconds=network.timeouts.idle,
-            silence=network.silence,
+            idle_sweep=network.idle_sweep,
             leg=self._run.leg(time.monotonic()),
             asker=self,
         )

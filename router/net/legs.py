@@ -15,24 +15,24 @@ import orjson
 from router.core import headers as http
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.plans.steps import Outcome, Stream
 from router.core.redact import MARK, redact
 from router.core.sse import (
     DONE,
     MAX_EVENT_BYTES,
-    Cutter,
-    First,
+    EventKind,
+    EventSplitter,
     data_of,
+    event_kind,
     events,
-    first_sign,
     keep_alive,
 )
 from router.core.usage import generated_tokens
 from router.core.values import Endpoint, Failure, FailureKind, Reply, RouteKind
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
-from router.net.silence import Silence
+from router.net.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["Collector", "Relay"]
 
@@ -97,8 +97,8 @@ class Collector:
         endpoint: Endpoint,
         loop: asyncio.AbstractEventLoop,
         limit: float,
-        silence: Silence,
-        leg: Leg,
+        idle_sweep: IdleTimeoutSweep,
+        leg: LegTimer,
         asker: Asker,
     ) -> None:
         self.connection: EngineConnection | None = None
@@ -107,8 +107,8 @@ class Collector:
         self._deadline = loop.time() + limit
         self._asker: Asker | None = asker
         self._leg = leg
-        self._silence = silence
-        silence.watch(self)
+        self._idle_sweep = idle_sweep
+        idle_sweep.watch(self)
         self._reply = Reply(0)
         self._parts: list[bytes] = []
         self._size = 0
@@ -134,15 +134,15 @@ class Collector:
     def on_end(self) -> None:
         """The reply is whole."""
         if self._reply.status < 400:
-            self._leg.whole(time.monotonic())
+            self._leg.unary_answer(time.monotonic())
         self._settle(Reply(self._reply.status, self._reply.headers, b"".join(self._parts)))
 
-    def check_silence(self, now: float) -> None:
+    def check_idle(self, now: float) -> None:
         """Leave an engine that is late, or that has stopped to answer anybody."""
         if now >= self._deadline:
             text = f"The engine at {self._endpoint.url} did not reply in time."
             self._give_up(Failure(FailureKind.TIMEOUT, text))
-        elif self._leg.pace.is_stalled:  # there is always another way
+        elif self._leg.speed.is_stalled:  # there is always another way
             self._give_up(Failure(FailureKind.STALLED, "The engine has stalled."))
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
@@ -156,7 +156,7 @@ class Collector:
 
     def close(self) -> None:
         """Stop the engine's work if it is not over. Nobody is told."""
-        self._silence.forget(self)
+        self._idle_sweep.forget(self)
         self._leg.end(time.monotonic())
         if self._asker is not None:
             self._asker = None
@@ -186,8 +186,8 @@ class Relay:
         kind: RouteKind,
         first_byte_seconds: float,
         idle_seconds: float,
-        silence: Silence,
-        leg: Leg,
+        idle_sweep: IdleTimeoutSweep,
+        leg: LegTimer,
         asker: Asker,
     ) -> None:
         self._asker: Asker | None = asker
@@ -202,7 +202,7 @@ class Relay:
         self._idle_seconds = idle_seconds
         self._first_byte_seconds = first_byte_seconds
         self._leg = leg
-        self._counter: TokenCount = leg.pace
+        self._counter: TokenCount = leg.speed
         self._is_single = leg.sequences == 1
         """Whether a chunk is one event: the tokens of several answers may come in one."""
         self._last = b""
@@ -215,7 +215,7 @@ class Relay:
         self._sweeps_to_wait = 0
         """Until the leg is timed again; 0 while it is."""
         self._head = Reply(0)
-        self._cutter = Cutter()
+        self._splitter = EventSplitter()
         self._parts: list[bytes] = []
         self._size = 0
         self._events_held = 0
@@ -227,8 +227,8 @@ class Relay:
         self._asked_at = reply.loop.time()
         self._heard_at: float | None = None
         self._chunks_before = 0
-        self._silence = silence
-        silence.watch(self)
+        self._idle_sweep = idle_sweep
+        idle_sweep.watch(self)
         # Functions, not methods of this object: a cycle would leave every request, its body
         # included, to the garbage collector.
         self._on_data: Callable[[Relay, bytes], None] = Relay._collect
@@ -306,7 +306,7 @@ class Relay:
 
     def close(self) -> None:
         """Stop the engine's work if it is not over. Nobody is told."""
-        self._silence.forget(self)
+        self._idle_sweep.forget(self)
         self._leg.end(time.monotonic())
         self._reply.unbind()
         if self._asker is not None:
@@ -332,10 +332,10 @@ class Relay:
     def _catch_up(self) -> None:
         self._sweeps_to_wait -= 1
         if self._sweeps_to_wait == 0:
-            self._counter = self._leg.pace
+            self._counter = self._leg.speed
             self._leg.resume(time.monotonic())
 
-    def check_silence(self, now: float) -> None:
+    def check_idle(self, now: float) -> None:
         """Give up on an engine that has been silent for too long."""
         if self._sweeps_to_wait and not self._reply.is_paused:
             self._catch_up()
@@ -357,7 +357,7 @@ class Relay:
 
     def _leave_if_stalled(self) -> None:
         """A request that has had nothing but a head need not wait for an engine that stopped."""
-        if self._record.first_byte is not None or not self._leg.pace.is_stalled:
+        if self._record.first_byte is not None or not self._leg.speed.is_stalled:
             return
         if self._asker is not None and self._asker.may_move():
             text = f"The engine at {self._step.endpoint.url} has stalled."
@@ -379,7 +379,7 @@ class Relay:
     def _end_whole(self) -> None:
         body = b"".join(self._parts)
         if self._head.status < 400:
-            self._leg.whole(time.monotonic(), generated_tokens(body))
+            self._leg.unary_answer(time.monotonic(), generated_tokens(body))
         body = redact(body)
         if self._step.splice is not None and self._head.status < 400:
             body = self._step.splice.body(body)
@@ -391,15 +391,15 @@ class Relay:
         self._write(data)
 
     def _pass_events(self, data: bytes) -> None:
-        is_whole = self._cutter.is_empty and data.endswith(b"\n\n")
+        is_whole = self._splitter.is_empty and data.endswith(b"\n\n")
         # Nearly every read is whole events with nothing to take out.
         if not (is_whole and self._is_plain and MARK not in data):
-            data = self._cutter.feed(data)
+            data = self._splitter.feed(data)
             data = data and self._clean(data)
         if data:
             self._is_done = data.endswith(DONE)
             self._write(data)
-        is_clear = self._is_plain and self._cutter.is_empty and not self._is_done
+        is_clear = self._is_plain and self._splitter.is_empty and not self._is_done
         self._forward = self._reply.chunk_writer() if is_clear else None
 
     def _hold(self, data: bytes) -> None:
@@ -408,17 +408,17 @@ class Relay:
         With the step's `hold` the head waits too; without it the client has had the head, and gets
         comments, which keep its connection alive.
         """
-        data = self._cutter.feed(data)
+        data = self._splitter.feed(data)
         found = events(data)
         for event in found:
-            sign = first_sign(event)
-            if sign is First.ERROR and self._step.hold:
+            sign = event_kind(event)
+            if sign is EventKind.ERROR and self._step.hold:
                 # It was never shown as a stream: whoever gets it gets it as an error response.
                 self._stop(Reply(_status_of(event), JSON_HEADERS, data_of(event)))
                 return
-            if sign is First.ERROR:
+            if sign is EventKind.ERROR:
                 self._leg.end(time.monotonic())  # a failure is no token to be timed
-            if sign is not First.PREAMBLE:
+            if sign is not EventKind.PREAMBLE:
                 self._parts.append(data)
                 self._release_hold()
                 return
@@ -442,7 +442,7 @@ class Relay:
     def _end_events(self) -> None:
         if self._on_data is Relay._hold:
             self._release_hold()
-        rest = self._cutter.rest()
+        rest = self._splitter.rest()
         if rest:
             self._write(self._clean(rest))
         self._calibrate()
@@ -451,9 +451,9 @@ class Relay:
     def _calibrate(self) -> None:
         """Tell the leg what the engine says that the stream took, beside what was counted of it."""
         tokens = generated_tokens(self._last)
-        if tokens and self._is_single and self._counter is self._leg.pace:
+        if tokens and self._is_single and self._counter is self._leg.speed:
             passed = self._record.chunks - self._first_chunk - self._sent
-            self._leg.used(tokens, 1 + passed + self._sent_events)
+            self._leg.calibrate(tokens, 1 + passed + self._sent_events)
 
     def _end(self) -> None:
         self._reply.finish()
@@ -486,7 +486,7 @@ class Relay:
         if record.first_byte is None:
             record.first_byte = time.monotonic()
             if self._is_stream:
-                self._leg.first(record.first_byte)
+                self._leg.first_token(record.first_byte)
                 if self._asker is not None:
                     self._asker.begun()
         elif self._is_stream and not self._reply.is_corked:

@@ -21,7 +21,7 @@ import orjson
 from router.core import exposition, probing
 from router.core.events import Event, Probed, Scraped
 from router.core.fleet import Fleet
-from router.core.health import Sight
+from router.core.health import HealthSignal
 from router.core.member import Member
 from router.core.values import Endpoint, Gauges
 from router.net.tasks import TaskSet
@@ -61,14 +61,14 @@ class Prober:
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
         """One that connects anew for each probe, one that keeps its connections for scrapes."""
 
-    async def look(self) -> None:
+    async def probe_all(self) -> None:
         """Ask every engine once, all at the same time, for the time of one probe at most."""
         self._open()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_seconds):
-                await asyncio.gather(*map(self._look_at, self._fleet))
+                await asyncio.gather(*map(self._probe_member, self._fleet))
 
-    async def _look_at(self, member: Member) -> None:
+    async def _probe_member(self, member: Member) -> None:
         before = member.health.state
         self._observe(await self._probe(member.endpoint))
         if member.health.state is not before:
@@ -79,7 +79,7 @@ class Prober:
             self._sessions = self._make_sessions()
 
     def start(self) -> None:
-        """Ask for ever, from one interval after `look` on."""
+        """Ask for ever, from one interval after `probe_all` on."""
         self._open()
         for member in self._fleet:
             url = member.endpoint.url
@@ -94,7 +94,7 @@ class Prober:
     async def _probe_for_ever(self, member: Member) -> None:
         while True:
             await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
-            await self._look_at(member)
+            await self._probe_member(member)
 
     async def _scrape_for_ever(self, member: Member) -> None:
         while True:
@@ -107,13 +107,13 @@ class Prober:
         fresh, _ = self._sessions
         status, _ = await self._get(fresh, endpoint, "/health")
         if status is None:
-            return Probed(endpoint, Sight.FAILED)
+            return Probed(endpoint, HealthSignal.FAILED)
         if status == 503:
-            return Probed(endpoint, Sight.UNWILLING)
+            return Probed(endpoint, HealthSignal.UNAVAILABLE)
         if status >= 400:
-            return Probed(endpoint, Sight.FAILED)
+            return Probed(endpoint, HealthSignal.FAILED)
         status, text = await self._get(fresh, endpoint, "/v1/models")
-        return Probed(endpoint, Sight.OK, _cards(text) if status == 200 else None)
+        return Probed(endpoint, HealthSignal.OK, _cards(text) if status == 200 else None)
 
     async def _scrape(self, endpoint: Endpoint) -> None:
         before = self._fleet.ledger.in_flight(endpoint)

@@ -11,7 +11,7 @@ from random import Random
 
 from router.core import probing, usage
 from router.core.fleet import Fleet
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.member import Member
 from router.core.sse import DONE
 from router.core.values import Endpoint, Failure, Role
@@ -71,7 +71,7 @@ class SpeedProber:
         if isinstance(connection, Failure):
             return "failed"
         work = probing.SPEED_PROBE_PROMPT_TOKENS
-        leg = Leg(member.pace, None, work, time.monotonic(), is_heard=True)
+        leg = LegTimer(member.speed, None, work, time.monotonic(), tracks_first_token=True)
         sink = _Sink(leg)
         body = probing.speed_probe_body(member)
         try:
@@ -103,7 +103,7 @@ class SpeedProber:
 class _Sink:
     """Counts the tokens of a probe."""
 
-    def __init__(self, leg: Leg) -> None:
+    def __init__(self, leg: LegTimer) -> None:
         self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.is_over = False
         """Whether the connection is out of our hands."""
@@ -124,19 +124,19 @@ class _Sink:
         """Events: the first one starts the clock. That of the usage is no token."""
         if not self._is_good:
             return
-        self._end = self._end[-usage.LOOKED_AT :] + data
+        self._end = self._end[-usage.TAIL_BYTES :] + data
         events = data.count(b"\n\n") - data.count(b'"choices":[]') - data.count(DONE)
         if not self._events:
-            self._leg.first(time.monotonic())
+            self._leg.first_token(time.monotonic())
             events -= 1
             self._events = 1
         self._events += events
-        self._leg.pace.tokens += events
+        self._leg.speed.tokens += events
 
     def on_end(self) -> None:
         """All tokens came."""
         if self._is_good and (tokens := usage.generated_tokens(self._end)):
-            self._leg.used(tokens, self._events)
+            self._leg.calibrate(tokens, self._events)
         self._finish("ok" if self._is_good else "failed")
 
     def on_lost(self, _failure: Failure) -> None:

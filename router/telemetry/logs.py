@@ -209,8 +209,8 @@ class AccessLog:
         ]
         if e.model is not None:
             parts.append(f" model={_word(e.model)}")
-        if e.way is not None:
-            parts.append(f" way={e.way}")
+        if e.mode is not None:
+            parts.append(f" mode={e.mode}")
         if e.reason:
             parts.append(f" reason={e.reason}")
         parts.append(f" tokens={e.tokens}")
@@ -257,7 +257,7 @@ def _fields(record: RequestEnded) -> dict[str, Any]:
         "status": record.status,
         "outcome": record.outcome,
         "model": record.model,
-        "way": record.way,
+        "mode": record.mode,
         "reason": record.reason or None,
         "tokens": record.tokens,
         "prefill": record.prefill and record.prefill.url,

@@ -28,11 +28,11 @@ from router import __version__
 from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
 from router.core.health import State
-from router.core.member import Aside
+from router.core.member import Exclusion
 from router.core.values import Endpoint, FailureKind, Role
 from router.telemetry.processes import Processes
 
-__all__ = ["Connections", "Metrics", "Together"]
+__all__ = ["Connections", "Metrics", "WorkerGroup"]
 
 Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
 """Endpoint, open connections, idle ones among them."""
@@ -46,7 +46,7 @@ LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class WorkerGroup:
     """Several processes that answer for each other: where they count, and which they are."""
 
     folder: Path
@@ -59,7 +59,7 @@ class Together:
 class _Known:
     """The children that requests of one kind count on: looking them up costs more than counting."""
 
-    way: str
+    mode: str
     requests: Counter
     duration: Histogram
     decisions: Counter | None
@@ -69,7 +69,7 @@ class Metrics:
     """The router's metrics in a registry of their own, those of all its processes together."""
 
     def __init__(
-        self, fleet: Fleet, connections: Connections, together: Together | None = None
+        self, fleet: Fleet, connections: Connections, group: WorkerGroup | None = None
     ) -> None:
         # Each counter's birth as a second series doubles the text and answers nobody's question.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -77,22 +77,22 @@ class Metrics:
         self._counts = registry
         self._state = CollectorRegistry()
         self._state.register(_FleetCollector(fleet, connections))
-        self.are_merged = together is not None
+        self.are_merged = group is not None
         """Whether counts are read from files, those of all processes: that takes a while."""
-        if together is not None:
-            _count_in(together.folder, together.number)
+        if group is not None:
+            _use_files_of(group.folder, group.number)
             self._counts = CollectorRegistry()
-            MultiProcessCollector(self._counts, str(together.folder))  # type: ignore[no-untyped-call]
+            MultiProcessCollector(self._counts, str(group.folder))  # type: ignore[no-untyped-call]
         self._requests = Counter(
             "pd_router_requests",
-            "Requests by route, way, status and outcome.",
-            ["route", "way", "status", "outcome"],
+            "Requests by route, mode, status and outcome.",
+            ["route", "mode", "status", "outcome"],
             registry=registry,
         )
         self._decisions = Counter(
             "pd_router_decisions",
             "Direct or remote prefill, and why.",
-            ["way", "reason"],
+            ["mode", "reason"],
             registry=registry,
         )
         self._fallbacks = Counter(
@@ -129,14 +129,14 @@ class Metrics:
             "pd_router_time_to_first_byte_seconds",
             "From a request's arrival to the first byte of its answer's body, errors left out. "
             "A unary answer (stream false) has none before all its tokens are made.",
-            ["way", "stream"],
+            ["mode", "stream"],
             buckets=TTFT_BUCKETS,
             registry=registry,
         )
         self._duration = Histogram(
             "pd_router_request_duration_seconds",
             "From the request's arrival to the end of its answer.",
-            ["way"],
+            ["mode"],
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
@@ -149,7 +149,7 @@ class Metrics:
         self._tokens = Histogram(
             "pd_router_estimated_input_tokens",
             "Estimated input tokens of requests.",
-            ["way"],
+            ["mode"],
             buckets=TOKEN_BUCKETS,
             registry=registry,
         )
@@ -173,10 +173,10 @@ class Metrics:
         self._ttft_by = cache(self._ttft.labels)
         self._tokens_by = cache(self._tokens.labels)
         self._known: dict[tuple[object, ...], _Known] = {}
-        if together is None:
+        if group is None:
             ProcessCollector(namespace="pd_router", registry=registry)
         else:
-            self._counts.register(Processes(together.pids))
+            self._counts.register(Processes(group.pids))
         # A counter that first appears with 1 has not increased, so no alert on its rate fires.
         for member in fleet:
             for kind in FailureKind:
@@ -186,7 +186,7 @@ class Metrics:
         """Count a generation of the router's own."""
         self._probes.labels(endpoint.role, endpoint.url, outcome).inc()
 
-    def late(self, seconds: float) -> None:
+    def observe_loop_lag(self, seconds: float) -> None:
         """Count how late the event loop was."""
         self._lag.observe(seconds)
         if seconds > self._worst:
@@ -218,7 +218,7 @@ class Metrics:
                 self._ended(event)
 
     def _ended(self, record: RequestEnded) -> None:
-        kind = (record.route, record.way, record.status, record.outcome, record.reason)
+        kind = (record.route, record.mode, record.status, record.outcome, record.reason)
         known = self._known.get(kind)
         if known is None:
             known = self._known[kind] = self._of_kind(record)
@@ -226,11 +226,11 @@ class Metrics:
         known.duration.observe(record.ended - record.started)
         if known.decisions is not None:
             known.decisions.inc()
-            self._tokens_by(known.way).observe(record.tokens)
+            self._tokens_by(known.mode).observe(record.tokens)
         # A refusal comes fast: among the answers it would make them look so.
         if record.first_byte is not None and record.status < 400:
             stream = "true" if record.stream else "false"
-            self._ttft_by(known.way, stream).observe(record.first_byte - record.started)
+            self._ttft_by(known.mode, stream).observe(record.first_byte - record.started)
         if record.prefill_seconds is not None:
             self._prefill.observe(record.prefill_seconds)
         if record.chunks:
@@ -238,17 +238,17 @@ class Metrics:
             self._bytes.inc(record.bytes_out)
 
     def _of_kind(self, record: RequestEnded) -> "_Known":
-        way = record.way or "none"
+        mode = record.mode or "none"
         status = record.status or "none"
         return _Known(
-            way=way,
-            requests=self._requests.labels(record.route, way, status, record.outcome),
-            duration=self._duration.labels(way),
-            decisions=None if record.way is None else self._decisions.labels(way, record.reason),
+            mode=mode,
+            requests=self._requests.labels(record.route, mode, status, record.outcome),
+            duration=self._duration.labels(mode),
+            decisions=None if record.mode is None else self._decisions.labels(mode, record.reason),
         )
 
 
-def _count_in(folder: Path, number: int) -> None:
+def _use_files_of(folder: Path, number: int) -> None:
     """Let values live in files there, one set for each process (prometheus-client's multiprocess
     mode, which it otherwise takes from the environment when it is imported)."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # noqa: TID251 - its only way in
@@ -286,8 +286,8 @@ class _FleetCollector(Collector):
             tokens.add_metric(names, ledger.tokens(member.endpoint))
             if not member.health.is_usable:
                 continue  # who is not up is not scraped: what it said last is of the past
-            if member.others is not None:
-                others.add_metric(names, member.others)
+            if member.other_requests is not None:
+                others.add_metric(names, member.other_requests)
             if member.gauges is not None and member.gauges.kv_usage is not None:
                 kv.add_metric(names, member.gauges.kv_usage)
         yield from (in_flight, tokens, others, kv)
@@ -302,21 +302,21 @@ class _FleetCollector(Collector):
             "endpoint_expected_delay_seconds",
             "How long a request of usual length is expected to take there now.",
         )
-        aside = _gauge(
-            "endpoint_set_aside", "1 while it gets nothing new, or next to nothing.", "reason"
+        exclusion = _gauge(
+            "endpoint_excluded", "1 while it gets nothing new, or next to nothing.", "reason"
         )
         for member in self._fleet:
             names = _names(member.endpoint)
             is_prefill = member.endpoint.role is Role.PREFILL
-            gap = member.pace.per_prompt_token if is_prefill else member.pace.per_token
+            gap = member.speed.per_prompt_token if is_prefill else member.speed.per_token
             if gap:
                 speed.add_metric(names, 1 / gap)
-                relative.add_metric(names, 1 / member.view.ratio)
-            if (seconds := self._fleet.expected_seconds(member)) is not None:
+                relative.add_metric(names, 1 / member.view.slowdown)
+            if (seconds := self._fleet.expected_delay(member)) is not None:
                 delay.add_metric(names, seconds)
-            for reason in Aside:
-                aside.add_metric([*names, reason], float(member.aside is reason))
-        yield from (speed, relative, delay, aside)
+            for reason in Exclusion:
+                exclusion.add_metric([*names, reason], float(member.exclusion is reason))
+        yield from (speed, relative, delay, exclusion)
 
     def _states(self) -> Metric:
         gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")

@@ -31,13 +31,13 @@ from router.core.schedule import Scheduler
 from router.core.values import Decision, Facts
 from router.net.client import ClientReply
 from router.net.exchange import Exchange, Network
-from router.net.turns import Turns
+from router.net.start_limiter import StartLimiter
 
 __all__ = ["Front", "Limits"]
 
 log = logging.getLogger(__name__)
 
-BEGUN_PER_TURN = 32
+STARTS_PER_TURN = 32
 """Requests that begin at once between two beats of the pulse, and, of those that come beyond that,
 in one turn of the event loop: each takes 35 us, and its engine connection 100 us in the next turn,
 if it needs a new one."""
@@ -81,7 +81,7 @@ class Front:
         self.stall_seconds = limits.stall_seconds
         self.visits: set[Visit] = set()
         """Requests that have begun and not ended."""
-        self.turns = Turns(BEGUN_PER_TURN)
+        self.start_limiter = StartLimiter(STARTS_PER_TURN)
         self._is_closed = False
         self._random = Random()
 
@@ -152,7 +152,7 @@ class Visit:
 
     def whole(self) -> None:
         """Its turn comes now, or when others that came with it have had theirs."""
-        self._front.turns.take(self._reply.loop, self._begin)
+        self._front.start_limiter.submit(self._reply.loop, self._begin)
 
     def _begin(self) -> None:
         """Decide, and start the plan."""
@@ -166,7 +166,7 @@ class Visit:
             facts = facts_of.read(reply.route, kind, raw, reply.query)
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
             decision = front.scheduler.decide(facts)
-            record.way, record.reason = decision.way, decision.reason
+            record.mode, record.reason = decision.mode, decision.reason
             exchange = Exchange(front.network, facts, reply, record, self._end)
             self._exchange = exchange
             exchange.start(front.plans(facts, decision))

@@ -17,7 +17,7 @@ from router.net.client import ClientProtocol
 from router.settings import Settings
 from router.web.app import Router
 
-__all__ = ["HURRY", "Server", "tune_process"]
+__all__ = ["FORCE_STOP", "Server", "tune_process"]
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ BACKLOG = 4096
 """Connections that may wait for accept(): a load test's first burst is 2048, the kernel's cap
 (net.core.somaxconn) 4096."""
 
-HURRY = signal.SIGUSR1
+FORCE_STOP = signal.SIGUSR1
 """Ends at once what drains. What has no handler yet it kills, which is the same."""
 
 FLUSH_SECONDS = 1.0
@@ -83,7 +83,7 @@ class Server(uvicorn.Server):
         self.config.timeout_keep_alive = settings.keep_alive_timeout  # type: ignore[assignment]
         self.config.timeout_graceful_shutdown = settings.shutdown_grace  # type: ignore[assignment]
         self._lifecycle = router.lifecycle
-        self._journal = router.journal
+        self._event_buffer = router.event_buffer
         self._front = router.app
         self._lifeline = lifeline
 
@@ -117,7 +117,7 @@ class Server(uvicorn.Server):
             task.cancel()
         await self._ended(FLUSH_SECONDS)
         await self.lifespan.shutdown()
-        self._journal.drain()
+        self._event_buffer.flush()
 
     async def _ended(self, seconds: float | None) -> None:
         """Wait until no client is left, so long at most; a second signal ends the wait."""
@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """End with status 0 after a graceful shutdown; uvicorn would raise the signal again."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM, HURRY)
+        signals = (signal.SIGINT, signal.SIGTERM, FORCE_STOP)
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         if self._lifeline is not None:
@@ -147,11 +147,11 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks for the graceful end, a second one for the end at once.
 
-        For a worker the second one is `HURRY`, from its parent: a service manager that signals all
+        For a worker the second one is `FORCE_STOP`, from its parent: a service manager that signals all
         processes of a service (systemd) reaches workers twice, by itself and through the parent.
         """
         is_second = self.should_exit and self._lifeline is None
-        self.force_exit = self.force_exit or is_second or sig == HURRY
+        self.force_exit = self.force_exit or is_second or sig == FORCE_STOP
         self.should_exit = True
 
     def _orphaned(self, loop: asyncio.AbstractEventLoop, lifeline: int) -> None:

@@ -85,9 +85,9 @@ class Run:
     seen: list[tuple[float, dict[str, Any]]]
     failed: int
 
-    def asides(self, phase: Phase) -> list[str | None]:
+    def exclusions(self, phase: Phase) -> list[str | None]:
         """Why the slowed engine was set aside, look by look."""
-        return [entry["set_aside"] for at, entry in self.seen if phase.begun <= at <= phase.ended]
+        return [entry["exclusion"] for at, entry in self.seen if phase.begun <= at <= phase.ended]
 
 
 def plain_engines(where: Layout) -> list[Service]:
@@ -214,12 +214,12 @@ def _router(policy: str, engines: Sequence[Service], where: Layout) -> Service:
 
 def _print(result: Run) -> None:
     for phase in result.phases:
-        found = [reason for reason in result.asides(phase) if reason]
+        found = [reason for reason in result.exclusions(phase) if reason]
         print(
             f"| {result.policy} | {phase.name} | {phase.per_second:.1f} "
             f"| {1000 * phase.ttft(0.5):.0f} | {1000 * phase.ttft(0.99):.0f} "
             f"| {100 * phase.share(result.slowed):.0f} % "
-            f"| {len(found)} of {len(result.asides(phase))} {' '.join(sorted(set(found)))} |"
+            f"| {len(found)} of {len(result.exclusions(phase))} {' '.join(sorted(set(found)))} |"
         )
     if result.failed:
         print(f"{result.failed} requests failed")

@@ -6,20 +6,26 @@ from typing import Any
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
-from router.core.retry import ATTEMPTS, BUSY, error_of, may_move, may_replay, reason_of
+from router.core.retry import ATTEMPTS, BUSY, error_of, may_replay, may_retry_elsewhere, reason_of
 from router.core.values import Endpoint, Facts, Reply, Role
 
-__all__ = ["conclude", "direct", "move", "plain", "plain_on"]
+__all__ = [
+    "decode_directly",
+    "decode_directly_on",
+    "direct",
+    "finish_with",
+    "release_and_lease_other",
+]
 
-NOBODY: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 def direct(facts: Facts) -> Plan:
     """Choose a decode engine and let it do everything."""
-    yield from plain(facts)
+    yield from decode_directly(facts)
 
 
-def plain(facts: Facts, tried: frozenset[Endpoint] = NOBODY) -> Plan:
+def decode_directly(facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS) -> Plan:
     """Lease a decode engine that computes the prompt, send it the client's body; move on while
     that is safe.
 
@@ -27,10 +33,12 @@ def plain(facts: Facts, tried: frozenset[Endpoint] = NOBODY) -> Plan:
     NoEngine when there is none at all.
     """
     endpoint = yield Lease(Role.DECODE, tried)
-    yield from plain_on(facts, endpoint, tried)
+    yield from decode_directly_on(facts, endpoint, tried)
 
 
-def plain_on(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBODY) -> Plan:
+def decode_directly_on(
+    facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NO_ENDPOINTS
+) -> Plan:
     """The same, beginning with an engine that is leased."""
     replay = may_replay(facts)
     while True:
@@ -39,15 +47,15 @@ def plain_on(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBO
             return
         tried |= {endpoint}
         other = None
-        if len(tried) < ATTEMPTS and may_move(outcome, facts):
-            other = yield from move(endpoint, tried, outcome)
+        if len(tried) < ATTEMPTS and may_retry_elsewhere(outcome, facts):
+            other = yield from release_and_lease_other(endpoint, tried, outcome)
         if other is None:
-            yield from conclude(outcome)
+            yield from finish_with(outcome)
             return
         endpoint = other
 
 
-def move(
+def release_and_lease_other(
     endpoint: Endpoint, tried: frozenset[Endpoint], outcome: Outcome, *, computes: bool = True
 ) -> Generator[Step, Any, Endpoint | None]:
     """Give an endpoint back and lease another one; None when there is no other."""
@@ -60,7 +68,7 @@ def move(
     return other  # type: ignore[no-any-return]
 
 
-def conclude(outcome: Outcome) -> Plan:
+def finish_with(outcome: Outcome) -> Plan:
     """Give the client the engine's own answer, or raise what its failure means."""
     if not isinstance(outcome, Reply):
         raise error_of(outcome)

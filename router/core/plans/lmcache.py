@@ -23,13 +23,18 @@ import orjson
 from router.core.events import FellBack
 from router.core.jsonspan import with_member
 from router.core.plans import first_token
-from router.core.plans.direct import conclude, move, plain, plain_on
+from router.core.plans.direct import (
+    decode_directly,
+    decode_directly_on,
+    finish_with,
+    release_and_lease_other,
+)
 from router.core.plans.first_token import Sampled
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.prefill import body_for_prefill, prefill_by
 from router.core.plans.steps import AwaitKV, Call, Lease, Outcome, Plan, Release, Step, Stream
-from router.core.retry import BUSY, may_move, may_replay
+from router.core.retry import BUSY, may_replay, may_retry_elsewhere
 from router.core.values import Endpoint, Facts, Reply, Role
 
 __all__ = ["lmcache"]
@@ -65,7 +70,7 @@ def lmcache(
     if not transfer.can_ask:
         yield FellBack(Role.PREFILL, "nested_too_deep")
         yield Release(decode)
-        yield from plain(facts)
+        yield from decode_directly(facts)
         return
     for _ in range(PREFILLS):
         reply = yield from prefill_by(transfer.ask)
@@ -73,7 +78,7 @@ def lmcache(
             break
         answer = transfer.take(reply)
         if answer is not None:
-            yield from conclude(answer)
+            yield from finish_with(answer)
             return
         if not (yield from transfer.arrives(notify=notify)):
             break
@@ -83,15 +88,15 @@ def lmcache(
             return
         if leg.splice is not None and _has(outcome, REFUSALS):
             yield FellBack(Role.DECODE, "splice_refused")
-            yield from plain_on(facts, decode)  # it has the KV cache
+            yield from decode_directly_on(facts, decode)  # it has the KV cache
             return
         if not _has(outcome, LOAD_FAILED):
-            yield from _elsewhere(facts, decode, outcome)
+            yield from _decode_elsewhere(facts, decode, outcome)
             return
         yield FellBack(Role.DECODE, "kv_load_failed")
     # Whoever computes the prompt is chosen, and counted, as one that does.
     yield Release(decode)
-    yield from plain(facts)
+    yield from decode_directly(facts)
 
 
 class _Transfer:
@@ -193,13 +198,13 @@ def _has(outcome: Outcome, statuses: frozenset[int]) -> bool:
     return isinstance(outcome, Reply) and outcome.status in statuses
 
 
-def _elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
+def _decode_elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
     """Let another decode engine compute the prompt, if the request may move at all."""
     other = None
     tried = frozenset({decode})
-    if may_move(outcome, facts):
-        other = yield from move(decode, tried, outcome)
+    if may_retry_elsewhere(outcome, facts):
+        other = yield from release_and_lease_other(decode, tried, outcome)
     if other is None:
-        yield from conclude(outcome)
+        yield from finish_with(outcome)
     else:
-        yield from plain_on(facts, other, tried)
+        yield from decode_directly_on(facts, other, tried)

@@ -17,10 +17,10 @@ import orjson
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.jsonspan import member, with_member
-from router.core.plans.direct import conclude, move, plain
+from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.prefill import body_for_prefill, prefill
 from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Step, Stream
-from router.core.retry import ATTEMPTS, BUSY, may_move, reason_of
+from router.core.retry import ATTEMPTS, BUSY, may_retry_elsewhere, reason_of
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
 
 __all__ = ["nixl"]
@@ -59,7 +59,7 @@ def nixl(facts: Facts) -> Plan:
         assert body is not None
         reply = yield from prefill(facts, facts.path, body)
         if reply is not None and reply.status >= 400:
-            yield from conclude(reply)
+            yield from finish_with(reply)
             return
         reference = yield from _reference(reply)
         if reference is None:
@@ -72,10 +72,10 @@ def nixl(facts: Facts) -> Plan:
         except NoEngine:
             if _is_load_failure(outcome):  # not a word that a client could do something with
                 raise
-            yield from conclude(outcome)
+            yield from finish_with(outcome)
             return
         yield FellBack(Role.DECODE, _reason(outcome))
-    yield from plain(facts, tried)
+    yield from decode_directly(facts, tried)
 
 
 def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
@@ -122,17 +122,17 @@ def _decode(
         if not is_load_failure:
             tried |= {decode}
         if _is_refused(outcome) and len(tried) < ATTEMPTS:
-            other = yield from move(decode, tried, outcome, computes=False)
+            other = yield from release_and_lease_other(decode, tried, outcome, computes=False)
             # Python 3.11 traces no frame that goes on after a throw() into a generator below it.
             if other is None:  # pragma: no cover - test_with_no_other_decode_engine_...
-                yield from conclude(outcome)
+                yield from finish_with(outcome)
                 return tried, None
             decode = other
-        elif is_load_failure or may_move(outcome, facts):
+        elif is_load_failure or may_retry_elsewhere(outcome, facts):
             yield Release(decode)
             return tried, outcome
         else:
-            yield from conclude(outcome)
+            yield from finish_with(outcome)
             return tried, None
 
 

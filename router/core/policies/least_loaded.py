@@ -17,4 +17,7 @@ def least_loaded(
     engines apart all scores are equal, and the choice is round-robin. One that comes back gets its
     share little by little.
     """
-    return [(c.load.requests + (c.others or 0) + 1) / c.ramp - 1 for c in candidates]
+    return [
+        (c.load.requests + (c.other_requests or 0) + 1) / c.slow_start_weight - 1
+        for c in candidates
+    ]

@@ -27,13 +27,13 @@ def shortest_expected_delay(
     scores = []
     some_are_slow = False
     for c in candidates:
-        load, ratio = c.load, c.ratio
-        requests = load.requests + (c.others or 0) + 1
+        load, slowdown = c.load, c.slowdown
+        requests = load.requests + (c.other_requests or 0) + 1
         work = requests + (load.pending + own) * c.prompt_cost
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
-        weight = ratio * ratio * ratio if ratio > 1.0 else ratio
-        scores.append(weight * work / c.ramp)
+        weight = slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown
+        scores.append(weight * work / c.slow_start_weight)
         some_are_slow = some_are_slow or c.is_slow
     return _sparing_the_slow(candidates, scores, own) if some_are_slow else scores
 
@@ -58,6 +58,6 @@ def _sparing_the_slow(
 
 def _finish(c: Candidate, own: int) -> float:
     """When the request would be done there, in times that a usual one takes on a usual engine."""
-    requests = c.load.requests + (c.others or 0) + 1
+    requests = c.load.requests + (c.other_requests or 0) + 1
     waiting = max(0.0, requests - c.slots) / c.slots
-    return c.ratio * (1.0 + waiting + (c.load.pending + own) * c.prompt_cost)
+    return c.slowdown * (1.0 + waiting + (c.load.pending + own) * c.prompt_cost)

@@ -3,7 +3,7 @@
 from random import Random
 
 from router.core.policies.round_robin import round_robin
-from tests.core.cast import D0, D1, candidate, request
+from tests.core.fixtures import D0, D1, candidate, request
 
 
 def test_all_candidates_score_the_same_whatever_their_load() -> None:

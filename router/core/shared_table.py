@@ -7,43 +7,43 @@ writes in one go. It refuses to know where the memory comes from.
 
 from collections.abc import Sequence
 
-from router.core.speed_totals import Shown
+from router.core.speed_totals import SpeedTotals
 from router.core.values import Endpoint
 
-__all__ = ["Board", "Column", "SharedLoad"]
+__all__ = ["SharedLoad", "SharedTable", "WorkerColumn"]
 
 BYTES = 8
-WHOLE = ("requests", "tokens", "pending", "open", "idle")
+INTEGER_FIELDS = ("requests", "tokens", "pending", "open", "idle")
 """Fields of a row that are whole numbers: the load, and connections to the engine."""
-EXACT = len(Shown._fields)
+FLOAT_FIELDS = len(SpeedTotals._fields)
 """Fields of a row that are not: what a pace shows."""
 
 
-class Board:
-    """The table. `memory` holds at least `Board.size` bytes, all zero at first."""
+class SharedTable:
+    """The table. `memory` holds at least `SharedTable.size` bytes, all zero at first."""
 
     def __init__(self, memory: memoryview, columns: int, endpoints: Sequence[Endpoint]) -> None:
         rows = len(endpoints)
         self.columns = columns
         self._rows = {endpoint: row for row, endpoint in enumerate(endpoints)}
-        half = columns * rows * len(WHOLE) * BYTES
-        end = half + columns * rows * EXACT * BYTES
-        self._whole = memory[:half].cast("q")
-        self._exact = memory[half:end].cast("d")
+        half = columns * rows * len(INTEGER_FIELDS) * BYTES
+        end = half + columns * rows * FLOAT_FIELDS * BYTES
+        self._integers = memory[:half].cast("q")
+        self._floats = memory[half:end].cast("d")
         self._pids = memory[end : end + columns * BYTES].cast("q")
 
     @staticmethod
     def size(columns: int, rows: int) -> int:
         """Bytes of memory that it takes."""
-        return columns * (rows * (len(WHOLE) + EXACT) + 1) * BYTES
+        return columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 1) * BYTES
 
-    def column(self, number: int) -> "Column":
+    def column(self, number: int) -> "WorkerColumn":
         """The view of the process that writes column `number`."""
-        return Column(self, number)
+        return WorkerColumn(self, number)
 
     def clear(self, number: int) -> None:
         """Forget a process that is gone: its requests went with it."""
-        for numbers in (self._whole, self._exact, self._pids):
+        for numbers in (self._integers, self._floats, self._pids):
             for place in range(number, len(numbers), self.columns):
                 numbers[place] = 0
 
@@ -51,45 +51,47 @@ class Board:
         """The processes that are there."""
         return [pid for pid in self._pids if pid]
 
-    def came(self, number: int, pid: int) -> None:
+    def register(self, number: int, pid: int) -> None:
         """A process begins to write its column."""
         self._pids[number] = pid
 
-    def whole(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
+    def integers(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
         """A whole number of a row, in all columns."""
-        first = (self._rows[endpoint] * len(WHOLE) + WHOLE.index(field)) * self.columns
-        return self._whole[first : first + self.columns]
+        first = (
+            self._rows[endpoint] * len(INTEGER_FIELDS) + INTEGER_FIELDS.index(field)
+        ) * self.columns
+        return self._integers[first : first + self.columns]
 
-    def exact(self, endpoint: Endpoint) -> "memoryview[float]":
+    def floats(self, endpoint: Endpoint) -> "memoryview[float]":
         """What the paces show of a row: field by field, each in all columns."""
-        first = self._rows[endpoint] * EXACT * self.columns
-        return self._exact[first : first + EXACT * self.columns]
+        first = self._rows[endpoint] * FLOAT_FIELDS * self.columns
+        return self._floats[first : first + FLOAT_FIELDS * self.columns]
 
 
-class Column:
+class WorkerColumn:
     """One process's view of the board."""
 
-    def __init__(self, board: Board, number: int) -> None:
-        self.board = board
+    def __init__(self, table: SharedTable, number: int) -> None:
+        self.table = table
         self.number = number
 
     def load(self, endpoint: Endpoint) -> "SharedLoad":
         """The load of an endpoint by all processes."""
-        return SharedLoad(self.board, endpoint, self.number)
+        return SharedLoad(self.table, endpoint, self.number)
 
-    def pace(self, endpoint: Endpoint) -> "SharedPace":
+    def speed(self, endpoint: Endpoint) -> "SharedSpeedTotals":
         """Where this process shows how fast the endpoint is, and sees it of others."""
-        return SharedPace(self.board.exact(endpoint), self.board.columns, self.number)
+        return SharedSpeedTotals(self.table.floats(endpoint), self.table.columns, self.number)
 
-    def connected(self, endpoint: Endpoint, is_open: int, idle: int) -> None:
+    def set_connections(self, endpoint: Endpoint, is_open: int, idle: int) -> None:
         """Note this process's connections to an endpoint."""
-        self.board.whole(endpoint, "open")[self.number] = is_open
-        self.board.whole(endpoint, "idle")[self.number] = idle
+        self.table.integers(endpoint, "open")[self.number] = is_open
+        self.table.integers(endpoint, "idle")[self.number] = idle
 
     def connections(self, endpoint: Endpoint) -> tuple[int, int]:
         """All processes' connections to an endpoint: all of them, the idle ones among them."""
-        board = self.board
-        return sum(board.whole(endpoint, "open")), sum(board.whole(endpoint, "idle"))
+        table = self.table
+        return sum(table.integers(endpoint, "open")), sum(table.integers(endpoint, "idle"))
 
 
 class SharedLoad:
@@ -97,11 +99,11 @@ class SharedLoad:
 
     __slots__ = ("_mine", "_pending", "_requests", "_tokens")
 
-    def __init__(self, board: Board, endpoint: Endpoint, mine: int) -> None:
+    def __init__(self, table: SharedTable, endpoint: Endpoint, mine: int) -> None:
         self._mine = mine
-        self._requests = board.whole(endpoint, "requests")
-        self._tokens = board.whole(endpoint, "tokens")
-        self._pending = board.whole(endpoint, "pending")
+        self._requests = table.integers(endpoint, "requests")
+        self._tokens = table.integers(endpoint, "tokens")
+        self._pending = table.integers(endpoint, "pending")
 
     @property
     def requests(self) -> int:
@@ -127,7 +129,7 @@ class SharedLoad:
         self._pending[mine] += pending
 
 
-class SharedPace:
+class SharedSpeedTotals:
     """What this process's pace shows of an endpoint, and what the other processes' paces do."""
 
     def __init__(self, cells: "memoryview[float]", columns: int, mine: int) -> None:
@@ -136,19 +138,19 @@ class SharedPace:
         self._mine = mine
         self._seen = {n: self._of(n) for n in range(columns) if n != mine}
 
-    def show(self, shown: Shown) -> None:
-        """Write what has been counted in all; see `Shown`."""
-        for place, number in enumerate(shown):
+    def publish(self, totals: SpeedTotals) -> None:
+        """Write what has been counted in all; see `SpeedTotals`."""
+        for place, number in enumerate(totals):
             self._cells[place * self._columns + self._mine] = number
 
-    def others(self) -> Shown:
+    def others(self) -> SpeedTotals:
         """Of all others: what they counted since the last time, and what they have now."""
-        total = Shown()
+        total = SpeedTotals()
         for number, before in self._seen.items():
             now = self._of(number)
             self._seen[number] = now
             total = total.plus(now.since(before))
         return total
 
-    def _of(self, number: int) -> Shown:
-        return Shown(*self._cells[number :: self._columns].tolist())
+    def _of(self, number: int) -> SpeedTotals:
+        return SpeedTotals(*self._cells[number :: self._columns].tolist())

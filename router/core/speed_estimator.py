@@ -15,9 +15,9 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from router.core.calibration import Calibration
-from router.core.speed_totals import Shared, Shown
+from router.core.speed_totals import SharedTotals, SpeedTotals
 
-__all__ = ["TICK_SECONDS", "Counted", "Pace", "Timed"]
+__all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg"]
 
 TICK_SECONDS = 0.25
 """One bucket."""
@@ -49,23 +49,23 @@ class _Bucket(NamedTuple):
     prompt_seconds: float
 
 
-class Counted(NamedTuple):
+class EventCounts(NamedTuple):
     """What was counted of an endpoint since it joined."""
 
     events: int = 0
     begun: int = 0
-    unheard: int = 0
+    untracked: int = 0
 
 
-class Timed(Protocol):
-    """An attempt at the endpoint, as `router.core.leg.Leg` times it."""
+class TimedLeg(Protocol):
+    """An attempt at the endpoint, as `router.core.leg_timer.LegTimer` times it."""
 
     started: float
     work: int
     sequences: int
 
 
-class Pace:
+class SpeedEstimator:
     """One endpoint's speed. `tokens` is counted up, event by event, by whoever relays them.
 
     With `shared` it is the speed that all processes of the host see together, from tick to tick.
@@ -81,34 +81,34 @@ class Pace:
         "_others",
         "_prompt_seconds",
         "_prompt_work",
+        "_published",
         "_shared",
-        "_shown",
         "_stream_seconds",
         "_waiting",
         "_whole_tokens",
-        "asked_at",
         "begun",
         "best_per_prompt_token",
+        "busy_since",
         "calibration",
+        "gap_when_active",
         "has_settled",
-        "heard_at",
         "is_settled",
         "is_stalled",
+        "last_token_at",
         "open",
         "per_prompt_token",
         "per_token",
-        "spoken_gap",
         "streams",
         "tokens",
-        "unheard",
+        "untracked",
     )
 
-    def __init__(self, shared: Shared | None = None) -> None:
+    def __init__(self, shared: SharedTotals | None = None) -> None:
         self.tokens = 0
         """Events since the last tick."""
         self.begun = 0
         """Streams begun since the last tick."""
-        self.unheard = 0
+        self.untracked = 0
         """Legs since the last tick that say nothing before they are over: unary answers."""
         self.streams = 0
         """Sequences of this process that have had their first token and not their last."""
@@ -119,13 +119,13 @@ class Pace:
         joined."""
         self.is_stalled = False
         """Whether it is thought to have stopped, as the fleet judged last."""
-        self.heard_at = 0.0
+        self.last_token_at = 0.0
         """When it last gave a token (to a tick)."""
-        self.asked_at = 0.0
+        self.busy_since = 0.0
         """When it was last asked for one while nothing was open there."""
         self.per_token: float | None = None
         """Seconds between two tokens of one stream; None until there were some."""
-        self.spoken_gap = 0.0
+        self.gap_when_active = 0.0
         """`per_token` when it spoke last: silence does not count in it."""
         self.per_prompt_token: float | None = None
         """Seconds to a first token per prompt token ahead of it, its own included."""
@@ -133,17 +133,17 @@ class Pace:
         """The same when nothing queued, as far as that was seen."""
         self._first_seconds = 0.0
         self._whole_tokens = 0
-        self._waiting: dict[Timed, None] = {}
+        self._waiting: dict[TimedLeg, None] = {}
         """Legs without a first token, in the order in which they were asked."""
         self._newest_begun = 0.0
         """When the youngest of those that have had a first token was asked."""
         self.calibration = Calibration()
-        self._counted = Counted()
+        self._counted = EventCounts()
         self._stream_seconds = 0.0
         self._prompt_work = 0
         self._prompt_seconds = 0.0
         self._shared = shared
-        self._shown = self._others = Shown()
+        self._published = self._others = SpeedTotals()
         self._at = 0.0
         self._measured_at = math.inf
         self._buckets: deque[_Bucket] = deque(maxlen=KEPT)
@@ -154,10 +154,10 @@ class Pace:
         return self.per_token is not None or self.per_prompt_token is not None
 
     @property
-    def counted(self) -> Counted:
+    def counted(self) -> EventCounts:
         """Events, streams and unheard legs up to now; those of other processes up to a tick ago."""
-        events, begun, unheard = self._counted
-        return Counted(events + self.tokens, begun + self.begun, unheard + self.unheard)
+        events, begun, untracked = self._counted
+        return EventCounts(events + self.tokens, begun + self.begun, untracked + self.untracked)
 
     @property
     def all_streams(self) -> int:
@@ -186,30 +186,30 @@ class Pace:
         """`open`, with those of the other processes."""
         return self.open + int(self._others.open)
 
-    def ask(self, leg: Timed, now: float) -> None:
+    def on_request(self, leg: TimedLeg, now: float) -> None:
         """A stream or a prefill was asked for."""
         if self.all_open == 0:
-            self.asked_at = now
+            self.busy_since = now
         self.open += leg.sequences
         self._waiting[leg] = None
 
-    def answered(self, leg: Timed, now: float) -> None:
+    def on_first_token(self, leg: TimedLeg, now: float) -> None:
         """Its first token came, or its whole answer."""
-        self.heard_at = now
+        self.last_token_at = now
         self._waiting.pop(leg, None)
         self._newest_begun = max(self._newest_begun, leg.started)
         if leg.work:
             self._prompt_work += leg.work + PROMPT_OVERHEAD
             self._prompt_seconds += max(0.0, now - leg.started)
 
-    def begin(self, leg: Timed, now: float) -> None:
+    def on_stream_start(self, leg: TimedLeg, now: float) -> None:
         """A stream goes on behind its first token."""
         self._pass(now)
         self.begun += 1
         self._first_seconds += max(0.0, now - leg.started)
         self.streams += leg.sequences
 
-    def end(self, leg: Timed, now: float, *, was_stream: bool) -> None:
+    def on_end(self, leg: TimedLeg, now: float, *, was_stream: bool) -> None:
         """What was asked for is over, however it ended; `was_stream`: after its first token."""
         self._pass(now)
         self._waiting.pop(leg, None)
@@ -217,43 +217,43 @@ class Pace:
         if was_stream:
             self.streams -= leg.sequences
 
-    def rejoin(self, leg: Timed, now: float) -> None:
+    def on_resume(self, leg: TimedLeg, now: float) -> None:
         """A stream whose timing was paused counts again; the engine has said nothing by that."""
         self._pass(now)
         if self.all_open == 0:
-            self.asked_at = now
+            self.busy_since = now
         self.open += leg.sequences
         self.streams += leg.sequences
 
-    def computed(self, tokens: int, seconds: float) -> None:
+    def on_unary_answer(self, tokens: int, seconds: float) -> None:
         """An answer that was no stream took this long to be computed."""
         self._whole_tokens += tokens
         self._stream_seconds += seconds
 
-    def gather(self, now: float) -> None:
+    def sync(self, now: float) -> None:
         """Show the others what was counted since the last tick, and count theirs in."""
         self._pass(now)
         if self._shared is None:
             return
-        self._shown = self._shown.plus(
-            Shown(
+        self._published = self._published.plus(
+            SpeedTotals(
                 tokens=self.tokens,
                 whole_tokens=self._whole_tokens,
                 begun=self.begun,
                 first_seconds=self._first_seconds,
-                unheard=self.unheard,
+                untracked=self.untracked,
                 stream_seconds=self._stream_seconds,
                 prompt_work=self._prompt_work,
                 prompt_seconds=self._prompt_seconds,
             )
         )
         oldest = next(iter(self._waiting), None)
-        self._shared.show(
-            self._shown._replace(
+        self._shared.publish(
+            self._published._replace(
                 streams=self.streams,
                 open=self.open,
-                heard_at=self.heard_at,
-                asked_at=self.asked_at,
+                last_token_at=self.last_token_at,
+                busy_since=self.busy_since,
                 waiting_since=oldest.started if oldest else 0.0,
                 waiting_work=oldest.work if oldest else 0.0,
                 newest_begun=self._newest_begun,
@@ -264,16 +264,16 @@ class Pace:
         self._whole_tokens += int(others.whole_tokens)
         self.begun += int(others.begun)
         self._first_seconds += others.first_seconds
-        self.unheard += int(others.unheard)
+        self.untracked += int(others.untracked)
         self._stream_seconds += others.stream_seconds
         self._prompt_work += int(others.prompt_work)
         self._prompt_seconds += others.prompt_seconds
-        self.heard_at = max(self.heard_at, others.heard_at)
-        self.asked_at = max(self.asked_at, others.asked_at)
+        self.last_token_at = max(self.last_token_at, others.last_token_at)
+        self.busy_since = max(self.busy_since, others.busy_since)
         self._newest_begun = max(self._newest_begun, others.newest_begun)
 
-    def skip(self) -> None:
-        """The seconds since the last tick say nothing of this engine; call it after `gather`."""
+    def ignore_stream_time(self) -> None:
+        """The seconds since the last tick say nothing of this engine; call it after `sync`."""
         self._stream_seconds = 0.0
 
     def tick(self, now: float) -> None:
@@ -282,11 +282,11 @@ class Pace:
         tokens = self.tokens * self.calibration.tokens_per_event + self._whole_tokens
         has_spoken = tokens > 0
         if has_spoken:
-            self.heard_at = now
+            self.last_token_at = now
         if tokens or self._prompt_work or self.all_streams:
             self._measured_at = now
         elif self.is_warm and now - self._measured_at > FORGET_SECONDS:
-            self.forget()
+            self.reset()
         self._drop_overtaken()
         self._note_best_prefill()
         self._buckets.appendleft(
@@ -294,20 +294,20 @@ class Pace:
         )
         self._counted = self.counted
         has_whole = self._whole_tokens > 0
-        self.tokens = self._whole_tokens = self.begun = self.unheard = 0
+        self.tokens = self._whole_tokens = self.begun = self.untracked = 0
         self._stream_seconds = self._first_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
         # A whole answer is measured well by itself.
         self.has_settled = self.has_settled or self.is_settled or has_whole
         if has_spoken:
-            self.spoken_gap = self.per_token or 0.0
+            self.gap_when_active = self.per_token or 0.0
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """It may be another engine by now: one that has restarted is cold."""
         self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
         self.has_settled = False
-        self.calibration.forget()
+        self.calibration.reset()
         self._buckets.clear()
 
     def _pass(self, now: float) -> None:

@@ -8,12 +8,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Turns"]
+__all__ = ["StartLimiter"]
 
 
-class Turns:
+class StartLimiter:
     """Does `most` pieces of work at once, and so many in each turn of those that come beyond that,
-    first come first served, until `renew` says that time has passed.
+    first come first served, until `refill` says that time has passed.
 
     To count anew in each turn would take a callback, and with it a system call, per turn.
     """
@@ -24,7 +24,7 @@ class Turns:
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_due = False
 
-    def take(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
+    def submit(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
         """Do it now or soon."""
         if self._left:
             self._left -= 1
@@ -33,7 +33,7 @@ class Turns:
             self._waiting.append(work)
             self._go_on(loop)
 
-    def renew(self) -> None:
+    def refill(self) -> None:
         """What comes next is done at once again, unless somebody waits."""
         if not self._waiting:
             self._left = self._most

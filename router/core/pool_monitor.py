@@ -8,16 +8,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.core import outlier, speed, stall
-from router.core.capacity import QueueGauge, waits_for_slot
+from router.core import outlier, pool_speed, stall
+from router.core.capacity import QueueDetector, waits_for_slot
 from router.core.health import State
 from router.core.member import Member
-from router.core.pace import TICK_SECONDS, Pace
+from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.values import Role
 
-__all__ = ["Care", "Carer"]
+__all__ = ["ExclusionConfig", "PoolMonitor"]
 
-FADE = 0.99
+DECAY = 0.99
 """What a tick leaves of the mean length of answers: it is that of the last half minute."""
 
 LATE_SECONDS = 2 * TICK_SECONDS
@@ -27,7 +27,7 @@ SILENT_ENGINES = 2
 SILENT_TOKENS = 16
 """So many engines do not miss so many tokens by chance."""
 
-SMALLEST_RAMP = 0.1
+MIN_SLOW_START_WEIGHT = 0.1
 """With this share a returned engine begins; Envoy's min_weight_percent."""
 
 PREFILL_TOKENS_PER_REQUEST = 64
@@ -35,64 +35,64 @@ PREFILL_TOKENS_PER_REQUEST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Care:
+class ExclusionConfig:
     """The rules."""
 
     stall_seconds: float = 2.0
     """Silence of open streams that sets an engine aside; 0: never."""
-    outliers: outlier.Rules = field(default_factory=outlier.Rules)
-    max_aside: float = 0.5
+    outliers: outlier.OutlierConfig = field(default_factory=outlier.OutlierConfig)
+    max_excluded: float = 0.5
     """The share of a pool that may be set aside; when more is, all are used (panic)."""
     slow_start_seconds: float = 5.0
     """From an engine's return to its full share; 0: at once."""
 
 
-class Carer:
+class PoolMonitor:
     """Looks after one pool."""
 
-    def __init__(self, role: Role, members: Sequence[Member], care: Care) -> None:
+    def __init__(self, role: Role, members: Sequence[Member], config: ExclusionConfig) -> None:
         self._role = role
         self._members = members
-        self._care = care
+        self._config = config
         self._tokens = self._streams = 0.0
         self._interval_ends: float | None = None
         self._ticked_at = math.inf
         self.is_panic = False
         """Whether so many are set aside that nobody is."""
-        self.usual: float | None = None
+        self.pool_median: float | None = None
         """The pool's usual seconds per token (prefill: per prompt token)."""
 
     def answered(self, member: Member, now: float, *, is_good: bool) -> None:
         """An answer of the engine, or its failure to give one."""
-        rules = self._care.outliers
+        rules = self._config.outliers
         member.outlier = outlier.after(member.outlier, is_good=is_good)
         streak = member.outlier.streak
         if rules.consecutive and streak >= rules.consecutive:
             others = (
                 other.outlier
                 for other in self._members
-                if other is not member and other.health.state is State.UP and not other.is_shut
+                if other is not member and other.health.state is State.UP and not other.is_blocked
             )
             if not outlier.is_chance(streak, others):
                 self._eject(member, now)
 
-    def heard_of(self, member: Member, since: float, until: float) -> None:
+    def ejected_elsewhere(self, member: Member, since: float, until: float) -> None:
         """Another process of this host ejected the engine."""
-        if member.outlier.until is None and self._may_shut(member):
+        if member.outlier.until is None and self._may_exclude(member):
             times = member.outlier.ejections + 1
             member.outlier = outlier.Outlier(ejections=times, since=since, until=until)
 
     def joined(self, member: Member, now: float) -> None:
         """The engine came up: as a new one, and little by little, unless nothing is going on."""
-        member.pace.forget()
-        member.pace.is_stalled = False
-        member.capacity.forget()
-        member.queue, member.counted, member.habit = QueueGauge(), None, None
-        member.view.others, member.view.ratio = None, 1.0
+        member.speed.reset()
+        member.speed.is_stalled = False
+        member.capacity.reset()
+        member.queue, member.counted, member.history = QueueDetector(), None, None
+        member.view.other_requests, member.view.slowdown = None, 1.0
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now
-            member.view.ramp = self._ramp(member, now)
+            member.view.slow_start_weight = self._slow_start_weight(member, now)
 
     def tick(self, now: float) -> None:
         """Judge anew; call it every pace.TICK_SECONDS.
@@ -103,10 +103,10 @@ class Carer:
         is_late = now - self._ticked_at > LATE_SECONDS
         self._ticked_at = now
         for member in self._members:
-            member.pace.gather(now)
+            member.speed.sync(now)
         if self._is_silent():
             for member in self._members:
-                member.pace.skip()
+                member.speed.ignore_stream_time()
         for member in self._members:
             self._count(member, now, is_late=is_late)
         self._note_interval(now)
@@ -114,74 +114,76 @@ class Carer:
             self._judge(now)
         for member in self._members:
             self._return_ejected(member, now)
-            member.view.ramp = self._ramp(member, now)
+            member.view.slow_start_weight = self._slow_start_weight(member, now)
         up = sum(m.health.state is State.UP for m in self._members)
-        shut = sum(m.health.state is State.UP and m.is_shut for m in self._members)
-        self.is_panic = shut > self._care.max_aside * up
+        shut = sum(m.health.state is State.UP and m.is_blocked for m in self._members)
+        self.is_panic = shut > self._config.max_excluded * up
 
     def _judge(self, now: float) -> None:
         """Who is silent, and who is slow."""
         is_prefill = self._role is Role.PREFILL
-        gaps = [_seconds(member.pace, is_prefill=is_prefill) for member in self._members]
-        self.usual = speed.usual(gap for gap in gaps if gap is not None)
+        gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in self._members]
+        self.pool_median = pool_speed.pool_median(gap for gap in gaps if gap is not None)
         cost = self._prompt_cost()
-        noise = 0.0 if is_prefill else speed.NOISE_SECONDS
-        ratios = [speed.ratio(gap, self.usual, noise) for gap in gaps]
-        is_mixed = self._is_mixed(ratios)
-        for member, ratio in zip(self._members, ratios, strict=True):
-            self._judge_silence(member, max(member.pace.spoken_gap, self.usual or 0.0), now)
-            self._judge_speed(member, ratio, now, is_mixed=is_mixed)
+        noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
+        slowdowns = [pool_speed.slowdown(gap, self.pool_median, noise) for gap in gaps]
+        is_mixed = self._is_mixed(slowdowns)
+        for member, slowdown in zip(self._members, slowdowns, strict=True):
+            self._judge_silence(
+                member, max(member.speed.gap_when_active, self.pool_median or 0.0), now
+            )
+            self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
             member.view.prompt_cost = cost
 
-    def expected_seconds(self, member: Member) -> float | None:
+    def expected_delay(self, member: Member) -> float | None:
         """From a request's arrival there to its last token, for one of usual length."""
-        usual = self.usual
+        usual = self.pool_median
         if usual is None:
             return None
         view = member.view
-        requests = view.load.requests + (view.others or 0) + 1
+        requests = view.load.requests + (view.other_requests or 0) + 1
         if self._role is Role.PREFILL:
-            return usual * view.ratio * (view.load.pending + PREFILL_TOKENS_PER_REQUEST)
+            return usual * view.slowdown * (view.load.pending + PREFILL_TOKENS_PER_REQUEST)
         tokens = self._tokens / self._streams if self._streams >= 1 else 1.0
-        return usual * tokens * view.ratio * (1 + max(0.0, requests - view.slots) / view.slots)
+        return usual * tokens * view.slowdown * (1 + max(0.0, requests - view.slots) / view.slots)
 
     def _is_silent(self) -> bool:
         """Whether all engines with streams said nothing since the last tick, although many tokens
         were due: what they have in common stood still, the host, the network or this process."""
-        speaking = [m.pace for m in self._members if m.pace.all_streams]
-        if len(speaking) < SILENT_ENGINES or not self.usual or self._role is Role.PREFILL:
+        speaking = [m.speed for m in self._members if m.speed.all_streams]
+        if len(speaking) < SILENT_ENGINES or not self.pool_median or self._role is Role.PREFILL:
             return False
-        due = sum(pace.all_streams for pace in speaking) * TICK_SECONDS / self.usual
-        return due >= SILENT_TOKENS and not any(pace.tokens for pace in speaking)
+        due = sum(speed.all_streams for speed in speaking) * TICK_SECONDS / self.pool_median
+        return due >= SILENT_TOKENS and not any(speed.tokens for speed in speaking)
 
     def _count(self, member: Member, now: float, *, is_late: bool) -> None:
-        pace = member.pace
+        speed = member.speed
         requests = member.view.load.requests
         member.own, member.own_lately = requests, max(member.own, requests)
         if self._role is Role.DECODE and not is_late:
             self._judge_capacity(member, now)
-        self._tokens = FADE * self._tokens + pace.tokens * pace.calibration.tokens_per_event
-        self._streams = FADE * self._streams + pace.begun
-        pace.tick(now)
+        self._tokens = DECAY * self._tokens + speed.tokens * speed.calibration.tokens_per_event
+        self._streams = DECAY * self._streams + speed.begun
+        speed.tick(now)
 
     def _judge_capacity(self, member: Member, now: float) -> None:
-        pace, view, capacity = member.pace, member.view, member.capacity
-        capacity.ran(pace.all_streams, now)
-        in_flight = view.load.requests + (view.others or 0)
+        speed, view, capacity = member.speed, member.view, member.capacity
+        capacity.observe_running(speed.all_streams, now)
+        in_flight = view.load.requests + (view.other_requests or 0)
         # Gauges that are not stale, and only for requests whose first tokens are not seen here.
-        counts_gauges = view.others is not None and in_flight > pace.all_open
-        is_queueing = waits_for_slot(pace, now) or (counts_gauges and member.queue.is_queueing)
-        sequences = max(in_flight, pace.all_open)
-        capacity.tick(sequences, pace.first_token_seconds, now, is_queueing=is_queueing)
+        counts_gauges = view.other_requests is not None and in_flight > speed.all_open
+        is_queueing = waits_for_slot(speed, now) or (counts_gauges and member.queue.is_queueing)
+        sequences = max(in_flight, speed.all_open)
+        capacity.tick(sequences, speed.first_token_seconds, now, is_queueing=is_queueing)
         view.slots = capacity.slots
 
     def _note_interval(self, now: float) -> None:
         if self._interval_ends is None:
-            self._interval_ends = now + self._care.outliers.interval_seconds
+            self._interval_ends = now + self._config.outliers.interval_seconds
         if now < self._interval_ends:
             return
-        self._interval_ends = now + self._care.outliers.interval_seconds
-        if self._care.outliers.consecutive:
+        self._interval_ends = now + self._config.outliers.interval_seconds
+        if self._config.outliers.consecutive:
             for place in outlier.failing([member.outlier for member in self._members]):
                 self._eject(self._members[place], now)
         for member in self._members:
@@ -191,45 +193,51 @@ class Carer:
         """What one prompt token weighs, in requests of this pool."""
         if self._role is Role.PREFILL:
             return 1 / PREFILL_TOKENS_PER_REQUEST
-        computed = [m.pace.per_prompt_token for m in self._members]
-        per_prompt_token = speed.usual(cost for cost in computed if cost is not None)
-        if per_prompt_token is None or not self.usual or self._streams < 1:
+        computed = [m.speed.per_prompt_token for m in self._members]
+        per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
+        if per_prompt_token is None or not self.pool_median or self._streams < 1:
             return 0.0
-        return per_prompt_token / (self.usual * max(1.0, self._tokens / self._streams))
+        return per_prompt_token / (self.pool_median * max(1.0, self._tokens / self._streams))
 
     def _judge_silence(self, member: Member, gap: float, now: float) -> None:
         before = member.stall
         member.stall = stall.after(
-            before, member.pace, gap, member.view.load.pending, now, self._care.stall_seconds
+            before, member.speed, gap, member.view.load.pending, now, self._config.stall_seconds
         )
-        if before.since is None and member.stall.since is not None and not self._may_shut(member):
+        if (
+            before.since is None
+            and member.stall.since is not None
+            and not self._may_exclude(member)
+        ):
             member.stall = stall.CLEAR
         if before.since is not None and member.stall.since is None:
             member.returned_at = now
-        member.pace.is_stalled = member.stall.since is not None
+        member.speed.is_stalled = member.stall.since is not None
 
-    def _is_mixed(self, ratios: Sequence[float]) -> bool:
+    def _is_mixed(self, slowdowns: Sequence[float]) -> bool:
         """Whether the pool is made of engines of several speeds: a good part of it is slow and has
         never been anything else. That is no fault of theirs (H100 and L40S, say)."""
-        for member, ratio in zip(self._members, ratios, strict=True):
-            if member.pace.is_settled:
-                member.habit = speed.habit(member.habit, ratio)
-        settled = [m for m in self._members if m.habit is not None]
-        born_slow = sum(m.habit.best >= speed.QUICK_AGAIN for m in settled if m.habit is not None)
-        return born_slow > max(1, speed.MIXED_SHARE * len(settled))
+        for member, slowdown in zip(self._members, slowdowns, strict=True):
+            if member.speed.is_settled:
+                member.history = pool_speed.updated_history(member.history, slowdown)
+        settled = [m for m in self._members if m.history is not None]
+        born_slow = sum(
+            m.history.best >= pool_speed.RECOVERED for m in settled if m.history is not None
+        )
+        return born_slow > max(1, pool_speed.MIXED_SHARE * len(settled))
 
-    def _judge_speed(self, member: Member, ratio: float, now: float, *, is_mixed: bool) -> None:
-        before = member.view.ratio
-        if ratio <= 1.0 < before:  # from the share that it had, not from nothing
-            member.returned_at = now - self._care.slow_start_seconds / before**3
-        member.view.ratio = ratio
-        habit = member.habit
-        is_born_slow = habit is not None and habit.best >= speed.QUICK_AGAIN
-        if ratio < speed.QUICK_AGAIN or (is_mixed and is_born_slow):
+    def _judge_speed(self, member: Member, slowdown: float, now: float, *, is_mixed: bool) -> None:
+        before = member.view.slowdown
+        if slowdown <= 1.0 < before:  # from the share that it had, not from nothing
+            member.returned_at = now - self._config.slow_start_seconds / before**3
+        member.view.slowdown = slowdown
+        history = member.history
+        is_born_slow = history is not None and history.best >= pool_speed.RECOVERED
+        if slowdown < pool_speed.RECOVERED or (is_mixed and is_born_slow):
             if member.slow_since is not None:
-                member.capacity.forget()  # of the few that it was given meanwhile
+                member.capacity.reset()  # of the few that it was given meanwhile
             member.slow_since = None
-        elif member.slow_since is None and ratio >= speed.SLOW:
+        elif member.slow_since is None and slowdown >= pool_speed.SLOW:
             member.slow_since = now
         member.view.is_slow = member.slow_since is not None
 
@@ -240,27 +248,27 @@ class Carer:
             member.returned_at = now
 
     def _eject(self, member: Member, now: float) -> None:
-        if member.outlier.until is None and self._may_shut(member):
-            member.outlier = outlier.ejected(member.outlier, now, self._care.outliers)
+        if member.outlier.until is None and self._may_exclude(member):
+            member.outlier = outlier.ejected(member.outlier, now, self._config.outliers)
 
-    def _may_shut(self, member: Member) -> bool:
+    def _may_exclude(self, member: Member) -> bool:
         """Whether one more may be set aside."""
         up = [m for m in self._members if m.health.state is State.UP]
-        shut = sum(m.is_shut for m in up if m is not member)
-        return shut + 1 <= self._care.max_aside * len(up)
+        shut = sum(m.is_blocked for m in up if m is not member)
+        return shut + 1 <= self._config.max_excluded * len(up)
 
-    def _ramp(self, member: Member, now: float) -> float:
+    def _slow_start_weight(self, member: Member, now: float) -> float:
         since = now - member.returned_at
-        whole = self._care.slow_start_seconds
-        return 1.0 if since >= whole else max(SMALLEST_RAMP, since / whole)
+        whole = self._config.slow_start_seconds
+        return 1.0 if since >= whole else max(MIN_SLOW_START_WEIGHT, since / whole)
 
 
-def _seconds(pace: Pace, *, is_prefill: bool) -> float | None:
+def _seconds(speed: SpeedEstimator, *, is_prefill: bool) -> float | None:
     """Per token (prefill: per prompt token); None until it has been measured well once.
 
     The first few tokens after a start say little: one late turn of the event loop makes an engine
     look several times too slow.
     """
-    if not pace.has_settled:
+    if not speed.has_settled:
         return None
-    return pace.per_prompt_token if is_prefill else pace.per_token
+    return speed.per_prompt_token if is_prefill else speed.per_token

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from router.core.events import Event
 
-__all__ = ["Journal"]
+__all__ = ["EventBuffer"]
 
 SECONDS = 0.05
 """How late an event may be told: less than anybody looks."""
@@ -18,8 +18,8 @@ MOST = 128
 """Events told at a time: about 3 ms, in which no stream moves."""
 
 
-class Journal:
-    """Events on their way to `listeners`, in order; `drain` tells what is left at once."""
+class EventBuffer:
+    """Events on their way to `listeners`, in order; `flush` tells what is left at once."""
 
     def __init__(self, listeners: Sequence[Callable[[Event], None]]) -> None:
         self._listeners = listeners
@@ -30,11 +30,11 @@ class Journal:
         """Keep an event. Needs a running event loop."""
         self._events.append(event)
         if len(self._events) >= MOST:
-            self.drain()
+            self.flush()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SECONDS, self.drain)
+            self._timer = asyncio.get_running_loop().call_later(SECONDS, self.flush)
 
-    def drain(self) -> None:
+    def flush(self) -> None:
         """Tell everything that is kept."""
         if self._timer is not None:
             self._timer.cancel()

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from router.commands.survey import Finding
 from router.core.values import Role
 
-__all__ = ["misfits"]
+__all__ = ["incompatibilities"]
 
 
-def misfits(findings: Sequence[Finding], connector: str) -> list[str]:
+def incompatibilities(findings: Sequence[Finding], connector: str) -> list[str]:
     """What is wrong between prefill and decode engines, a sentence each; empty when they fit.
 
     What an engine did not tell is not held against it: its finding has advice of its own.

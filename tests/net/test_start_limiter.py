@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.net.turns import Turns
-from tests.net.house import House, eventually
+from router.net.start_limiter import StartLimiter
+from tests.net.harness import Harness, eventually
 
 MOST = 3
 
@@ -31,18 +31,18 @@ class Loop:
         return bool(soon)
 
 
-def bench() -> tuple[Turns, Any]:
+def bench() -> tuple[StartLimiter, Any]:
     """The object and its loop."""
-    return Turns(MOST), Loop()
+    return StartLimiter(MOST), Loop()
 
 
 def test_work_that_comes_now_and_then_is_done_at_once_and_schedules_nothing() -> None:
-    turns, loop = bench()
+    start_limiter, loop = bench()
     for n in range(10):
-        turns.renew()
+        start_limiter.refill()
         done: list[int] = []
         for _ in range(MOST):
-            turns.take(loop, partial(done.append, n))
+            start_limiter.submit(loop, partial(done.append, n))
         assert done == [n] * MOST
     assert not loop.turn()
 
@@ -51,15 +51,15 @@ def test_work_that_comes_now_and_then_is_done_at_once_and_schedules_nothing() ->
 def test_all_is_done_in_order_and_never_much_in_a_turn(arrivals: list[int | None]) -> None:
     """In each turn first what came by sockets, then what was scheduled, as in uvloop; None: time
     passes."""
-    turns, loop = bench()
+    start_limiter, loop = bench()
     done: list[int] = []
     came = 0
     for number in arrivals:
         before = len(done)
         if number is None:
-            turns.renew()
+            start_limiter.refill()
         for _ in range(number or 0):
-            turns.take(loop, partial(done.append, came))
+            start_limiter.submit(loop, partial(done.append, came))
             came += 1
         loop.turn()
         assert len(done) - before <= 2 * MOST
@@ -70,23 +70,23 @@ def test_all_is_done_in_order_and_never_much_in_a_turn(arrivals: list[int | None
 
 
 def test_nobody_overtakes_those_who_wait() -> None:
-    turns, loop = bench()
+    start_limiter, loop = bench()
     done: list[int] = []
     for n in range(MOST + 1):
-        turns.take(loop, partial(done.append, n))
-    turns.renew()
-    turns.take(loop, partial(done.append, MOST + 1))
+        start_limiter.submit(loop, partial(done.append, n))
+    start_limiter.refill()
+    start_limiter.submit(loop, partial(done.append, MOST + 1))
     assert done == list(range(MOST))
     loop.turn()
     assert done == list(range(MOST + 2))
 
 
 def test_work_that_fails_does_not_keep_the_rest_waiting() -> None:
-    turns, loop = bench()
+    start_limiter, loop = bench()
     done: list[int] = []
     for n in range(4 * MOST):
         fails = n == MOST
-        turns.take(loop, (lambda: 1 / 0) if fails else partial(done.append, n))  # type: ignore[arg-type]
+        start_limiter.submit(loop, (lambda: 1 / 0) if fails else partial(done.append, n))  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError):
         loop.turn()
     while loop.turn():
@@ -95,19 +95,19 @@ def test_work_that_fails_does_not_keep_the_rest_waiting() -> None:
 
 
 def test_work_that_brings_work_lets_it_wait_behind_the_others() -> None:
-    turns, loop = bench()
+    start_limiter, loop = bench()
     done: list[str] = []
     for _ in range(MOST):
-        turns.take(loop, lambda: None)
-    turns.take(loop, lambda: turns.take(loop, partial(done.append, "brought")))
-    turns.take(loop, partial(done.append, "before"))
+        start_limiter.submit(loop, lambda: None)
+    start_limiter.submit(loop, lambda: start_limiter.submit(loop, partial(done.append, "brought")))
+    start_limiter.submit(loop, partial(done.append, "before"))
     while loop.turn():
         pass
     assert done == ["before", "brought"]
 
 
-async def test_a_router_renews_it(house: House) -> None:
-    router = await house.router(await house.engine())
-    turns = router.router.app.turns
-    turns._left = 0
-    await eventually(lambda: turns._left)
+async def test_a_router_renews_it(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
+    start_limiter = router.router.app.start_limiter
+    start_limiter._left = 0
+    await eventually(lambda: start_limiter._left)

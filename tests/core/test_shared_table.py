@@ -4,24 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.board import Board
 from router.core.ledger import Lease, Ledger
-from router.core.leg import Leg
-from router.core.pace import Pace
-from router.core.speed_totals import Shown
-from tests.core.cast import D0, D1, P0
+from router.core.leg_timer import LegTimer
+from router.core.shared_table import SharedTable
+from router.core.speed_estimator import SpeedEstimator
+from router.core.speed_totals import SpeedTotals
+from tests.core.fixtures import D0, D1, P0
 
 ENDPOINTS = (P0, D0, D1)
 
 
-def board(columns: int = 3) -> Board:
+def table(columns: int = 3) -> SharedTable:
     """A board in memory of its own."""
-    memory = bytearray(Board.size(columns, len(ENDPOINTS)))
-    return Board(memoryview(memory), columns, ENDPOINTS)
+    memory = bytearray(SharedTable.size(columns, len(ENDPOINTS)))
+    return SharedTable(memoryview(memory), columns, ENDPOINTS)
 
 
 def test_a_lease_of_one_process_is_seen_by_all() -> None:
-    shared = board()
+    shared = table()
     ledgers = [Ledger(shared.column(number).load) for number in range(3)]
     lease = ledgers[1].lease(D0, 100, 100)
     for ledger in ledgers:
@@ -42,7 +42,7 @@ def test_a_lease_of_one_process_is_seen_by_all() -> None:
     st.integers(0, 3),
 )
 def test_the_sums_are_exact_and_a_crash_takes_only_what_was_its_own(steps, rng, crashed) -> None:
-    shared = board(4)
+    shared = table(4)
     ledgers = [Ledger(shared.column(number).load) for number in range(4)]
     held: list[tuple[int, Lease]] = []
     for number, endpoint, action, tokens in steps:
@@ -61,7 +61,7 @@ def test_the_sums_are_exact_and_a_crash_takes_only_what_was_its_own(steps, rng, 
 
 
 def test_a_prompt_that_is_computed_is_pending_for_nobody() -> None:
-    shared = board()
+    shared = table()
     ledgers = [Ledger(shared.column(number).load) for number in range(2)]
     lease = ledgers[0].lease(D0, 100, 100)
     ledgers[1].lease(D0, 7, 7)
@@ -72,13 +72,13 @@ def test_a_prompt_that_is_computed_is_pending_for_nobody() -> None:
 
 
 def test_processes_and_connections_are_known_to_all() -> None:
-    shared = board()
-    shared.came(0, 100)
-    shared.came(2, 102)
+    shared = table()
+    shared.register(0, 100)
+    shared.register(2, 102)
     assert shared.pids() == [100, 102]
     one, other = shared.column(0), shared.column(2)
-    one.connected(D0, 5, 2)
-    other.connected(D0, 7, 1)
+    one.set_connections(D0, 5, 2)
+    other.set_connections(D0, 7, 1)
     assert one.connections(D0) == other.connections(D0) == (12, 3)
     assert one.connections(D1) == (0, 0)
     shared.clear(0)
@@ -86,106 +86,112 @@ def test_processes_and_connections_are_known_to_all() -> None:
     assert one.connections(D0) == (7, 1)
 
 
-def ticked(paces: list[Pace], now: float) -> None:
+def ticked(speeds: list[SpeedEstimator], now: float) -> None:
     """A tick of every process, one after the other."""
-    for pace in paces:
-        pace.gather(now)
-        pace.tick(now)
+    for speed in speeds:
+        speed.sync(now)
+        speed.tick(now)
 
 
 def test_the_speed_that_one_process_sees_reaches_the_others() -> None:
-    shared = board(2)
-    busy, quiet = (Pace(shared.column(number).pace(D0)) for number in range(2))
-    other_engine = Pace(shared.column(1).pace(D1))
-    Leg(busy, None, 10, 0.0, is_heard=True).first(0.0)
+    shared = table(2)
+    busy, quiet = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
+    other_engine = SpeedEstimator(shared.column(1).speed(D1))
+    LegTimer(busy, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
     for step in range(1, 9):
         busy.tokens += 5
         ticked([busy, quiet, other_engine], step * 0.25)
     assert busy.per_token == pytest.approx(0.05)
     assert quiet.per_token == pytest.approx(0.05)
     assert (quiet.all_streams, quiet.all_open, quiet.streams) == (1, 1, 0)
-    assert quiet.heard_at == 2.0
+    assert quiet.last_token_at == 2.0
     assert other_engine.per_token is None
 
 
 def test_two_processes_see_the_speed_of_both() -> None:
-    shared = board(2)
-    paces = [Pace(shared.column(number).pace(D0)) for number in range(2)]
-    for pace in paces:
-        Leg(pace, None, 10, 0.0, is_heard=True).first(0.0)
+    shared = table(2)
+    speeds = [SpeedEstimator(shared.column(number).speed(D0)) for number in range(2)]
+    for speed in speeds:
+        LegTimer(speed, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
     for step in range(1, 13):
-        paces[0].tokens += 5
-        paces[1].tokens += 15
-        ticked(paces, step * 0.25)
-    for pace in paces:  # two streams, 20 tokens in each quarter of a second
-        assert pace.per_token == pytest.approx(0.025, rel=0.1)
+        speeds[0].tokens += 5
+        speeds[1].tokens += 15
+        ticked(speeds, step * 0.25)
+    for speed in speeds:  # two streams, 20 tokens in each quarter of a second
+        assert speed.per_token == pytest.approx(0.025, rel=0.1)
 
 
 def test_a_prefill_that_one_process_saw_counts_for_all() -> None:
-    shared = board(2)
-    one, other = (Pace(shared.column(number).pace(P0)) for number in range(2))
-    Leg(one, None, 936, 0.0, is_heard=True).whole(1.0)
+    shared = table(2)
+    one, other = (SpeedEstimator(shared.column(number).speed(P0)) for number in range(2))
+    LegTimer(one, None, 936, 0.0, tracks_first_token=True).unary_answer(1.0)
     ticked([one, other], 0.25)
     assert other.per_prompt_token == pytest.approx(0.001)
 
 
 def test_silence_is_everybodys() -> None:
     """A process whose own streams just began does not hide that others wait."""
-    shared = board(2)
-    one, other = (Pace(shared.column(number).pace(D0)) for number in range(2))
-    Leg(one, None, 10, 1.0, is_heard=True)
-    one.gather(1.25)
-    other.gather(1.25)
-    Leg(other, None, 10, 9.0, is_heard=True)
-    assert other.asked_at == 1.0
+    shared = table(2)
+    one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
+    LegTimer(one, None, 10, 1.0, tracks_first_token=True)
+    one.sync(1.25)
+    other.sync(1.25)
+    LegTimer(other, None, 10, 9.0, tracks_first_token=True)
+    assert other.busy_since == 1.0
     assert other.oldest_waiting == (1.0, 10)
 
 
 def test_a_process_that_starts_anew_counts_from_nothing() -> None:
-    shared = board(2)
-    one, other = (Pace(shared.column(number).pace(D0)) for number in range(2))
+    shared = table(2)
+    one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
     one.tokens = 1000
     ticked([one, other], 0.25)
     shared.clear(0)
-    anew = Pace(shared.column(0).pace(D0))
-    other.gather(0.5)
+    anew = SpeedEstimator(shared.column(0).speed(D0))
+    other.sync(0.5)
     assert other.tokens == 0
     anew.tokens = 7
-    anew.gather(0.75)
-    other.gather(0.75)
+    anew.sync(0.75)
+    other.sync(0.75)
     assert (other.tokens, anew.tokens) == (7, 7)
 
 
 def test_what_was_there_before_is_not_new() -> None:
-    shared = board(2)
-    one = Pace(shared.column(0).pace(D0))
+    shared = table(2)
+    one = SpeedEstimator(shared.column(0).speed(D0))
     one.tokens = 1000
-    one.gather(0.25)
-    late = Pace(shared.column(1).pace(D0))
-    late.gather(0.5)
+    one.sync(0.25)
+    late = SpeedEstimator(shared.column(1).speed(D0))
+    late.sync(0.5)
     assert late.tokens == 0
 
 
 def test_a_row_shown_is_a_row_seen() -> None:
-    shared = board(3)
-    paces = [shared.column(number).pace(D1) for number in range(3)]
-    sums = Shown(*map(float, range(1, 10)))
-    paces[0].show(sums._replace(heard_at=8.0, asked_at=5.0, waiting_since=3.0, waiting_work=30.0))
-    paces[1].show(sums._replace(heard_at=7.0, asked_at=6.0, waiting_since=2.0, waiting_work=20.0))
-    moments = Shown(heard_at=8.0, asked_at=6.0, waiting_since=2.0, waiting_work=20.0)
+    shared = table(3)
+    speeds = [shared.column(number).speed(D1) for number in range(3)]
+    sums = SpeedTotals(*map(float, range(1, 10)))
+    speeds[0].publish(
+        sums._replace(last_token_at=8.0, busy_since=5.0, waiting_since=3.0, waiting_work=30.0)
+    )
+    speeds[1].publish(
+        sums._replace(last_token_at=7.0, busy_since=6.0, waiting_since=2.0, waiting_work=20.0)
+    )
+    moments = SpeedTotals(last_token_at=8.0, busy_since=6.0, waiting_since=2.0, waiting_work=20.0)
     doubled = (2.0 * number for number in sums[:9])
-    assert paces[2].others() == moments._replace(**dict(zip(Shown._fields, doubled, strict=False)))
+    assert speeds[2].others() == moments._replace(
+        **dict(zip(SpeedTotals._fields, doubled, strict=False))
+    )
     # What was counted was counted; what is there is still there.
-    assert paces[2].others() == moments._replace(streams=sums.streams * 2, open=sums.open * 2)
+    assert speeds[2].others() == moments._replace(streams=sums.streams * 2, open=sums.open * 2)
 
 
 def test_a_request_that_another_process_overtook_shows_no_queue() -> None:
-    shared = board(2)
-    one, other = (Pace(shared.column(number).pace(D0)) for number in range(2))
-    Leg(one, None, 10, 1.0, is_heard=True)
+    shared = table(2)
+    one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
+    LegTimer(one, None, 10, 1.0, tracks_first_token=True)
     ticked([one, other], 1.25)
     assert list(other.oldest_waiting or ()) == [1.0, 10]
-    Leg(other, None, 10, 2.0, is_heard=True).first(2.1)
+    LegTimer(other, None, 10, 2.0, tracks_first_token=True).first_token(2.1)
     for now in (2.25, 2.5):
         ticked([one, other], now)
     assert [one.oldest_waiting, other.oldest_waiting] == [None, None]

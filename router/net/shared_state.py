@@ -14,12 +14,12 @@ import socket
 import zlib
 from collections.abc import Callable, Sequence
 
-from router.core.board import Board, Column
-from router.core.events import Event, LegFailed, News, Probed, Scraped
-from router.core.fleet import is_absence
+from router.core.events import Event, LegFailed, Probed, Scraped, SharedEvent
+from router.core.fleet import is_unreachable
+from router.core.shared_table import SharedTable, WorkerColumn
 from router.core.values import Endpoint
 
-__all__ = ["Crew", "Gossip", "Mate"]
+__all__ = ["SharedState", "WorkerBus", "WorkerContext"]
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ BUFFER_BYTES = 512 << 10
 """For news that wait; the kernel's limit (net.core.wmem_max) may leave less of it."""
 
 
-class Crew:
+class SharedState:
     """All workers' common ground."""
 
     def __init__(self, workers: int, endpoints: Sequence[Endpoint]) -> None:
         self.workers = workers
         # Anonymous and shared: forked processes see the same pages.
-        self._memory = mmap.mmap(-1, Board.size(workers, len(endpoints)))
-        self.board = Board(memoryview(self._memory), workers, endpoints)
+        self._memory = mmap.mmap(-1, SharedTable.size(workers, len(endpoints)))
+        self.table = SharedTable(memoryview(self._memory), workers, endpoints)
         self._pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers)
         ]
@@ -43,15 +43,17 @@ class Crew:
             outbox.setblocking(False)
             outbox.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
-    def join(self, number: int, pid: int) -> "Mate":
+    def join(self, number: int, pid: int) -> "WorkerContext":
         """A worker's part, from 0 on; called in that worker."""
-        self.board.came(number, pid)
+        self.table.register(number, pid)
         others = [outbox for place, (_, outbox) in enumerate(self._pairs) if place != number]
-        return Mate(number, self.board.column(number), Gossip(self._pairs[number][0], others))
+        return WorkerContext(
+            number, self.table.column(number), WorkerBus(self._pairs[number][0], others)
+        )
 
-    def left(self, number: int) -> None:
+    def worker_left(self, number: int) -> None:
         """A worker is gone, and its requests with it."""
-        self.board.clear(number)
+        self.table.clear(number)
 
     def close(self) -> None:
         """Nobody will be told anything any more."""
@@ -60,13 +62,13 @@ class Crew:
             outbox.close()
 
 
-class Mate:
+class WorkerContext:
     """One worker's part of the crew."""
 
-    def __init__(self, number: int, column: Column, gossip: "Gossip") -> None:
+    def __init__(self, number: int, column: WorkerColumn, bus: "WorkerBus") -> None:
         self.number = number
         self.column = column
-        self.gossip = gossip
+        self.bus = bus
 
     @property
     def is_leader(self) -> bool:
@@ -74,7 +76,7 @@ class Mate:
         return self.number == 0
 
 
-class Gossip:
+class WorkerBus:
     """Tells the other workers what this one learned, and hears them."""
 
     def __init__(self, inbox: socket.socket, others: Sequence[socket.socket]) -> None:
@@ -85,24 +87,24 @@ class Gossip:
         """Pass on what the others want to know of what happened."""
         match event:
             case Probed() | Scraped():
-                self.tell(event)
-            case LegFailed() if is_absence(event):
-                self.tell(event)
+                self.publish(event)
+            case LegFailed() if is_unreachable(event):
+                self.publish(event)
 
-    def tell(self, news: News) -> None:
+    def publish(self, event: SharedEvent) -> None:
         """Tell all others; who cannot listen now misses it."""
-        data = zlib.compress(pickle.dumps(news), 1)
+        data = zlib.compress(pickle.dumps(event), 1)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(data)
 
-    def listen(self, hear: Callable[[News], None]) -> None:
-        """Hand to `hear` what the others tell, until `close`. Needs a running event loop."""
+    def subscribe(self, handler: Callable[[SharedEvent], None]) -> None:
+        """Hand to `handler` what the others tell, until `close`. Needs a running event loop."""
 
         def readable() -> None:
             with contextlib.suppress(BlockingIOError):
                 while data := self._inbox.recv(BUFFER_BYTES):
-                    hear(pickle.loads(zlib.decompress(data)))
+                    handler(pickle.loads(zlib.decompress(data)))
 
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), readable)
 

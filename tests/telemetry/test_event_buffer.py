@@ -4,8 +4,8 @@ import asyncio
 
 from router.core.events import Event, FellBack
 from router.core.values import Role
-from router.telemetry import journal
-from router.telemetry.journal import Journal
+from router.telemetry import event_buffer
+from router.telemetry.event_buffer import EventBuffer
 
 
 def events(count: int) -> list[Event]:
@@ -15,28 +15,28 @@ def events(count: int) -> list[Event]:
 async def test_events_are_told_in_order_to_each_listener() -> None:
     first: list[Event] = []
     second: list[Event] = []
-    one = Journal([first.append, second.append])
+    one = EventBuffer([first.append, second.append])
     for event in events(5):
         one.add(event)
     assert first == second == []
-    one.drain()
-    one.drain()
+    one.flush()
+    one.flush()
     assert first == second == events(5)
 
 
 async def test_many_events_do_not_wait() -> None:
     told: list[Event] = []
-    one = Journal([told.append])
-    for event in events(journal.MOST + 1):
+    one = EventBuffer([told.append])
+    for event in events(event_buffer.MOST + 1):
         one.add(event)
-    assert told == events(journal.MOST)
-    one.drain()
-    assert told == events(journal.MOST + 1)
+    assert told == events(event_buffer.MOST)
+    one.flush()
+    assert told == events(event_buffer.MOST + 1)
 
 
 async def test_an_event_is_told_without_being_asked_for() -> None:
     told: asyncio.Queue[Event] = asyncio.Queue()
-    one = Journal([told.put_nowait])
+    one = EventBuffer([told.put_nowait])
     for event in events(2):
         one.add(event)
         assert await told.get() == event

@@ -20,7 +20,7 @@ from tests.net.client import SECONDS, Client
 from tests.net.engine import ScriptedEngine
 from tests.net.tls import server_context
 
-__all__ = ["House", "Running", "eventually", "flow_of"]
+__all__ = ["Harness", "Running", "eventually", "flow_of"]
 
 E = TypeVar("E")
 
@@ -147,10 +147,10 @@ class Running:
         for endpoint in self.router.pools:
             assert ledger.in_flight(endpoint) == 0
             assert ledger.tokens(endpoint) == 0
-        assert not self.router._silence._watched
+        assert not self.router._idle_sweep._watched
 
 
-class House:
+class Harness:
     """Makes engines and routers for one test, and ends them.
 
     `certificate` is trusted by its routers and used by its engines that speak TLS.

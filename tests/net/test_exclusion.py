@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from router.core.events import FellBack
-from router.core.member import Aside
+from router.core.member import Exclusion
 from router.core.stall import Stall
 from router.core.values import Role
-from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, error_frame, prefilled, token
 from tests.net.client import request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
-from tests.net.house import House, Running, eventually
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame, prefilled, token
 
 OK = json_reply({"choices": [{"text": "ok"}], "usage": {"completion_tokens": 1}})
 NEVER_PROBED: dict[str, Any] = {"speed_probe_interval": 0}
@@ -23,13 +23,13 @@ def stall(router: Running, engine: ScriptedEngine) -> None:
     """Let the fleet find that the engine has stopped, and the sweep come round."""
     member = router.router.fleet.member(router.endpoint(engine))
     member.stall = Stall(time.monotonic())
-    member.pace.is_stalled = True
-    router.router._silence._sweep()
+    member.speed.is_stalled = True
+    router.router._idle_sweep._sweep()
 
 
-async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(house: House) -> None:
-    one, other = await house.engine(), await house.engine()
-    router = await house.router(one, other, **NEVER_PROBED)
+async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await one.call()
@@ -42,10 +42,10 @@ async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(house: Hou
 
 
 async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
-    house: House,
+    harness: Harness,
 ) -> None:
-    one, other = await house.engine(), await house.engine()
-    router = await house.router(one, other, **NEVER_PROBED)
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await one.call()
@@ -61,10 +61,10 @@ async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
 
 
 async def test_if_the_other_engine_fails_too_the_stream_ends_with_an_error_frame(
-    house: House,
+    harness: Harness,
 ) -> None:
-    one, other = await house.engine(), await house.engine()
-    router = await house.router(one, other, **NEVER_PROBED)
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     (await one.call()).send(sse_head())
@@ -76,9 +76,9 @@ async def test_if_the_other_engine_fails_too_the_stream_ends_with_an_error_frame
     assert error_frame(answer.body)["code"] == 502
 
 
-async def test_a_stream_that_has_begun_stays(house: House) -> None:
-    one, other = await house.engine(), await house.engine()
-    router = await house.router(one, other, **NEVER_PROBED)
+async def test_a_stream_that_has_begun_stays(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await one.call()
@@ -93,9 +93,9 @@ async def test_a_stream_that_has_begun_stays(house: House) -> None:
     assert other.seen == 0
 
 
-async def test_a_request_with_nowhere_to_go_waits(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, **NEVER_PROBED)
+async def test_a_request_with_nowhere_to_go_waits(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **NEVER_PROBED)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
@@ -105,9 +105,9 @@ async def test_a_request_with_nowhere_to_go_waits(house: House) -> None:
     assert engine.seen == 1
 
 
-async def test_a_stalled_engine_gets_nothing_new_until_it_speaks(house: House) -> None:
-    one, other = await house.engine(), await house.engine()
-    router = await house.router(one, other, **NEVER_PROBED)
+async def test_a_stalled_engine_gets_nothing_new_until_it_speaks(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await one.call()
@@ -122,37 +122,37 @@ async def test_a_stalled_engine_gets_nothing_new_until_it_speaks(house: House) -
     member = router.router.fleet.member(router.endpoint(one))
     call.events(token("b"))
     await answer.until(token("b"))
-    await eventually(lambda: member.aside is not Aside.STALLED)
+    await eventually(lambda: member.exclusion is not Exclusion.STALLED)
     call.events(DONE)
     call.end()
     await answer.rest()
 
 
-async def test_an_engine_that_answers_with_errors_is_ejected(house: House) -> None:
-    one, other = await house.engine(), await house.engine()
-    router = await house.router(one, other, outlier_consecutive_failures=3, **NEVER_PROBED)
+async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, outlier_consecutive_failures=3, **NEVER_PROBED)
     one.answer_all(lambda call: call.send(json_reply({"error": {"message": "no"}}, 500)))
     other.answer_all(lambda call: call.send(OK))
     statuses = [(await router.ask(COMPLETIONS, completion())).status for _ in range(12)]
     assert statuses == [500, 200] * 3 + [200] * 6
     listed = (await (await router.client()).get("/endpoints")).json
-    assert [entry["set_aside"] for entry in listed] == ["ejected", None]
+    assert [entry["exclusion"] for entry in listed] == ["ejected", None]
     assert 25 < listed[0]["returns_in_seconds"] <= 30
-    assert listed[0]["set_aside_seconds"] >= 0
+    assert listed[0]["exclusion_seconds"] >= 0
 
 
-async def test_a_clients_errors_eject_nobody(house: House) -> None:
-    one, other = await house.engine(), await house.engine()
-    router = await house.router(one, other, outlier_consecutive_failures=1)
+async def test_a_clients_errors_eject_nobody(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, outlier_consecutive_failures=1)
     one.answer_all(lambda call: call.send(json_reply({"error": {"message": "bad"}}, 400)))
     other.answer_all(lambda call: call.send(OK))
     statuses = [(await router.ask(COMPLETIONS, completion())).status for _ in range(6)]
     assert statuses == [400, 200] * 3
 
 
-async def test_a_slow_engine_is_asked_by_the_router_not_by_users(house: House) -> None:
-    slow, quick = await house.engine(), await house.engine()
-    router = await house.router(
+async def test_a_slow_engine_is_asked_by_the_router_not_by_users(harness: Harness) -> None:
+    slow, quick = await harness.engine(), await harness.engine()
+    router = await harness.router(
         slow,
         quick,
         load_balancing_strategy="shortest_expected_delay",
@@ -161,10 +161,10 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(house: House) -
     )
     fleet = router.router.fleet
     for engine, seconds in ((slow, 0.16), (quick, 0.02)):
-        pace = fleet.member(router.endpoint(engine)).pace
-        pace.per_token, pace.has_settled = seconds, True
+        speed = fleet.member(router.endpoint(engine)).speed
+        speed.per_token, speed.has_settled = seconds, True
     member = fleet.member(router.endpoint(slow))
-    await eventually(lambda: member.aside is Aside.SLOW)
+    await eventually(lambda: member.exclusion is Exclusion.SLOW)
     probe = await slow.call()
     assert probe.values(b"authorization") == [b"Bearer key"]
     assert probe.json["max_tokens"] == 8
@@ -175,10 +175,10 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(house: House) -
         assert (await router.ask(COMPLETIONS, completion())).status == 200
     assert quick.seen == 3
     await _tokens(probe)
-    await eventually(lambda: member.aside is None or slow.waiting)
+    await eventually(lambda: member.exclusion is None or slow.waiting)
     while slow.waiting:
         await _tokens(await slow.call())
-        await eventually(lambda: member.aside is None or slow.waiting)
+        await eventually(lambda: member.exclusion is None or slow.waiting)
     text = (await (await router.client()).get("/metrics")).body
     assert b'pd_router_speed_probes_total{endpoint="%b",outcome="ok",' % slow.url.encode() in text
 
@@ -193,9 +193,9 @@ async def _tokens(call: Call) -> None:
     call.end()
 
 
-async def test_a_prefill_leaves_a_stalled_engine_for_another(house: House) -> None:
-    one, other, decode = await house.engine(), await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(one, other), **NEVER_PROBED)
+async def test_a_prefill_leaves_a_stalled_engine_for_another(harness: Harness) -> None:
+    one, other, decode = await harness.engine(), await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(one, other), **NEVER_PROBED)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await one.call()
@@ -208,10 +208,12 @@ async def test_a_prefill_leaves_a_stalled_engine_for_another(house: House) -> No
 
 
 @pytest.mark.parametrize("is_one_read", [True, False])
-async def test_an_engine_says_what_its_events_are_worth(house: House, is_one_read: bool) -> None:
+async def test_an_engine_says_what_its_events_are_worth(
+    harness: Harness, is_one_read: bool
+) -> None:
     """--stream-interval 4: a token, then four at a time; usage comes with the end or before."""
-    engine = await house.engine()
-    router = await house.router(engine, **NEVER_PROBED)
+    engine = await harness.engine()
+    router = await harness.router(engine, **NEVER_PROBED)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -231,5 +233,5 @@ async def test_an_engine_says_what_its_events_are_worth(house: House, is_one_rea
         call.events(DONE)
     call.end()
     await answer.rest()
-    pace = router.router.fleet.member(router.endpoint(engine)).pace
-    assert pace.calibration.tokens_per_event == pytest.approx(4, rel=0.1)
+    speed = router.router.fleet.member(router.endpoint(engine)).speed
+    assert speed.calibration.tokens_per_event == pytest.approx(4, rel=0.1)

@@ -7,7 +7,7 @@ less than a millisecond, once in a while.
 import asyncio
 from typing import Protocol
 
-__all__ = ["Silence", "Watched"]
+__all__ = ["IdleTimeoutSweep", "Watched"]
 
 SWEEP_SECONDS = 1.0
 """Time-outs are tens of seconds; a second late is no matter."""
@@ -16,11 +16,11 @@ SWEEP_SECONDS = 1.0
 class Watched(Protocol):
     """Something that may wait too long."""
 
-    def check_silence(self, now: float) -> None:
+    def check_idle(self, now: float) -> None:
         """Give up if it has waited too long. `now` is the event loop's clock."""
 
 
-class Silence:
+class IdleTimeoutSweep:
     """Sweeps over what is watched, while there is anything to watch."""
 
     def __init__(self, shortest_seconds: float) -> None:
@@ -46,7 +46,7 @@ class Silence:
         self._disarm()
         now = asyncio.get_running_loop().time()
         for one in list(self._watched):
-            one.check_silence(now)  # what is given up on may begin elsewhere, and be watched there
+            one.check_idle(now)  # what is given up on may begin elsewhere, and be watched there
         if self._watched:
             self._arm()
 

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["BEAT_SECONDS", "Pulse"]
+__all__ = ["INTERVAL_SECONDS", "LoopLagMonitor"]
 
-BEAT_SECONDS = 0.01
+INTERVAL_SECONDS = 0.01
 """Between two looks: a stall is seen but for so much of it. A hundred timers a second cost a
 thousandth of a core."""
 
 
-class Pulse:
+class LoopLagMonitor:
     """Calls `late` with the seconds by which each beat came late."""
 
     def __init__(self, late: Callable[[float], None]) -> None:
@@ -30,7 +30,7 @@ class Pulse:
             self._timer.cancel()
 
     def _wait(self, now: float) -> None:
-        self._due = now + BEAT_SECONDS
+        self._due = now + INTERVAL_SECONDS
         self._timer = self._loop.call_at(self._due, self._beat)
 
     def _beat(self) -> None:
