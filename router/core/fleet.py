@@ -1,6 +1,6 @@
-"""The aggregate: every endpoint, whether it can be used, what it serves, how loaded it is.
+"""The fleet: every endpoint with its health, models, load and speed.
 
-It learns through `observe` only. Time is an argument; nothing here does I/O.
+Changed by `observe`, `observe_shared` and `tick` only. Time is an argument; no I/O.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,19 +31,19 @@ __all__ = ["Fleet", "is_unreachable"]
 
 
 SUBSET_SIZE = 32
-"""Engines of a large pool that one request looks at, at most, others each time. The best of 32 is
-hardly worse than the best of a thousand, and costs as little as in a small pool."""
+"""Largest random subset of a pool that one request considers. The best of 32 is hardly worse than
+the best of a thousand, and the cost does not grow with the pool."""
 
 BROKEN_KINDS = (FailureKind.BROKEN, FailureKind.RESET)
 
 SAME_CRASH_SECONDS = 1.0
-"""In which the answers of an engine that crashes break off."""
+"""Answers that break within this time, sent before the first of them broke, are one crash."""
 
 
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
 
-    `speed_of` makes an endpoint's pace: by default one of this process alone.
+    `speed_of` makes an endpoint's speed estimator; by default it measures this process only.
     """
 
     def __init__(
@@ -85,26 +85,26 @@ class Fleet:
         return self._pools[role]
 
     def member(self, endpoint: Endpoint) -> Member:
-        """What is known of an endpoint."""
+        """The member of an endpoint. Raises KeyError."""
         return self._members[endpoint]
 
     @property
     def is_ready(self) -> bool:
-        """Whether any request could be answered."""
+        """Whether a decode engine is up."""
         return any(m.health.is_usable for m in self._pools[Role.DECODE])
 
     def lease(self, endpoint: Endpoint, tokens: int, pending: int = 0) -> Lease:
         """Count a request on the endpoint until the lease is released.
 
-        `pending` of its `tokens` the engine has to compute itself.
+        `pending` of its `tokens` are computed by this engine.
         """
         return self.ledger.lease(endpoint, tokens, pending)
 
     def leg(
         self, lease: Lease, now: float, *, tracks_first_token: bool, sequences: int = 1
     ) -> LegTimer:
-        """Time an attempt at a leased endpoint; `tracks_first_token`: a stream or a prefill, `sequences`:
-        answers that it generates side by side."""
+        """The timer of a leg on a leased endpoint. `tracks_first_token`: a stream or a prefill.
+        `sequences`: answers generated side by side."""
         speed, work = self._members[lease.endpoint].speed, lease.pending_there
         return LegTimer(
             speed, lease, work, now, tracks_first_token=tracks_first_token, sequences=sequences
@@ -120,18 +120,18 @@ class Fleet:
     ) -> list[Candidate]:
         """The endpoints of a role that may take a request for `model` now.
 
-        With `rng`, of a large pool only some, drawn at random. Who is set aside is among them only
-        when nobody else is, or when too many are (panic).
+        With `rng`, a random subset of a large pool. Stalled and ejected engines are included
+        only if there are no others, or if too many are (panic).
         """
         pool = self._pools[role]
-        spare = not self._monitors[role].is_panic
+        skip = not self._monitors[role].is_panic
         if rng is not None and len(pool) > SUBSET_SIZE:
             # Every n-th: neighbours in the list share a rack, and may be slow together.
             step = -(-len(pool) // SUBSET_SIZE)
             some = pool[int(rng.random() * step) :: step]
-            if found := self._eligible(some, model, exclude, now, skip_blocked=spare):
+            if found := self._eligible(some, model, exclude, now, skip_blocked=skip):
                 return found
-        found = self._eligible(pool, model, exclude, now, skip_blocked=spare)
+        found = self._eligible(pool, model, exclude, now, skip_blocked=skip)
         return found or self._eligible(pool, model, exclude, now, skip_blocked=False)
 
     def _eligible(
@@ -150,7 +150,7 @@ class Fleet:
                 member.health.state is not State.UP
                 or (model is not None and member.models is not None and model not in member.models)
                 or (
-                    skip_blocked  # as Member.is_shut says it
+                    skip_blocked  # as in Member.is_blocked
                     and (member.stall.since is not None or member.outlier.until is not None)
                 )
                 or member.view.endpoint in exclude
@@ -163,20 +163,20 @@ class Fleet:
         return found
 
     def tick(self, now: float) -> None:
-        """Turn what was counted into judgements; every `speed.TICK_SECONDS`."""
+        """Update speeds and exclusions; call it every `TICK_SECONDS`."""
         for monitor in self._monitors.values():
             monitor.tick(now)
 
     def expected_delay(self, member: Member) -> float | None:
-        """How long a request of usual length would take there now, if that is known."""
+        """Expected seconds of a request of mean length there, now; None if not known."""
         return self._monitors[member.endpoint.role].expected_delay(member)
 
     def pool_median(self, role: Role) -> float | None:
-        """A pool's usual seconds per token (prefill: per prompt token), if known."""
+        """A pool's median seconds per token (prefill: per prompt token); None if not known."""
         return self._monitors[role].pool_median
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """The cards of all usable engines by model id; the first engine that lists one wins."""
+        """The model cards of all usable engines by id; of duplicates the first."""
         cards: dict[str, dict[str, Any]] = {}
         for member in self._pools[Role.DECODE]:
             if member.health.is_usable:
@@ -185,13 +185,13 @@ class Fleet:
         return cards
 
     def known_models(self) -> frozenset[str]:
-        """Every model that any decode engine has ever listed, usable now or not."""
+        """Every model that any decode engine has listed, usable now or not."""
         if self._known is None:
             self._known = frozenset().union(*(m.models or () for m in self._pools[Role.DECODE]))
         return self._known
 
     def base_models(self) -> frozenset[str]:
-        """The models behind those names: aliases of one model and its adapters count once."""
+        """The distinct base models; aliases and adapters of one count once."""
         return frozenset(
             str(card.get("root") or card["id"])
             for member in self._pools[Role.DECODE]
@@ -200,7 +200,7 @@ class Fleet:
         )
 
     def observe(self, event: Event, now: float) -> None:
-        """Learn from an event; events that say nothing of an engine are ignored."""
+        """Update from an event; those that concern no engine are ignored."""
         match event:
             case Probed():
                 self._probed(self._members[event.endpoint], event, now)
@@ -209,7 +209,7 @@ class Fleet:
             case LegAnswered():
                 member = self._members[event.endpoint]
                 if member.health.state is State.UP and member.health.streak:
-                    # It clears the doubts; it cannot bring up an engine that probes call down.
+                    # It resets failed probes in a row, but only a probe brings an engine up.
                     self._see(member, HealthSignal.OK, now)
                 if event.status >= 500 and event.is_own_doing:
                     self._count_failure(member, now)
@@ -220,7 +220,7 @@ class Fleet:
                 self._failed(self._members[event.endpoint], event, now)
 
     def observe_shared(self, event: SharedEvent, now: float) -> None:
-        """Learn what another process of this host has seen."""
+        """Update from an event of another worker process."""
         member = self._members[event.endpoint]
         if isinstance(event, Probed):
             self._probed(member, event, now)
@@ -234,10 +234,10 @@ class Fleet:
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
         if is_unreachable(event):
             self._see(member, HealthSignal.FAILED, now)
-        if event.kind is FailureKind.STALLED:  # our own judgement, which has its own way back
+        if event.kind is FailureKind.STALLED:  # the pool monitor's own verdict
             return
-        # All answers of an engine that crashes break together: that is one failure. Those that were
-        # asked for afterwards and break as well are failures of their own.
+        # All answers of an engine that crashes break together and count as one failure. Those that
+        # were sent after the crash count separately.
         is_together = now - member.failing_since < SAME_CRASH_SECONDS
         if event.kind in BROKEN_KINDS and is_together and event.asked_at <= member.failing_since:
             return
@@ -272,16 +272,16 @@ class Fleet:
             return
         member.capacity.observe_running(running, now)
         waiting = gauges.waiting or 0
-        # Gauges lag behind answers by a step: what of ours has just ended is not somebody else's.
+        # Gauges lag by a step: own requests that have just ended are not other clients'.
         others = max(0, running + waiting - max(event.own, member.own_lately))
-        # Half of the way: routers that all follow the same old gauges would swing together.
+        # Damped: routers that all follow the same old gauges would oscillate together.
         before = view.other_requests
         view.other_requests = others if before is None else _half_way(before, others)
         member.calibrate(gauges, others)
 
 
 def is_unreachable(failure: LegFailed) -> bool:
-    """Whether a failed leg says that nobody is there."""
+    """Whether a failed leg means that the engine cannot be reached."""
     return failure.kind in (FailureKind.REFUSED, FailureKind.RESET)
 
 

@@ -1,7 +1,7 @@
-"""Which headers pass, in either direction, and the bytes they are written as.
+"""Which headers are forwarded, in either direction, and how they are written.
 
-Hop-by-hop headers belong to one connection (RFC 9110 section 7.6.1), as do those that `Connection`
-names. Framing, Host and request ids are written anew for each connection.
+Hop-by-hop headers (RFC 9110 section 7.6.1), and those that `Connection` names, are not forwarded.
+The router writes its own framing, Host and request ids on each connection.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Is an engine there? A transition table over what probes and requests saw.
+"""Engine health: a transition table over the results of probes and requests.
 
-It knows nothing of errors in answers (outlier ejection) or of speed: those are other judgements.
+Error responses (outlier ejection) and speed are judged elsewhere.
 """
 
 from dataclasses import dataclass
@@ -10,39 +10,39 @@ __all__ = ["Health", "HealthSignal", "HealthThresholds", "State", "after"]
 
 
 class State(StrEnum):
-    """What is known of an engine's presence."""
+    """An engine's health."""
 
     STARTING = "starting"
-    """Never seen up: not used."""
+    """Not up since the router's start: not used."""
     UP = "up"
     DRAINING = "draining"
-    """It answers, and asks for no new work (503 on /health): open streams go on."""
+    """503 on /health: no new requests; open streams go on."""
     DOWN = "down"
 
 
 class HealthSignal(StrEnum):
-    """What a probe or a request saw."""
+    """The result of a probe, or of a request's connection."""
 
     OK = "ok"
     UNAVAILABLE = "unwilling"
     """/health answered 503."""
     FAILED = "failed"
-    """No connection, no answer in time, or an answer that is not a health answer."""
+    """No connection, no answer in time, or another error."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthThresholds:
-    """How many sights in a row it takes."""
+    """Consecutive signals that change the state."""
 
     down_after: int = 3
-    """One lost probe is chance, three in a row are not (the number that Kubernetes uses)."""
+    """Kubernetes' default failureThreshold: a single lost probe means little."""
     up_after: int = 1
     """An engine that answers /health has loaded its model: vLLM listens only then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """An engine's state, and how many sights in a row speak for which other one."""
+    """An engine's state, and the consecutive signals for another one."""
 
     state: State = State.STARTING
     streak: int = 0
@@ -50,12 +50,12 @@ class Health:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new requests may go there."""
+        """Whether it may get new requests."""
         return self.state is State.UP
 
 
 def after(health: Health, signal: HealthSignal, thresholds: HealthThresholds) -> Health:
-    """The health after one more sight."""
+    """The health after one more signal."""
     target = _TABLE[health.state, signal]
     if target is health.state:
         return Health(health.state)
@@ -78,4 +78,4 @@ _TABLE = {
     (State.DOWN, HealthSignal.UNAVAILABLE): State.DOWN,
     (State.DOWN, HealthSignal.FAILED): State.DOWN,
 }
-"""State and sight to the state that is aimed at; the streak decides when it is reached."""
+"""State and signal to the target state, which is reached after as many as the thresholds say."""

@@ -1,7 +1,7 @@
-"""One attempt at an engine, timed: what it tells of the engine's speed.
+"""Times one leg for the engine's speed estimate.
 
-Tokens are counted by whoever relays them (`SpeedEstimator.tokens`); a leg says when the first one came, when
-it was over, and what the engine said that it took.
+The relay counts tokens (`SpeedEstimator.tokens`); the timer reports the first token, the end, and
+the usage that the engine states.
 """
 
 from router.core.ledger import Lease
@@ -10,12 +10,12 @@ from router.core.speed_estimator import SpeedEstimator
 __all__ = ["MIN_UNARY_TOKENS", "LegTimer"]
 
 MIN_UNARY_TOKENS = 32
-"""An answer that is no stream tells of the gap between tokens when it has so many: its prompt and
-the way there hardly count then. It must not have waited for a KV cache from elsewhere."""
+"""Tokens from which a unary answer is used to estimate seconds per token: its prefill and network
+time hardly count then. Answers that waited for a KV transfer are not used."""
 
 
 class LegTimer:
-    """One attempt at an engine, timed for its pace: to the first token, and on to the end."""
+    """Times one leg, to its first token and to its end."""
 
     __slots__ = (
         "_has_begun",
@@ -38,10 +38,10 @@ class LegTimer:
         tracks_first_token: bool,
         sequences: int = 1,
     ) -> None:
-        """`work`: prompt tokens to compute until its first token.
+        """`work`: prompt tokens to compute before its first token.
 
-        `tracks_first_token`: it says something soon, as a stream or a prefill does. `sequences`: answers
-        that were asked for at once (the request's `n`).
+        `tracks_first_token`: its first token is seen as it comes (a stream or a prefill, not a
+        unary answer). `sequences`: answers generated side by side (the request's `n`).
         """
         self.speed = speed
         self.work = work
@@ -64,19 +64,19 @@ class LegTimer:
             self.speed.on_stream_start(self, now)
 
     def unary_answer(self, now: float, tokens: int = 0) -> None:
-        """The whole answer came at once; `tokens` of it were generated, as far as is known."""
+        """The whole answer came at once, with `tokens` generated tokens (0: not known)."""
         self._answered(now)
         if tokens >= MIN_UNARY_TOKENS * self.sequences and self.work:
             self.speed.on_unary_answer(tokens, self.sequences * max(0.0, now - self.started))
 
     def calibrate(self, tokens: int, events: int) -> None:
-        """The stream is over: the engine says that it had so many tokens, and it was seen as so
-        many events. Each sequence's first token came with an event of its own."""
+        """The stream's usage states `tokens`, which arrived in `events`. The first token of each
+        sequence has an event of its own."""
         first = self.sequences
         self.speed.calibration.learn(tokens - first, events - first, by_usage=True)
 
     def end(self, now: float) -> None:
-        """It is over; doing it again changes nothing."""
+        """The leg is over. Idempotent."""
         if self._is_open:
             self.pause(now)
             self._is_open = False
@@ -87,23 +87,23 @@ class LegTimer:
         if self._is_open and not self._is_paused:
             self.speed.on_first_token(self, now)
 
-    # While the client does not read, the engine is not heard: neither its silence nor its speed
-    # shows. What was paused before its first token tells nothing of prompts any more either.
+    # While the client does not read, neither the engine's speed nor a stall can be seen. A leg that
+    # was paused before its first token is not used for prefill speed.
 
     def pause(self, now: float) -> None:
-        """Count it no longer as open, nor as a stream; doing it again changes nothing."""
+        """Do not count it as open, nor as a stream. Idempotent."""
         if self._is_open and not self._is_paused:
             self._is_paused = True
             self.work = 0
             self.speed.on_end(self, now, was_stream=self._has_begun)
 
     def resume(self, now: float) -> None:
-        """Count it again; nothing if it is over or was not paused."""
+        """Count it again. No effect if it is over or not paused."""
         if not self._is_open or not self._is_paused:
             return
         self._is_paused = False
         if self._has_begun:
             self.speed.on_resume(self, now)
         else:
-            self.started = now  # as if it were asked for only now: those before it are ahead
+            self.started = now  # as if it were sent only now, behind those that wait already
             self.speed.on_request(self, now)

@@ -1,4 +1,4 @@
-"""One endpoint of the fleet, and all that is known of it."""
+"""One endpoint of the fleet, with its health, exclusion, speed and gauges."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,23 +17,23 @@ from router.core.values import Candidate, Endpoint, Gauges
 __all__ = ["Exclusion", "Member"]
 
 CALIBRATION_EVENTS = 200
-"""Between two scrapes, at least: the engine's counter is some steps ahead of what came here."""
+"""Fewest events between two scrapes: the engine's counter is some steps ahead of the relay."""
 
 
 class Exclusion(StrEnum):
-    """Why an engine that is up gets nothing new, or next to nothing."""
+    """Why an engine that is up gets no new requests (ejected, stalled) or few (slow)."""
 
     EJECTED = "ejected"
-    """It answers with errors."""
+    """It fails: outlier ejection."""
     STALLED = "stalled"
-    """It has open streams and says nothing."""
+    """It has open streams and produces no tokens."""
     SLOW = "slow"
-    """It takes several times as long as usual; only shortest_expected_delay minds."""
+    """It takes several times the pool's median; only shortest_expected_delay uses this."""
 
 
 @dataclass(slots=True)
 class Member:
-    """An endpoint in its pool. Health, errors, silence and speed are judged apart."""
+    """An endpoint in its pool. Health, failures, stalls and speed are judged separately."""
 
     view: Candidate
     """What policies see of it."""
@@ -45,30 +45,30 @@ class Member:
     failing_since: float = -math.inf
     """When the first of its last failures in a row was seen."""
     returned_at: float = -math.inf
-    """When it last came back, for slow start."""
+    """When slow start began."""
     cards: tuple[dict[str, Any], ...] | None = None
-    """The entries of its /v1/models; None until it has told."""
+    """The entries of its /v1/models; None if not known."""
     models: frozenset[str] | None = None
     gauges: Gauges | None = None
     gauges_at: float = 0.0
     capacity: Capacity = field(default_factory=Capacity)
     queue: QueueDetector = field(default_factory=QueueDetector)
     history: SlowdownHistory | None = None
-    """How fast it usually is against its pool; None until that has been seen."""
+    """Its long-term slowdown; None if not known."""
     own: int = 0
-    """This router's requests there, a tick ago."""
+    """This router's requests there, at the last tick."""
     own_lately: int = 0
-    """The most of them at the last two ticks."""
+    """The larger of the last two ticks' `own`."""
     counted: tuple[int, EventCounts] | None = None
-    """The engine's generated tokens at the last scrape, and what was counted here until then; None
-    when others had requests there, too."""
+    """The engine's counter of generated tokens at the last scrape, and the events counted here
+    until then; None if other clients had requests there."""
 
     def calibrate(self, gauges: Gauges, others: int) -> None:
-        """Learn what an event is worth from the engine's counter of generated tokens, between two
-        scrapes in which all that it generated were streams of this router."""
+        """Learn tokens per event from the engine's counter of generated tokens, between two scrapes
+        during which it generated for streams of this router only."""
         before, generated = self.counted, gauges.generated
         self.counted = None
-        # Unary answers, and streams whose clients do not read, are generated without being counted.
+        # Tokens of unary answers, and of streams whose clients do not read, are not counted here.
         if generated is None or others or self.view.load.requests > self.speed.all_open:
             return
         now = self.speed.counted
@@ -92,17 +92,17 @@ class Member:
 
     @property
     def other_requests(self) -> int | None:
-        """Requests that others put there, as of `gauges_at`."""
+        """Other clients' requests there, as of `gauges_at`."""
         return self.view.other_requests
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nothing new should go there."""
+        """Whether it gets no new requests: ejected or stalled."""
         return self.outlier.until is not None or self.stall.since is not None
 
     @property
     def exclusion(self) -> Exclusion | None:
-        """Why it is set aside, if it is."""
+        """Why it is excluded; None if it is not."""
         if self.outlier.until is not None:
             return Exclusion.EJECTED
         if self.stall.since is not None:

@@ -1,7 +1,7 @@
-"""Looks after the engines of one pool that are up: who is slow, silent or failing, and who returns.
+"""Watches one pool: excludes engines that are slow, stalled or failing, and takes them back.
 
-Four times a second it turns what was counted into what policies see. Nobody is ever set aside for
-good, and never more than a share of the pool: when many look bad it is the judgement that is.
+Every tick it turns measurements into what policies see (`Candidate`). No exclusion is permanent;
+if more than a share of the pool is stalled or ejected, all are used (panic).
 """
 
 import math
@@ -18,37 +18,37 @@ from router.core.values import Role
 __all__ = ["ExclusionConfig", "PoolMonitor"]
 
 DECAY = 0.99
-"""What a tick leaves of the mean length of answers: it is that of the last half minute."""
+"""Factor per tick on the mean length of answers, which so spans half a minute."""
 
 LATE_SECONDS = 2 * TICK_SECONDS
-"""Since the last tick: with two workers on one core a tick is late by some hundredths."""
+"""Since the last tick. Two workers on one core delay it by some hundredths of a second."""
 
 SILENT_ENGINES = 2
 SILENT_TOKENS = 16
-"""So many engines do not miss so many tokens by chance."""
+"""If at least so many engines miss at least so many tokens at once, the cause is not theirs."""
 
 MIN_SLOW_START_WEIGHT = 0.1
-"""With this share a returned engine begins; Envoy's min_weight_percent."""
+"""Weight with which slow start begins; Envoy's min_weight_percent."""
 
 PREFILL_TOKENS_PER_REQUEST = 64
-"""What a request costs a prefill engine beyond its tokens."""
+"""Fixed cost of a request on a prefill engine, in prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExclusionConfig:
-    """The rules."""
+    """When engines are excluded, and how they return."""
 
     stall_seconds: float = 2.0
-    """Silence of open streams that sets an engine aside; 0: never."""
+    """Seconds without tokens, with open streams, that exclude an engine; 0: never."""
     outliers: outlier.OutlierConfig = field(default_factory=outlier.OutlierConfig)
     max_excluded: float = 0.5
-    """The share of a pool that may be set aside; when more is, all are used (panic)."""
+    """Share of a pool, 0 to 1, that may be stalled or ejected; beyond it all are used (panic)."""
     slow_start_seconds: float = 5.0
-    """From an engine's return to its full share; 0: at once."""
+    """Seconds from an engine's return to its full share; 0: at once."""
 
 
 class PoolMonitor:
-    """Looks after one pool."""
+    """Watches one pool."""
 
     def __init__(self, role: Role, members: Sequence[Member], config: ExclusionConfig) -> None:
         self._role = role
@@ -58,12 +58,12 @@ class PoolMonitor:
         self._interval_ends: float | None = None
         self._ticked_at = math.inf
         self.is_panic = False
-        """Whether so many are set aside that nobody is."""
+        """Whether so many are excluded that exclusions are ignored."""
         self.pool_median: float | None = None
-        """The pool's usual seconds per token (prefill: per prompt token)."""
+        """Median seconds per token (prefill: per prompt token); None if not known."""
 
     def answered(self, member: Member, now: float, *, is_good: bool) -> None:
-        """An answer of the engine, or its failure to give one."""
+        """Count an answer or a failure of the engine."""
         rules = self._config.outliers
         member.outlier = outlier.after(member.outlier, is_good=is_good)
         streak = member.outlier.streak
@@ -77,13 +77,13 @@ class PoolMonitor:
                 self._eject(member, now)
 
     def ejected_elsewhere(self, member: Member, since: float, until: float) -> None:
-        """Another process of this host ejected the engine."""
+        """Another worker process ejected the engine."""
         if member.outlier.until is None and self._may_exclude(member):
             times = member.outlier.ejections + 1
             member.outlier = outlier.Outlier(ejections=times, since=since, until=until)
 
     def joined(self, member: Member, now: float) -> None:
-        """The engine came up: as a new one, and little by little, unless nothing is going on."""
+        """The engine came up: forget the old one; slow start if the pool is in use."""
         member.speed.reset()
         member.speed.is_stalled = False
         member.capacity.reset()
@@ -95,16 +95,16 @@ class PoolMonitor:
             member.view.slow_start_weight = self._slow_start_weight(member, now)
 
     def tick(self, now: float) -> None:
-        """Judge anew; call it every pace.TICK_SECONDS.
+        """Update everything; call it every `TICK_SECONDS`.
 
-        After a tick that came late nobody is judged by silence or speed: this process stood still,
-        and what engines said meanwhile is still to be read.
+        A late tick judges neither stalls nor speed: this process was blocked, and what engines sent
+        meanwhile is unread.
         """
         is_late = now - self._ticked_at > LATE_SECONDS
         self._ticked_at = now
         for member in self._members:
             member.speed.sync(now)
-        if self._is_silent():
+        if self._is_pool_silent():
             for member in self._members:
                 member.speed.ignore_stream_time()
         for member in self._members:
@@ -116,11 +116,11 @@ class PoolMonitor:
             self._return_ejected(member, now)
             member.view.slow_start_weight = self._slow_start_weight(member, now)
         up = sum(m.health.state is State.UP for m in self._members)
-        shut = sum(m.health.state is State.UP and m.is_blocked for m in self._members)
-        self.is_panic = shut > self._config.max_excluded * up
+        blocked = sum(m.health.state is State.UP and m.is_blocked for m in self._members)
+        self.is_panic = blocked > self._config.max_excluded * up
 
     def _judge(self, now: float) -> None:
-        """Who is silent, and who is slow."""
+        """Find stalled and slow engines."""
         is_prefill = self._role is Role.PREFILL
         gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in self._members]
         self.pool_median = pool_speed.pool_median(gap for gap in gaps if gap is not None)
@@ -129,32 +129,32 @@ class PoolMonitor:
         slowdowns = [pool_speed.slowdown(gap, self.pool_median, noise) for gap in gaps]
         is_mixed = self._is_mixed(slowdowns)
         for member, slowdown in zip(self._members, slowdowns, strict=True):
-            self._judge_silence(
+            self._judge_stall(
                 member, max(member.speed.gap_when_active, self.pool_median or 0.0), now
             )
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
             member.view.prompt_cost = cost
 
     def expected_delay(self, member: Member) -> float | None:
-        """From a request's arrival there to its last token, for one of usual length."""
-        usual = self.pool_median
-        if usual is None:
+        """Expected seconds to the last token of a request of mean length; None if not known."""
+        median = self.pool_median
+        if median is None:
             return None
         view = member.view
         requests = view.load.requests + (view.other_requests or 0) + 1
         if self._role is Role.PREFILL:
-            return usual * view.slowdown * (view.load.pending + PREFILL_TOKENS_PER_REQUEST)
+            return median * view.slowdown * (view.load.pending + PREFILL_TOKENS_PER_REQUEST)
         tokens = self._tokens / self._streams if self._streams >= 1 else 1.0
-        return usual * tokens * view.slowdown * (1 + max(0.0, requests - view.slots) / view.slots)
+        return median * tokens * view.slowdown * (1 + max(0.0, requests - view.slots) / view.slots)
 
-    def _is_silent(self) -> bool:
-        """Whether all engines with streams said nothing since the last tick, although many tokens
-        were due: what they have in common stood still, the host, the network or this process."""
-        speaking = [m.speed for m in self._members if m.speed.all_streams]
-        if len(speaking) < SILENT_ENGINES or not self.pool_median or self._role is Role.PREFILL:
+    def _is_pool_silent(self) -> bool:
+        """Whether no engine sent a token since the last tick although many were due: then the
+        host, the network or this process was blocked, not the engines."""
+        streaming = [m.speed for m in self._members if m.speed.all_streams]
+        if len(streaming) < SILENT_ENGINES or not self.pool_median or self._role is Role.PREFILL:
             return False
-        due = sum(speed.all_streams for speed in speaking) * TICK_SECONDS / self.pool_median
-        return due >= SILENT_TOKENS and not any(speed.tokens for speed in speaking)
+        due = sum(speed.all_streams for speed in streaming) * TICK_SECONDS / self.pool_median
+        return due >= SILENT_TOKENS and not any(speed.tokens for speed in streaming)
 
     def _count(self, member: Member, now: float, *, is_late: bool) -> None:
         speed = member.speed
@@ -170,7 +170,7 @@ class PoolMonitor:
         speed, view, capacity = member.speed, member.view, member.capacity
         capacity.observe_running(speed.all_streams, now)
         in_flight = view.load.requests + (view.other_requests or 0)
-        # Gauges that are not stale, and only for requests whose first tokens are not seen here.
+        # Only fresh gauges, and only if there are requests whose first tokens are not seen here.
         counts_gauges = view.other_requests is not None and in_flight > speed.all_open
         is_queueing = waits_for_slot(speed, now) or (counts_gauges and member.queue.is_queueing)
         sequences = max(in_flight, speed.all_open)
@@ -190,7 +190,7 @@ class PoolMonitor:
             member.outlier = outlier.interval(member.outlier)
 
     def _prompt_cost(self) -> float:
-        """What one prompt token weighs, in requests of this pool."""
+        """The cost of a prompt token in requests of mean length."""
         if self._role is Role.PREFILL:
             return 1 / PREFILL_TOKENS_PER_REQUEST
         computed = [m.speed.per_prompt_token for m in self._members]
@@ -199,7 +199,7 @@ class PoolMonitor:
             return 0.0
         return per_prompt_token / (self.pool_median * max(1.0, self._tokens / self._streams))
 
-    def _judge_silence(self, member: Member, gap: float, now: float) -> None:
+    def _judge_stall(self, member: Member, gap: float, now: float) -> None:
         before = member.stall
         member.stall = stall.after(
             before, member.speed, gap, member.view.load.pending, now, self._config.stall_seconds
@@ -215,8 +215,8 @@ class PoolMonitor:
         member.speed.is_stalled = member.stall.since is not None
 
     def _is_mixed(self, slowdowns: Sequence[float]) -> bool:
-        """Whether the pool is made of engines of several speeds: a good part of it is slow and has
-        never been anything else. That is no fault of theirs (H100 and L40S, say)."""
+        """Whether the pool is of mixed hardware (H100 and L40S, say): a large part of it has been
+        slow since it joined."""
         for member, slowdown in zip(self._members, slowdowns, strict=True):
             if member.speed.is_settled:
                 member.history = pool_speed.updated_history(member.history, slowdown)
@@ -228,14 +228,14 @@ class PoolMonitor:
 
     def _judge_speed(self, member: Member, slowdown: float, now: float, *, is_mixed: bool) -> None:
         before = member.view.slowdown
-        if slowdown <= 1.0 < before:  # from the share that it had, not from nothing
+        if slowdown <= 1.0 < before:  # slow start from the share that it had
             member.returned_at = now - self._config.slow_start_seconds / before**3
         member.view.slowdown = slowdown
         history = member.history
         is_born_slow = history is not None and history.best >= pool_speed.RECOVERED
         if slowdown < pool_speed.RECOVERED or (is_mixed and is_born_slow):
             if member.slow_since is not None:
-                member.capacity.reset()  # of the few that it was given meanwhile
+                member.capacity.reset()  # learned from the few requests that it got
             member.slow_since = None
         elif member.slow_since is None and slowdown >= pool_speed.SLOW:
             member.slow_since = now
@@ -252,22 +252,22 @@ class PoolMonitor:
             member.outlier = outlier.ejected(member.outlier, now, self._config.outliers)
 
     def _may_exclude(self, member: Member) -> bool:
-        """Whether one more may be set aside."""
+        """Whether one more engine may be excluded."""
         up = [m for m in self._members if m.health.state is State.UP]
-        shut = sum(m.is_blocked for m in up if m is not member)
-        return shut + 1 <= self._config.max_excluded * len(up)
+        blocked = sum(m.is_blocked for m in up if m is not member)
+        return blocked + 1 <= self._config.max_excluded * len(up)
 
     def _slow_start_weight(self, member: Member, now: float) -> float:
         since = now - member.returned_at
-        whole = self._config.slow_start_seconds
-        return 1.0 if since >= whole else max(MIN_SLOW_START_WEIGHT, since / whole)
+        full = self._config.slow_start_seconds
+        return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
 
 
 def _seconds(speed: SpeedEstimator, *, is_prefill: bool) -> float | None:
-    """Per token (prefill: per prompt token); None until it has been measured well once.
+    """Seconds per token (prefill: per prompt token); None until it has been reliable once.
 
-    The first few tokens after a start say little: one late turn of the event loop makes an engine
-    look several times too slow.
+    With the first few tokens after a start, one slow turn of the event loop makes an engine look
+    several times too slow.
     """
     if not speed.has_settled:
         return None

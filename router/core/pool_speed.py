@@ -1,4 +1,4 @@
-"""Is an engine slow? Its seconds per token against those that are usual in its pool."""
+"""How slow an engine is: its seconds per token relative to its pool's median."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -14,31 +14,32 @@ __all__ = [
 ]
 
 SLOW = 3.0
-"""From here on an engine gets only what it is expected to finish sooner than the others."""
+"""Slowdown from which an engine gets only requests that it would still finish first."""
 
 MIN_SLOWDOWN = 0.5
-"""No engine counts as more than twice as fast as usual: until its slots are known it would get
-more than it can serve."""
+"""No engine counts as more than twice as fast as the median: until its slots are known it would
+get more than it can serve."""
 
 RECOVERED = 1.5
-"""Below this a slow engine is slow no more: with next to no work it looks better than it is."""
+"""Slowdown below which an engine is no longer slow. Well below `SLOW`, because an engine with
+little work looks faster than it is."""
 
 SAME_SPEED = 1.25
-"""Up to here engines are the same: two that are have gaps some percent apart."""
+"""Slowdowns up to this factor count as 1: gaps of equal engines differ by some percent."""
 
 
 def pool_median(measured: Iterable[float]) -> float | None:
-    """The lower median: at least half of the engines are this fast, or None of none."""
+    """The lower median, so that at least half of the engines are this fast; None of nothing."""
     values = sorted(measured)
     return values[(len(values) - 1) // 2] if values else None
 
 
 NOISE_SECONDS = 0.002
-"""Between tokens; below it the way to the router is what is measured. It matters to tiny models."""
+"""Seconds between tokens below which network time dominates; matters for tiny models only."""
 
 
 def slowdown(measured: float | None, median: float | None, noise: float = NOISE_SECONDS) -> float:
-    """How many times slower than usual; 1 for what is about usual, or not known."""
+    """How many times slower than the median; 1 if about equal, or not known."""
     if measured is None or not median:
         return 1.0
     exact = (measured + noise) / (median + noise)
@@ -46,23 +47,23 @@ def slowdown(measured: float | None, median: float | None, noise: float = NOISE_
 
 
 MIXED_SHARE = 1 / 3
-"""When more than this share, and more than one, have been slow since they joined, they are a kind
-of their own, not outliers."""
+"""If more than this share of a pool, and more than one engine, has been slow since it joined, the
+pool is of mixed hardware and they are not outliers."""
 
-HABIT_WEIGHT = 0.01
-"""Of a tick in what is usual for an engine: half a minute."""
+AVERAGE_WEIGHT = 0.01
+"""Weight of one tick in the moving average: it spans half a minute."""
 
 
 class SlowdownHistory(NamedTuple):
-    """An engine's ratio as it usually is (a moving average), and the best that this has been."""
+    """Moving average of an engine's slowdown, and the lowest that the average has been."""
 
     slowdown: float
     best: float
 
 
 def updated_history(before: SlowdownHistory | None, slowdown_: float) -> SlowdownHistory:
-    """The habit after a tick with this ratio."""
+    """The history after a tick with this slowdown."""
     if before is None:
         return SlowdownHistory(slowdown_, slowdown_)
-    usually = before.slowdown + HABIT_WEIGHT * (slowdown_ - before.slowdown)
-    return SlowdownHistory(usually, min(before.best, usually))
+    average = before.slowdown + AVERAGE_WEIGHT * (slowdown_ - before.slowdown)
+    return SlowdownHistory(average, min(before.best, average))

@@ -1,8 +1,7 @@
-"""What several processes of one host know together: a table in memory that they share.
+"""Loads and speeds that the worker processes of one host share: a table in shared memory.
 
-A row is an endpoint, a column a process. Each process writes its own column only and reads them
-all, so nothing is locked and nothing is sent. A number is eight aligned bytes, which a processor
-writes in one go. It refuses to know where the memory comes from.
+A row is an endpoint, a column a process. Each process writes only its own column and reads all,
+so no lock is needed. A number is eight aligned bytes, which are written atomically.
 """
 
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ __all__ = ["SharedLoad", "SharedTable", "WorkerColumn"]
 
 BYTES = 8
 INTEGER_FIELDS = ("requests", "tokens", "pending", "open", "idle")
-"""Fields of a row that are whole numbers: the load, and connections to the engine."""
+"""Integer fields of a row: the load, and connections to the engine."""
 FLOAT_FIELDS = len(SpeedTotals._fields)
-"""Fields of a row that are not: what a pace shows."""
+"""Float fields of a row: the process's `SpeedTotals`."""
 
 
 class SharedTable:
@@ -34,42 +33,42 @@ class SharedTable:
 
     @staticmethod
     def size(columns: int, rows: int) -> int:
-        """Bytes of memory that it takes."""
+        """The table's size in bytes."""
         return columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 1) * BYTES
 
     def column(self, number: int) -> "WorkerColumn":
-        """The view of the process that writes column `number`."""
+        """The view of the process that writes column `number`, from 0 on."""
         return WorkerColumn(self, number)
 
     def clear(self, number: int) -> None:
-        """Forget a process that is gone: its requests went with it."""
+        """Zero the column of a process that has ended; its requests ended with it."""
         for numbers in (self._integers, self._floats, self._pids):
             for place in range(number, len(numbers), self.columns):
                 numbers[place] = 0
 
     def pids(self) -> list[int]:
-        """The processes that are there."""
+        """The process ids of the registered workers."""
         return [pid for pid in self._pids if pid]
 
     def register(self, number: int, pid: int) -> None:
-        """A process begins to write its column."""
+        """Register the process that writes column `number`."""
         self._pids[number] = pid
 
     def integers(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
-        """A whole number of a row, in all columns."""
+        """An integer field of a row, one entry per column."""
         first = (
             self._rows[endpoint] * len(INTEGER_FIELDS) + INTEGER_FIELDS.index(field)
         ) * self.columns
         return self._integers[first : first + self.columns]
 
     def floats(self, endpoint: Endpoint) -> "memoryview[float]":
-        """What the paces show of a row: field by field, each in all columns."""
+        """The speed totals of a row, field by field, each with one entry per column."""
         first = self._rows[endpoint] * FLOAT_FIELDS * self.columns
         return self._floats[first : first + FLOAT_FIELDS * self.columns]
 
 
 class WorkerColumn:
-    """One process's view of the board."""
+    """One process's view of the table."""
 
     def __init__(self, table: SharedTable, number: int) -> None:
         self.table = table
@@ -80,16 +79,16 @@ class WorkerColumn:
         return SharedLoad(self.table, endpoint, self.number)
 
     def speed(self, endpoint: Endpoint) -> "SharedSpeedTotals":
-        """Where this process shows how fast the endpoint is, and sees it of others."""
+        """Where this process publishes its speed totals of an endpoint and reads the others'."""
         return SharedSpeedTotals(self.table.floats(endpoint), self.table.columns, self.number)
 
     def set_connections(self, endpoint: Endpoint, is_open: int, idle: int) -> None:
-        """Note this process's connections to an endpoint."""
+        """Publish this process's connections to an endpoint."""
         self.table.integers(endpoint, "open")[self.number] = is_open
         self.table.integers(endpoint, "idle")[self.number] = idle
 
     def connections(self, endpoint: Endpoint) -> tuple[int, int]:
-        """All processes' connections to an endpoint: all of them, the idle ones among them."""
+        """All processes' connections to an endpoint: open, and of those idle."""
         table = self.table
         return sum(table.integers(endpoint, "open")), sum(table.integers(endpoint, "idle"))
 
@@ -130,7 +129,7 @@ class SharedLoad:
 
 
 class SharedSpeedTotals:
-    """What this process's pace shows of an endpoint, and what the other processes' paces do."""
+    """One process's speed totals of an endpoint, and those of the other processes."""
 
     def __init__(self, cells: "memoryview[float]", columns: int, mine: int) -> None:
         self._cells = cells
@@ -144,7 +143,7 @@ class SharedSpeedTotals:
             self._cells[place * self._columns + self._mine] = number
 
     def others(self) -> SpeedTotals:
-        """Of all others: what they counted since the last time, and what they have now."""
+        """The others' sums since the last call, and their current values."""
         total = SpeedTotals()
         for number, before in self._seen.items():
             now = self._of(number)

@@ -1,12 +1,12 @@
-"""How fast an engine really is: seconds per token, from the streams that are relayed.
+"""Estimates an engine's speed, in seconds per token, from the streams that are relayed.
 
-Counts are exact and kept in buckets of time, so that an outage shows at once and in full. A gap
-between tokens is measured for all sequences of an engine together: the seconds that they were
-open, first token to now, over the tokens that came. Nothing is timed per token.
+The gap between tokens is measured for all sequences of an engine together: the seconds that they
+were open after their first token, divided by the tokens that came, in buckets of 0.25 s. Nothing
+is timed per token, and an outage shows at once.
 
-What is counted on the relay's path are events of a stream. How many tokens an event carries
-(`--stream-interval`, speculative decoding, parsers that hold tokens back) is learned for each
-engine from what it says of its usage; a request for `n` answers counts as `n` sequences.
+The relay counts stream events. How many tokens an event carries (`--stream-interval`, speculative
+decoding, parsers that hold tokens back) is learned per engine (`calibration.py`). A request for `n`
+answers counts as `n` sequences.
 """
 
 import math
@@ -20,26 +20,27 @@ from router.core.speed_totals import SharedTotals, SpeedTotals
 __all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg"]
 
 TICK_SECONDS = 0.25
-"""One bucket."""
+"""Length of one bucket, and seconds between ticks."""
 
 FORGET_SECONDS = 60.0
-"""What is older is forgotten: nobody is slow for ever because nobody asks it."""
+"""Estimates expire after this long without measurements, or an engine once slow would get no
+requests for ever."""
 
 KEPT = 16
-"""Buckets that are looked at, at most: what is older says nothing of now."""
+"""Most buckets that an estimate uses."""
 
 FIRST = 4
-"""Buckets that are looked at, at least: a step that also prefills takes several times as long."""
+"""Fewest buckets that an estimate uses: a step that also prefills takes several times as long."""
 
 ENOUGH = 8
-"""Tokens that settle the matter."""
+"""Tokens that make an estimate reliable."""
 
 PROMPT_OVERHEAD = 64
-"""What a request costs beyond its prompt, in prompt tokens: a short prompt is not free."""
+"""Fixed cost of a prefill, in prompt tokens."""
 
 
 BEST_PREFILL_DRIFT = 1.0025
-"""A tick lets the best prefill speed fade by so much: by half in 70 s."""
+"""Factor per tick by which the best prefill time grows: it doubles in 70 s."""
 
 
 class _Bucket(NamedTuple):
@@ -50,7 +51,7 @@ class _Bucket(NamedTuple):
 
 
 class EventCounts(NamedTuple):
-    """What was counted of an endpoint since it joined."""
+    """Counts of an endpoint since it joined."""
 
     events: int = 0
     begun: int = 0
@@ -58,7 +59,7 @@ class EventCounts(NamedTuple):
 
 
 class TimedLeg(Protocol):
-    """An attempt at the endpoint, as `router.core.leg_timer.LegTimer` times it."""
+    """A leg, as `router.core.leg_timer.LegTimer` times it."""
 
     started: float
     work: int
@@ -66,9 +67,9 @@ class TimedLeg(Protocol):
 
 
 class SpeedEstimator:
-    """One endpoint's speed. `tokens` is counted up, event by event, by whoever relays them.
+    """One endpoint's speed. The relay adds to `tokens`, event by event.
 
-    With `shared` it is the speed that all processes of the host see together, from tick to tick.
+    With `shared`, the measurements of all worker processes are combined at each tick.
     """
 
     __slots__ = (
@@ -109,34 +110,33 @@ class SpeedEstimator:
         self.begun = 0
         """Streams begun since the last tick."""
         self.untracked = 0
-        """Legs since the last tick that say nothing before they are over: unary answers."""
+        """Unary legs since the last tick: their tokens are not seen as they come."""
         self.streams = 0
-        """Sequences of this process that have had their first token and not their last."""
+        """Sequences of this process between their first token and their last."""
         self.open = 0
-        """Sequences of this process that should give a token soon: streams and prefills."""
+        """Sequences of this process from which tokens are expected: streams and prefills."""
         self.is_settled = self.has_settled = False
-        """Whether the speed was measured over enough tokens and time, now, or ever since it
-        joined."""
+        """Whether the estimate is reliable now, or has been since the engine joined."""
         self.is_stalled = False
-        """Whether it is thought to have stopped, as the fleet judged last."""
+        """Whether the pool monitor considers it stalled."""
         self.last_token_at = 0.0
-        """When it last gave a token (to a tick)."""
+        """When it last produced a token, to the tick."""
         self.busy_since = 0.0
-        """When it was last asked for one while nothing was open there."""
+        """When it last got a request while nothing was open there."""
         self.per_token: float | None = None
-        """Seconds between two tokens of one stream; None until there were some."""
+        """Seconds between two tokens of one stream; None if not known."""
         self.gap_when_active = 0.0
-        """`per_token` when it spoke last: silence does not count in it."""
+        """`per_token` at the last tick with tokens: a stall does not count in it."""
         self.per_prompt_token: float | None = None
-        """Seconds to a first token per prompt token ahead of it, its own included."""
+        """Time to first token per prompt token to compute before it, its own included."""
         self.best_per_prompt_token: float | None = None
-        """The same when nothing queued, as far as that was seen."""
+        """The lowest recent `per_prompt_token`: the prefill speed without queueing."""
         self._first_seconds = 0.0
         self._whole_tokens = 0
         self._waiting: dict[TimedLeg, None] = {}
-        """Legs without a first token, in the order in which they were asked."""
+        """Legs without a first token, oldest first."""
         self._newest_begun = 0.0
-        """When the youngest of those that have had a first token was asked."""
+        """When the newest leg that has had its first token was sent."""
         self.calibration = Calibration()
         self._counted = EventCounts()
         self._stream_seconds = 0.0
@@ -150,12 +150,12 @@ class SpeedEstimator:
 
     @property
     def is_warm(self) -> bool:
-        """Whether it has ever been heard."""
+        """Whether it has produced any token since it joined."""
         return self.per_token is not None or self.per_prompt_token is not None
 
     @property
     def counted(self) -> EventCounts:
-        """Events, streams and unheard legs up to now; those of other processes up to a tick ago."""
+        """Counts up to now; those of other processes up to the last tick."""
         events, begun, untracked = self._counted
         return EventCounts(events + self.tokens, begun + self.begun, untracked + self.untracked)
 
@@ -171,11 +171,13 @@ class SpeedEstimator:
 
     @property
     def oldest_waiting(self) -> tuple[float, float] | None:
-        """Since when the request waits that has waited longest for its first token, of those that
-        no later one overtook, and the prompt tokens ahead of it then; None when none waits."""
+        """When the longest-waiting request was sent, and its pending prompt tokens then.
+
+        Requests overtaken by a later one do not count. None when none waits.
+        """
         mine = next(iter(self._waiting), None)
         since, work = self._others.waiting_since, self._others.waiting_work
-        if since < self._newest_begun:  # none waits there, or a later one was served here
+        if since < self._newest_begun:  # none waits there, or it was overtaken here
             since = 0.0
         if mine is not None and not 0 < since < mine.started:
             return mine.started, mine.work
@@ -187,14 +189,14 @@ class SpeedEstimator:
         return self.open + int(self._others.open)
 
     def on_request(self, leg: TimedLeg, now: float) -> None:
-        """A stream or a prefill was asked for."""
+        """A stream or a prefill was sent."""
         if self.all_open == 0:
             self.busy_since = now
         self.open += leg.sequences
         self._waiting[leg] = None
 
     def on_first_token(self, leg: TimedLeg, now: float) -> None:
-        """Its first token came, or its whole answer."""
+        """The leg's first token came, or its whole answer."""
         self.last_token_at = now
         self._waiting.pop(leg, None)
         self._newest_begun = max(self._newest_begun, leg.started)
@@ -203,14 +205,14 @@ class SpeedEstimator:
             self._prompt_seconds += max(0.0, now - leg.started)
 
     def on_stream_start(self, leg: TimedLeg, now: float) -> None:
-        """A stream goes on behind its first token."""
+        """The leg is a stream and has had its first token."""
         self._pass(now)
         self.begun += 1
         self._first_seconds += max(0.0, now - leg.started)
         self.streams += leg.sequences
 
     def on_end(self, leg: TimedLeg, now: float, *, was_stream: bool) -> None:
-        """What was asked for is over, however it ended; `was_stream`: after its first token."""
+        """The leg is over, however it ended; `was_stream`: after its first token."""
         self._pass(now)
         self._waiting.pop(leg, None)
         self.open -= leg.sequences
@@ -218,7 +220,7 @@ class SpeedEstimator:
             self.streams -= leg.sequences
 
     def on_resume(self, leg: TimedLeg, now: float) -> None:
-        """A stream whose timing was paused counts again; the engine has said nothing by that."""
+        """A paused stream counts again; that is no sign of life of the engine."""
         self._pass(now)
         if self.all_open == 0:
             self.busy_since = now
@@ -226,12 +228,12 @@ class SpeedEstimator:
         self.streams += leg.sequences
 
     def on_unary_answer(self, tokens: int, seconds: float) -> None:
-        """An answer that was no stream took this long to be computed."""
+        """A unary answer of `tokens` took `seconds` of sequence time."""
         self._whole_tokens += tokens
         self._stream_seconds += seconds
 
     def sync(self, now: float) -> None:
-        """Show the others what was counted since the last tick, and count theirs in."""
+        """Publish this process's counts since the last tick, and add the others'."""
         self._pass(now)
         if self._shared is None:
             return
@@ -273,15 +275,15 @@ class SpeedEstimator:
         self._newest_begun = max(self._newest_begun, others.newest_begun)
 
     def ignore_stream_time(self) -> None:
-        """The seconds since the last tick say nothing of this engine; call it after `sync`."""
+        """Do not count the stream seconds since the last tick. Call it after `sync`."""
         self._stream_seconds = 0.0
 
     def tick(self, now: float) -> None:
-        """Close a bucket and look at the newest ones."""
+        """Close a bucket and update the estimates."""
         self._pass(now)
         tokens = self.tokens * self.calibration.tokens_per_event + self._whole_tokens
-        has_spoken = tokens > 0
-        if has_spoken:
+        has_tokens = tokens > 0
+        if has_tokens:
             self.last_token_at = now
         if tokens or self._prompt_work or self.all_streams:
             self._measured_at = now
@@ -298,25 +300,25 @@ class SpeedEstimator:
         self._stream_seconds = self._first_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
-        # A whole answer is measured well by itself.
+        # A unary answer of enough tokens is reliable by itself.
         self.has_settled = self.has_settled or self.is_settled or has_whole
-        if has_spoken:
+        if has_tokens:
             self.gap_when_active = self.per_token or 0.0
 
     def reset(self) -> None:
-        """It may be another engine by now: one that has restarted is cold."""
+        """Forget the estimates: the engine was restarted or replaced."""
         self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
         self.has_settled = False
         self.calibration.reset()
         self._buckets.clear()
 
     def _pass(self, now: float) -> None:
-        """Count the stream seconds up to now; a clock that went back counts none."""
+        """Count the stream seconds up to now, none if the clock went back."""
         self._stream_seconds += self.streams * max(0.0, now - self._at)
         self._at = now
 
     def _drop_overtaken(self) -> None:
-        """A request that later ones overtook waits for something of its own, not in the queue."""
+        """A request that was overtaken waits for something else than a slot."""
         waiting = self._waiting
         while waiting and (first := next(iter(waiting))).started < self._newest_begun:
             del waiting[first]
@@ -348,7 +350,7 @@ class SpeedEstimator:
                 measured = seconds / tokens
                 weight = min(1.0, tokens / ENOUGH) if self.per_token is not None else 1.0
                 self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
-        elif seconds and self.all_streams:  # not one: it takes at least as long as they waited
+        elif seconds and self.all_streams:  # none came: the gap is at least the time since
             self.per_token = max(self.per_token or 0.0, seconds / self.all_streams)
         if work:
             self.per_prompt_token = prompt_seconds / work

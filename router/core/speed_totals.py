@@ -1,7 +1,7 @@
-"""What the processes of one host tell each other of an endpoint's speed, and where they do.
+"""The speed measurements of an endpoint that the worker processes of one host share.
 
-Each shows sums since it began and what it has now; what the others added since the last look is
-the difference. `core/shared_table.py` keeps them in shared memory.
+Each publishes sums since its start and current values; the difference between two readings is what
+was added. `core/shared_table.py` keeps them in shared memory.
 """
 
 from typing import NamedTuple, Protocol
@@ -10,10 +10,10 @@ __all__ = ["SharedTotals", "SpeedTotals"]
 
 
 class SpeedTotals(NamedTuple):
-    """What a process shows the others of an endpoint: sums since it began, and what it has now."""
+    """One process's sums since its start, and its current values, for an endpoint."""
 
     tokens: float = 0.0
-    """Events of streams behind their first tokens."""
+    """Stream events after the first token."""
     whole_tokens: float = 0.0
     begun: float = 0.0
     first_seconds: float = 0.0
@@ -26,18 +26,18 @@ class SpeedTotals(NamedTuple):
     last_token_at: float = 0.0
     busy_since: float = 0.0
     waiting_since: float = 0.0
-    """0: none waits."""
+    """When the longest-waiting request was sent; 0: none waits."""
     waiting_work: float = 0.0
     newest_begun: float = 0.0
-    """When the youngest request that has had a first token was asked."""
+    """When the newest request that has had its first token was sent."""
 
     def plus(self, other: "SpeedTotals") -> "SpeedTotals":
-        """Both together."""
+        """The sum of both."""
         sums = (one + more for one, more in zip(self, other, strict=True))
         return SpeedTotals(*sums).with_moments_of(self, other)
 
     def since(self, before: "SpeedTotals") -> "SpeedTotals":
-        """What was added after `before`; a process that has started anew added nothing yet."""
+        """What was added after `before`; not negative, although a restarted process begins at 0."""
         added = (max(0.0, now - was) for now, was in zip(self, before, strict=True))
         return (
             SpeedTotals(*added)
@@ -46,7 +46,7 @@ class SpeedTotals(NamedTuple):
         )
 
     def with_moments_of(self, one: "SpeedTotals", other: "SpeedTotals") -> "SpeedTotals":
-        """This, with the moments of two others: the latest ones, and the longest wait."""
+        """This, with the times of two others: the latest ones, and the longest wait."""
         waits = [totals for totals in (one, other) if totals.waiting_since]
         longest = min(waits, key=lambda totals: totals.waiting_since, default=NOTHING)
         return self._replace(
@@ -62,10 +62,10 @@ NOTHING = SpeedTotals()
 
 
 class SharedTotals(Protocol):
-    """Where a process shows what it counted, and finds what the others did."""
+    """Publishes a process's totals, and reads those of the others."""
 
     def publish(self, totals: SpeedTotals) -> None:
-        """Show all that has been counted so far."""
+        """Publish the sums since this process's start."""
 
     def others(self) -> SpeedTotals:
-        """What all others have counted since the last time."""
+        """What all others have added since the last call."""

@@ -1,11 +1,11 @@
-"""What an engine says that an answer took: its usage, by its bytes."""
+"""Reads the generated tokens out of an answer's `usage`, without parsing the answer."""
 
 import re
 
 __all__ = ["TAIL_BYTES", "generated_tokens"]
 
 TAIL_BYTES = 2048
-"""Bytes at the end of an answer that hold its usage, with every detail that vLLM adds."""
+"""Bytes at the end of an answer that are searched: more than vLLM's longest usage object."""
 
 _GENERATED = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 

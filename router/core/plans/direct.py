@@ -1,4 +1,4 @@
-"""direct: the client's own request to one decode engine, or to the next one if that is safe."""
+"""direct: the client's own request on a decode engine, retried on another where that is safe."""
 
 from collections.abc import Generator
 from typing import Any
@@ -26,11 +26,10 @@ def direct(facts: Facts) -> Plan:
 
 
 def decode_directly(facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS) -> Plan:
-    """Lease a decode engine that computes the prompt, send it the client's body; move on while
-    that is safe.
+    """Lease a decode engine, send it the client's body; retry on others where that is safe.
 
-    Those in `tried` have failed this request before: they are not asked again, and count. Raises
-    NoEngine when there is none at all.
+    Engines in `tried` have failed this request: they are excluded and count as attempts. Raises
+    NoEngine when there is none.
     """
     endpoint = yield Lease(Role.DECODE, tried)
     yield from decode_directly_on(facts, endpoint, tried)
@@ -39,7 +38,7 @@ def decode_directly(facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS) -> 
 def decode_directly_on(
     facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NO_ENDPOINTS
 ) -> Plan:
-    """The same, beginning with an engine that is leased."""
+    """The same, beginning with a leased engine."""
     replay = may_replay(facts)
     while True:
         outcome = yield Stream(endpoint, facts.path, facts.raw, keep=BUSY, replay=replay)
@@ -58,7 +57,7 @@ def decode_directly_on(
 def release_and_lease_other(
     endpoint: Endpoint, tried: frozenset[Endpoint], outcome: Outcome, *, computes: bool = True
 ) -> Generator[Step, Any, Endpoint | None]:
-    """Give an endpoint back and lease another one; None when there is no other."""
+    """Release an endpoint and lease another one; None when there is no other."""
     yield Release(endpoint)
     try:
         other = yield Lease(endpoint.role, tried, computes)
@@ -69,7 +68,7 @@ def release_and_lease_other(
 
 
 def finish_with(outcome: Outcome) -> Plan:
-    """Give the client the engine's own answer, or raise what its failure means."""
+    """Send the engine's own answer to the client, or raise the error of its failure."""
     if not isinstance(outcome, Reply):
         raise error_of(outcome)
     yield Send(outcome)

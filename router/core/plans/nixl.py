@@ -3,10 +3,10 @@
 The protocol is vLLM's NixlConnector in pull mode (tests/v1/kv_connector/nixl_integration/
 toy_proxy_server.py, 0.11 to 0.33). What this file guards:
 
-- The reference is opaque and goes on byte for byte: keys and types differ by version.
+- The KV reference is opaque and forwarded byte for byte: keys and types differ by version.
 - It is used once. The decode engine's read frees the prefill engine's blocks, so a second use can
   read another request's cache (vllm#52234). Only a refused connection proves that it was not used.
-- A failed KV load is not the client's business: prefill again once, then decode plainly.
+- A failed KV load is hidden from the client: prefill again once, then decode directly.
 """
 
 from collections.abc import Generator
@@ -39,8 +39,7 @@ ASK = {
 pull_scheduler.py); the rest is what every vLLM proxy sends."""
 
 PREFILLS = 2
-"""A failed decode is worth one more prefill; a second failure is no chance, and the decode engine
-can compute the prompt itself."""
+"""Prefills per request, at most; after two failed decodes the decode engine computes the prompt."""
 
 LOAD_FAILED = frozenset({500})
 """The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
@@ -49,8 +48,8 @@ LOAD_FAILED = frozenset({500})
 def nixl(facts: Facts) -> Plan:
     """Prefill remotely, then lease a decode engine, which decodes with the reference.
 
-    A prefill may take minutes: a decode engine leased before it would be chosen by what was true
-    then, and count as busy meanwhile. That there is one at all is checked before.
+    A prefill may take minutes: a decode engine leased before it would be chosen by old data, and
+    count as busy meanwhile. Before the prefill it is only checked that there is one.
     """
     tried: frozenset[Endpoint] = frozenset()
     yield Check(Role.DECODE)
@@ -70,7 +69,7 @@ def nixl(facts: Facts) -> Plan:
         try:
             yield Check(Role.DECODE, tried)
         except NoEngine:
-            if _is_load_failure(outcome):  # not a word that a client could do something with
+            if _is_load_failure(outcome):  # its message is of no use to the client
                 raise
             yield from finish_with(outcome)
             return
@@ -87,14 +86,14 @@ def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
 
 
 def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
-    """The KV reference in a prefill reply; None, and counted, when there is none to use."""
+    """The KV reference in a prefill reply; None, with a fallback event, when there is none."""
     if reply is None:
         return None
     try:
         reference = member(reply.body, KV_KEY)
     except ValueError:
         reference = None
-    # Partial or empty parameters kill vLLM's decode engine: what is no object is not passed on.
+    # Partial or empty parameters crash vLLM's decode engine: only objects are forwarded.
     if reference is None or not reference.startswith(b"{") or reference[1:].lstrip() == b"}":
         yield FellBack(Role.PREFILL, "no_kv_params")
         return None
@@ -106,9 +105,9 @@ def _decode(
 ) -> Generator[Step, Any, tuple[frozenset[Endpoint], Outcome | None]]:
     """Lease a decode engine and send it the client's own body with the reference.
 
-    A refused connection leaves the reference unused, so it goes to another engine as it is. None
-    is returned once the client has its answer; an outcome when another prefill can mend it, and
-    then nothing is leased. Raises NoEngine when all decode engines went away during the prefill.
+    After a refused connection the reference is unused and goes to another engine. Returns the tried
+    engines and None once the client has its answer, or an outcome that needs another prefill; then
+    nothing is leased. Raises NoEngine when all decode engines went down during the prefill.
     """
     body = with_member(facts.raw, KV_KEY, reference)
     decode = yield Lease(Role.DECODE, tried, computes=False)
