@@ -109,8 +109,9 @@ class Settings(BaseSettings):
     )
     stall_timeout: SecondsOrZero = Field(
         2.0,
-        description="Seconds without a token, on an engine with open streams, that set it aside "
-        "for new requests until it speaks again; 0: never. At least 20 times the usual gap.",
+        description="Seconds without a token, on an engine with open streams, after which it gets "
+        "no new requests until it produces tokens again; 0: never. At least 20 times its gap "
+        "between tokens.",
     )
     outlier_consecutive_failures: Whole = Field(
         5,

@@ -247,7 +247,7 @@ class ClientProtocol(HttpToolsProtocol):
                 super().on_message_complete()
 
     def close(self) -> None:
-        """Close when the client has read all, or has stopped to read."""
+        """Close when the client has read all, or has stopped reading."""
         self.transport.close()
         if self.transport.get_write_buffer_size() and self._stall_timer is None:
             self._arm_stall_timer()

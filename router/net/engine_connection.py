@@ -1,7 +1,7 @@
 """One keep-alive HTTP/1.1 connection to an engine, as an asyncio protocol.
 
 It parses answers and hands them to a sink: the head, then one piece of body per read, then the
-end. It does not know what is done with them, and decides nothing about retries.
+end. Retries are decided elsewhere.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class Sink(Protocol):
     def on_chunk(self, chunk: bytes, size: int) -> bool:
         """One whole chunk of a chunked body has arrived, `size` bytes in its framing.
 
-        True: it was taken as it stands. False: it must come by `on_data`.
+        True: it was taken as it is. False: it is passed to `on_data` instead.
         """
 
     def on_end(self) -> None:
@@ -94,7 +94,7 @@ class EngineConnection(asyncio.Protocol):
     # What the relay calls.
 
     def start(self, head: bytes, body: bytes, sink: Sink) -> None:
-        """Send a request; its answer goes to `sink`, even if the connection has just closed."""
+        """Send a request; its answer, or the loss of a closed connection, goes to `sink`."""
         self._sink = sink
         self._has_head = self._complete = self._excess = self._between_chunks = False
         self._broken = None
@@ -104,23 +104,23 @@ class EngineConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     def abort(self) -> None:
-        """Close at once, which tells the engine to stop; the sink hears nothing more."""
+        """Close at once, which makes the engine stop; the sink gets no further calls."""
         self._sink = None
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        """Let the kernel's buffers, and then the engine, wait for a slow client."""
+        """Stop reading: the kernel's buffers fill up, and the engine waits for a slow client."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take up reading again."""
+        """Read again."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
     @property
     def is_closing(self) -> bool:
-        """Whether the connection is of no more use."""
+        """Whether the connection is closed or closing."""
         return self._transport.is_closing()
 
     # What the event loop calls.
@@ -132,11 +132,11 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse one read and pass on what it held."""
         sink = self._sink
-        if sink is None:  # an engine speaks only when asked; what else it says is no answer
+        if sink is None:  # data without a request
             self._transport.abort()
             return
-        # Most reads of a stream are one whole chunk. With the size written as uvicorn does, and as
-        # the client's side would, it can go around the parser, which waits for just such a chunk.
+        # Most reads of a stream are one whole chunk. With its size written as uvicorn does, it can
+        # bypass the parser, which is between two chunks, and go to the client as it is.
         if self._between_chunks:
             end = data.find(b"\r\n", 0, 8)
             size = len(data) - end - 4
@@ -167,7 +167,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the sink, if it still waits."""
         self._owner.forget(self)
-        self._parser = None  # it knows this object: a cycle would wait for the garbage collector
+        self._parser = None  # a reference cycle, which would wait for the garbage collector
         if self._sink is None:
             return
         if self._has_head and self._until_close and exc is None:
@@ -181,7 +181,7 @@ class EngineConnection(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        """An answer begins; behind a complete one it was never asked for, and is not read."""
+        """An answer begins; one without a request is not read."""
         self._excess = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Notices answers that have gone silent, with one timer for all of them.
+"""Idle time-outs for engines' answers, with one timer for all of them.
 
-A timer per stream costs a few microseconds per request; a sweep over two thousand streams costs
-less than a millisecond, once in a while.
+A timer per stream costs a few microseconds per request; a sweep over two thousand streams takes
+less than a millisecond, once a second.
 """
 
 import asyncio
@@ -10,18 +10,18 @@ from typing import Protocol
 __all__ = ["IdleTimeoutSweep", "Watched"]
 
 SWEEP_SECONDS = 1.0
-"""Time-outs are tens of seconds; a second late is no matter."""
+"""Time-outs are tens of seconds; a delay of one does not matter."""
 
 
 class Watched(Protocol):
-    """Something that may wait too long."""
+    """Something with an idle time-out."""
 
     def check_idle(self, now: float) -> None:
-        """Give up if it has waited too long. `now` is the event loop's clock."""
+        """Fail if it has been idle for too long. `now` is the event loop's clock."""
 
 
 class IdleTimeoutSweep:
-    """Sweeps over what is watched, while there is anything to watch."""
+    """Calls `check_idle` of all that is watched, about once a second."""
 
     def __init__(self, shortest_seconds: float) -> None:
         self._interval = min(SWEEP_SECONDS, shortest_seconds / 4)
@@ -34,7 +34,7 @@ class IdleTimeoutSweep:
         self._arm()
 
     def forget(self, one: Watched) -> None:
-        """Check it no more; doing it again changes nothing."""
+        """Stop checking it. Idempotent."""
         self._watched.discard(one)
 
     def close(self) -> None:
@@ -46,12 +46,12 @@ class IdleTimeoutSweep:
         self._disarm()
         now = asyncio.get_running_loop().time()
         for one in list(self._watched):
-            one.check_idle(now)  # what is given up on may begin elsewhere, and be watched there
+            one.check_idle(now)  # it may be retried, and watched again
         if self._watched:
             self._arm()
 
     def _arm(self) -> None:
-        """There is at most one timer: two would each arm the next for ever."""
+        """Arm the timer unless it is armed: two would each arm the next for ever."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._interval, self._sweep)
 

@@ -37,8 +37,8 @@ from router.net.idle_sweep import IdleTimeoutSweep
 __all__ = ["Collector", "Relay"]
 
 MAX_REPLY_BYTES = 256 << 20
-"""The largest reply that is read into memory; more is an engine out of its mind. A unary reply
-with logprobs for 100k tokens stays under a third of it."""
+"""The largest reply that is read into memory; a larger one is treated as an engine fault. A
+unary reply with logprobs for 100k tokens stays under a third of it."""
 
 
 CATCH_UP_SWEEPS = 2
@@ -138,7 +138,7 @@ class Collector:
         self._settle(Reply(self._reply.status, self._reply.headers, b"".join(self._parts)))
 
     def check_idle(self, now: float) -> None:
-        """Leave an engine that is late, or that has stopped to answer anybody."""
+        """Leave an engine that is late, or that has stalled."""
         if now >= self._deadline:
             text = f"The engine at {self._endpoint.url} did not reply in time."
             self._give_up(Failure(FailureKind.TIMEOUT, text))

@@ -1,10 +1,10 @@
-"""Asks every engine, over and over: are you there, what do you serve, how loaded are you.
+"""Probes /health and /v1/models of every engine, and scrapes its /metrics.
 
-A probe connects anew: an engine that shuts down stops to listen first, and answers on old
-connections for as long as its streams last (vLLM with --shutdown-timeout).
+Each probe uses a new connection: an engine that shuts down stops listening first, and still answers
+on old connections while its streams last (vLLM with --shutdown-timeout).
 
-Each engine has its own two loops with jitter, so that a slow one delays nobody and a hundred are
-not asked in the same millisecond. Results leave as events; nothing is decided here.
+Each engine has two loops of its own, with jitter, so that a slow engine delays no other. Results
+leave as events; nothing is decided here.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ __all__ = ["Prober"]
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 16 << 20
-"""vLLM's /metrics has 50 kB; an engine that sends more than this is not read to its end."""
+"""Largest answer that is read; vLLM's /metrics has 50 kB."""
 
 
 class Prober:
@@ -59,10 +59,10 @@ class Prober:
         self._rng = rng
         self._tasks = tasks
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
-        """One that connects anew for each probe, one that keeps its connections for scrapes."""
+        """One with a new connection for each probe, one that keeps connections for scrapes."""
 
     async def probe_all(self) -> None:
-        """Ask every engine once, all at the same time, for the time of one probe at most."""
+        """Probe all engines once, concurrently, within the time-out of one probe."""
         self._open()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_seconds):
@@ -79,7 +79,7 @@ class Prober:
             self._sessions = self._make_sessions()
 
     def start(self) -> None:
-        """Ask for ever, from one interval after `probe_all` on."""
+        """Start the loops; the first probes follow after one interval."""
         self._open()
         for member in self._fleet:
             url = member.endpoint.url
@@ -120,8 +120,8 @@ class Prober:
         assert self._sessions is not None
         _, kept = self._sessions
         status, text = await self._get(kept, endpoint, "/metrics")
-        # The engine counted somewhere between: taking the larger count of our own never invents
-        # a request that others put there.
+        # The gauges are from some moment between: with the larger own count, no own request is
+        # taken for another client's.
         own = max(before, self._fleet.ledger.in_flight(endpoint))
         gauges: Gauges | None = exposition.read(text) if status == 200 else None
         self._observe(Scraped(endpoint, gauges, own))

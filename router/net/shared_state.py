@@ -1,8 +1,8 @@
-"""What the worker processes of one host share: the board, and news of the engines.
+"""The state that the worker processes of one host share: the table, and events of engines.
 
-Made by the parent before it forks, so that a worker that is started anew finds the same. News go
-through sockets that have no name: only these processes can write to them. A worker too busy to
-listen misses some, which the next probe makes good.
+Created by the parent before it forks, so that a restarted worker has the same. Events go through
+unnamed sockets, to which only these processes can write. A worker that is too busy to read misses
+some, and learns of the change from the next probe.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ __all__ = ["SharedState", "WorkerBus", "WorkerContext"]
 log = logging.getLogger(__name__)
 
 BUFFER_BYTES = 512 << 10
-"""For news that wait; the kernel's limit (net.core.wmem_max) may leave less of it."""
+"""Size of a socket's send buffer; the kernel may cap it (net.core.wmem_max)."""
 
 
 class SharedState:
-    """All workers' common ground."""
+    """The state shared by all workers, owned by their parent."""
 
     def __init__(self, workers: int, endpoints: Sequence[Endpoint]) -> None:
         self.workers = workers
@@ -44,7 +44,7 @@ class SharedState:
             outbox.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
     def join(self, number: int, pid: int) -> "WorkerContext":
-        """A worker's part, from 0 on; called in that worker."""
+        """The context of worker `number`, from 0 on; call it in that worker."""
         self.table.register(number, pid)
         others = [outbox for place, (_, outbox) in enumerate(self._pairs) if place != number]
         return WorkerContext(
@@ -52,18 +52,18 @@ class SharedState:
         )
 
     def worker_left(self, number: int) -> None:
-        """A worker is gone, and its requests with it."""
+        """A worker has ended, and its requests with it."""
         self.table.clear(number)
 
     def close(self) -> None:
-        """Nobody will be told anything any more."""
+        """Close the sockets."""
         for inbox, outbox in self._pairs:
             inbox.close()
             outbox.close()
 
 
 class WorkerContext:
-    """One worker's part of the crew."""
+    """One worker's access to the shared state."""
 
     def __init__(self, number: int, column: WorkerColumn, bus: "WorkerBus") -> None:
         self.number = number
@@ -72,19 +72,19 @@ class WorkerContext:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the one that probes engines, for all of them."""
+        """Whether this worker probes the engines, for all workers."""
         return self.number == 0
 
 
 class WorkerBus:
-    """Tells the other workers what this one learned, and hears them."""
+    """Sends events to the other workers, and receives theirs."""
 
     def __init__(self, inbox: socket.socket, others: Sequence[socket.socket]) -> None:
         self._inbox = inbox
         self._others = others
 
     def observe(self, event: Event) -> None:
-        """Pass on what the others want to know of what happened."""
+        """Publish the events that matter to other workers."""
         match event:
             case Probed() | Scraped():
                 self.publish(event)
@@ -92,14 +92,14 @@ class WorkerBus:
                 self.publish(event)
 
     def publish(self, event: SharedEvent) -> None:
-        """Tell all others; who cannot listen now misses it."""
+        """Send an event to all others; those whose buffers are full miss it."""
         data = zlib.compress(pickle.dumps(event), 1)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(data)
 
     def subscribe(self, handler: Callable[[SharedEvent], None]) -> None:
-        """Hand to `handler` what the others tell, until `close`. Needs a running event loop."""
+        """Pass the others' events to `handler`, until `close`. Needs a running event loop."""
 
         def readable() -> None:
             with contextlib.suppress(BlockingIOError):
@@ -109,5 +109,5 @@ class WorkerBus:
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), readable)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop receiving."""
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())

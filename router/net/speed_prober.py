@@ -1,6 +1,6 @@
-"""Asks engines that get no users' requests for a few tokens: have you recovered?
+"""Makes speed probes: tiny generations on excluded engines, to see whether they have recovered.
 
-Which ones, for what and how long is decided in `core/probing.py`.
+Which engines are probed, and how, is decided in `core/probing.py`.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ JITTER = 0.2
 
 
 class SpeedProber:
-    """Probes those that need it every `seconds` or so, one at a time each; 0: never.
+    """Probes each engine that needs it about every `seconds`; 0: never.
 
-    `speed_roles` are those whose policy spares slow engines.
+    `speed_roles`: the roles whose policy avoids slow engines.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SpeedProber:
         self._tasks = tasks
 
     def start(self) -> None:
-        """Begin."""
+        """Start the loops."""
         if self._seconds:
             for member in self._fleet:
                 url = member.endpoint.url
@@ -65,7 +65,7 @@ class SpeedProber:
                 self._count(member.endpoint, await self._probe(member))
 
     async def _probe(self, member: Member) -> str:
-        """How it ended: ok, failed or timeout."""
+        """Probe once; returns ok, failed or timeout."""
         pool = self._pools[member.endpoint]
         connection = pool.take(replay=False) or await pool.connect()
         if isinstance(connection, Failure):
@@ -106,22 +106,22 @@ class _Sink:
     def __init__(self, leg: LegTimer) -> None:
         self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.is_over = False
-        """Whether the connection is out of our hands."""
+        """Whether the connection is back in its pool, or closed."""
         self._leg = leg
         self._events = 0
         self._end = b""
         self._is_good = False
 
     def on_head(self, status: int, _headers: HeaderList) -> None:
-        """An error measures nothing."""
+        """Errors are not measured."""
         self._is_good = status == 200
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
-        """It comes by on_data."""
+        """Refuse it, so that it comes by `on_data`."""
         return False
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """Events: the first one starts the clock. That of the usage is no token."""
+        """Count events with tokens, not usage and [DONE]; the first is the first token."""
         if not self._is_good:
             return
         self._end = self._end[-usage.TAIL_BYTES :] + data
@@ -134,13 +134,13 @@ class _Sink:
         self._leg.speed.tokens += events
 
     def on_end(self) -> None:
-        """All tokens came."""
+        """The answer is complete."""
         if self._is_good and (tokens := usage.generated_tokens(self._end)):
             self._leg.calibrate(tokens, self._events)
         self._finish("ok" if self._is_good else "failed")
 
     def on_lost(self, _failure: Failure) -> None:
-        """They did not."""
+        """The answer broke off."""
         self._finish("failed")
 
     def _finish(self, outcome: str) -> None:

@@ -1,7 +1,6 @@
-"""Spreads work that comes all at once over turns of the event loop.
+"""Limits how many requests start in one turn of the event loop.
 
-Two thousand requests that arrive together would be begun in one turn, and every stream would stand
-still for a tenth of a second; then their engine connections would all come in another.
+Starting two thousand requests that arrive together takes 0.1 s, in which no stream would move.
 """
 
 import asyncio
@@ -12,20 +11,20 @@ __all__ = ["StartLimiter"]
 
 
 class StartLimiter:
-    """Does `most` pieces of work at once, and so many in each turn of those that come beyond that,
-    first come first served, until `refill` says that time has passed.
+    """Runs up to `limit` pieces of work at once, and of the rest as many per turn, in order.
 
-    To count anew in each turn would take a callback, and with it a system call, per turn.
+    `refill` restores the limit; call it a hundred times a second. (Counting per turn would take a
+    callback, and so a system call, in each turn.)
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._left = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._left = limit
         self._waiting: deque[Callable[[], None]] = deque()
         self._is_due = False
 
     def submit(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-        """Do it now or soon."""
+        """Run it now or in one of the next turns."""
         if self._left:
             self._left -= 1
             work()
@@ -34,9 +33,9 @@ class StartLimiter:
             self._go_on(loop)
 
     def refill(self) -> None:
-        """What comes next is done at once again, unless somebody waits."""
+        """Restore the limit, unless work is waiting."""
         if not self._waiting:
-            self._left = self._most
+            self._left = self._limit
 
     def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._is_due:
@@ -47,7 +46,7 @@ class StartLimiter:
         self._is_due = False
         waiting = self._waiting
         try:
-            for _ in range(min(len(waiting), self._most)):
+            for _ in range(min(len(waiting), self._limit)):
                 waiting.popleft()()
         finally:
             if waiting:

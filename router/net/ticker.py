@@ -1,4 +1,4 @@
-"""Tells the fleet four times a second that time passes, and the log what that led to."""
+"""Ticks the fleet four times a second, and logs changes of exclusions."""
 
 import asyncio
 import logging
@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 async def tick_for_ever(
     fleet: Fleet, publish: Callable[[Ejected], None], *, is_leader: bool = True
 ) -> None:
-    """Until it is cancelled. `publish` hears of ejections; of several processes one leads, and logs
-    what all of them see."""
+    """Run until cancelled. Ejections are passed to `publish`; only the leader of several workers
+    logs."""
     known = [member.exclusion for member in fleet]
     while True:
         await asyncio.sleep(TICK_SECONDS)
@@ -41,13 +41,13 @@ def _publish_ejection(member: Member, publish: Callable[[Ejected], None]) -> Non
 def _log(fleet: Fleet, member: Member) -> None:
     endpoint, exclusion = member.endpoint, member.exclusion
     if exclusion is None:
-        log.info("%s %s is no longer set aside", endpoint.role, endpoint.url)
+        log.info("%s %s is no longer excluded", endpoint.role, endpoint.url)
     elif exclusion is Exclusion.SLOW:
-        times = f"{member.view.slowdown:.1f}"
-        usual = 1000 * (fleet.pool_median(endpoint.role) or 0.0)
+        slowdown = f"{member.view.slowdown:.1f}"
+        median = 1000 * (fleet.pool_median(endpoint.role) or 0.0)
         log.warning(
             "%s %s is slow: %s times the pool's %.3g ms per token",
-            *(endpoint.role, endpoint.url, times, usual),
+            *(endpoint.role, endpoint.url, slowdown, median),
         )
     else:
         log.warning("%s %s is %s: it gets nothing new", endpoint.role, endpoint.url, exclusion)

@@ -1,7 +1,7 @@
-"""What has happened, told to metrics and logs a moment later and many at a time.
+"""Buffers events for metrics and logs, which handle them in batches.
 
-Counting and writing down one request between two system calls costs three times what it costs in
-a row with others: by then nothing of that code is in the processor's caches.
+Handling the events of one request between two system calls costs three times as much as in a batch,
+because the code has left the processor's caches by then.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ from router.core.events import Event
 __all__ = ["EventBuffer"]
 
 SECONDS = 0.05
-"""How late an event may be told: less than anybody looks."""
+"""Longest delay of an event."""
 
 MOST = 128
-"""Events told at a time: about 3 ms, in which no stream moves."""
+"""Largest batch: about 3 ms, in which no stream moves."""
 
 
 class EventBuffer:
-    """Events on their way to `listeners`, in order; `flush` tells what is left at once."""
+    """Passes events to `listeners`, in order."""
 
     def __init__(self, listeners: Sequence[Callable[[Event], None]]) -> None:
         self._listeners = listeners
@@ -27,7 +27,7 @@ class EventBuffer:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, event: Event) -> None:
-        """Keep an event. Needs a running event loop."""
+        """Add an event. Needs a running event loop."""
         self._events.append(event)
         if len(self._events) >= MOST:
             self.flush()
@@ -35,7 +35,7 @@ class EventBuffer:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Tell everything that is kept."""
+        """Pass all buffered events on now."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -37,27 +37,27 @@ __all__ = ["Connections", "Metrics", "WorkerGroup"]
 Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
 """Endpoint, open connections, idle ones among them."""
 
-# TTFT: 10 ms is a warm small model on loopback, 120 s a queue that nobody waits out.
+# TTFT: 10 ms is a warm small model on loopback, 120 s a hopeless queue.
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKEN_BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-# 20 ms is what streams should never wait for; 1 ms what timers are late by themselves.
+# Streams should never wait 20 ms; timers alone are up to 1 ms late.
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """Several processes that answer for each other: where they count, and which they are."""
+    """The workers whose metrics are exported together: their files and process ids."""
 
     folder: Path
     number: int
-    """This one's, from 0 on. One that is started anew goes on with the counts of the last."""
+    """This worker's number, from 0 on. A restarted one continues its predecessor's counts."""
     pids: Callable[[], Iterable[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The children that requests of one kind count on: looking them up costs more than counting."""
+    """The metric children of requests of one kind; looking them up costs more than counting."""
 
     mode: str
     requests: Counter
@@ -66,19 +66,19 @@ class _Known:
 
 
 class Metrics:
-    """The router's metrics in a registry of their own, those of all its processes together."""
+    """The router's metrics, in a registry of their own; with `group`, of all workers together."""
 
     def __init__(
         self, fleet: Fleet, connections: Connections, group: WorkerGroup | None = None
     ) -> None:
-        # Each counter's birth as a second series doubles the text and answers nobody's question.
+        # A _created series for each counter would double the text.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
         self._counts = registry
         self._state = CollectorRegistry()
         self._state.register(_FleetCollector(fleet, connections))
         self.are_merged = group is not None
-        """Whether counts are read from files, those of all processes: that takes a while."""
+        """Whether counts of all workers are read from files, which is slow."""
         if group is not None:
             _use_files_of(group.folder, group.number)
             self._counts = CollectorRegistry()
@@ -183,11 +183,11 @@ class Metrics:
                 self._failures.labels(member.endpoint.role, member.endpoint.url, kind)
 
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
-        """Count a generation of the router's own."""
+        """Count a speed probe."""
         self._probes.labels(endpoint.role, endpoint.url, outcome).inc()
 
     def observe_loop_lag(self, seconds: float) -> None:
-        """Count how late the event loop was."""
+        """Count an event loop lag."""
         self._lag.observe(seconds)
         if seconds > self._worst:
             self._worst = seconds
@@ -198,11 +198,11 @@ class Metrics:
         return self.counts() + self.state()
 
     def counts(self) -> bytes:
-        """The part that was counted; where counts are merged any thread may ask for it."""
+        """Counters and histograms; thread-safe where they are merged."""
         return generate_latest(self._counts)
 
     def state(self) -> bytes:
-        """The part that is read from the fleet, in the thread that changes it."""
+        """Gauges of the fleet; call it in the event loop's thread."""
         return generate_latest(self._state)
 
     def observe(self, event: Event) -> None:
@@ -227,7 +227,7 @@ class Metrics:
         if known.decisions is not None:
             known.decisions.inc()
             self._tokens_by(known.mode).observe(record.tokens)
-        # A refusal comes fast: among the answers it would make them look so.
+        # Errors come fast, and would make answers look fast.
         if record.first_byte is not None and record.status < 400:
             stream = "true" if record.stream else "false"
             self._ttft_by(known.mode, stream).observe(record.first_byte - record.started)
@@ -249,21 +249,21 @@ class Metrics:
 
 
 def _use_files_of(folder: Path, number: int) -> None:
-    """Let values live in files there, one set for each process (prometheus-client's multiprocess
-    mode, which it otherwise takes from the environment when it is imported)."""
+    """Keep values in files in `folder`, one set per worker: prometheus-client's multiprocess mode,
+    which it otherwise reads from the environment when it is imported."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # noqa: TID251 - its only way in
     values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
 
 
 class _FleetCollector(Collector):
-    """Gauges that are derived from the fleet when they are asked for."""
+    """Gauges that are read from the fleet at scrape time."""
 
     def __init__(self, fleet: Fleet, connections: Connections) -> None:
         self._fleet = fleet
         self._connections = connections
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges of this moment."""
+        """The current gauges."""
         info = GaugeMetricFamily("pd_router_info", "The router's version.", labels=["version"])
         info.add_metric([__version__], 1)
         yield info
@@ -285,7 +285,7 @@ class _FleetCollector(Collector):
             in_flight.add_metric(names, ledger.in_flight(member.endpoint))
             tokens.add_metric(names, ledger.tokens(member.endpoint))
             if not member.health.is_usable:
-                continue  # who is not up is not scraped: what it said last is of the past
+                continue  # engines that are down are not scraped; their last gauges are stale
             if member.other_requests is not None:
                 others.add_metric(names, member.other_requests)
             if member.gauges is not None and member.gauges.kv_usage is not None:
@@ -297,13 +297,15 @@ class _FleetCollector(Collector):
             "endpoint_speed",
             "Tokens per second of one stream (prefill: prompt tokens), as relayed lately.",
         )
-        relative = _gauge("endpoint_relative_speed", "Its speed over the pool's usual one.")
+        relative = _gauge("endpoint_relative_speed", "Its speed over the pool's median.")
         delay = _gauge(
             "endpoint_expected_delay_seconds",
-            "How long a request of usual length is expected to take there now.",
+            "Expected seconds of a request of mean length there, now.",
         )
         exclusion = _gauge(
-            "endpoint_excluded", "1 while it gets nothing new, or next to nothing.", "reason"
+            "endpoint_excluded",
+            "1 while it is excluded for this reason: it gets no new requests, or few.",
+            "reason",
         )
         for member in self._fleet:
             names = _names(member.endpoint)

@@ -54,7 +54,7 @@ __all__ = ["Router", "Worker", "create_app", "endpoints_of", "scheduler_of"]
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One of several processes that are one router: its part, and where they count together."""
+    """One of several worker processes: its context, and the folder of the shared metrics."""
 
     context: WorkerContext
     counts: Path
@@ -63,7 +63,7 @@ class Worker:
 class Router:
     """A router's parts, for the server and for tests. `app` is the ASGI application.
 
-    With `worker` it is one of several processes that know the same and answer for each other.
+    With `worker` it is one of several processes with shared state and metrics.
     """
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
@@ -139,9 +139,9 @@ class Router:
         )
 
     def observe(self, event: Event) -> None:
-        """The one door through which everything that was seen comes back."""
+        """Pass an event to the fleet, the metrics, the log and the other workers."""
         self.fleet.observe(event, time.monotonic())
-        if not isinstance(event, LegDone):  # the commonest, and nobody writes it down
+        if not isinstance(event, LegDone):  # frequent, and neither counted nor logged
             self.event_buffer.add(event)
         if self._context is not None:
             self._context.bus.observe(event)
@@ -158,7 +158,7 @@ class Router:
         self.event_buffer.flush()
         if not self.metrics.are_merged:
             return self.metrics.exposition()
-        # Files of all workers are read and parsed: no stream should wait for that.
+        # Merging the files of all workers is slow: not on the event loop.
         state = self.metrics.state()
         return await asyncio.to_thread(self.metrics.counts) + state
 
@@ -202,8 +202,7 @@ class Router:
         if context is not None:
             context.bus.subscribe(self._on_shared_event)
             self._tasks.spawn(self._show_for_ever, "connection counts")
-        # Before clients are let in, and those that wait in a worker's socket: the first of them
-        # would be told that there is no engine.
+        # Before connections are accepted: the first requests would get 503 otherwise.
         await self._prober.probe_all()
         if is_leader:
             self._prober.start()
@@ -240,7 +239,7 @@ def endpoints_of(settings: Settings) -> list[Endpoint]:
 
 
 def fleet_of(settings: Settings, context: WorkerContext | None = None) -> Fleet:
-    """The fleet that the settings name; nothing is known of it yet."""
+    """The fleet of the settings, with all engines in state `starting`."""
     stale_after = STALE_SCRAPES * settings.engine_stats_interval
     exclusion_config = ExclusionConfig(
         stall_seconds=settings.stall_timeout,
@@ -324,7 +323,7 @@ def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:
 
 
 def _session(settings: Settings, *, keep: bool) -> aiohttp.ClientSession:
-    """A client for probes; with `keep` it reuses connections, without it looks names up anew."""
+    """A client for probes. With `keep` it reuses connections, else it resolves names each time."""
     headers = {}
     if settings.engine_api_key is not None:
         headers["authorization"] = f"Bearer {settings.engine_api_key}"

@@ -1,4 +1,4 @@
-"""What the router knows of each engine, for people at night and for the gate's evidence."""
+"""The body of GET /endpoints: the state of each engine, for operators and for the gate."""
 
 import time
 from typing import Any
@@ -11,7 +11,7 @@ __all__ = ["endpoints"]
 
 
 def endpoints(fleet: Fleet) -> list[dict[str, Any]]:
-    """One entry per endpoint; seconds are since or until now, None is not known."""
+    """One entry per endpoint. Durations are seconds, until or since now; None: not known."""
     now = time.monotonic()
     return [_entry(fleet, member, now) for member in fleet]
 

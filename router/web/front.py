@@ -38,9 +38,8 @@ __all__ = ["Front", "Limits"]
 log = logging.getLogger(__name__)
 
 STARTS_PER_TURN = 32
-"""Requests that begin at once between two beats of the pulse, and, of those that come beyond that,
-in one turn of the event loop: each takes 35 us, and its engine connection 100 us in the next turn,
-if it needs a new one."""
+"""Requests that start at once per 10 ms, and beyond that per turn of the event loop: each takes
+35 us, and a new engine connection 100 us in the next turn."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

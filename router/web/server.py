@@ -26,7 +26,7 @@ BACKLOG = 4096
 (net.core.somaxconn) 4096."""
 
 FORCE_STOP = signal.SIGUSR1
-"""Ends at once what drains. What has no handler yet it kills, which is the same."""
+"""The signal that ends a draining worker at once. It kills one that has no handler yet."""
 
 FLUSH_SECONDS = 1.0
 """For the last error frames to leave the process."""
@@ -88,7 +88,7 @@ class Server(uvicorn.Server):
         self._lifeline = lifeline
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where: with port 0 nobody else knows."""
+        """Listen, and say where: port 0 takes a free one."""
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
@@ -147,8 +147,8 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks for the graceful end, a second one for the end at once.
 
-        For a worker the second one is `FORCE_STOP`, from its parent: a service manager that signals all
-        processes of a service (systemd) reaches workers twice, by itself and through the parent.
+        For a worker the second one is `FORCE_STOP`, from its parent: workers get the first one
+        twice if a service manager (systemd) signals all processes of a service.
         """
         is_second = self.should_exit and self._lifeline is None
         self.force_exit = self.force_exit or is_second or sig == FORCE_STOP

@@ -162,7 +162,7 @@ class Replica:
     # What happens again and again.
 
     def sweep(self, now: float) -> None:
-        """What net/idle_sweep.py does: leave engines that have stalled or are silent for too long."""
+        """As net/idle_sweep.py: leave engines that have stalled or are silent for too long."""
         for exchange in list(self._open):
             exchange.check_idle(now)
 
