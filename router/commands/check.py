@@ -1,4 +1,4 @@
-"""pd-router check: does every engine answer, and do the pools fit together?"""
+"""pd-router check: asks every engine, and checks that the pools are compatible."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ COLUMNS = ("role", "url", "health", "version", "models", "max_model_len")
 
 
 def run(settings: Settings) -> int:
-    """Print what was found. 0 when all is well, 1 when an engine or the whole is unusable."""
+    """Print the findings; 0 if all is well, 1 if an engine or a combination is unusable."""
     findings = asyncio.run(survey(settings))
     wrong = incompatibilities(findings, settings.disagg_connector_type)
     console = make_console()

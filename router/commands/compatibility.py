@@ -1,4 +1,4 @@
-"""Whether the pools fit together, from what their engines said. No I/O."""
+"""Finds incompatibilities between prefill and decode engines, from `survey`'s findings. No I/O."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,9 +9,9 @@ __all__ = ["incompatibilities"]
 
 
 def incompatibilities(findings: Sequence[Finding], connector: str) -> list[str]:
-    """What is wrong between prefill and decode engines, a sentence each; empty when they fit.
+    """One sentence per incompatibility of prefill and decode engines.
 
-    What an engine did not tell is not held against it: its finding has advice of its own.
+    Unknown versions and models are ignored: those findings have advice of their own.
     """
     prefill = [f for f in findings if f.endpoint.role is Role.PREFILL]
     decode = [f for f in findings if f.endpoint.role is Role.DECODE]

@@ -1,7 +1,7 @@
 """pd-router demo: the main job on simulated engines, with every answer checked.
 
 Two prefill and four decode engines run in this process, the router as a process of its own, started
-by the same command that an operator uses. Which way a request went is read from the router's log.
+by the same command that an operator uses. Each request's mode is read from the router's log.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def is_right(self) -> bool:
-        """Whether text, token count, status and way are as they must be."""
+        """Whether text, token count, status and mode are as expected."""
         mode = "remote_prefill" if self.case.is_long else "direct"
         return (
             self.answer.status == 200

@@ -37,7 +37,7 @@ MAX_TEXT = 200
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """What is told of a request."""
+    """The decisions for a request."""
 
     facts: Facts
     decision: Decision
@@ -47,11 +47,11 @@ class _Explanation:
     prefill: Call | None
     """The prefill leg's request; None when there is none, or another connector writes it."""
     fallbacks: tuple[FellBack, ...]
-    """What cannot go as decided, whatever the engines say."""
+    """Fallbacks that do not depend on the engines' answers."""
 
 
 def run(settings: Settings, body: str, route: str, *, as_json: bool) -> int:
-    """Print the story. Raises UsageError for a body or route that cannot be used."""
+    """Print the explanation. Raises UsageError for a body or route that cannot be used."""
     explanation = _explain(settings, _facts(body, route))
     if as_json:
         sys.stdout.write(_json(explanation) + "\n")
@@ -111,7 +111,7 @@ def _explain(settings: Settings, facts: Facts) -> _Explanation:
 def _first_call(
     plan: Plan, chosen: Mapping[Role, Endpoint]
 ) -> tuple[Call | None, tuple[FellBack, ...]]:
-    """Run a plan, its engines granted as chosen, until it asks a first one."""
+    """Run a plan with the chosen engines, up to its first call."""
     fallbacks = []
     step = next(plan)
     while isinstance(step, Check | Lease | FellBack):

@@ -1,4 +1,4 @@
-"""`pd-router serve`: one process, or several that share the port and what they know."""
+"""`pd-router serve`: one process, or several that share the port and their state."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ from router.web.server import BACKLOG, FORCE_STOP, Server, tune_process
 __all__ = ["run"]
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Counts live there: not on a disk, and writable in a container whose own files are not."""
+"""Folder of the shared metrics: in memory, and writable in a read-only container."""
 
 
 def run(settings: Settings) -> int:
@@ -39,7 +39,7 @@ def _run_several(settings: Settings) -> int:
     parent = os.getpid()
     tune_process()
     for handler in logging.getLogger().handlers:
-        handler.flush()  # or every worker would write it again
+        handler.flush()  # or every worker would write the buffered lines again
 
     def work(number: int) -> None:
         os.close(alive)
@@ -47,11 +47,13 @@ def _run_several(settings: Settings) -> int:
         context = shared_state.join(number, os.getpid())
         server = Server(Router(settings, Worker(context, counts)), lifeline)
         server.run(sockets=listeners[number])
-        if os.getppid() != parent:  # which was killed, and can clean up no more
+        if os.getppid() != parent:  # the parent was killed and cannot clean up
             shutil.rmtree(counts, ignore_errors=True)
 
     def ending() -> None:
-        _close(each for mine in listeners for each in mine)  # or clients would wait in them
+        _close(
+            each for mine in listeners for each in mine
+        )  # or clients would wait in their backlogs
 
     try:
         return Supervisor(
@@ -74,8 +76,8 @@ def _folder() -> Path | None:
 def _listeners(host: str, port: int, workers: int) -> list[list[socket.socket]]:
     """Listening sockets for each worker, on every address of the host.
 
-    Each worker has its own (SO_REUSEPORT), and the kernel deals connections out. This process keeps
-    them open: what waits in a worker's socket when it dies is answered by the next one.
+    Each worker has its own (SO_REUSEPORT), and the kernel distributes connections. This process
+    keeps them open: the backlog of a worker that dies is served by its successor.
     """
     try:
         flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -95,9 +97,9 @@ def _listeners(host: str, port: int, workers: int) -> list[list[socket.socket]]:
 
 
 def _free(family: int, address: str, port: int) -> int:
-    """The port, or a free one for 0, if nobody listens there. Raises OSError.
+    """The port, or a free one for 0. Raises OSError if it is taken.
 
-    Sockets that share a port would share it with another router too, and its users with ours.
+    With SO_REUSEPORT alone, another router on the same port would go unnoticed.
     """
     with _bound(family, address, port, share=False) as probe:
         probe.listen(1)

@@ -201,7 +201,7 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         await everywhere(process, "pd_router_engine_answers_total", 20 + 12 + 20)
         assert set(folder.iterdir()) == files
         (line,) = [line for line in process.records if line["level"] == "error"]
-        assert line["message"].endswith("ended; starting it anew")
+        assert line["message"].endswith("ended; restarting it")
         process.signal(signal.SIGTERM)
         for stream in kept:
             stream.end()
