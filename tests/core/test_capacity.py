@@ -187,7 +187,7 @@ def test_a_request_that_later_ones_overtook_waits_for_something_else() -> None:
     assert not waits_for_slot(speed, 9.0)
 
 
-def test_where_nothing_runs_nobody_waits_for_a_slot() -> None:
+def test_where_nothing_runs_no_request_waits_for_a_slot() -> None:
     speed = engine(streams=0)
     ask(speed, 1.0)
     assert not waits_for_slot(speed, 9.0)

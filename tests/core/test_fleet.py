@@ -306,7 +306,7 @@ def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
         assert [it.endpoint for it in found] == [MANY[99]]
 
 
-# Who is set aside.
+# Exclusion.
 
 
 def eject(fleet: Fleet, endpoint: Endpoint) -> None:
@@ -474,7 +474,7 @@ def test_requests_that_have_just_ended_are_not_somebody_elses() -> None:
 
 
 def test_requests_that_leave_a_stalled_engine_do_not_eject_it() -> None:
-    """It is set aside for as long as it is silent, not for thirty seconds more."""
+    """It is excluded for as long as it is silent, not for thirty seconds more."""
     fleet = fleet_up(D0, D1)
     for _ in range(50):
         fleet.observe(LegFailed(D0, FailureKind.STALLED), 1.0)

@@ -1,4 +1,4 @@
-"""Is an engine there? What a row of sights amounts to."""
+"""Is an engine there? The state after a sequence of signals."""
 
 from itertools import product
 
@@ -14,7 +14,7 @@ STARTING, UP, DRAINING, DOWN = State.STARTING, State.UP, State.DRAINING, State.D
 
 
 def seen(*signals: HealthSignal, rules: HealthThresholds | None = None) -> State:
-    """The state after these sights of an engine that was never seen before."""
+    """The state after these signals of a new engine."""
     health = Health()
     for signal in signals:
         health = after(health, signal, rules or HealthThresholds())
@@ -42,7 +42,7 @@ def seen(*signals: HealthSignal, rules: HealthThresholds | None = None) -> State
         ([OK, FAILED, FAILED, FAILED, OK], UP),
     ],
 )
-def test_sights_amount_to_a_state(signals: list[HealthSignal], state: State) -> None:
+def test_signals_lead_to_a_state(signals: list[HealthSignal], state: State) -> None:
     assert seen(*signals) is state
 
 
@@ -56,7 +56,7 @@ def test_every_state_has_an_answer_to_every_sight(state: State, signal: HealthSi
     assert after(Health(state), signal, HealthThresholds(1, 1)).state in State
 
 
-def test_coming_up_can_take_several_good_sights_in_a_row() -> None:
+def test_coming_up_can_take_several_good_signals_in_a_row() -> None:
     rules = HealthThresholds(down_after=1, up_after=2)
     assert seen(OK, rules=rules) is STARTING
     assert seen(OK, FAILED, OK, rules=rules) is STARTING
@@ -74,7 +74,7 @@ def test_a_sight_that_agrees_with_the_state_clears_the_doubts() -> None:
 
 
 class Watch(RuleBasedStateMachine):
-    """Any row of sights under any rules; what must be true is read off the row itself."""
+    """Any sequence of signals under any thresholds; the expectation is read off the sequence."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Watch(RuleBasedStateMachine):
         self.before, self.health = self.health, after(self.health, signal, self.limits)
 
     def ends_with(self, signal: HealthSignal, times: int) -> bool:
-        """Whether the last sights were all of one kind."""
+        """Whether the last signals were all of one kind."""
         return self.signals[-times:] == [signal] * times
 
     @invariant()
@@ -105,7 +105,7 @@ class Watch(RuleBasedStateMachine):
             assert self.health.state in (DOWN, STARTING)
 
     @invariant()
-    def enough_good_sights_bring_it_up(self) -> None:
+    def enough_good_signals_bring_it_up(self) -> None:
         """An engine that answered often enough in a row is used."""
         if self.ends_with(OK, self.limits.up_after):
             assert self.health.state is UP
@@ -113,7 +113,7 @@ class Watch(RuleBasedStateMachine):
     @precondition(lambda self: self.before.state is not self.health.state)
     @invariant()
     def a_change_has_its_cause(self) -> None:
-        """It takes as many sights in a row as the rules say, and not one less."""
+        """It takes as many signals in a row as the thresholds say, and not one less."""
         match self.health.state:
             case State.UP:
                 assert self.ends_with(OK, self.limits.up_after)
@@ -126,7 +126,7 @@ class Watch(RuleBasedStateMachine):
                 raise AssertionError("an engine starts once")
 
 
-TestAnyRowOfSights = Watch.TestCase
+TestAnySequenceOfSignals = Watch.TestCase
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Legs: what an attempt tells of an engine's speed; each is counted once, however it ends."""
+"""LegTimer: what a leg tells of an engine's speed; each is counted once, however it ends."""
 
 import pytest
 from hypothesis import given
@@ -28,7 +28,7 @@ def test_an_answer_that_is_no_stream_counts_when_it_is_long_and_computed_there(
     assert speed.open == 0
 
 
-def test_a_prefill_is_heard_when_its_reply_is_whole() -> None:
+def test_a_prefill_counts_when_its_reply_is_whole() -> None:
     speed = SpeedEstimator()
     ledger = Ledger()
     lease = ledger.lease(D0, 100, 100)
@@ -136,7 +136,7 @@ def test_a_leg_that_ends_while_it_is_paused_is_counted_out_once(tracks_first_tok
 
 
 class Legs(RuleBasedStateMachine):
-    """Legs begin, speak and end in any order while time passes."""
+    """Legs begin, get tokens and end in any order while time passes."""
 
     def __init__(self) -> None:
         super().__init__()

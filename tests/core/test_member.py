@@ -1,4 +1,4 @@
-"""A member's reasons to be set aside, the gravest first."""
+"""A member's exclusion: the gravest reason wins."""
 
 import pytest
 

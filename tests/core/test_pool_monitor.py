@@ -1,4 +1,4 @@
-"""The carer of a pool, in virtual time: who is slow, silent or failing, and who comes back."""
+"""The monitor of a pool, in virtual time: slow, stalled and failing engines, and their return."""
 
 import math
 from random import Random
@@ -20,7 +20,7 @@ UP = Health(State.UP)
 
 
 class Pool:
-    """Engines that give tokens at gaps of their own, looked after by a carer."""
+    """Engines that give tokens at gaps of their own, watched by a monitor."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Pool:
 
     @property
     def exclusions(self) -> list[Exclusion | None]:
-        """Why each is set aside."""
+        """Each engine's exclusion."""
         return [member.exclusion for member in self.members]
 
 
@@ -132,7 +132,7 @@ def test_one_that_looks_half_recovered_stays_slow() -> None:
 # Silence.
 
 
-def test_a_frozen_engine_is_set_aside_until_it_speaks() -> None:
+def test_a_frozen_engine_is_excluded_until_it_has_tokens() -> None:
     pool = Pool(*[0.02] * 8)
     pool.streams()
     pool.run(2.0)
@@ -230,7 +230,7 @@ def test_a_bad_success_rate_ejects_at_the_end_of_the_interval() -> None:
     assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
 
 
-def test_with_zero_failures_nobody_is_ejected() -> None:
+def test_with_zero_failures_no_engine_is_ejected() -> None:
     exclusion_config = ExclusionConfig(outliers=ExclusionConfig().outliers.__class__(consecutive=0))
     pool = Pool(*[None] * 8, exclusion_config=exclusion_config)
     fail(pool, 0, 1000)
@@ -238,7 +238,7 @@ def test_with_zero_failures_nobody_is_ejected() -> None:
     assert pool.exclusions == [None] * 8
 
 
-def test_who_restarts_is_judged_anew() -> None:
+def test_a_restarted_engine_is_judged_as_a_new_one() -> None:
     pool = Pool(*[0.02] * 4)
     pool.members[1].view.load.add(1, 0, 0)
     fail(pool, 0, 5)
@@ -247,7 +247,7 @@ def test_who_restarts_is_judged_anew() -> None:
     assert pool.members[0].returned_at == 5.0
 
 
-def test_in_an_idle_pool_nobody_needs_a_slow_start() -> None:
+def test_in_an_idle_pool_no_engine_needs_a_slow_start() -> None:
     pool = Pool(None, None)
     pool.monitor.joined(pool.members[0], 5.0)
     assert pool.members[0].returned_at == -math.inf
@@ -361,7 +361,7 @@ def test_an_engine_that_joins_begins_with_its_small_share_at_once() -> None:
     assert pool.members[0].view.slow_start_weight == MIN_SLOW_START_WEIGHT
 
 
-def test_the_first_gaps_after_a_start_make_nobody_slow() -> None:
+def test_the_first_gaps_after_a_start_make_no_engine_slow() -> None:
     """A late turn of the router's own loop stretches them."""
     pool = Pool(0.16, *[0.02] * 7)
     pool.streams(1)

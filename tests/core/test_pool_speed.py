@@ -36,7 +36,7 @@ def test_engines_that_are_alike_count_as_equal(measured: float, expected: float)
     assert slowdown(measured, 1.0, noise=0.0) == expected
 
 
-def test_below_the_noise_nobody_is_slow() -> None:
+def test_below_the_noise_no_engine_is_slow() -> None:
     assert slowdown(NOISE_SECONDS, NOISE_SECONDS / 10) < SLOW
     assert slowdown(0.16, 0.02) > SLOW
 

@@ -259,7 +259,7 @@ def test_a_choice_is_explained_best_first_and_takes_nothing() -> None:
     assert fleet.ledger.total() == 1
 
 
-def test_a_request_could_go_where_nobody_is_set_aside() -> None:
+def test_a_request_could_go_to_an_engine_that_is_not_blocked() -> None:
     fleet = fleet_of(D0, D1)
     scheduler = scheduler_of(fleet)
     assert scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)

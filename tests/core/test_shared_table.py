@@ -1,4 +1,4 @@
-"""One table for several processes: everybody reads all of it and writes a column."""
+"""One table for several processes: all read all of it, each writes its own column."""
 
 import pytest
 from hypothesis import given
@@ -60,7 +60,7 @@ def test_the_sums_are_exact_and_a_crash_takes_only_what_was_its_own(steps, rng, 
             assert ledger.load(endpoint).pending == sum(lease.tokens // 2 for lease in there)
 
 
-def test_a_prompt_that_is_computed_is_pending_for_nobody() -> None:
+def test_a_prompt_that_is_computed_is_pending_nowhere() -> None:
     shared = table()
     ledgers = [Ledger(shared.column(number).load) for number in range(2)]
     lease = ledgers[0].lease(D0, 100, 100)
@@ -141,19 +141,19 @@ def test_silence_is_everybodys() -> None:
     assert other.oldest_waiting == (1.0, 10)
 
 
-def test_a_process_that_starts_anew_counts_from_nothing() -> None:
+def test_a_process_that_starts_restarted_counts_from_nothing() -> None:
     shared = table(2)
     one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
     one.tokens = 1000
     ticked([one, other], 0.25)
     shared.clear(0)
-    anew = SpeedEstimator(shared.column(0).speed(D0))
+    restarted = SpeedEstimator(shared.column(0).speed(D0))
     other.sync(0.5)
     assert other.tokens == 0
-    anew.tokens = 7
-    anew.sync(0.75)
+    restarted.tokens = 7
+    restarted.sync(0.75)
     other.sync(0.75)
-    assert (other.tokens, anew.tokens) == (7, 7)
+    assert (other.tokens, restarted.tokens) == (7, 7)
 
 
 def test_what_was_there_before_is_not_new() -> None:

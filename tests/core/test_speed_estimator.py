@@ -1,4 +1,4 @@
-"""Pace: seconds per token from counts, whatever comes when; legs are counted once."""
+"""SpeedEstimator: seconds per token from counts; each leg is counted once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Stall: silence of open streams, with a way back, and never for an engine that is cold."""
+"""Stall: open streams without tokens, its end, and never for a cold engine."""
 
 import pytest
 

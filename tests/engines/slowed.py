@@ -86,7 +86,7 @@ class Run:
     failed: int
 
     def exclusions(self, phase: Phase) -> list[str | None]:
-        """Why the slowed engine was set aside, look by look."""
+        """Why the slowed engine was excluded, look by look."""
         return [entry["exclusion"] for at, entry in self.seen if phase.begun <= at <= phase.ended]
 
 
@@ -230,7 +230,7 @@ def main(policies: Sequence[str]) -> None:
     where = layout()
     engines = plain_engines(where)
     started = lab.start(where, engines)
-    print("| policy | phase | answers/s | TTFT p50, ms | TTFT p99, ms | its share | set aside |")
+    print("| policy | phase | answers/s | TTFT p50, ms | TTFT p99, ms | its share | exclusion |")
     print("|---|---|---|---|---|---|---|")
     try:
         for policy in policies:

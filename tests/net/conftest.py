@@ -1,4 +1,4 @@
-"""The house: engines and routers of one test. A test fails if a router logs an error."""
+"""The harness: engines and routers of one test. A test fails if a router logs an error."""
 
 import asyncio
 import logging

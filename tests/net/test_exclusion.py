@@ -1,4 +1,4 @@
-"""Engines that stop to speak, answer with errors or turn slow: what becomes of requests."""
+"""Requests while engines are stalled, ejected or slow."""
 
 import asyncio
 import time
@@ -105,7 +105,7 @@ async def test_a_request_with_nowhere_to_go_waits(harness: Harness) -> None:
     assert engine.seen == 1
 
 
-async def test_a_stalled_engine_gets_nothing_new_until_it_speaks(harness: Harness) -> None:
+async def test_a_stalled_engine_gets_nothing_new_until_it_has_tokens(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.client()
@@ -141,7 +141,7 @@ async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -
     assert listed[0]["exclusion_seconds"] >= 0
 
 
-async def test_a_clients_errors_eject_nobody(harness: Harness) -> None:
+async def test_a_clients_errors_eject_no_engine(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, outlier_consecutive_failures=1)
     one.answer_all(lambda call: call.send(json_reply({"error": {"message": "bad"}}, 400)))

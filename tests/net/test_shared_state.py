@@ -1,4 +1,4 @@
-"""What workers tell each other, in one process: the sockets do not mind."""
+"""Events that workers send to each other, here within one process."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -76,7 +76,7 @@ async def test_only_what_concerns_everybody_is_passed_on(make: Make) -> None:
     other.bus.close()
 
 
-async def test_news_wait_for_a_worker_that_is_started_anew(make: Make) -> None:
+async def test_events_wait_for_a_worker_that_is_restarted(make: Make) -> None:
     shared_state = make(2)
     one = shared_state.join(0, 1)
     one.bus.publish(EVENTS[0])
@@ -87,7 +87,7 @@ async def test_news_wait_for_a_worker_that_is_started_anew(make: Make) -> None:
     late.bus.close()
 
 
-async def test_a_worker_that_does_not_listen_stops_nobody(make: Make) -> None:
+async def test_a_worker_that_does_not_read_blocks_no_other(make: Make) -> None:
     shared_state = make(2)
     one, deaf = shared_state.join(0, 1), shared_state.join(1, 2)
     for _ in range(20_000):  # more than fits

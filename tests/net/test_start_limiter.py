@@ -69,7 +69,7 @@ def test_all_is_done_in_order_and_never_much_in_a_turn(arrivals: list[int | None
     assert done == list(range(came))
 
 
-def test_nobody_overtakes_those_who_wait() -> None:
+def test_waiting_work_is_not_overtaken() -> None:
     start_limiter, loop = bench()
     done: list[int] = []
     for n in range(MOST + 1):

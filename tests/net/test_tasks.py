@@ -134,7 +134,7 @@ async def test_a_router_whose_loop_keeps_failing_is_not_healthy_until_it_runs_ag
     assert (await client.get("/health")).status == 200
     with monkeypatch.context() as broken:
         broken.setattr(where, None)
-        if kind == "speed probe":  # only engines that are set aside get one
+        if kind == "speed probe":  # only excluded engines get one
             broken.setattr(member, "stall", Stall(time.monotonic()))
         await eventually(router.router._tasks.failing)
         for path in ("/health", "/ready"):

@@ -1,4 +1,4 @@
-"""The journal tells every event once, in order, and soon."""
+"""The buffer passes every event on once, in order, and soon."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The house of tests/net, for what the router says at its front door."""
+"""The harness of tests/net, for the router's HTTP interface."""
 
 from tests.net.conftest import certificate, complaints, harness, pytest_asyncio_loop_factories
 

@@ -23,7 +23,7 @@ NEVER = 3600.0
 
 
 def _shut_down(router: Running) -> asyncio.Task[None]:
-    """Begin the graceful end; afterwards the house has nothing left to end."""
+    """Begin the graceful end; afterwards the harness has nothing left to end."""
     return asyncio.ensure_future(router.server.shutdown())
 
 

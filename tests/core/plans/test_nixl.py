@@ -543,7 +543,7 @@ def test_an_engine_that_refused_is_not_asked_again_after_a_reset(converse: Conve
     )
 
 
-def test_three_refusals_end_the_round_and_the_prompt_is_prefilled_anew(
+def test_three_refusals_end_the_round_and_the_prompt_is_prefilled_again(
     converse: Converse,
 ) -> None:
     (

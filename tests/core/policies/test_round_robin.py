@@ -1,4 +1,4 @@
-"""round_robin: nobody is better than anybody."""
+"""round_robin: all candidates are equal."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""An engine whose API answers while it makes no token is set aside; a slow reader is no stall."""
+"""An engine whose API answers while it makes no token is excluded; a slow reader is no stall."""
 
 from statistics import fmean
 
@@ -10,7 +10,7 @@ CHOICES = 8
 
 
 @scenario
-async def test_an_engine_that_hangs_is_set_aside_until_it_recovers() -> None:
+async def test_an_engine_that_hangs_is_excluded_until_it_recovers() -> None:
     """d0 hangs while it is idle, d1 in the middle of its streams. /health says 200 all the time."""
     async with cluster([engine() for _ in range(8)]) as it:
         idle, busy = it.engines[:2]
