@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from router.core.values import Endpoint, Load, OwnLoad
+from router.core.values import Endpoint, Load, LocalLoad
 
 __all__ = ["Lease", "Ledger"]
 
@@ -15,7 +15,7 @@ class Ledger:
     `load_of` makes an endpoint's load; by default it counts this process only.
     """
 
-    def __init__(self, load_of: Callable[[Endpoint], Load] = lambda _: OwnLoad()) -> None:
+    def __init__(self, load_of: Callable[[Endpoint], Load] = lambda _: LocalLoad()) -> None:
         self._load_of = load_of
         self._loads: dict[Endpoint, Load] = {}
 

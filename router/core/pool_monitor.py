@@ -218,7 +218,7 @@ class PoolMonitor:
         """Whether the pool is of mixed hardware (H100 and L40S, say): a large part of it has been
         slow since it joined."""
         for member, slowdown in zip(self._members, slowdowns, strict=True):
-            if member.speed.is_settled:
+            if member.speed.is_reliable:
                 member.history = pool_speed.updated_history(member.history, slowdown)
         settled = [m for m in self._members if m.history is not None]
         born_slow = sum(
@@ -269,6 +269,6 @@ def _seconds(speed: SpeedEstimator, *, is_prefill: bool) -> float | None:
     With the first few tokens after a start, one slow turn of the event loop makes an engine look
     several times too slow.
     """
-    if not speed.has_settled:
+    if not speed.was_reliable:
         return None
     return speed.per_prompt_token if is_prefill else speed.per_token

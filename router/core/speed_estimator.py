@@ -26,13 +26,13 @@ FORGET_SECONDS = 60.0
 """Estimates expire after this long without measurements, or an engine once slow would get no
 requests for ever."""
 
-KEPT = 16
+MAX_BUCKETS = 16
 """Most buckets that an estimate uses."""
 
-FIRST = 4
+MIN_BUCKETS = 4
 """Fewest buckets that an estimate uses: a step that also prefills takes several times as long."""
 
-ENOUGH = 8
+RELIABLE_TOKENS = 8
 """Tokens that make an estimate reliable."""
 
 PROMPT_OVERHEAD = 64
@@ -92,8 +92,7 @@ class SpeedEstimator:
         "busy_since",
         "calibration",
         "gap_when_active",
-        "has_settled",
-        "is_settled",
+        "is_reliable",
         "is_stalled",
         "last_token_at",
         "open",
@@ -102,6 +101,7 @@ class SpeedEstimator:
         "streams",
         "tokens",
         "untracked",
+        "was_reliable",
     )
 
     def __init__(self, shared: SharedTotals | None = None) -> None:
@@ -115,7 +115,7 @@ class SpeedEstimator:
         """Sequences of this process between their first token and their last."""
         self.open = 0
         """Sequences of this process from which tokens are expected: streams and prefills."""
-        self.is_settled = self.has_settled = False
+        self.is_reliable = self.was_reliable = False
         """Whether the estimate is reliable now, or has been since the engine joined."""
         self.is_stalled = False
         """Whether the pool monitor considers it stalled."""
@@ -146,7 +146,7 @@ class SpeedEstimator:
         self._published = self._others = SpeedTotals()
         self._at = 0.0
         self._measured_at = math.inf
-        self._buckets: deque[_Bucket] = deque(maxlen=KEPT)
+        self._buckets: deque[_Bucket] = deque(maxlen=MAX_BUCKETS)
 
     @property
     def is_warm(self) -> bool:
@@ -301,14 +301,14 @@ class SpeedEstimator:
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
         # A unary answer of enough tokens is reliable by itself.
-        self.has_settled = self.has_settled or self.is_settled or has_whole
+        self.was_reliable = self.was_reliable or self.is_reliable or has_whole
         if has_tokens:
             self.gap_when_active = self.per_token or 0.0
 
     def reset(self) -> None:
         """Forget the estimates: the engine was restarted or replaced."""
         self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
-        self.has_settled = False
+        self.was_reliable = False
         self.calibration.reset()
         self._buckets.clear()
 
@@ -336,19 +336,19 @@ class SpeedEstimator:
     def _measure(self) -> None:
         tokens, seconds, work, prompt_seconds = 0.0, 0.0, 0, 0.0
         for place, bucket in enumerate(self._buckets):
-            if place >= FIRST and tokens >= ENOUGH:
+            if place >= MIN_BUCKETS and tokens >= RELIABLE_TOKENS:
                 break
             tokens += bucket.tokens
             seconds += bucket.stream_seconds
             work += bucket.prompt_work
             prompt_seconds += bucket.prompt_seconds
-        timed = sum(bucket.stream_seconds > 0 for bucket in islice(self._buckets, FIRST))
+        timed = sum(bucket.stream_seconds > 0 for bucket in islice(self._buckets, MIN_BUCKETS))
         is_prefill = timed == 0 and work > 0
-        self.is_settled = is_prefill or (tokens >= ENOUGH and timed == FIRST)
+        self.is_reliable = is_prefill or (tokens >= RELIABLE_TOKENS and timed == MIN_BUCKETS)
         if tokens:
             if seconds:
                 measured = seconds / tokens
-                weight = min(1.0, tokens / ENOUGH) if self.per_token is not None else 1.0
+                weight = min(1.0, tokens / RELIABLE_TOKENS) if self.per_token is not None else 1.0
                 self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
         elif seconds and self.all_streams:  # none came: the gap is at least the time since
             self.per_token = max(self.per_token or 0.0, seconds / self.all_streams)

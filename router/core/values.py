@@ -15,8 +15,8 @@ __all__ = [
     "FailureKind",
     "Gauges",
     "Load",
+    "LocalLoad",
     "Mode",
-    "OwnLoad",
     "Reply",
     "Role",
     "Route",
@@ -133,7 +133,7 @@ class Load(Protocol):
         """Add to the counts (negative: subtract). `tokens` change only with `requests`."""
 
 
-class OwnLoad:
+class LocalLoad:
     """The `Load` of a router that is one process."""
 
     __slots__ = ("pending", "requests", "tokens")
@@ -155,7 +155,7 @@ class Candidate:
     endpoint: Endpoint
     ordinal: int
     """Its index in the configuration."""
-    load: Load = field(default_factory=OwnLoad)
+    load: Load = field(default_factory=LocalLoad)
     """This router's requests there."""
     other_requests: int | None = None
     """Other clients' requests there, from the engine's gauges; None if not known."""

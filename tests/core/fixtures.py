@@ -13,7 +13,7 @@ from router.core.values import (
     Facts,
     Failure,
     FailureKind,
-    OwnLoad,
+    LocalLoad,
     Reply,
     Role,
 )
@@ -50,7 +50,7 @@ def candidate(
     endpoint: Endpoint, in_flight: int = 0, others: int | None = None, ordinal: int = 0
 ) -> Candidate:
     """An endpoint as a policy sees it."""
-    load = OwnLoad()
+    load = LocalLoad()
     load.requests = in_flight
     return Candidate(endpoint, ordinal, load, others)
 

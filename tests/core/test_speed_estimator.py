@@ -4,9 +4,9 @@ import pytest
 
 from router.core.leg_timer import LegTimer
 from router.core.speed_estimator import (
-    ENOUGH,
     FORGET_SECONDS,
     PROMPT_OVERHEAD,
+    RELIABLE_TOKENS,
     TICK_SECONDS,
     SpeedEstimator,
 )
@@ -73,7 +73,7 @@ def test_a_few_tokens_move_the_measure_only_a_little() -> None:
     now = run(speed, 5.0, gap=None, at=now)
     before = speed.per_token
     assert before is not None
-    speed.on_unary_answer(ENOUGH // 4, 0.0001)
+    speed.on_unary_answer(RELIABLE_TOKENS // 4, 0.0001)
     speed.tick(now + TICK_SECONDS)
     assert speed.per_token == pytest.approx(before * 0.75, rel=0.05)
 

@@ -162,7 +162,7 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(harness: Harnes
     fleet = router.router.fleet
     for engine, seconds in ((slow, 0.16), (quick, 0.02)):
         speed = fleet.member(router.endpoint(engine)).speed
-        speed.per_token, speed.has_settled = seconds, True
+        speed.per_token, speed.was_reliable = seconds, True
     member = fleet.member(router.endpoint(slow))
     await eventually(lambda: member.exclusion is Exclusion.SLOW)
     probe = await slow.call()
