@@ -2,7 +2,7 @@
 
 Asks the router's /endpoints, or takes the workers that it is told; then samples each worker's
 /metrics and the router's view beside it. A worker that does not answer is a sample of None. It does
-no load, delays none, and refuses to know what samples mean.
+no load, and delays none.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """When the router probes engines, and with what: health, gauges and speed.
 
-A speed probe is a tiny generation on an excluded engine, which gets no users' requests: it finds
+A speed probe is a tiny generation on a stalled or slow engine that has no users' requests: it finds
 out that a stall is over, or that a slow engine has recovered. `net/prober.py` and
 `net/speed_prober.py` make the requests; the simulator uses the same rules.
 """

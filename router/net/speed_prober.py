@@ -1,4 +1,4 @@
-"""Makes speed probes: tiny generations on excluded engines, to see whether they have recovered.
+"""Makes speed probes: tiny generations on stalled or slow engines, to see their recovery.
 
 Which engines are probed, and how, is decided in `core/probing.py`.
 """
