@@ -211,7 +211,7 @@ def _stuck(metrics: Metrics, seen: Timeline | None, since: float | None) -> tupl
 def _aside(run: Run) -> str:
     """What the router said of workers that it left out."""
     said = {
-        each.worker: (each.set_aside, each.at) for each in reversed(run.samples) if each.set_aside
+        each.worker: (each.exclusion, each.at) for each in reversed(run.samples) if each.exclusion
     }
     return "".join(
         f" The router set {name} aside at {at:.1f} s: {why}."

@@ -64,7 +64,7 @@ class WorkerSample:
     waiting: float | None
     kv_usage: float | None
     in_flight: int | None
-    set_aside: str | None
+    exclusion: str | None
     seconds_per_token: float | None
 
 

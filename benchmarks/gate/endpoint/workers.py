@@ -103,7 +103,7 @@ async def unusable(
 def _unfit(view: View) -> str | None:
     if (state := view.get("state")) != "up":
         return str(state)
-    aside = view.get("set_aside")
+    aside = view.get("exclusion")
     return None if aside in STILL_USABLE else f"set aside: {aside}"
 
 
@@ -220,7 +220,7 @@ def _sample(at: float, url: str, view: View, found: Gauges) -> WorkerSample:
         url,
         *found,
         in_flight=_of(view, "in_flight", int),
-        set_aside=_of(view, "set_aside", str),
+        exclusion=_of(view, "exclusion", str),
         seconds_per_token=_of(view, "seconds_per_token", float),
     )
 

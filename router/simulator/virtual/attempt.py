@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 
 
 class Answer(IntEnum):
@@ -68,7 +68,7 @@ class Attempt:
     """When it came to its engine."""
     free_elsewhere: float = 0.0
     """Its engine's `free_elsewhere` for its model at that time."""
-    leg: Leg = field(init=False)
+    leg: LegTimer = field(init=False)
 
     def __post_init__(self) -> None:
         self.left = 0 if self.transfer_seconds is not None else self.prompt

@@ -5,7 +5,7 @@ engines, where net/speed_prober.py has a task for each.
 """
 
 from router.core import probing
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt
@@ -66,7 +66,7 @@ class SpeedProbes:
             return
         self.count += 1
         self._open[place] = probe
-        probe.leg = Leg(member.pace, None, work, now, is_heard=True)
+        probe.leg = LegTimer(member.speed, None, work, now, tracks_first_token=True)
 
         def give_up(then: float) -> None:
             if self._open.get(place) is probe:
