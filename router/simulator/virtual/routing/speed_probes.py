@@ -35,7 +35,7 @@ class SpeedProbes:
 
     def on_first(self, attempt: Attempt, now: float) -> None:
         """The clock starts."""
-        attempt.leg.first(now)
+        attempt.leg.first_token(now)
 
     def on_last(self, attempt: Attempt, now: float) -> None:
         """Measured."""
