@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from benchmarks.gate.analysis import verdict
+from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
 from benchmarks.gate.analysis.diagnosis import classify
-from benchmarks.gate.analysis.records import Diagnosis, Kind, Unreadable
-from benchmarks.gate.analysis.verdict import Constraints, Exit, InvalidConstraint, Verdict
-from benchmarks.gate.output import export, plots, report
-from benchmarks.gate.output.export import Result
+from benchmarks.gate.analysis.records import Diagnosis, Unreadable
+from benchmarks.gate.analysis.verdict import Exit, Verdict
+from benchmarks.gate.output import export, plots, report, results
 from benchmarks.gate.output.report import Judged
+from benchmarks.gate.output.results import Result
 from benchmarks.gate.profiles import PLATFORMS
 from router import __version__
-
-__all__ = ["Diagnosis", "Kind", "classify", "main_judge", "main_plot", "main_report"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,11 +57,14 @@ def constraints_of(arguments: argparse.Namespace, stored: Constraints | None) ->
     Raises InvalidConstraint, Unreadable.
     """
     platform = PLATFORMS[arguments.platform].constraints if arguments.platform else None
+    baseline: Path | None = arguments.baseline
     given = {
         "throughput": arguments.throughput,
         "ttft_p99": arguments.ttft_p99,
         "max_errors": arguments.max_errors,
-        "baseline": export.read_baseline(arguments.baseline).median if arguments.baseline else None,
+        "baseline": results.read_baseline(arguments.baseline).median
+        if arguments.baseline
+        else None,
         "baseline_floor": arguments.baseline_floor,
     }
     changes = {name: value for name, value in given.items() if value is not None}
@@ -128,7 +130,7 @@ def _opinions(arguments: argparse.Namespace) -> list[Opinion]:
     """Raises Unreadable, InvalidConstraint."""
     found = []
     for path in arguments.files:
-        result = export.read(path)
+        result = results.read(path)
         asked = constraints_of(arguments, result.constraints)
         found.append(opinion(result, asked, arguments.gpus, total_of(arguments, result)))
     return found
@@ -167,7 +169,7 @@ def main_judge(argv: Sequence[str]) -> int:
         overall = series_of(opinions, arguments.require)
         show(opinions, overall)
         if arguments.ctrf is not None:
-            arguments.ctrf.write_bytes(export.to_json(ctrf_of(opinions)))
+            arguments.ctrf.write_bytes(results.to_json(ctrf_of(opinions)))
         if arguments.write_baseline is not None:
             _keep(opinions, arguments.write_baseline)
     except (Unreadable, InvalidConstraint, OSError) as error:
@@ -202,7 +204,7 @@ def _keep(opinions: Sequence[Opinion], path: Path) -> None:
     throughputs = tuple(each for each in values if each is not None)
     if not throughputs:
         raise Unreadable("no run passed: nothing to write as a baseline")
-    path.write_bytes(export.Baseline(throughputs, passed[0].gpus).to_json())
+    path.write_bytes(results.Baseline(throughputs, passed[0].gpus).to_json())
 
 
 def pictures_of(each: Opinion) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.gate.analysis.verdict import Constraints
+from benchmarks.gate.analysis.constraints import Constraints
 
 
 class InvalidProfile(ValueError):

@@ -32,7 +32,7 @@ from benchmarks.gate.inputs.datasets import SYNTHETIC
 from benchmarks.gate.inputs.exact_length import exact
 from benchmarks.gate.inputs.prompts import Count, Prompts, build, counted
 from benchmarks.gate.options import AIPERF, Plan
-from benchmarks.gate.output import artifacts, export
+from benchmarks.gate.output import artifacts, export, results
 from benchmarks.gate.output.artifacts import Inputs, RunArtifacts
 from benchmarks.gate.output.live import Board, Live
 from benchmarks.gate.traffic.load import Phase, Target
@@ -105,7 +105,7 @@ def _nothing(plan: Plan, wrong: Exception, at: datetime) -> int:
     why = [Diagnosis(Kind.UNDER_PROVISIONED, None, str(wrong))] if missing else []
     lasted = (datetime.now(UTC) - at).total_seconds()
     document = export.ctrf([verdict], [at], [lasted], __version__, why)
-    (plan.out / export.CTRF).write_bytes(export.to_json(document))
+    (plan.out / export.CTRF).write_bytes(results.to_json(document))
     return _broken(str(wrong))
 
 

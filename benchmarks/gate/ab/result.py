@@ -14,7 +14,7 @@ from benchmarks.distributions import Summary, summarise
 from benchmarks.gate.ab.options import Comparison
 from benchmarks.gate.analysis.verdict import Exit
 from benchmarks.gate.output.artifacts import RunArtifacts
-from benchmarks.gate.output.export import OURS
+from benchmarks.gate.output.results import OURS
 from benchmarks.reporting.report import cell
 from router import __version__
 

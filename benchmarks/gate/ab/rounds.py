@@ -20,7 +20,7 @@ from benchmarks.gate.ab.fleet import Injected, router, simulated
 from benchmarks.gate.ab.options import RESULT, Comparison
 from benchmarks.gate.ab.result import Row
 from benchmarks.gate.analysis.verdict import Exit
-from benchmarks.gate.output import artifacts, export
+from benchmarks.gate.output import artifacts, results
 from benchmarks.gate.output.artifacts import RunArtifacts
 from benchmarks.gate.traffic.processes import make_room
 from benchmarks.system.processes import StartError
@@ -137,7 +137,7 @@ def _finished(
     """Say what came of it, and write it. Raises OSError."""
     title = title_of(comparison, rows)
     document = result.document(comparison, rows, broken)
-    (comparison.out / RESULT).write_bytes(export.to_json(document))
+    (comparison.out / RESULT).write_bytes(results.to_json(document))
     console.print(result.table(result.lines(comparison.policies, rows), title))
     asked = kept[0].opinion.constraints
     limit = None if asked.ttft_p99 is None else asked.ttft_limit_ms

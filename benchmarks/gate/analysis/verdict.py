@@ -15,7 +15,6 @@ from benchmarks.gate.analysis.constraints import (
     TTFT_LIMIT_MS,
     TTFT_TOLERANCE,
     Constraints,
-    InvalidConstraint,
     errors_allowed,
     scaled,
     throughput_threshold,
@@ -23,8 +22,6 @@ from benchmarks.gate.analysis.constraints import (
 )
 from benchmarks.gate.analysis.metrics import Metrics
 from benchmarks.gate.analysis.records import Client
-
-__all__ = ["Constraints", "Exit", "InvalidConstraint", "Series", "Verdict", "judge", "series"]
 
 # Fewer in flight were another workload: 446 of 2048 looked like a server's fault (r3 of 1.14).
 REACHED = 0.95

@@ -18,7 +18,7 @@ from benchmarks.gate.inputs.prompts import Prompts
 from benchmarks.gate.inputs.tokenizer import bundled
 from benchmarks.gate.judge import Opinion
 from benchmarks.gate.options import AIPERF, Plan
-from benchmarks.gate.output import export, plots
+from benchmarks.gate.output import export, plots, results
 from benchmarks.gate.traffic.answers import count
 from benchmarks.gate.traffic.measured import (
     Cached,
@@ -65,7 +65,7 @@ class RunArtifacts:
     @property
     def _prompts(self) -> str:
         """How often they were sent; of conversations that has been said before."""
-        given = self.document[export.OURS]["input"]
+        given = self.document[results.OURS]["input"]
         if "reuse" not in given:
             return ""
         return (
@@ -116,7 +116,7 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> RunArtifa
     ours = count(seen, bundled().count) if offer is not None and offer.pace.keep else None
     run = run_of(plan, measured)
     metrics = summarise(run)
-    result = export.Result(
+    result = results.Result(
         name, metrics, run, plan.constraints, plan.gpus, plan.gpus_total, run.interrupted
     )
     expected = plan.workers_expected or len(inputs.workers.urls) or None
@@ -194,7 +194,7 @@ def write(folder: Path, each: RunArtifacts) -> None:
 def draw(plan: Plan, all_kept: list[RunArtifacts], folders: list[Path]) -> Path:
     """Pictures beside each run, and report.html and CTRF for all of them. Raises OSError."""
     opinions = [each.opinion for each in all_kept]
-    (plan.out / export.CTRF).write_bytes(export.to_json(judge.ctrf_of(opinions)))
+    (plan.out / export.CTRF).write_bytes(results.to_json(judge.ctrf_of(opinions)))
     return report(plan.out, plan.required, all_kept, folders)
 
 

@@ -1,6 +1,6 @@
 """What is kept of a run: AIPerf's JSON with our evidence in it, a line per request, CTRF, stdout.
 
-Reading back is in results.py, whose names are here too.
+Reading back is in results.py.
 """
 
 import gzip
@@ -12,9 +12,10 @@ from typing import Any
 
 import orjson
 
+from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import Metrics, reason
 from benchmarks.gate.analysis.records import Diagnosis, Run
-from benchmarks.gate.analysis.verdict import Constraints, Exit, Verdict
+from benchmarks.gate.analysis.verdict import Exit, Verdict
 from benchmarks.gate.output.results import (
     DISTRIBUTIONS,
     NAME,
@@ -22,37 +23,8 @@ from benchmarks.gate.output.results import (
     RATES,
     RUN,
     SENTINEL,
-    Baseline,
-    Result,
-    metrics_of,
-    read,
-    read_baseline,
-    result_of,
     to_json,
-    unframed,
 )
-
-__all__ = [
-    "CTRF",
-    "NAME",
-    "OURS",
-    "RECORDS",
-    "RUN",
-    "SENTINEL",
-    "Baseline",
-    "Result",
-    "ctrf",
-    "document",
-    "framed",
-    "metrics_of",
-    "read",
-    "read_baseline",
-    "request_lines",
-    "result_of",
-    "to_json",
-    "unframed",
-    "write",
-]
 
 RECORDS, CTRF = "profile_export.jsonl", "ctrf.json"
 # Of the AIPerf that the shape was taken from (0.13.0).

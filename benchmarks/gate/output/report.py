@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from html import escape
 
 from benchmarks.distributions import Distribution
+from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import Metrics
 from benchmarks.gate.analysis.records import Diagnosis, Kind
-from benchmarks.gate.analysis.verdict import Constraints, Series, Verdict
-from benchmarks.gate.output.export import Result
+from benchmarks.gate.analysis.verdict import Series, Verdict
+from benchmarks.gate.output.results import Result
 
 NOTHING = "–"
 MEANING = {

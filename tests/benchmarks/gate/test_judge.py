@@ -3,9 +3,9 @@ from pathlib import Path
 import orjson
 import pytest
 
+from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import summarise
 from benchmarks.gate.analysis.records import Run
-from benchmarks.gate.analysis.verdict import Constraints
 from benchmarks.gate.judge import main_judge, main_plot, main_report
 from benchmarks.gate.output import export
 from tests.benchmarks.gate.runs import Stall, least_loaded, loop, round_robin

@@ -6,7 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gate.analysis.verdict import Constraints
+from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.profiles import PLATFORMS, PROFILES, InvalidProfile, Profile, find, read
 
 

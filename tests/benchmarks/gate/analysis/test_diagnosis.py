@@ -3,10 +3,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.distributions import Distribution
+from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.diagnosis import classify
 from benchmarks.gate.analysis.metrics import Metrics, summarise
 from benchmarks.gate.analysis.records import Client, Diagnosis, Kind, Run, WorkerSample
-from benchmarks.gate.analysis.verdict import Constraints, judge
+from benchmarks.gate.analysis.verdict import judge
 from tests.benchmarks.gate.runs import Stall, least_loaded, loop, request, round_robin, run, sampled
 
 ASKED = Constraints(ttft_p99="<= 300")

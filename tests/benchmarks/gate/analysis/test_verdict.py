@@ -5,17 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.distributions import Distribution
+from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
 from benchmarks.gate.analysis.metrics import ErrorCount, Metrics
 from benchmarks.gate.analysis.records import Client
-from benchmarks.gate.analysis.verdict import (
-    SKIPPED,
-    Constraints,
-    Exit,
-    InvalidConstraint,
-    Verdict,
-    judge,
-    series,
-)
+from benchmarks.gate.analysis.verdict import SKIPPED, Exit, Verdict, judge, series
 from benchmarks.gate.profiles import PLATFORMS
 
 

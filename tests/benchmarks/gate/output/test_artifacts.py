@@ -12,7 +12,7 @@ from benchmarks.gate.analysis.verdict import Exit
 from benchmarks.gate.endpoint.workers import Workers
 from benchmarks.gate.inputs.prompts import build
 from benchmarks.gate.options import Plan
-from benchmarks.gate.output import artifacts, export
+from benchmarks.gate.output import artifacts, export, results
 from benchmarks.gate.output.artifacts import Inputs, RunArtifacts, tokens_from
 from benchmarks.gate.traffic.load import Outcome
 from benchmarks.gate.traffic.measured import Measured, Offered
@@ -96,11 +96,11 @@ def test_what_is_written_is_read_back_to_the_same_verdict(tmp_path: Path) -> Non
     assert page.startswith("<!doctype html>")
     assert all(line in page for line in found.lines)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names >= {export.NAME, export.RUN, export.RECORDS, export.CTRF, "workers.png"}
-    again = export.read(tmp_path)
+    assert names >= {results.NAME, results.RUN, export.RECORDS, export.CTRF, "workers.png"}
+    again = results.read(tmp_path)
     assert again.metrics == found.opinion.result.metrics
     assert again.constraints == asked.constraints
-    assert export.read(tmp_path / export.RUN).run == found.opinion.result.run
+    assert results.read(tmp_path / results.RUN).run == found.opinion.result.run
     assert len((tmp_path / export.RECORDS).read_bytes().splitlines()) == 40
 
 

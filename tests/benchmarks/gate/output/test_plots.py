@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
+from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.diagnosis import classify
 from benchmarks.gate.analysis.metrics import summarise
 from benchmarks.gate.analysis.records import Diagnosis, Kind, Run
-from benchmarks.gate.analysis.verdict import Constraints
 from benchmarks.gate.output import plots
 from tests.benchmarks.gate.runs import Stall, loop, request, round_robin, run, sampled
 

@@ -2,11 +2,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import ErrorCount, Metrics, summarise
 from benchmarks.gate.analysis.records import Diagnosis, Kind
-from benchmarks.gate.analysis.verdict import Constraints, judge, series
-from benchmarks.gate.output.export import Result
+from benchmarks.gate.analysis.verdict import judge, series
 from benchmarks.gate.output.report import CAPTIONS, MEANING, Judged, html
+from benchmarks.gate.output.results import Result
 from tests.benchmarks.gate.runs import loop, round_robin
 
 ASKED = Constraints(">= 500", "<= 300")

@@ -63,7 +63,7 @@ def test_our_result_says_what_it_said(tmp_path: Path) -> None:
     seen = loop(round_robin)
     metrics, asked = summarise(seen), Constraints(">= 5", "<= 300", "1%", 100.0, 0.9)
     found = export.document(seen, metrics, asked, gpus_total=8)
-    again = result_of("ours", export.to_json(found))
+    again = result_of("ours", results.to_json(found))
     assert again.metrics == metrics
     assert again.constraints == asked
     assert (again.gpus, again.gpus_total) == (4, 8)
@@ -80,7 +80,7 @@ def test_a_folder_of_aiperfs_is_read(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_stays_so() -> None:
     seen = run([request()], interrupted=True)
-    found = result_of("x", export.to_json(export.document(seen, summarise(seen))))
+    found = result_of("x", results.to_json(export.document(seen, summarise(seen))))
     assert found.interrupted
     assert result_of("x", seen.to_json()).interrupted
 
