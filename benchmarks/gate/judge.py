@@ -62,9 +62,7 @@ def constraints_of(arguments: argparse.Namespace, stored: Constraints | None) ->
         "throughput": arguments.throughput,
         "ttft_p99": arguments.ttft_p99,
         "max_errors": arguments.max_errors,
-        "baseline": results.read_baseline(arguments.baseline).median
-        if arguments.baseline
-        else None,
+        "baseline": results.read_baseline(baseline).median if baseline else None,
         "baseline_floor": arguments.baseline_floor,
     }
     changes = {name: value for name, value in given.items() if value is not None}
