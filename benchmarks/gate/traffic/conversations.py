@@ -40,7 +40,7 @@ class ActiveConversation:
 class Ready:
     """A turn that waits for a stream. `due` is a time of time.monotonic, None for at once."""
 
-    talk: ActiveConversation
+    active: ActiveConversation
     body: bytes
     due: float | None
 
@@ -50,13 +50,13 @@ class ConversationLoad(Load):
 
     def __init__(self, target: Target, template: RequestTemplate, tickets: Tickets) -> None:
         super().__init__(target, tickets)
-        self._asks = template
+        self._template = template
         self._free: list[Stream] = []
         self._clear()
 
     def _clear(self) -> None:
         self._ready: deque[Ready] = deque()
-        self._talking: dict[int, ActiveConversation] = {}
+        self._active: dict[int, ActiveConversation] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._cap, self._began, self._until = UNLIMITED, 0.0, float("inf")
         self._schedule: Times = starts(0, 0.0)
@@ -76,7 +76,7 @@ class ConversationLoad(Load):
         self._cap = phase.pace.cap_of(phase.part, phase.parts)
         if phase.pace.open_loop:
             self._schedule = phase.pace.schedule(
-                self._asks.dataset, phase.requests, phase.offset, phase.part, phase.parts
+                self._template.dataset, phase.requests, phase.offset, phase.part, phase.parts
             )
         else:
             self._schedule = starts(phase.streams, phase.pace.ramp)
@@ -119,7 +119,7 @@ class ConversationLoad(Load):
 
     def _scheduled(self, due: float) -> Ready:
         number = self._phase.part + self._begun * self._phase.parts
-        return self._turn(self._talk(number), due)
+        return self._turn(self._conversation(number), due)
 
     def _take(self) -> None:
         """A closed loop's next conversation, unless the phase is over."""
@@ -128,16 +128,16 @@ class ConversationLoad(Load):
         number = self._tickets.take()
         if number < self._phase.requests:
             self._under_way += 1
-            self._ready.append(self._turn(self._talk(number), None))
+            self._ready.append(self._turn(self._conversation(number), None))
 
-    def _talk(self, number: int) -> ActiveConversation:
-        conversations = self._asks.dataset.conversations
+    def _conversation(self, number: int) -> ActiveConversation:
+        conversations = self._template.dataset.conversations
         prompt = (self._phase.offset + number) % len(conversations)
         return ActiveConversation(number, prompt, conversations[prompt])
 
-    def _turn(self, talk: ActiveConversation, due: float | None) -> Ready:
-        body = self._asks.body(talk.conversation, len(talk.answers), talk.answers)
-        return Ready(talk, body, due)
+    def _turn(self, active: ActiveConversation, due: float | None) -> Ready:
+        body = self._template.body(active.conversation, len(active.answers), active.answers)
+        return Ready(active, body, due)
 
     def _pump(self) -> None:
         """Give what is ready to free streams, or to new ones, as far as the cap allows."""
@@ -153,32 +153,32 @@ class ConversationLoad(Load):
         if not self._ready or self._in_flight >= self._cap:
             return None
         ready, now = self._ready.popleft(), time.monotonic()
-        talk, turn, pace = ready.talk, len(ready.talk.answers), self._phase.pace
-        number = talk.number * self._asks.dataset.longest + turn
-        seen = Seen(number, talk.prompt, now, turn=turn)
+        active, turn, pace = ready.active, len(ready.active.answers), self._phase.pace
+        number = active.number * self._template.dataset.longest + turn
+        seen = Seen(number, active.prompt, now, turn=turn)
         if ready.due is not None:
             seen.sent, seen.late = min(ready.due, now), max(now - ready.due, 0.0)
         seen.give_up = pace.cancel.after_of(number)
-        if pace.keep or turn + 1 < len(talk.conversation.turns):
+        if pace.keep or turn + 1 < len(active.conversation.turns):
             seen.events = []
-        self._talking[number] = talk
+        self._active[number] = active
         self._seen.append(seen)
         self._in_flight += 1
         name = str(uuid.uuid4()).encode()
-        head = self._target.head % (name, talk.name, talk.name, len(ready.body))
+        head = self._target.head % (name, active.name, active.name, len(ready.body))
         return seen, head + ready.body
 
     def ended(self, seen: Seen) -> None:
         super().ended(seen)
-        talk = self._talking.pop(seen.number)
+        active = self._active.pop(seen.number)
         answer = self._read(seen)
-        if not self._goes_on(talk, seen):
+        if not self._goes_on(active, seen):
             self._under_way -= 1
             if not self._phase.pace.open_loop:
                 self._take()  # for the stream that ended: it asks next
         else:
-            talk.answers.append(answer)
-            self._answered(talk)
+            active.answers.append(answer)
+            self._answered(active)
         self._settle()
 
     def idle(self, stream: Stream) -> None:
@@ -193,23 +193,23 @@ class ConversationLoad(Load):
             seen.text = reasoning + answer
         return answer
 
-    def _goes_on(self, talk: ActiveConversation, seen: Seen) -> bool:
+    def _goes_on(self, active: ActiveConversation, seen: Seen) -> bool:
         """A user whose request failed, or who left, says no more."""
         if seen.error is not None or seen.cancelled:
             return False
-        turn = len(talk.answers) + 1
-        if turn == len(talk.conversation.turns):
+        turn = len(active.answers) + 1
+        if turn == len(active.conversation.turns):
             return False
-        return time.monotonic() + talk.conversation.turns[turn].think < self._until
+        return time.monotonic() + active.conversation.turns[turn].think < self._until
 
-    def _answered(self, talk: ActiveConversation) -> None:
+    def _answered(self, active: ActiveConversation) -> None:
         """The next turn, after the user has thought."""
-        think = talk.conversation.turns[len(talk.answers)].think
+        think = active.conversation.turns[len(active.answers)].think
         if think <= TICK_S:
-            self._ready.append(self._turn(talk, None))  # for the stream that ended: it asks next
+            self._ready.append(self._turn(active, None))  # for the stream that ended: it asks next
         else:
             due = time.monotonic() + think
-            self._later(due, self._resume, self._turn(talk, due))
+            self._later(due, self._resume, self._turn(active, due))
 
     def _resume(self, ready: Ready) -> None:
         self._ready.append(ready)

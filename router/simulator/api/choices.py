@@ -52,14 +52,14 @@ class Choice:
 class Answer:
     """All choices of a request."""
 
-    def __init__(self, ask: GenerationRequest, sequences: Items[Sequence]) -> None:
-        self.ask = ask
+    def __init__(self, request: GenerationRequest, sequences: Items[Sequence]) -> None:
+        self.request = request
         self.choices = [
             Choice(
                 index,
                 sequence,
-                TextStream(ask.stop, include_stop=ask.include_stop),
-                decode(sequence.prompt.tokens) if ask.echo else "",
+                TextStream(request.stop, include_stop=request.include_stop),
+                decode(sequence.prompt.tokens) if request.echo else "",
             )
             for index, sequence in enumerate(sequences)
         ]
@@ -74,7 +74,7 @@ class Answer:
 
     def usage(self) -> dict[str, int]:
         """Prompts count once, however many choices share them."""
-        prompts = sum(map(len, self.ask.prompts))
+        prompts = sum(map(len, self.request.prompts))
         completion = sum(len(choice.tokens) for choice in self.choices)
         return {
             "prompt_tokens": prompts,
@@ -85,7 +85,7 @@ class Answer:
     @property
     def cached(self) -> int:
         """Prompt tokens that were not computed here."""
-        firsts = self.choices[:: self.ask.n]
+        firsts = self.choices[:: self.request.n]
         return sum(choice.sequence.cached + choice.sequence.external for choice in firsts)
 
     @property

@@ -29,7 +29,7 @@ class Dialect:
 
     def __init__(self, answer: Answer, answer_id: str, created: int, details: bool) -> None:
         self.answer = answer
-        self.ask = answer.ask
+        self.request = answer.request
         self.id = answer_id
         self.created = created
         self._details = details
@@ -63,4 +63,4 @@ class Dialect:
         return usage
 
     def token_ids(self, tokens: list[int]) -> list[int] | None:
-        return tokens if self.ask.return_token_ids else None
+        return tokens if self.request.return_token_ids else None

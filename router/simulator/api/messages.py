@@ -53,7 +53,7 @@ class Messages(Dialect):
             "type": "message",
             "role": "assistant",
             "content": content,
-            "model": self.ask.model,
+            "model": self.request.model,
             "stop_reason": reason,
             "stop_sequence": stop,
         }

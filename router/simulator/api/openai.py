@@ -17,7 +17,7 @@ class _OpenAI(Dialect):
     chunk_kind = ""
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.ask.model}
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
         raise NotImplementedError
@@ -25,14 +25,14 @@ class _OpenAI(Dialect):
     def piece(self, piece: Piece) -> bytes:
         document = self._head(self.chunk_kind)
         document["choices"] = [self._choice(piece)]
-        if self.ask.continuous_usage and self.ask.include_usage:
+        if self.request.continuous_usage and self.request.include_usage:
             document["usage"] = self.usage(stream=True)
-        if not self.ask.include_usage and self.answer.complete:
+        if not self.request.include_usage and self.answer.complete:
             document["system_fingerprint"] = _FINGERPRINT
         return data_frame(document)
 
     def closing(self) -> bytes:
-        if not self.ask.include_usage:
+        if not self.request.include_usage:
             return DONE
         document = self._head(self.chunk_kind)
         document |= {"choices": [], "usage": self.usage(stream=True)}
@@ -78,14 +78,14 @@ class Chat(_OpenAI):
         return choice
 
     def _logprobs(self, tokens: list[int]) -> dict[str, Any] | None:
-        top = self.ask.logprobs
+        top = self.request.logprobs
         return chat_logprobs(tokens, top) if top is not None else None
 
     def whole(self) -> dict[str, Any]:
         return {
             **self._whole([self._message(choice) for choice in self.answer.choices]),
             "prompt_logprobs": None,
-            "prompt_token_ids": self.token_ids(list(self.ask.prompts[0])),
+            "prompt_token_ids": self.token_ids(list(self.request.prompts[0])),
             "prompt_text": None,
             "kv_transfer_params": self.answer.kv_params,
             **_NO_TRANSFER,
@@ -129,7 +129,7 @@ class Completions(_OpenAI):
         }
 
     def _logprobs(self, tokens: list[int], offset: int) -> dict[str, Any] | None:
-        top = self.ask.logprobs
+        top = self.request.logprobs
         return completion_logprobs(tokens, top, offset) if top is not None else None
 
     def whole(self) -> dict[str, Any]:

@@ -66,14 +66,14 @@ class Responses(Dialect):
         self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None
     ) -> dict[str, Any]:
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        body = self.ask.body
+        body = self.request.body
         return {
             "id": self.id,
             "created_at": self.created,
             "incomplete_details": details,
             "instructions": body.get("instructions"),
             "metadata": body.get("metadata"),
-            "model": self.ask.model,
+            "model": self.request.model,
             "object": "response",
             "output": output,
             "parallel_tool_calls": True,
@@ -82,7 +82,7 @@ class Responses(Dialect):
             "tools": body.get("tools", []),
             "top_p": body.get("top_p", 1.0),
             "background": False,
-            "max_output_tokens": self.ask.sampling.max_tokens,
+            "max_output_tokens": self.request.sampling.max_tokens,
             "previous_response_id": None,
             "service_tier": "auto",
             "status": status,

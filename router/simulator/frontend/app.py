@@ -74,12 +74,14 @@ class App:
     async def _generate(self, exchange: Exchange, request: Request) -> None:
         body = parse_body(request.headers, request.raw)
         try:
-            ask = read_generation_request(_APIS[request.path], body, self._engine.config)
+            generation_request = read_generation_request(
+                _APIS[request.path], body, self._engine.config
+            )
         except ApiError:
             self._give_back(body)
             raise
         request_id = request.headers.get("x-request-id")
-        await Generation(self._engine, ask, exchange, request_id).run()
+        await Generation(self._engine, generation_request, exchange, request_id).run()
 
     def _give_back(self, body: dict[str, Any]) -> None:
         """A refused decode request leaves no blocks pinned on its prefill engine (0.22.1)."""

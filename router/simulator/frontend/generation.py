@@ -33,16 +33,16 @@ class Generation:
     """Everything that happens for one request after it has been understood."""
 
     def __init__(
-        self, engine: Engine, ask: GenerationRequest, exchange: Exchange, request_id: str | None
+        self, engine: Engine, request: GenerationRequest, exchange: Exchange, request_id: str | None
     ) -> None:
         self._engine = engine
-        self._ask = ask
+        self._request = request
         self._exchange = exchange
         self._faults = exchange.faults
-        answer_id = _ID_PREFIX.get(ask.api, "chatcmpl-") + (request_id or uuid4().hex[:16])
-        self._sequences = engine.sequences(ask, answer_id)
-        self._answer = Answer(ask, self._sequences)
-        self._dialect = _DIALECTS[ask.api](
+        answer_id = _ID_PREFIX.get(request.api, "chatcmpl-") + (request_id or uuid4().hex[:16])
+        self._sequences = engine.sequences(request, answer_id)
+        self._answer = Answer(request, self._sequences)
+        self._dialect = _DIALECTS[request.api](
             self._answer, answer_id, engine.wall_clock(), engine.config.prompt_tokens_details
         )
         self._inbox = Inbox()
@@ -53,7 +53,7 @@ class Generation:
         self._exchange.connection.when_lost(self._inbox.leave)
         try:
             self._submit()
-            if self._ask.stream:
+            if self._request.stream:
                 await self._stream()
             else:
                 await self._unary()
@@ -89,7 +89,7 @@ class Generation:
         while not self._answer.complete:
             for output in await self._inbox.take():
                 self._absorb(output)
-        self._engine.hand_over(self._ask, self._sequences[0])
+        self._engine.hand_over(self._request, self._sequences[0])
         body = orjson.dumps(self._dialect.whole())
         if sum(len(choice.tokens) for choice in self._answer.choices) > _limit(self._faults):
             await self._spoil_whole(body)
