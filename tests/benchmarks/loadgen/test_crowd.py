@@ -56,7 +56,8 @@ def connected(load: Load) -> tuple[Client, Transport]:
 
 async def turn() -> None:
     """Let what was called soon happen."""
-    await asyncio.sleep(0.001)
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 async def test_a_whole_stream_is_a_request_and_the_next_one_follows() -> None:
