@@ -1,8 +1,7 @@
-"""`python -m benchmarks compare | results | peers install | validate | ab | judge | report |
-plot | aiperf install`; `engine` and `load` are started by the bench.
+"""`pd-bench`, and `python -m benchmarks`: one command line for the bench and the gate.
 
-Exit status of the first three: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
-interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
+Exit status of compare, results and peers: 0 sound, 1 something void, failed or missing, 2 bad
+usage, 130 interrupted; of the others the validator's: 0 pass, 1 fail, 2 skipped, 3 void or broken.
 """
 
 import argparse
@@ -19,6 +18,7 @@ from rich.console import Console
 
 try:
     from benchmarks import compare, engine, limits, load, peers, plan, report, results
+    from benchmarks.command_line import VALIDATOR, Parser, program
     from benchmarks.gate import ab, aiperf_place, judge, validate
     from benchmarks.routers import DEFAULT, ROUTERS
     from benchmarks.scenarios import SCENARIOS, Scenario
@@ -26,7 +26,8 @@ except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("matplotlib", "numpy"):  # the extra `bench`
         raise
     print(f"pd-bench needs {error.name}: pip install 'pd-router[bench]'", file=sys.stderr)
-    sys.exit(2)
+    # To the validator and the gate, 2 means that nothing was asked for: a pipeline would go on.
+    sys.exit(3 if sys.argv[1:2] in (["validate"], ["ab"], ["judge"], ["report"], ["plot"]) else 2)
 
 # They read their own command lines: their exit statuses are the validator's.
 GATE = {
@@ -37,6 +38,11 @@ GATE = {
     "plot": judge.main_plot,
     "aiperf": aiperf_place.main,
 }
+
+ABOUT = (
+    "The bench measures routers side by side (compare, results, peers); the gate measures an "
+    "endpoint and says whether it passes, and why not (the other commands)."
+)
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -59,8 +65,8 @@ def seconds(text: str) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    commands = top.add_subparsers(dest="command", required=True)
+    top = Parser(prog=program(), description=ABOUT, epilog=VALIDATOR)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     side = commands.add_parser("compare", help="measure routers side by side")
     side.add_argument("--scenario", choices=SCENARIOS, default="relay")
     side.add_argument(
@@ -77,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
     side.add_argument("--window", type=seconds, help="seconds measured per turn")
     side.add_argument("--results", type=Path, default=RESULTS, help="where the JSON file goes")
     for name, text in (
-        ("validate", "put the validator's load on an endpoint and judge what comes of it"),
-        ("ab", "the validator's load on the router with one policy after the other"),
+        ("validate", "the gate: put the validator's load on an endpoint and judge the outcome"),
+        ("ab", "put the validator's load on the router with one policy after the other"),
         ("judge", "judge stored results of a load test again, ours or AIPerf's"),
         ("report", "write report.html from stored results"),
         ("plot", "draw PNGs from stored runs"),
@@ -159,7 +165,7 @@ def main(command: Sequence[str]) -> int:
             try:
                 return run_compare(arguments, command)
             except Unfit as error:
-                parser().error(str(error))
+                Parser(prog=program("compare")).error(str(error))
         case "peers":
             peers.install()
         case "results":

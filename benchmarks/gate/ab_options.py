@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import VALIDATOR, program
 from benchmarks.gate import judge, options
 from benchmarks.gate.options import OURS, RESULTS, WRONG, Invalid, Plan
 from benchmarks.gate.target import address
@@ -84,9 +85,10 @@ class Comparison:
 def parser() -> judge.Parser:
     """The command line."""
     top = judge.Parser(
-        prog="python -m benchmarks ab",
-        description="The same load on the router with one policy after the other, in rounds. "
-        "Exit status: 0 where all of it ran, whatever the verdicts; 3 broken.",
+        prog=program("ab"),
+        description="Put the validator's load on the router with one policy after the other, in "
+        "rounds. Exit status: 0 where all of it ran, whatever the verdicts; 3 broken.",
+        epilog=VALIDATOR,
     )
     top.add_argument("--policies", required=True, help="of the router, with commas between them")
     top.add_argument("--rounds", type=judge.positive, default=3)

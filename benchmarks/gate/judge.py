@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar
 
+from benchmarks import command_line
+from benchmarks.command_line import VALIDATOR, program
 from benchmarks.gate import export, plots, report, verdict
 from benchmarks.gate.diagnosis import classify
 from benchmarks.gate.export import Result
@@ -24,13 +26,10 @@ from router import __version__
 __all__ = ["Diagnosis", "Kind", "classify", "main_judge", "main_plot", "main_report"]
 
 
-class Parser(argparse.ArgumentParser):
-    """Ends with 3 on bad usage."""
+class Parser(command_line.Parser):
+    """Ends with 3 on bad usage: 2 means that nothing was asked for."""
 
-    def error(self, message: str) -> NoReturn:
-        """As argparse does, with another status."""
-        self.print_usage(sys.stderr)
-        self.exit(Exit.VOID, f"{self.prog}: error: {message}\n")
+    status: ClassVar[int] = Exit.VOID
 
 
 def positive(text: str) -> int:
@@ -116,7 +115,7 @@ def opinion(
 
 
 def _parser(command: str, about: str) -> Parser:
-    parser = Parser(prog=f"python -m benchmarks {command}", description=about)
+    parser = Parser(prog=program(command), description=about, epilog=VALIDATOR)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="or folder, per run")
     add_constraints(parser)
     parser.add_argument("--gpus", type=positive, help="GPUs benchmarked, where files do not say")
@@ -154,7 +153,8 @@ def show(opinions: Sequence[Opinion], overall: verdict.Series) -> None:
 
 def main_judge(argv: Sequence[str]) -> int:
     """`judge FILE...`."""
-    parser = _parser("judge", "Judge stored results again, ours or AIPerf's.")
+    about = "Judge stored results again by the validator's rule, ours or AIPerf's."
+    parser = _parser("judge", about)
     parser.add_argument("--require", type=positive, help="runs that must pass; default: all")
     parser.add_argument("--ctrf", type=Path, help="write a CTRF report there")
     parser.add_argument("--write-baseline", type=Path, help="write the passed runs as a baseline")

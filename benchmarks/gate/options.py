@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import VALIDATOR, program
 from benchmarks.gate import aiperf_place, judge, profiles, prompts
 from benchmarks.gate.constraints import Constraints, InvalidConstraint
 from benchmarks.gate.load import Phase
@@ -115,12 +116,13 @@ class Plan:
 def parser() -> judge.Parser:
     """The command line."""
     top = judge.Parser(
-        prog="python -m benchmarks validate",
-        description="Put the validator's load on an endpoint and judge what comes of it. "
+        prog=program("validate"),
+        description="Put the validator's load on an endpoint and judge the outcome by its rule. "
         "Exit status: 0 pass, 1 fail, 2 skipped (nothing was asked), 3 void or broken.",
     )
     top.add_argument("--url", required=True, help="base URL of the endpoint")
     top.add_argument("--model", required=True)
+        epilog=VALIDATOR,
     add_options(top)
     _add_runs(top.add_argument_group("runs and workers"))
     return top

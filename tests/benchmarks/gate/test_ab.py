@@ -83,7 +83,7 @@ def test_faults_are_as_the_simulator_takes_them() -> None:
         (("--engines", "2", "--policies", "a b"), "'a b' is no name"),
         (("--engines", "2", "--policies", ","), "name at least one"),
         (("--engines", "2", "--throughput", "many"), "many"),
-        (("--engines", "2", "--runs", "2"), "unrecognized"),
+        (("--engines", "2", "--runs", "2"), "--runs: no such argument"),
         (("--engines", "2", "--router-options", "'"), "quotation"),
     ],
 )
