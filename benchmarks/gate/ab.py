@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.gate import ab_options, ab_plot, ab_result, export, keep, validate
-from benchmarks.gate.ab_fleet import Injected, router, simulated
+from benchmarks.gate.ab_fleet import Injected, refused, router, simulated
 from benchmarks.gate.ab_options import RESULT, Comparison
 from benchmarks.gate.ab_result import Row
 from benchmarks.gate.keep import Kept
@@ -33,6 +33,10 @@ class Broken(Exception):
 def main(argv: Sequence[str]) -> int:
     """Run it and return the exit status."""
     comparison = ab_options.read(argv, datetime.now(UTC))
+    # Before any traffic: a typo in the last policy would cost the time of all before it.
+    if why := refused(comparison.policies, comparison.engines, comparison.router):
+        print(f"error: {why}", file=sys.stderr)
+        return int(Exit.VOID)
     # Wide enough that no line is cut when the output goes to a file.
     console = Console() if sys.stdout.isatty() else Console(width=180)
     rows: list[Row] = []

@@ -5,6 +5,7 @@ Everything that is started ends with its context. It refuses to know the load an
 
 import asyncio
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +15,14 @@ from typing import TypeVar
 
 import orjson
 
-from benchmarks.gate.ab_options import Fault
+from benchmarks.gate.ab_options import NOWHERE, Fault
 from benchmarks.gate.asking import Unanswered, asking
-from benchmarks.processes import Process, StartError
+from benchmarks.processes import REPOSITORY, Process, StartError
 
 # Far more than a start takes on a busy machine.
 START_S, LOOK_S, ASK_S = 60.0, 0.05, 5.0
 T = TypeVar("T")
+STRATEGY = "--load-balancing-strategy: "
 READY = re.compile(r"^ready (\S+)$", re.MULTILINE)
 
 
@@ -48,6 +50,26 @@ def router(policy: str, engines: Sequence[str], flags: Sequence[str], log: Path)
     ]
     with Process(command, log) as process:
         yield _said(process, log, f"router with {policy}", listening)
+
+
+def refused(policies: Sequence[str], engines: Sequence[str], flags: Sequence[str]) -> str | None:
+    """Why the router would not start with one of the policies and these flags; None where it would
+    start with all. The router itself says so, without a network."""
+    for policy in policies:
+        command = [
+            *(sys.executable, "-m", "router.cli", "explain", "-", "--route", "/v1/completions"),
+            *("--load-balancing-strategy", policy, "--decode", ",".join(engines) or NOWHERE),
+            *flags,
+        ]
+        ended = subprocess.run(
+            command, cwd=REPOSITORY, input=b'{"prompt": ""}', capture_output=True, check=False
+        )
+        if ended.returncode:
+            why = ended.stderr.decode(errors="replace").strip().removeprefix("pd-router: ")
+            if why.startswith(STRATEGY):
+                return f"--policies: {policy}: {why.removeprefix(STRATEGY)}"
+            return f"--router-options: {why}"
+    return None
 
 
 def listening(text: str) -> str | None:

@@ -202,13 +202,23 @@ async def test_a_fault_that_did_not_come_is_said() -> None:
     assert "cannot connect" in injected.wrong
 
 
-def test_a_policy_that_there_is_not_is_said(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [*command(tmp_path), "--policies", "magic"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--policies", "round_robin,magic"), "error: --policies: magic: "),
+        (("--router-options", "--stall-timeout never"), "error: --router-options: --stall-timeout"),
+    ],
+)
+def test_what_the_router_refuses_is_said_before_anything_runs(
+    flags: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    ended = subprocess.run([*command(out), *flags], capture_output=True, text=True, check=False)
     assert ended.returncode == 3
-    assert "router with magic: ended at once" in ended.stderr
-    assert "load-balancing-strategy" in ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(words)
+    assert ended.stdout == ""
+    assert not out.exists()
 
 
 async def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
