@@ -66,7 +66,7 @@ class Plan:
     key: str | None = field(repr=False)
     verify: bool
     live: bool
-    sentinel: bool | None
+    sentinel: bool
     unique: bool
     generator: str
     patience: Patience
@@ -175,7 +175,8 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     add(
         "--sentinel",
         action=argparse.BooleanOptionalAction,
-        help="result JSON between sentinel lines on stdout; default: where it is no terminal",
+        default=False,
+        help="also print the result JSON on stdout, between sentinel lines as the validator does",
     )
 
 

@@ -116,7 +116,7 @@ def _finished(plan: Plan, kept: list[Kept]) -> int:
             print(f"{prefix}{line}")
     folders = [folder_of(plan, number) for number in range(len(kept))]
     print(f"written to {keep.draw(plan, kept, folders)}", flush=True)
-    if plan.sentinel if plan.sentinel is not None else not sys.stdout.isatty():
+    if plan.sentinel:
         for each in kept:
             print(export.framed(each.document), end="", flush=True)
     return int(overall.exit_code)

@@ -20,7 +20,8 @@ async def test_a_sound_endpoint_passes_and_everything_is_written(tmp_path: Path)
     out = tmp_path / "new" / "out"
     async with engines(2, "--prompt-tokens-details") as them:
         workers = [flag for url in them.urls for flag in ("--worker", url)]
-        async with gate(them.urls[0], out, *ASKED, *workers, "--slo", "ttft:20000") as it:
+        flags = (*ASKED, *workers, "--slo", "ttft:20000", "--sentinel", "--requests", "40")
+        async with gate(them.urls[0], out, *flags) as it:
             assert await it.ended() == 0, it.text
     assert "ready: 2 workers, from --worker" in it.text
     assert "counted by the server" in it.text
@@ -47,10 +48,11 @@ async def test_too_little_throughput_fails(tmp_path: Path) -> None:
 
 
 async def test_nothing_asked_is_skipped(tmp_path: Path) -> None:
-    async with engines() as them, gate(them.urls[0], tmp_path, "--no-sentinel") as it:
+    async with engines() as them, gate(them.urls[0], tmp_path) as it:
         assert await it.ended() == 2, it.text
     assert it.status == "skipped"
-    assert "===AIPERF-RESULT===" not in it.text
+    assert "===AIPERF-RESULT===" not in it.text, "a pipe is no reason for JSON"
+    assert "{" not in it.text
 
 
 async def test_runs_are_k_of_n_and_prompts_may_be_unique(tmp_path: Path) -> None:
