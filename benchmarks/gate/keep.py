@@ -119,7 +119,7 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
     tokens = tokens_from(metrics) if ours is None else ours.text
     extra = {
         "workload": asdict(plan.profile),
-        "input": _input(plan, inputs.prompts) if offer is None else offer.report(seen),
+        "input": _input(plan, inputs.prompts, len(seen)) if offer is None else offer.report(seen),
         "cached": asdict(known),
         "tokens_from": tokens,
         "goodput": None if good is None else {**asdict(good), "share": good.share},
@@ -146,7 +146,7 @@ def _generator(plan: Plan) -> dict[str, Any]:
     return {"name": plan.generator, "version": __version__, "processes": plan.processes}
 
 
-def _input(plan: Plan, prompts: Prompts) -> dict[str, Any]:
+def _input(plan: Plan, prompts: Prompts, requests: int) -> dict[str, Any]:
     """How often each prompt is sent is what a prefix cache lives on."""
     return {
         "prompts": len(prompts.texts),
@@ -155,13 +155,13 @@ def _input(plan: Plan, prompts: Prompts) -> dict[str, Any]:
         "seed": plan.profile.seed,
         "checksum": prompts.checksum,
         "unique": plan.unique,
-        "reuse": reuse(plan, prompts),
+        "reuse": reuse(plan, prompts, requests),
     }
 
 
-def reuse(plan: Plan, prompts: Prompts) -> float:
-    """How many times each prompt is sent in a run."""
-    return 1.0 if plan.unique else (plan.requests + plan.warmup) / len(prompts.texts)
+def reuse(plan: Plan, prompts: Prompts, requests: int) -> float:
+    """How many times each prompt is sent in a run of so many requests, warm-up included."""
+    return 1.0 if plan.unique else (requests + plan.warmup) / len(prompts.texts)
 
 
 def _each(run: Run) -> dict[str, Any]:

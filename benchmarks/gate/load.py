@@ -42,9 +42,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """So many requests by so many streams. `offset` is where in the data set it begins, `begin` a
-    time of time.monotonic. Where conversations are sent, `requests` counts those, `pace` says when
-    they begin, and this process is `part` of so many `parts`."""
+    """So many requests by so many streams, and more until `min_seconds` have passed. `offset` is
+    where in the data set it begins, `begin` a time of time.monotonic. Where conversations are sent,
+    `requests` counts those, `pace` says when they begin, and this process is `part` of so many
+    `parts`."""
 
     streams: int
     requests: int
@@ -53,6 +54,7 @@ class Phase:
     pace: Pace = field(default_factory=Pace)
     part: int = 0
     parts: int = 1
+    min_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +176,11 @@ class Load:
     # what streams ask
 
     def next_request(self) -> tuple[Seen, bytes] | None:
-        number = self._tickets.take()
-        if number >= self._phase.requests:
+        number, phase = self._tickets.take(), self._phase
+        if number >= phase.requests and time.monotonic() >= phase.begin + phase.min_seconds:
             return None
         bodies = self._target.bodies
-        prompt = (self._phase.offset + number) % len(bodies)
+        prompt = (phase.offset + number) % len(bodies)
         body, name = bodies[prompt], str(uuid.uuid4()).encode()
         seen = Seen(number, prompt, time.monotonic())
         self._seen.append(seen)

@@ -97,7 +97,8 @@ class Plan:
         streams, offer = self.concurrency, self.offer
         if offer is None:
             warm = Phase(streams, self.warmup, offset)
-            return warm, Phase(streams, self.requests, offset + self.warmup)
+            hot = Phase(streams, self.requests, offset + self.warmup)
+            return warm, replace(hot, min_seconds=self.profile.min_seconds)
         warm = offer.warmup(streams, self.warmup, offset)
         return warm, offer.phase(streams, offset + warm.requests)
 
@@ -268,6 +269,8 @@ def _check(found: Plan) -> None:
     except ValueError as error:
         raise Invalid(f"--prompts: {error}") from None
 
+    if arguments.requests is not None or arguments.unique_prompts:  # so many, and no more
+        given["min_seconds"] = 0.0
 
 def _check_aiperf(found: Plan, processes: int | None) -> None:
     """AIPerf has no place for some options; and a key on its command line would be seen by all."""

@@ -194,7 +194,8 @@ class _Validation:
         made, note = await exact(made, len(made.texts), partial(counted, count=count))
         self._live.say(
             f"{len(made.texts)} prompts of {made.tokens} tokens ({note}), each sent "
-            f"{keep.reuse(plan, made):.1f} times, checksum {made.checksum[:16]}"
+            f"{'at least ' if plan.profile.min_seconds else ''}"
+            f"{keep.reuse(plan, made, plan.requests):.1f} times, checksum {made.checksum[:16]}"
         )
         return made
 
@@ -257,6 +258,8 @@ class _Validation:
         how = "when due" if phase.pace.open_loop else f"{streams} at once"
         number = f"for {phase.pace.duration:g} s" if total is None else f"{total} requests"
         self._live.say(f"{name}: {number}, {how}")
+        if phase.min_seconds:
+            number += f" or more, for {phase.min_seconds:g} s at least"
         self._board.begin(name, total or 0, time.monotonic())
         done = await offer(generators, phase, self._board.hear, self._stopped)
         errors = sum(each.error is not None for each in done.seen)

@@ -72,6 +72,16 @@ async def test_all_streams_ask_at_once_and_then_one_for_each_that_ends() -> None
     assert not outcome.stopped
 
 
+async def test_a_phase_that_is_to_last_goes_on_after_its_last_request() -> None:
+    async with served(Server()) as target:
+        begin = time.monotonic()
+        outcome = await Load(target, Counter()).run(Phase(2, 3, 0, begin, min_seconds=0.2))
+        assert time.monotonic() >= begin + 0.2
+    assert len(outcome.seen) >= 3
+    assert all(each.sent < begin + 0.2 for each in outcome.seen[3:])
+    assert [each.prompt for each in outcome.seen[:4]] == [0, 1, 2, 0][: len(outcome.seen)]
+
+
 async def test_prompts_are_cycled_through_from_the_offset() -> None:
     server = Server()
     async with served(server) as target:

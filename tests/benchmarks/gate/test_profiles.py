@@ -33,6 +33,7 @@ def test_smoke_is_a_matter_of_seconds() -> None:
     smoke = PROFILES["smoke"]
     assert smoke.request_count(2) * smoke.output_tokens < 1000
     assert smoke.request_count(2) > smoke.concurrency(2)
+    assert 1 <= smoke.min_seconds <= 5
 
 
 def test_prompts_are_sent_again_and_that_is_told() -> None:
