@@ -133,9 +133,8 @@ def _parser() -> argparse.ArgumentParser:
     explaining.add_argument("body", metavar="BODY.json", help="the request's body; - reads stdin")
     explaining.add_argument(
         "--route",
-        default="/v1/chat/completions",
         metavar="PATH",
-        help="the route it is sent to (default %(default)s)",
+        help="the route it is sent to (default: by the body's messages, prompt or input)",
     )
     explaining.add_argument("--json", dest="as_json", action="store_true", help="for machines")
     _add_settings(explaining)
