@@ -221,7 +221,7 @@ class ClientProtocol(HttpToolsProtocol):
             self._decline()
             return
         route, query = self._route()
-        if route is None:
+        if route is None or self.parser.get_method() == b"OPTIONS":
             self._hand_to_uvicorn()
         else:
             self._queue(ClientReply(self, route, query))
