@@ -10,6 +10,7 @@ from router.commands.console import cell, make_console
 from router.commands.fit import misfits
 from router.commands.survey import Finding, survey
 from router.core.values import Role
+from router.net.same_address import Twins, twins
 from router.settings import Settings
 
 __all__ = ["run"]
@@ -19,18 +20,24 @@ COLUMNS = ("role", "url", "health", "version", "models", "max_model_len")
 
 def run(settings: Settings) -> int:
     """Print what was found. 0 when all is well, 1 when an engine or the whole is unusable."""
-    findings = asyncio.run(survey(settings))
+    findings, doubtful = asyncio.run(_ask(settings))
     wrong = misfits(findings, settings.disagg_connector_type)
     console = make_console()
     console.print(_table(findings, is_terminal=console.is_terminal))
     for finding in findings:
         if finding.advice is not None:
             console.print(cell(f"{finding.endpoint.role} {finding.endpoint.url}: {finding.advice}"))
-    for sentence in wrong:
+    for sentence in (*wrong, *(f"warning: {pair.warning}" for pair in doubtful)):
         console.print(cell(sentence))
     bad = sum(f.advice is not None for f in findings)
     console.print(_verdict(findings, bad, len(wrong)))
     return 1 if bad or wrong else 0
+
+
+async def _ask(settings: Settings) -> tuple[list[Finding], list[Twins]]:
+    """What the engines say, and which of them may be one."""
+    urls = [*settings.prefill, *settings.decode]
+    return await asyncio.gather(survey(settings), twins(urls))
 
 
 def _table(findings: Sequence[Finding], *, is_terminal: bool) -> Table:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import ssl
 import time
 import uuid
@@ -38,6 +39,7 @@ from router.net.kv_ready import KVReadySocket
 from router.net.pool import EnginePool
 from router.net.prober import Prober
 from router.net.pulse import Pulse
+from router.net.same_address import twins
 from router.net.silence import Silence
 from router.net.speed_prober import SpeedProber
 from router.net.tasks import TaskSet
@@ -50,6 +52,8 @@ from router.web.front import Front, Limits
 from router.web.operations import Lifecycle, create_operations
 
 __all__ = ["Router", "Worker", "create_app", "endpoints_of", "scheduler_of"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,10 @@ class Router:
             for endpoint, pool in self.pools.items():
                 yield endpoint, pool.open, pool.idle
 
+    async def _warn_of_twins(self) -> None:
+        for pair in await twins([*self.settings.prefill, *self.settings.decode]):
+            log.warning("%s", pair.warning)
+
     async def _show_for_ever(self) -> None:
         while True:
             self._show_connections()
@@ -204,6 +212,7 @@ class Router:
         # would be told that there is no engine.
         await self._prober.look()
         if is_leader:
+            self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
         ticks = partial(tick_for_ever, self.fleet, self._ejected, is_leader=is_leader)
