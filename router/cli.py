@@ -170,8 +170,7 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting; pydantic checks all values, wherever they come from."""
-    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
-    group.add_argument(
+    parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
@@ -184,12 +183,31 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             flag(name),
             action="append" if is_list else "store",
             default=argparse.SUPPRESS,
-            metavar=_metavar(field),
+            metavar=_metavar(name, field),
             help=f"{field.description}{default}".replace("%", "%%"),
         )
 
 
-def _metavar(field: FieldInfo) -> str:
+METAVARS = {
+    "host": "HOST",
+    "port": "PORT",
+    "workers": "N|auto",
+    "prefill": "URL",
+    "decode": "URL",
+    "percent": "PERCENT",
+    "seqs": "N|JSON|@FILE",
+    "registry": "JSON|@FILE",
+    "bind": "tcp://HOST:PORT",
+    "key": "KEY",
+    "file": "FILE",
+    "bytes": "BYTES",
+    "sample": "SHARE",
+}
+"""What a setting's value is, by the last word of its name; all other numbers that may be fractions
+are seconds."""
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
     """What kind of value it is; of a choice, the choices."""
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not None]
     choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
@@ -200,3 +218,6 @@ def _metavar(field: FieldInfo) -> str:
 
 if __name__ == "__main__":
     sys.exit(main())
+    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
+    if (known := METAVARS.get(name.rpartition("_")[2])) is not None:
+        return known

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import re
+import socket
 import subprocess
 import sys
 import types
@@ -232,10 +233,42 @@ def test_serve_runs_a_server_with_the_settings(monkeypatch):
     monkeypatch.setattr("router.telemetry.logs.configure", lambda *words: levels.append(words))
     for name in ("freeze", "set_threshold"):  # this process goes on
         monkeypatch.setattr(gc, name, lambda *_: None)
-    monkeypatch.setenv("PD_ROUTER_PORT", "1")
-    assert main(["serve", "--host", "::1", *DECODE, "--log-level", "error"]) == 0
-    assert [(config.host, config.port) for config in served] == [("::1", 1)]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("PD_ROUTER_PORT", str(port))
+    assert main(["serve", "--host", "127.0.0.1", *DECODE, "--log-level", "error"]) == 0
+    assert [(config.host, config.port) for config in served] == [("127.0.0.1", port)]
     assert levels == [("error", "text")]
+
+
+def test_a_place_where_nothing_can_listen_names_the_option_to_change(refused):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = refused("serve", "--host", "127.0.0.1", "--port", port, *DECODE)
+    assert said == f"--port: 127.0.0.1:{port} is taken by another process; 0 takes a free port"
+    # TEST-NET-1 (RFC 5737) is nobody's.
+    said = refused("serve", "--host", "192.0.2.1", "--port", port, *DECODE)
+    assert said.startswith("--host: 192.0.2.1 is no address of this machine: ")
+
+
+def test_a_value_is_named_for_its_unit(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for name, field in Settings.model_fields.items():
+        is_time = re.search(r"\bseconds\b", field.description or "", re.IGNORECASE) is not None
+        is_time &= field.annotation is float
+        assert is_time == (f"{flag(name)} SECONDS" in words), name
+    for shown in (
+        "--decision-log-sample SHARE",
+        "--max-aside-percent PERCENT",
+        "--max-body-bytes BYTES",
+        "--engine-ca-file FILE",
+        "--decode URL",
+        "--port PORT",
+        "--workers N|auto",
+    ):
+        assert shown in words
 
 
 def test_the_arguments_are_the_processs_own_by_default(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """`pd-router serve`: one process, or several that share the port and what they know."""
 
+import errno
 import logging
 import os
 import shutil
@@ -25,6 +26,7 @@ def run(settings: Settings) -> int:
     """Serve until a signal says to stop; returns the exit status."""
     if settings.workers > 1:
         return _run_several(settings)
+    _check_address(settings.host, settings.port)
     server = Server(Router(settings))
     tune_process()
     server.run()
@@ -75,21 +77,47 @@ def _listeners(host: str, port: int, workers: int) -> list[list[socket.socket]]:
     Each worker has its own (SO_REUSEPORT), and the kernel deals connections out. This process keeps
     them open: what waits in a worker's socket when it dies is answered by the next one.
     """
+    listeners: list[list[socket.socket]] = [[] for _ in range(workers)]
     try:
-        flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-        listeners: list[list[socket.socket]] = [[] for _ in range(workers)]
-        for family, address in dict.fromkeys((each[0], str(each[4][0])) for each in found):
+        for family, address in _addresses(host, port):
             port = _free(family, address, port)
             for mine in listeners:
                 mine.append(_bound(family, address, port, share=True))
     except OSError as error:
-        raise UsageError(f"--port: cannot listen on {host}:{port}: {error.strerror}") from None
+        raise _cannot_listen(host, port, error) from None
     for mine in listeners:
         for listener in mine:
             listener.listen(BACKLOG)
             listener.setblocking(False)
     return listeners
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise UsageError if it cannot be listened on: uvicorn would say an errno, and no option."""
+    try:
+        for family, address in _addresses(host, port):
+            _free(family, address, port)
+    except OSError as error:
+        raise _cannot_listen(host, port, error) from None
+
+
+def _addresses(host: str, port: int) -> list[tuple[int, str]]:
+    """Family and address of everything that the host's name stands for. Raises OSError."""
+    flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((each[0], str(each[4][0])) for each in found))
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UsageError:
+    """Which option to change."""
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(f"--port: {place} is taken by another process; 0 takes a free port")
+    if error.errno == errno.EACCES:
+        return UsageError(f"--port: cannot listen on {place}: ports below 1024 need privileges")
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return UsageError(f"--host: {host} is no address of this machine: {error.strerror}")
+    return UsageError(f"--port: cannot listen on {place}: {error.strerror}")
 
 
 def _free(family: int, address: str, port: int) -> int:

@@ -191,20 +191,26 @@ class AccessLog:
             is_text = isinstance(handler.formatter, _Text)
             handler.add(self._text(event) if is_text else self._json(event))
 
-    def _now(self) -> str:
-        now = time.time()  # noqa: TID251 - a line tells the time of day
-        if int(now * 1000) != self._millisecond:
-            self._millisecond, self._time = int(now * 1000), _time(now)
+    def _day(self, monotonic: float) -> str:
+        """The time of day of an event, which is told some time after it happened."""
+        at = time.time() - time.monotonic() + monotonic  # noqa: TID251 - a line tells time of day
+        if int(at * 1000) != self._millisecond:
+            self._millisecond, self._time = int(at * 1000), _time(at)
         return self._time
 
     def _json(self, event: RequestEnded) -> str:
-        line = {"time": self._now(), "level": "info", "logger": _access.name, "message": "request"}
+        line = {
+            "time": self._day(event.ended),
+            "level": "info",
+            "logger": _access.name,
+            "message": "request",
+        }
         return _dumps({**line, **_fields(event)})
 
     def _text(self, e: RequestEnded) -> str:
         """As _Text writes _fields; a test compares them."""
         parts = [
-            f"{self._now()} INFO    request id={_word(e.request_id)} route={e.route}"
+            f"{self._day(e.ended)} INFO    request id={_word(e.request_id)} route={e.route}"
             f" status={e.status} outcome={e.outcome}"
         ]
         if e.model is not None:
