@@ -58,7 +58,8 @@ def _serve(options: Options) -> int:
 
 
 def _check(options: Options) -> int:
-    return check.run(_settings(options))
+    tries = options.pop("tries")
+    return check.run(_settings(options), tries=tries)
 
 
 def _explain(options: Options) -> int:
@@ -128,7 +129,15 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     _add_settings(add("serve", _serve, "Run the router."))
-    _add_settings(add("check", _check, "Ask every engine whether it and the settings fit."))
+    checking = add("check", _check, "Ask every engine whether it and the settings fit.")
+    checking.add_argument(
+        "--try",
+        dest="tries",
+        action="store_true",
+        help="also send a request over each pair of a prefill and a decode engine, and see whether "
+        "its KV cache moves",
+    )
+    _add_settings(checking)
     explaining = add("explain", _explain, "Say what would happen to a request, without a network.")
     explaining.add_argument("body", metavar="BODY.json", help="the request's body; - reads stdin")
     explaining.add_argument(

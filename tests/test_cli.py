@@ -278,7 +278,7 @@ def test_the_arguments_are_the_processs_own_by_default(monkeypatch, capsys):
 
 
 def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
-    def interrupt(_: object) -> int:
+    def interrupt(_: object, *, tries: bool) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("router.commands.check.run", interrupt)
@@ -286,7 +286,7 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
 
 
 def test_output_that_nobody_reads_ends_the_command(monkeypatch, tmp_path):
-    def nobody_reads(_: object) -> int:
+    def nobody_reads(_: object, *, tries: bool) -> int:
         raise BrokenPipeError
 
     monkeypatch.setattr("router.commands.check.run", nobody_reads)

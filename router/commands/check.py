@@ -9,6 +9,7 @@ from rich.table import Table
 from router.commands.console import cell, make_console
 from router.commands.fit import misfits
 from router.commands.survey import Finding, survey
+from router.commands.trial import trials
 from router.core.values import Role
 from router.net.same_address import Twins, twins
 from router.settings import Settings
@@ -18,8 +19,11 @@ __all__ = ["run"]
 COLUMNS = ("role", "url", "health", "version", "models", "max_model_len")
 
 
-def run(settings: Settings) -> int:
-    """Print what was found. 0 when all is well, 1 when an engine or the whole is unusable."""
+def run(settings: Settings, *, tries: bool = False) -> int:
+    """Print what was found. 0 when all is well, 1 when an engine or the whole is unusable.
+
+    With `tries` a request is sent over each pair of engines.
+    """
     findings, doubtful = asyncio.run(_ask(settings))
     wrong = misfits(findings, settings.disagg_connector_type)
     console = make_console()
@@ -29,9 +33,16 @@ def run(settings: Settings) -> int:
             console.print(cell(f"{finding.endpoint.role} {finding.endpoint.url}: {finding.advice}"))
     for sentence in (*wrong, *(f"warning: {pair.warning}" for pair in doubtful)):
         console.print(cell(sentence))
+    tried = trials(settings, findings) if tries else []
+    for trial in tried:
+        console.print(cell(trial.line))
+    failed = sum(trial.trouble is not None for trial in tried)
     bad = sum(f.advice is not None for f in findings)
     console.print(_verdict(findings, bad, len(wrong)))
-    return 1 if bad or wrong else 0
+    if tries:
+        went = f"{len(tried) - failed} of {len(tried)} trial requests went well."
+        console.print(went if tried else "No pair of engines could be tried.")
+    return 1 if bad or wrong or failed or (tries and not tried) else 0
 
 
 async def _ask(settings: Settings) -> tuple[list[Finding], list[Twins]]:

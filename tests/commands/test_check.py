@@ -131,13 +131,15 @@ async def test_the_key_is_not_printed(start, capsys):
 def test_check_is_a_command(monkeypatch):
     seen = []
 
-    def run(settings: Settings) -> int:
-        seen.append(settings)
+    def run(settings: Settings, *, tries: bool) -> int:
+        seen.append((settings, tries))
         return 1
 
     monkeypatch.setattr(check, "run", run)
     assert main(["check", "--decode", "http://d0"]) == 1
-    assert seen == [load({"decode": "http://d0"})]
+    assert main(["check", "--try", "--decode", "http://d0"]) == 1
+    settings = load({"decode": "http://d0"})
+    assert seen == [(settings, False), (settings, True)]
 
 
 def test_a_cell_keeps_its_own_lines_and_no_others(capsys):
