@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -79,6 +79,12 @@ def _simulate(options: Options) -> int:
     return simulate.run(options)
 
 
+def _simulate_engines(options: Options) -> int:
+    from router.commands import simulate_engines  # noqa: PLC0415 - as above
+
+    return simulate_engines.run(options)
+
+
 def _settings(options: Options) -> Settings:
     return load(options, options.pop("config"))
 
@@ -89,32 +95,37 @@ def _settings(options: Options) -> Settings:
 class _Parser(argparse.ArgumentParser):
     """argparse, but for errors of one line."""
 
+    @property
+    def flags(self) -> Iterable[str]:
+        """All that it knows, those included that are added later."""
+        return self._option_string_actions.keys()
+
     def error(self, message: str) -> NoReturn:
         """Name the culprit. Raises UsageError."""
         raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def _parse(arguments: Sequence[str]) -> Options:
-    parser = _parser()
+    parser = _parser(arguments)
     if arguments and arguments[0].startswith("-") and arguments[0] not in GLOBAL:
         wrong = arguments[0].partition("=")[0]
         raise UsageError(f"{wrong}: stands before the COMMAND; see {parser.prog} --help")
     known, unknown = parser.parse_known_args(arguments)
     options = vars(known)
-    name = options.pop("name")
+    name, flags = options.pop("name"), options.pop("flags", ())
     prog = parser.prog if name is None else f"{parser.prog} {name}"
     if unknown:
         # What stands behind it, or behind its =, may be a secret.
         wrong = unknown[0].partition("=")[0]
-        near = suggestion(wrong, map(flag, Settings.model_fields))
+        near = suggestion(wrong, flags)
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
-        names = "serve, check, explain, demo or simulate"
+        names = "serve, check, explain, demo, simulate-engines or simulate"
         raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> _Parser:
     parser = _Parser(
         prog="pd-router",
         description="A router in front of prefill and decode vLLM engines.",
@@ -123,9 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pd-router {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="name")
 
-    def add(name: str, command: Callable[[Options], int], text: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Callable[[Options], int], text: str) -> _Parser:
         added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        added.set_defaults(command=command)
+        added.set_defaults(command=command, flags=added.flags)
         return added
 
     _add_settings(add("serve", _serve, "Run the router."))
@@ -148,8 +159,28 @@ def _parser() -> argparse.ArgumentParser:
     explaining.add_argument("--json", dest="as_json", action="store_true", help="for machines")
     _add_settings(explaining)
     add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
+    text = "Start simulated engines, and say how to put a router in front of them."
+    simulating = add("simulate-engines", _simulate_engines, text)
+    if "simulate-engines" in arguments:  # its options are the simulator's, which nobody else loads
+        _add_engines(simulating)
     _add_simulation(add("simulate", _simulate, "Compare policies on modelled engines."))
     return parser
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    """How many engines, where, and what each is like."""
+    from router.simulator.command_line import add_options  # noqa: PLC0415 - as above
+
+    for name, default, metavar, text in (
+        ("--prefill", 1, "N", "prefill engines; 0: a plain pool"),
+        ("--decode", 2, "N", "decode engines"),
+        ("--port", 9000, "PORT", "the first one's; the others' follow; 0: free ones"),
+    ):
+        parser.add_argument(
+            name, type=int, default=default, metavar=metavar, help=f"{text} (default %(default)s)"
+        )
+    # A real engine's order of magnitude, so that streams can be seen to stream.
+    add_options(parser.add_argument_group("each engine"), step_ms=10.0)
 
 
 def _add_simulation(parser: argparse.ArgumentParser) -> None:
@@ -185,6 +216,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML file with settings, keyed like routing_threshold",
     )
+    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
     for name, field in Settings.model_fields.items():
         is_list = isinstance(field.default, tuple)
         default = default_text(field) and f" (default {default_text(field)})"
@@ -218,6 +250,8 @@ are seconds."""
 
 def _metavar(name: str, field: FieldInfo) -> str:
     """What kind of value it is; of a choice, the choices."""
+    if (known := METAVARS.get(name.rpartition("_")[2])) is not None:
+        return known
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not None]
     choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
     if choices:
@@ -227,6 +261,3 @@ def _metavar(name: str, field: FieldInfo) -> str:
 
 if __name__ == "__main__":
     sys.exit(main())
-    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
-    if (known := METAVARS.get(name.rpartition("_")[2])) is not None:
-        return known
