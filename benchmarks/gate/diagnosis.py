@@ -19,6 +19,8 @@ from benchmarks.gate.evidence import (
     chunks_of,
     comparable,
     holder,
+    onset,
+    silence,
     slowest,
     standstills,
     tokens_per_request,
@@ -136,8 +138,13 @@ def _backup(run: Run, seen: Timeline | None) -> Diagnosis | None:
         f"the median of the other {len(seen.loads) - 1} was {beside:.0f}; a fair share is "
         f"{fair:.0f}. It was backed up since {worst.since:.1f} s, for {worst.seconds:.1f} s."
     )
+    # A backlog builds up for a while before it is one: what made it is older.
+    began, silent = onset(seen, worst, fair), silence(run, worst)
+    if silent is not None:
+        began = min(began, silent.since)
+        text += f" It sent nothing from {silent.since:.1f} s on, for {silent.seconds:.1f} s."
     text += _output(run, worst) + _tail(run, worst.worker)
-    return Diagnosis(Kind.BACKUP, worst.worker, text, worst.since, worst.until)
+    return Diagnosis(Kind.BACKUP, worst.worker, text, began, worst.until)
 
 
 def _output(run: Run, span: Span) -> str:
@@ -167,8 +174,11 @@ def _tail(run: Run, worker: str) -> str:
     tail = slowest(run)
     if not attributed(run) or not tail:
         return ""
-    share = sum(each.worker == worker for each in tail) / len(tail)
-    return f" It served {share:.0%} of the slowest 1% of first tokens."
+    waited = [each for each in tail if each.waited_for == worker]
+    text = f" {len(waited) / len(tail):.0%} of the slowest 1% of first tokens waited there"
+    if moved := sum(bool(each.left) for each in waited):
+        text += f", {moved} of these {len(waited)} until the router moved them to another worker"
+    return f"{text}."
 
 
 def _errors(
@@ -242,7 +252,7 @@ def _behind_one(run: Run) -> Diagnosis | None:
     tail = slowest(run)
     if not attributed(run) or len(workers_of(run)) < 2 or not tail:
         return None
-    worker, count = Counter(each.worker for each in tail).most_common(1)[0]
+    worker, count = Counter(each.waited_for for each in tail).most_common(1)[0]
     if worker is None or count < MOSTLY * len(tail):
         return None
     still = next((span for span in standstills(run) if span.worker == worker), None)

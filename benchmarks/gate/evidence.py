@@ -18,6 +18,7 @@ from benchmarks.gate.timeline import (
     end_of,
     rate,
     serving,
+    stays,
 )
 
 # Backed up: 1022 and 643 where 256 were fair, the others at 16 to 366 (1.14). Balanced runs: 296.
@@ -110,11 +111,9 @@ def backed_up(seen: Timeline, worker: str, fair: float, last_sent: float) -> Spa
 
 def tokens_per_request(run: Run, name: str, chunks: Numbers, span: Span) -> float | None:
     """Tokens per second and request held in the span; None where nothing was held."""
-    held = sum(
-        max(0.0, min(each.ended or span.until, span.until) - max(each.sent, span.since))
-        for each in run.requests
-        if each.worker == name
-    )
+    came, went = (np.clip(each, span.since, span.until) for each in stays(run, name))
+    # Who never went was there until the end.
+    held = float(np.sum(span.until - came) - np.sum(span.until - went))
     produced = int(np.count_nonzero((chunks >= span.since) & (chunks < span.until)))
     return produced / held if held > 0 else None
 
@@ -157,8 +156,33 @@ def standstills(run: Run) -> list[Span]:
         span = longest(still & (np.arange(BINS) <= going[-1]))
         # A lull that all share is nobody's standstill.
         if span is not None and span[1] > span[0] and _alone(others, span, steady):
-            found.append(Span(name, float(edges[span[0]]), float(edges[span[1] + 1])))
+            seen = Span(name, float(edges[span[0]]), float(edges[span[1] + 1]))
+            found.append(silence(run, seen) or seen)
     return sorted(found, key=lambda span: -span.seconds)
+
+
+def silence(run: Run, span: Span) -> Span | None:
+    """The longest time in which the worker sent no content at all, where it fills most of the span:
+    when a standstill began and ended, to the token. None where nobody says who sent what."""
+    if not attributed(run):
+        return None
+    chunks = chunk_times(each for each in run.requests if each.worker == span.worker)
+    at = np.concatenate(([0.0], chunks, [end_of(run)]))
+    within = np.minimum(at[1:], span.until) - np.maximum(at[:-1], span.since)
+    longest_one = int(np.argmax(within))
+    if within[longest_one] < MOSTLY * span.seconds:
+        return None
+    return Span(span.worker, float(at[longest_one]), float(at[longest_one + 1]))
+
+
+def onset(seen: Timeline, span: Span, fair: float) -> float:
+    """When the load of a worker that is backed up began to rise: it stood a deviation above its
+    share and the others from then on."""
+    load, others = seen.loads[span.worker], seen.others(span.worker)
+    with np.errstate(invalid="ignore"):
+        usual = load <= np.fmax(others, fair) + math.sqrt(fair)
+    before = np.flatnonzero(usual & (seen.times < span.since))
+    return float(seen.times[before[-1] + 1]) if len(before) else span.since
 
 
 def _alone(others: Numbers, span: tuple[int, int], steady: float) -> bool:
@@ -168,8 +192,6 @@ def _alone(others: Numbers, span: tuple[int, int], steady: float) -> bool:
 
 def _held_during(run: Run, name: str, edges: Numbers) -> Mask:
     """Whether the worker had a request throughout each bin."""
-    mine = [each for each in run.requests if each.worker == name]
-    sent = np.sort([each.sent for each in mine])
-    ended = np.sort([each.ended for each in mine if each.ended is not None])
-    counts = np.searchsorted(sent, edges[:-1], "right") - np.searchsorted(ended, edges[1:], "left")
+    came, went = stays(run, name)
+    counts = np.searchsorted(came, edges[:-1], "right") - np.searchsorted(went, edges[1:], "left")
     return np.asarray(counts > 0)

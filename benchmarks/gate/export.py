@@ -158,6 +158,7 @@ def request_lines(run: Run) -> bytes:
                 "request_start_ns": start + _nanoseconds(each.sent),
                 "request_end_ns": ended,
                 "worker_id": each.worker,
+                "moved_from": list(each.left),
                 "benchmark_phase": "profiling",
                 "was_cancelled": given_up,
                 "prompt": each.prompt,

@@ -25,6 +25,8 @@ DONE = b"[DONE]"
 BODY_LIMIT = 8192
 # Who served it, where the endpoint says so: this router, and gateways with an endpoint picker.
 WORKER = (b"x-pd-router-endpoint", b"x-gateway-destination-endpoint-served")
+# Whom it waited for before, in vain, where this router says so: a comma list.
+LEFT = b"x-pd-router-left"
 
 
 @dataclass(slots=True)
@@ -33,7 +35,8 @@ class Seen:
 
     `sent` is when it was meant to be sent, where that was arranged: it was then `late` by so many
     seconds. It is given up by the client after `give_up` seconds: `cancelled`. `events` collects
-    what comes, for those who want to read it: then `text` is what was said.
+    what comes, for those who want to read it: then `text` is what was said. `left` are workers
+    that it waited for before `worker` answered.
     """
 
     number: int
@@ -49,6 +52,7 @@ class Seen:
     status: int | None = None
     error: str | None = None
     worker: str | None = None
+    left: tuple[str, ...] = ()
     gaps: "array[float]" = field(default_factory=lambda: array("d"))
     turn: int = 0
     late: float | None = None
@@ -197,8 +201,12 @@ class Stream(asyncio.Protocol):
     # httptools' side
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._seen is not None and name.lower() in WORKER:
+        if self._seen is None:
+            return
+        if (name := name.lower()) in WORKER:
             self._seen.worker = value.decode("latin-1")
+        elif name == LEFT:
+            self._seen.left = tuple(map(str.strip, value.decode("latin-1").split(",")))
 
     def on_headers_complete(self) -> None:
         if self._seen is not None:

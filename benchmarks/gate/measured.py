@@ -84,6 +84,7 @@ def request_of(seen: Seen, begin: float) -> Request:
         error=seen.error,
         gaps=tuple(round(gap, DIGITS) for gap in seen.gaps),
         cancelled=seen.cancelled,
+        left=seen.left,
     )
 
 

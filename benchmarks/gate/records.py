@@ -24,7 +24,8 @@ class Request:
     `prompt` is an index into the data set; `first` and `last` are the first and the last chunk with
     content, `gaps` the seconds between such chunks; `ended` is when the outcome was known, None if
     it never was. `output_tokens` is None where nobody counted: chunks are counted then. One that is
-    `cancelled` was given up by the client on purpose.
+    `cancelled` was given up by the client on purpose. `left` are workers that it waited for in
+    vain, before the router moved it to `worker`.
     """
 
     number: int
@@ -40,6 +41,13 @@ class Request:
     error: str | None
     gaps: tuple[float, ...]
     cancelled: bool = False
+    left: tuple[str, ...] = ()
+
+    @property
+    def waited_for(self) -> str | None:
+        """The worker that its wait for the first content was spent on: the first that it left, as
+        routers move a request after a wait that others' whole answers take; else who served it."""
+        return self.left[0] if self.left else self.worker
 
     @property
     def succeeded(self) -> bool:

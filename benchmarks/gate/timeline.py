@@ -67,12 +67,33 @@ def attributed(run: Run) -> bool:
 def workers_of(run: Run) -> list[str]:
     """All workers that were ever named, sorted."""
     named = {each.worker for each in run.requests} | {each.worker for each in run.samples}
+    named |= {name for each in run.requests for name in each.left}
     return sorted(name for name in named if name is not None)
 
 
 def serving(run: Run) -> list[str]:
-    """Workers that requests name, sorted: prefill engines, seen in samples only, are not there."""
+    """Workers that answers name, sorted: prefill engines, seen in samples only, are not there."""
     return sorted({each.worker for each in run.requests if each.worker is not None})
+
+
+def stays(run: Run, worker: str) -> tuple[Numbers, Numbers]:
+    """When requests came to a worker, and when they went: each sorted. One that moved was at the
+    worker that it left until its first content, and from then on at the one that answered."""
+    came, went = [], []
+    for each in run.requests:
+        mine, left = each.worker == worker, each.left
+        if not (mine or worker in left):
+            continue
+        moved = None if not left else each.first if each.first is not None else each.ended
+        if worker in left:
+            came.append(each.sent)
+            if moved is not None:
+                went.append(moved)
+        else:
+            came.append(each.sent if moved is None else moved)
+            if each.ended is not None:
+                went.append(each.ended)
+    return np.sort(np.array(came)), np.sort(np.array(went))
 
 
 def timeline(run: Run) -> Timeline | None:
@@ -112,10 +133,7 @@ def _sampled(samples: Sequence[WorkerSample], name: str, times: Numbers, source:
 
 
 def _counted(run: Run, name: str, times: Numbers) -> Numbers:
-    mine = [each for each in run.requests if each.worker == name]
-    sent = np.sort(np.array([each.sent for each in mine]))
-    ended = np.sort(np.array([each.ended for each in mine if each.ended is not None]))
-    begun, over = (np.searchsorted(column, times, side="right") for column in (sent, ended))
+    begun, over = (np.searchsorted(each, times, side="right") for each in stays(run, name))
     return (begun - over).astype(np.float64)
 
 

@@ -21,7 +21,7 @@ from router.core.plans.steps import Outcome
 from router.core.redact import redact
 from router.core.request_run import ENGINE_REQUESTS, Action, RequestRun
 from router.core.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Failure, Reply
+from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply
 from router.net.client import ClientReply
 from router.net.engine_connection import EngineConnection, HeaderList
 from router.net.legs import Collector, Relay
@@ -87,6 +87,7 @@ class Exchange:
         "_engine_headers",
         "_engine_id",
         "_is_reused",
+        "_left",
         "_network",
         "_reply",
         "_run",
@@ -124,6 +125,8 @@ class Exchange:
         self._engine_id = f"{record.request_id}-{network.rng.getrandbits(32):08x}"
         self._sent = 0
         """Engine requests so far; it numbers their ids."""
+        self._left: tuple[bytes, ...] = ()
+        """Engines that this request waited for in vain, where answers name engines."""
 
     def start(self, plan: steps.Plan) -> None:
         """Run the plan, until its end if that comes at once."""
@@ -167,6 +170,10 @@ class Exchange:
         """Report what became of the engine request, and go on."""
         if self._done is None:
             return
+        if failure is not None and self._network.names_engines:
+            # Nothing waits at an engine that refuses connections.
+            waited = failure.kind is not FailureKind.REFUSED
+            self._left += (self._run.step.endpoint.url.encode(),) if waited else ()
         try:
             action = self._run.settle(outcome, failure, status, time.monotonic())
         except Exception as error:  # noqa: BLE001 - as in start
@@ -263,6 +270,8 @@ class Exchange:
         own = [(b"x-request-id", self._run.record.request_id.encode())]
         if self._network.names_engines:
             own.append((b"x-pd-router-endpoint", self._run.step.endpoint.url.encode()))
+            if self._left:
+                own.append((b"x-pd-router-left", b", ".join(self._left)))
         return own
 
     def begun(self) -> None:

@@ -41,6 +41,35 @@ async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(house: Hou
     assert (await router.record()).outcome == "ok"
 
 
+@pytest.mark.parametrize("word", ["on", "off"])
+async def test_an_answer_names_the_engines_that_it_was_waited_for_where_that_is_wanted(
+    house: House, word: str
+) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, engine_header=word, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    await one.call()
+    stall(router, one)
+    (await other.call()).send(OK)
+    answer = await client.answer()
+    named = [answer.values(b"x-pd-router-endpoint"), answer.values(b"x-pd-router-left")]
+    assert named == ([[other.url.encode()], [one.url.encode()]] if word == "on" else [[], []])
+
+
+async def test_nobody_waits_for_an_engine_that_refuses_connections(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, engine_header="on", **NEVER_PROBED)
+    one.refuse()
+    one.drop()
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    (await other.call()).send(OK)
+    answer = await client.answer()
+    assert answer.values(b"x-pd-router-endpoint") == [other.url.encode()]
+    assert answer.values(b"x-pd-router-left") == []
+
+
 async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
     house: House,
 ) -> None:

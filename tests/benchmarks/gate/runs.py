@@ -119,6 +119,21 @@ def loop(
     return run(requests, concurrency=concurrency, gpus=workers)
 
 
+def rescued(seen: Run, stall: Stall, after: float = 1.0) -> Run:
+    """As a router does that moves requests: those that had nothing from the stalled worker for so
+    long are answered by another one, at once."""
+    requests = []
+    for each in seen.requests:
+        waits = each.worker == f"w{stall.worker}" and stall.since < each.sent < stall.until - after
+        if waits and each.first is not None and each.first - each.sent > after:
+            first = each.sent + after + 0.02
+            last = first + sum(each.gaps)
+            moved = {"worker": "w0", "left": (each.worker,), "first": first, "last": last}
+            each = replace(each, **moved, ended=last)
+        requests.append(each)
+    return replace(seen, requests=tuple(requests))
+
+
 def late(times: list[float], stall: Stall) -> list[float]:
     """The times of one answer with the stall in it: what falls into it comes after it."""
     shift = 0.0

@@ -144,6 +144,12 @@ async def test_usage_in_the_last_piece_counts_both(crowd: Crowd) -> None:
     assert (seen.chunks, seen.output_tokens) == (1, 1)
 
 
+async def test_whom_it_waited_for_before_is_taken_from_the_headers(crowd: Crowd) -> None:
+    headers = b"x-pd-router-endpoint: http://b\r\nX-PD-Router-Left: http://a, http://c\r\n"
+    seen = await outcome(crowd, answer(piece("a"), DONE, headers=headers))
+    assert (seen.worker, seen.left) == ("http://b", ("http://a", "http://c"))
+
+
 async def test_who_served_it_is_taken_from_the_headers(crowd: Crowd) -> None:
     seen = await outcome(
         crowd, answer(piece("a"), DONE, headers=b"X-PD-Router-Endpoint: http://e:1\r\n")

@@ -28,6 +28,21 @@ def test_requests_that_know_their_worker_tell_what_it_held() -> None:
     assert [found.loads["b"][at[t]] for t in (0.5, 1.5, 2.5, 3.5)] == [0, 1, 1, 0]
 
 
+def test_a_request_that_moved_was_at_the_worker_that_it_left_until_its_first_token() -> None:
+    moved = request(worker="b", left=("a",), sent=0.0, first=2.0, last=2.5, ended=3.0, gaps=(0.5,))
+    dead = request(1, worker=None, left=("a",), sent=1.0, first=None, last=None, ended=4.0)
+    seen = timeline(run([moved, dead, request(2, worker="b", sent=3.5, ended=4.0)]))
+    assert seen is not None
+    at = {
+        name: dict(zip(seen.times.round(2), load, strict=True)) for name, load in seen.loads.items()
+    }
+    moments = [
+        min(at["a"], key=lambda time: abs(time - when)) for when in (0.5, 1.5, 2.5, 3.2, 3.7)
+    ]
+    assert [at["a"][time] for time in moments] == [1, 2, 1, 1, 1]
+    assert [at["b"][time] for time in moments] == [0, 0, 1, 0, 1]
+
+
 def test_samples_agree_with_what_the_requests_say() -> None:
     seen = loop(round_robin, prefill_all=0.01)
     told, counted = timeline(sampled(seen, interval=0.02)), timeline(seen)
