@@ -6,6 +6,7 @@ refuses to know how many streams there are, prompts, and statistics.
 """
 
 import asyncio
+import re
 import time
 from array import array
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ BODY_LIMIT = 8192
 WORKER = (b"x-pd-router-endpoint", b"x-gateway-destination-endpoint-served")
 # Whom it waited for before, in vain, where this router says so: a comma list.
 LEFT = b"x-pd-router-left"
+# The same in a stream whose head was sent by the engine that was left: a comment.
+MOVED = re.compile(rb": x-pd-router-endpoint (\S+) left (.*)")
 
 
 @dataclass(slots=True)
@@ -206,7 +209,7 @@ class Stream(asyncio.Protocol):
         if (name := name.lower()) in WORKER:
             self._seen.worker = value.decode("latin-1")
         elif name == LEFT:
-            self._seen.left = tuple(map(str.strip, value.decode("latin-1").split(",")))
+            self._seen.left = _listed(value)
 
     def on_headers_complete(self) -> None:
         if self._seen is not None:
@@ -242,6 +245,8 @@ class Stream(asyncio.Protocol):
             line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")
         )
         if not data:
+            if (moved := MOVED.fullmatch(event.strip())) is not None:
+                seen.worker, seen.left = moved[1].decode("latin-1"), _listed(moved[2])
             return
         if data == DONE:
             self._done = True
@@ -311,6 +316,10 @@ def has_content(found: Mapping[str, Any]) -> bool:
         ):
             return True
     return False
+
+
+def _listed(value: bytes) -> tuple[str, ...]:
+    return tuple(each.strip() for each in value.decode("latin-1").split(","))
 
 
 def _count(usage: object, seen: Seen) -> None:

@@ -274,6 +274,14 @@ class Exchange:
                 own.append((b"x-pd-router-left", b", ".join(self._left)))
         return own
 
+    def moved(self) -> bytes:
+        """What the router says in a stream whose head named another engine: a comment, which
+        clients of event streams pass over. Nothing where answers do not name engines."""
+        if not self._network.names_engines:
+            return b""
+        named = self._run.step.endpoint.url.encode()
+        return b": x-pd-router-endpoint %b left %b\n\n" % (named, b", ".join(self._left))
+
     def begun(self) -> None:
         """The client has had a first token."""
         self._run.begun()

@@ -85,6 +85,9 @@ class Asker(Protocol):
     def headers(self) -> HeaderList:
         """What the router adds to the answer's headers."""
 
+    def moved(self) -> bytes:
+        """What the router says where a stream goes on behind the head of another engine."""
+
     def may_move(self) -> bool:
         """Whether there is another engine to ask."""
 
@@ -253,6 +256,8 @@ class Relay:
             self._stop(self.failure)
         elif is_stream:
             self._is_stream = True
+            if self._reply.is_started:
+                self._reply.write(self._asker.moved())
             self._on_data = Relay._hold
             self._on_end = Relay._end_events
             if not self._step.hold:

@@ -57,6 +57,24 @@ async def test_an_answer_names_the_engines_that_it_was_waited_for_where_that_is_
     assert named == ([[other.url.encode()], [one.url.encode()]] if word == "on" else [[], []])
 
 
+async def test_a_stream_that_goes_on_elsewhere_names_the_engine_in_a_comment(house: House) -> None:
+    one, other = await house.engine(), await house.engine()
+    router = await house.router(one, other, engine_header="on", **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.send(sse_head())
+    answer = await client.begin()
+    assert answer.values(b"x-pd-router-endpoint") == [one.url.encode()]
+    stall(router, one)
+    second = await other.call()
+    second.stream(token("b"), DONE)
+    second.end()
+    await answer.rest()
+    comment = f": x-pd-router-endpoint {other.url} left {one.url}\n\n".encode()
+    assert answer.body == comment + token("b") + DONE
+
+
 async def test_nobody_waits_for_an_engine_that_refuses_connections(house: House) -> None:
     one, other = await house.engine(), await house.engine()
     router = await house.router(one, other, engine_header="on", **NEVER_PROBED)

@@ -150,6 +150,13 @@ async def test_whom_it_waited_for_before_is_taken_from_the_headers(crowd: Crowd)
     assert (seen.worker, seen.left) == ("http://b", ("http://a", "http://c"))
 
 
+async def test_a_stream_that_went_on_elsewhere_says_so_in_a_comment(crowd: Crowd) -> None:
+    comment = b": x-pd-router-endpoint http://b left http://a\n\n"
+    headers = b"x-pd-router-endpoint: http://a\r\n"
+    seen = await outcome(crowd, answer(comment, piece("a"), DONE, headers=headers))
+    assert (seen.worker, seen.left, seen.chunks, seen.error) == ("http://b", ("http://a",), 1, None)
+
+
 async def test_who_served_it_is_taken_from_the_headers(crowd: Crowd) -> None:
     seen = await outcome(
         crowd, answer(piece("a"), DONE, headers=b"X-PD-Router-Endpoint: http://e:1\r\n")
