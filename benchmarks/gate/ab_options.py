@@ -70,7 +70,16 @@ class Comparison:
         """Of one run. Raises what `options.plan` does."""
         given = copy.copy(self.arguments)
         given.url, given.out = url, self.folder(number, policy)
-        return replace(options.plan(given, self.at), label=f"{policy}, round {number}")
+        found = options.plan(given, self.at)
+        notes = {
+            "policy": policy,
+            "router options": shlex.join(self.router) or "the defaults",
+            "engines": ", ".join(self.engines)
+            or f"{self.count} simulated, {shlex.join(self.simulator)}",
+            "fault": "none" if self.fault is None else self.fault.line,
+        }
+        label = f"{policy}, round {number}"
+        return replace(found, label=label, notes=(*notes.items(), *found.notes))
 
     def folder(self, number: int, policy: str) -> Path:
         """Where the files of one run go."""

@@ -17,6 +17,7 @@ from benchmarks.gate.measured import Cached, Measured, Offered, cached, client_o
 from benchmarks.gate.metrics import Metrics, summarise
 from benchmarks.gate.options import AIPERF, Plan
 from benchmarks.gate.prompts import Prompts
+from benchmarks.gate.provenance import provenance
 from benchmarks.gate.records import Client, Run
 from benchmarks.gate.slo import Goodput, goodput
 from benchmarks.gate.timeline import timeline
@@ -33,6 +34,8 @@ class Inputs:
 
     prompts: Prompts
     workers: Workers
+    version: str | None = None
+    """What the endpoint's /version says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,9 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
     ours = count(seen, bundled().count) if offer is not None and offer.pace.keep else None
     run = run_of(plan, measured)
     metrics = summarise(run)
+    rows = provenance(plan, run, inputs.workers, inputs.version)
     result = export.Result(
-        name, metrics, run, plan.constraints, plan.gpus, plan.gpus_total, run.interrupted
+        name, metrics, run, plan.constraints, plan.gpus, plan.gpus_total, run.interrupted, rows
     )
     expected = plan.workers_expected or len(inputs.workers.urls) or None
     opinion = judge.opinion(result, plan.constraints, plan.gpus, plan.gpus_total, expected)
@@ -126,6 +130,7 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> Kept:
         "workers": {"source": inputs.workers.source, "each": _each(run)},
         "warmup": {"requests": measured.warmup_requests, "failed": measured.warmup_failed},
         "generator": _generator(plan),
+        "provenance": rows,
     }
     document = export.document(
         run,

@@ -74,6 +74,8 @@ class Plan:
     label: str | None = None
     # None: a closed loop through the profile's prompts.
     offer: Offer | None = None
+    # Rows of the report that only the user knows, such as the policy.
+    notes: tuple[tuple[str, str], ...] = ()
 
     @property
     def concurrency(self) -> int:
@@ -120,10 +122,10 @@ def parser() -> judge.Parser:
         prog=program("validate"),
         description="Put the validator's load on an endpoint and judge the outcome by its rule. "
         "Exit status: 0 pass, 1 fail, 2 skipped (nothing was asked), 3 void or broken.",
+        epilog=VALIDATOR,
     )
     top.add_argument("--url", required=True, help="base URL of the endpoint")
     top.add_argument("--model", required=True)
-        epilog=VALIDATOR,
     add_options(top)
     _add_runs(top.add_argument_group("runs and workers"))
     return top
@@ -161,6 +163,13 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     add("--api-key-file", type=Path, metavar="FILE", help="file that holds the key")
     add("--insecure", action="store_true", help="do not verify the endpoint's certificate")
     add("--no-live", action="store_true", help="plain lines also on a terminal")
+    add(
+        "--note",
+        action="append",
+        default=[],
+        metavar="NAME=TEXT",
+        help="a row of the report's table, such as policy=round_robin; repeat",
+    )
     add("--ready-timeout", type=seconds, default=usual.tries, help="seconds for one try")
     add("--ready-interval", type=seconds, default=usual.between, help="seconds between tries")
     add("--ready-window", type=seconds, default=usual.window, help="seconds in all")
@@ -230,6 +239,7 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
         patience=Patience(
             arguments.ready_timeout, arguments.ready_interval, arguments.ready_window
         ),
+        notes=tuple(_note(each) for each in arguments.note),
     )
     _check(found)
     basis = Basis(profile, found.model, found.requests, arguments.requests, found.prompts)
@@ -237,6 +247,13 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
     if found.generator == AIPERF:
         _check_aiperf(found, arguments.processes)
     return found
+
+
+def _note(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not (name and found):
+        raise Invalid(f"--note {text}: not NAME=TEXT, such as policy=round_robin")
+    return name, value
 
 
 def resolved(arguments: argparse.Namespace, gpus: int) -> Profile:
@@ -252,6 +269,8 @@ def resolved(arguments: argparse.Namespace, gpus: int) -> Profile:
         "timeout": arguments.timeout,
     }
     given = {name: value for name, value in changes.items() if value is not None}
+    if arguments.requests is not None or arguments.unique_prompts:  # so many, and no more
+        given["min_seconds"] = 0.0
     return replace(
         base, concurrency_per_gpu=arguments.concurrency or base.concurrency(gpus), **given
     )
@@ -269,8 +288,6 @@ def _check(found: Plan) -> None:
     except ValueError as error:
         raise Invalid(f"--prompts: {error}") from None
 
-    if arguments.requests is not None or arguments.unique_prompts:  # so many, and no more
-        given["min_seconds"] = 0.0
 
 def _check_aiperf(found: Plan, processes: int | None) -> None:
     """AIPerf has no place for some options; and a key on its command line would be seen by all."""

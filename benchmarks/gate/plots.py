@@ -78,6 +78,24 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def _legend(figure: Figure) -> None:
+    """Below the axes: nothing that is drawn is covered. Each label once."""
+    named = {
+        str(label): handle
+        for axes in figure.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if named:
+        figure.legend(
+            [*named.values()],
+            [*named],
+            loc="outside lower center",
+            ncols=4,
+            frameon=False,
+            fontsize="small",
+        )
+
+
 def _shade(axes: Axes, diagnosis: Diagnosis) -> None:
     """The time in which it happened."""
     if diagnosis.since is not None and diagnosis.until is not None:
@@ -112,7 +130,7 @@ def workers(run: Run, diagnosis: Diagnosis) -> Figure | None:
     axes.margins(y=0.12)
     axes.set_xlabel("seconds since the measured phase began")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize="small")
+    _legend(figure)
     return figure
 
 
@@ -136,16 +154,28 @@ def first_tokens(run: Run, diagnosis: Diagnosis, limit_ms: float | None) -> Figu
     figure, (axes,) = _figure()
     good = [each for each in run.requests if each.succeeded]
     good = good[:: len(good) // POINTS + 1]
-    mine = [each for each in good if each.worker and each.worker == diagnosis.worker]
-    rest = [each for each in good if not (each.worker and each.worker == diagnosis.worker)]
-    for some, colour, label in (
-        (rest, OTHERS if mine else PLAIN, "other workers" if mine else "requests"),
-        (mine, BLAME, diagnosis.worker),
+    blamed = [each for each in good if each.waited_for and each.waited_for == diagnosis.worker]
+    rest = [each for each in good if not (each.waited_for and each.waited_for == diagnosis.worker)]
+    mine = [each for each in blamed if not each.left]
+    moved = [each for each in blamed if each.left]
+    for some, colour, label, marker, size in (
+        (rest, OTHERS if blamed else PLAIN, "other workers" if blamed else "requests", "o", 5),
+        (mine, BLAME, diagnosis.worker, "o", 5),
+        (moved, BLAME, f"waited for {diagnosis.worker}, then moved to another", "^", 16),
     ):
         if some:
             at = [each.sent for each in some]
             waited = [max(((each.first or 0.0) - each.sent) * 1e3, LEAST_MS) for each in some]
-            axes.scatter(at, waited, s=5, color=colour, label=label, linewidths=0, alpha=0.7)
+            axes.scatter(
+                at,
+                waited,
+                s=size,
+                marker=marker,
+                color=colour,
+                label=label,
+                linewidths=0,
+                alpha=0.7,
+            )
     ended = [each for each in run.requests if each.ended is not None and not run.gave_up(each)]
     failed = [each for each in ended if not each.succeeded]
     if failed:
@@ -158,9 +188,9 @@ def first_tokens(run: Run, diagnosis: Diagnosis, limit_ms: float | None) -> Figu
     axes.yaxis.set_major_formatter(THOUSANDS)
     axes.margins(y=0.12)
     axes.set_title("How long each request waited for its first token")
-    axes.set_ylabel("ms")
+    axes.set_ylabel("time to first token, ms")
     axes.set_xlabel("sent, seconds since the measured phase began")
-    axes.legend(frameon=False, fontsize="small")
+    _legend(figure)
     return figure
 
 
@@ -177,7 +207,8 @@ def throughput(run: Run, diagnosis: Diagnosis) -> Figure:
     edges = np.linspace(0.0, end if end > 0 else 1.0, BINS + 1)
     middle = (edges[:-1] + edges[1:]) / 2
     axes[0].plot(middle, rate(chunk_times(run.requests), edges), color=PLAIN)
-    axes[0].set_title("Content chunks per second, all workers")
+    axes[0].set_title("Content chunks, all workers")
+    axes[0].set_ylabel("chunks per second")
     if several:
         for name in sorted(workers_of(run), key=lambda name: name == diagnosis.worker):
             mine = chunk_times(each for each in run.requests if each.worker == name)
@@ -189,14 +220,13 @@ def throughput(run: Run, diagnosis: Diagnosis) -> Figure:
                 linewidth=2 if blamed else 1,
                 label=name if blamed else None,
             )
-        axes[1].set_title("the same, each worker")
-        if diagnosis.worker in workers_of(run):
-            axes[1].legend(frameon=False, fontsize="small")
+        axes[1].set_title("Content chunks, each worker")
     for each in axes:
         _shade(each, diagnosis)
         each.set_xlabel("seconds since the measured phase began")
         each.yaxis.set_major_formatter(THOUSANDS)
         each.set_ylim(bottom=0)
+    _legend(figure)
     return figure
 
 
@@ -206,29 +236,34 @@ def distributions(run: Run, metrics: Metrics, limit_ms: float | None) -> Figure:
     good = [each for each in run.requests if each.succeeded]
     waits = [((each.first or 0.0) - each.sent) * 1e3 for each in good]
     gaps = [gap * 1e3 for each in good for gap in each.gaps]
-    _histogram(left, waits, "Time to first token", "requests")
+    _tail(left, waits, "Time to first token", "requests")
     if metrics.ttft_ms is not None:
         for name, value in (("p50", metrics.ttft_ms.p50), ("p99", metrics.ttft_ms.p99)):
             if value is not None:
                 text, colour = f"{name} {value:.0f} ms", BLAME if name == "p99" else "black"
                 left.axvline(value, color=colour, linewidth=1, label=text)
     _limit(left.axvline, limit_ms)
-    left.legend(frameon=False, fontsize="small")
-    _histogram(right, gaps, "Gaps between content chunks", "gaps")
+    _tail(right, gaps, "Gap between content chunks", "gaps")
+    _legend(figure)
     return figure
 
 
-def _histogram(axes: Axes, values: Sequence[float], title: str, counted: str) -> None:
+def _tail(axes: Axes, values: Sequence[float], title: str, counted: str) -> None:
+    """The share that is larger than each value: a line through the data itself, without bins."""
     axes.set_title(title)
-    axes.set_xlabel("ms")
-    axes.set_ylabel(counted)
-    array = np.asarray([each for each in values if each > 0], dtype=np.float64)
+    axes.set_xlabel(f"{title.lower()}, ms")
+    axes.set_ylabel(f"share of {counted} that took longer")
+    array = np.sort(np.asarray([each for each in values if each > 0], dtype=np.float64))
     if not len(array):
         return
-    low, high = float(array.min()), float(array.max())
-    bins = np.geomspace(low * 0.99, max(high, low) * 1.01, BINS)
-    axes.hist(array, bins=bins.tolist(), color=PLAIN)
+    # Of the last ones each is drawn, of the many before them some.
+    place = np.unique(np.append(np.linspace(0, len(array) - 1, POINTS), np.arange(-POINTS, 0)))
+    place = np.unique(place.astype(int) % len(array))
+    share = 1.0 - place / len(array)
+    axes.step(array[place], share, where="post", color=PLAIN)
+    for level in (0.5, 0.01):
+        axes.axhline(level, color=OTHERS, linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(THOUSANDS)
+    axes.xaxis.set_major_formatter(THOUSANDS)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

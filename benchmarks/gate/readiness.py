@@ -15,6 +15,8 @@ from benchmarks.gate.asking import Answer, Asking, Unanswered
 
 # What an answer of four tokens never exceeds.
 BODY_LIMIT = 8192
+# It is a constant of the server.
+VERSION_S = 5.0
 
 Unusable = Callable[[], Awaitable[str | None]]
 """Why the workers are not complete; None where they are, or nobody knows of any."""
@@ -102,6 +104,17 @@ async def _try(asking: Asking, model: str, timeout: float) -> str | None:
     except Unanswered as error:
         return str(error)
     return served(answer)
+
+
+async def version(asking: Asking) -> str | None:
+    """What the endpoint's /version says; None where it has none."""
+    try:
+        answer = await asking.endpoint("/version", timeout=VERSION_S, limit=BODY_LIMIT)
+    except Unanswered:
+        return None
+    found = answer.json() if answer.status == 200 else None
+    told = found.get("version") if isinstance(found, dict) else None
+    return told[:80] if isinstance(told, str) else None
 
 
 async def count(asking: Asking, model: str, text: str) -> int | None:

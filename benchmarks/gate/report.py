@@ -35,7 +35,8 @@ CAPTIONS = {
     "first-tokens": "Every dot is one request. The first wave is sent all at once and waits longer "
     "than the rest; what matters is what lies above the limit.",
     "throughput": "A dip in all workers at once is shared; a dip in one is its own.",
-    "distributions": "Both axes are logarithmic. p99 is what is judged.",
+    "distributions": "The share that took longer than a time; both axes are logarithmic. Where a "
+    "curve crosses 0.01 is its p99, which is judged.",
 }
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;color:#1c2733;max-width:62rem;
@@ -46,7 +47,7 @@ h1{font-size:1.6rem;margin:0}h2{font-size:1.15rem;margin:2rem 0 .5rem}
 .verdict strong{font-size:1.3rem}
 table{border-collapse:collapse;margin:.5rem 0;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .8rem;text-align:right;border-bottom:1px solid #dde3e8}
-th:first-child,td:first-child{text-align:left}
+th:first-child,td:first-child,td.text{text-align:left}
 td.PASS{color:#2e7d32}td.FAIL{color:#c62828}td.VOID,td.SKIPPED{color:#b26a00}
 figure{margin:1rem 0}img{max-width:100%}figcaption{color:#52606d;font-size:.9rem}
 ul{margin:.4rem 0}code{background:#eef1f4;padding:0 .25rem}.quiet{color:#52606d}
@@ -80,8 +81,9 @@ def html(runs: Sequence[Judged], overall: Series, constraints: Constraints) -> s
         "</div>",
         "<h2>What was asked</h2>",
         _asked(constraints),
+        _provenance("Who, what, how", _common(runs)),
         *([_table(runs)] if len(runs) > 1 else []),
-        *(_section(each, several=len(runs) > 1) for each in runs),
+        *(_section(each, common=_common(runs) if len(runs) > 1 else None) for each in runs),
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
@@ -96,6 +98,26 @@ def _endpoint(runs: Sequence[Judged]) -> str:
         f"{first.gpus} GPUs, profile {escape(first.profile)}: {len(first.requests)} requests, "
         f"{first.concurrency} at once. Began {escape(first.started_at)}.</p>"
     )
+
+
+def _common(runs: Sequence[Judged]) -> dict[str, str]:
+    """The rows that are the same for all runs."""
+    first, *others = (each.result.provenance for each in runs)
+    return {
+        name: text
+        for name, text in first.items()
+        if all(other.get(name) == text for other in others)
+    }
+
+
+def _provenance(title: str, rows: Mapping[str, str]) -> str:
+    if not rows:
+        return ""
+    cells = "".join(
+        f"<tr><td>{escape(name)}</td><td class='text'>{escape(text)}</td></tr>"
+        for name, text in rows.items()
+    )
+    return f"<h2>{title}</h2><table>{cells}</table>"
 
 
 def _why(judged: Judged) -> str:
@@ -146,13 +168,16 @@ def _table(runs: Sequence[Judged]) -> str:
     return f"<h2>Runs</h2><table>{head}{''.join(rows)}</table>"
 
 
-def _section(judged: Judged, *, several: bool) -> str:
+def _section(judged: Judged, *, common: Mapping[str, str] | None) -> str:
+    """One run; with `common`, one of several that have these rows in common."""
     name = escape(judged.result.name)
     parts = []
-    if several:
+    if common is not None:
         word = judged.verdict.word
         parts.append(f"<h2>Run {name}</h2>")
         parts.append(f'<div class="verdict {word}"><strong>{word}</strong>{_why(judged)}</div>')
+        own = judged.result.provenance.items()
+        parts.append(_provenance("Its own", {k: v for k, v in own if k not in common}))
     for picture, data in judged.pictures.items():
         text = base64.b64encode(data).decode()
         caption = escape(CAPTIONS.get(picture, ""))

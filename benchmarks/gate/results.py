@@ -7,7 +7,7 @@ import gzip
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class Result:
     gpus: int | None = None
     gpus_total: int | None = None
     interrupted: bool = False
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """Who measured what, where and how, by the name of the row."""
 
 
 def to_json(found: Mapping[str, Any]) -> bytes:
@@ -164,7 +166,14 @@ def result_of(name: str, data: str | bytes) -> Result:
         gpus=gpus if isinstance(gpus, int) else None,
         gpus_total=total if isinstance(total, int) else None,
         interrupted=found.get("was_cancelled") is True,
+        provenance=_texts(ours.get("provenance")),
     )
+
+
+def _texts(found: object) -> dict[str, str]:
+    """What of it is text."""
+    rows = found.items() if isinstance(found, Mapping) else ()
+    return {str(name): text for name, text in rows if isinstance(text, str)}
 
 
 def _plain(data: bytes) -> bytes:
@@ -213,6 +222,7 @@ def read(path: Path) -> Result:
         found.gpus,
         told.gpus_total,
         found.interrupted,
+        told.provenance,
     )
 
 

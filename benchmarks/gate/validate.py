@@ -179,10 +179,11 @@ class _Validation:
         await readiness.wait(asked, plan.model, missing, plan.patience, self._live.say)
         workers = await discover(asked, plan.workers)
         self._live.say(f"ready: {workers.line}")
+        version = await readiness.version(asked)
         self._doing = "prompts were made"
         if self._plan.generator == AIPERF:
-            return Inputs(Prompts((), self._plan.profile.input_tokens), workers)
-        return Inputs(await self._prompts(asked), workers)
+            return Inputs(Prompts((), self._plan.profile.input_tokens), workers, version)
+        return Inputs(await self._prompts(asked), workers, version)
 
     async def _prompts(self, asked: Asking) -> Prompts:
         plan = self._plan
@@ -257,9 +258,9 @@ class _Validation:
         streams = phase.streams if total is None else min(phase.streams, total)
         how = "when due" if phase.pace.open_loop else f"{streams} at once"
         number = f"for {phase.pace.duration:g} s" if total is None else f"{total} requests"
-        self._live.say(f"{name}: {number}, {how}")
         if phase.min_seconds:
             number += f" or more, for {phase.min_seconds:g} s at least"
+        self._live.say(f"{name}: {number}, {how}")
         self._board.begin(name, total or 0, time.monotonic())
         done = await offer(generators, phase, self._board.hear, self._stopped)
         errors = sum(each.error is not None for each in done.seen)

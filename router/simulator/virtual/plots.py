@@ -4,12 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from router import __version__
 from router.simulator.virtual.results import Result
 
 __all__ = ["PlotsUnavailable", "plot"]
 
 WINDOW = 8
 """Samples that a point of the throughput looks back on: two seconds."""
+
+POINTS = 500
+"""Of a curve; all of its last ones, where p99 lies, are among them."""
+
+LINES = ("-", "--", "-.", ":")
+"""Beside ten colours: some policies do the same, and their curves lie on each other."""
 
 
 class PlotsUnavailable(Exception):
@@ -25,33 +32,61 @@ def plot(results: Sequence[Result], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name in dict.fromkeys(result.scenario for result in results):
-        figure = Figure(figsize=(13, 8), layout="constrained")
-        figure.suptitle(f"{name} (virtual time)")
-        _draw(figure.subplots(2, 2), [result for result in results if result.scenario == name])
+        shown = [result for result in results if result.scenario == name]
+        figure = Figure(figsize=(13, 9), layout="constrained")
+        figure.suptitle(_title(shown[0]))
+        _draw(figure, shown)
         path = folder / f"{name}.png"
         figure.savefig(path, dpi=110)
         paths.append(path)
     return paths
 
 
-def _draw(axes: Any, results: Sequence[Result]) -> None:
-    (rate, load), (ttft, e2e) = axes
-    for result in results:
+def _title(result: Result) -> str:
+    """What was simulated: the same for all policies."""
+    return (
+        f"{result.scenario}: {len(result.engines)} modelled engines, {result.requests} requests, "
+        f"seed {result.seed}, virtual time (pd-router {__version__})"
+    )
+
+
+def _draw(figure: Any, results: Sequence[Result]) -> None:
+    (rate, load), (ttft, e2e) = figure.subplots(2, 2)
+    for number, result in enumerate(results):
+        style = {"color": f"C{number % 10}", "linestyle": LINES[number % len(LINES)]}
         ends = result.samples[WINDOW:]
         pairs = [*zip(result.samples, ends, strict=False)]
         speed = [(b.ended - a.ended) / (b.at - a.at) for a, b in pairs]
-        rate.plot([b.at for _, b in pairs], speed, label=result.policy)
-        load.plot([s.at for s in result.samples], [s.loads[0] for s in result.samples])
-    rate.set(title="requests per second, over 2 s", xlabel="seconds", ylim=(0, None))
-    load.set(title="requests on the slowest engine", xlabel="seconds", ylim=(0, None))
-    rate.legend(fontsize="small")
-    names = [result.policy for result in results]
-    for axis, title, low, high in (
-        (ttft, "TTFT", "ttft_p50", "ttft_p99"),
-        (e2e, "end to end", "e2e_p50", "e2e_p99"),
-    ):
-        axis.barh(names, [getattr(r, high) for r in results], color="tab:orange", label="p99")
-        axis.barh(names, [getattr(r, low) for r in results], color="tab:blue", label="p50")
-        axis.set(title=f"{title}, seconds", xscale="log")
-        axis.invert_yaxis()
-        axis.legend(fontsize="small")
+        rate.plot([b.at for _, b in pairs], speed, label=result.policy, **style)
+        load.plot([s.at for s in result.samples], [s.loads[0] for s in result.samples], **style)
+        for axes, values in ((ttft, result.ttft), (e2e, result.e2e)):
+            axes.step(*_tail(values), where="post", **style)
+    now = "virtual time, seconds"
+    rate.set(title="Throughput, over 2 s", xlabel=now, ylabel="requests per second", ylim=(0, None))
+    load.set(title="Engine 0, one of the slowest", xlabel=now, ylabel="requests in flight")
+    load.set_ylim(bottom=0)
+    for axes, name in ((ttft, "time to first token"), (e2e, "time to the last token")):
+        axes.set(
+            title=name.capitalize(),
+            xlabel=f"{name}, seconds",
+            ylabel="share of requests that took longer",
+            xscale="log",
+            yscale="log",
+        )
+        for share in (0.5, 0.01):
+            axes.axhline(share, color="0.6", linewidth=0.8, linestyle=":")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.grid(visible=True, alpha=0.3)
+    # Below, where it covers nothing.
+    figure.legend(loc="outside lower center", ncols=min(len(results), 5), frameon=False)
+
+
+def _tail(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The share of `values`, which ascend, that is larger than each of them. A time of zero has no
+    place on a logarithmic axis."""
+    count = len(values)
+    step = max(1, count // POINTS)
+    places = sorted({*range(0, count, step), *range(max(0, count - POINTS), count)})
+    shown = [place for place in places if values[place] > 0]
+    return [values[place] for place in shown], [1 - place / count for place in shown]

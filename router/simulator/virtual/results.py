@@ -24,6 +24,10 @@ SMOOTHING_SAMPLES = 4
 requests more or less at one moment are chance."""
 
 
+SERIES = ("samples", "ttft", "e2e")
+"""For plots; too much for a table."""
+
+
 class Sample(NamedTuple):
     """The cluster at a moment."""
 
@@ -111,10 +115,13 @@ class Result:
     events: int
     engines: tuple[EngineResult, ...] = field(repr=False)
     samples: tuple[Sample, ...] = field(repr=False)
+    ttft: tuple[float, ...] = field(repr=False, default=())
+    """Of all requests that went well, in ascending order; so is `e2e`."""
+    e2e: tuple[float, ...] = field(repr=False, default=())
 
     def row(self) -> dict[str, Any]:
-        """Everything but the samples, for JSON."""
-        figures = {name: getattr(self, name) for name in self.__slots__ if name != "samples"}
+        """Everything but the samples and single requests, for JSON."""
+        figures = {name: getattr(self, name) for name in self.__slots__ if name not in SERIES}
         return figures | {"engines": [asdict(engine) for engine in self.engines]}
 
 
@@ -168,6 +175,8 @@ def result_of(
         events=events,
         engines=_engines(totals, samples, times[first], times[last]),
         samples=tuple(samples),
+        ttft=tuple(ttft),
+        e2e=tuple(e2e),
     )
 
 

@@ -128,8 +128,14 @@ def rescued(seen: Run, stall: Stall, after: float = 1.0) -> Run:
         if waits and each.first is not None and each.first - each.sent > after:
             first = each.sent + after + 0.02
             last = first + sum(each.gaps)
-            moved = {"worker": "w0", "left": (each.worker,), "first": first, "last": last}
-            each = replace(each, **moved, ended=last)
+            each = replace(
+                each,
+                worker="w0",
+                left=(f"w{stall.worker}",),
+                first=first,
+                last=last,
+                ended=last,
+            )
         requests.append(each)
     return replace(seen, requests=tuple(requests))
 

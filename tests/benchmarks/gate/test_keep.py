@@ -108,3 +108,11 @@ def test_who_counted_tokens_is_said() -> None:
     assert "chunks with content" in tokens_from(Metrics(requests=4, chunk_counted=4))
     assert "but for 1 answers" in tokens_from(Metrics(requests=4, chunk_counted=1))
     assert tokens_from(Metrics(requests=0)) == "nothing was answered"
+
+
+def test_who_measured_what_is_kept_and_read_back(tmp_path: Path) -> None:
+    found = kept(plan(tmp_path, "--note", "policy=p"))
+    rows = found.document["pd_router"]["provenance"]
+    assert rows["policy"] == "p"
+    keep.write(tmp_path, found)
+    assert export.read(tmp_path).provenance == rows == found.opinion.result.provenance

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
@@ -9,7 +10,7 @@ from benchmarks.gate.diagnosis import classify
 from benchmarks.gate.metrics import summarise
 from benchmarks.gate.records import Diagnosis, Kind, Run
 from benchmarks.gate.verdict import Constraints
-from tests.benchmarks.gate.runs import Stall, loop, request, round_robin, run, sampled
+from tests.benchmarks.gate.runs import Stall, loop, request, rescued, round_robin, run, sampled
 
 ASKED = Constraints(ttft_p99="<= 300")
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,6 +30,48 @@ def test_the_stalled_worker_alone_is_red_and_named() -> None:
     assert [line.get_label() for line in red] == ["w2"]
     assert len(figure.axes[0].lines) == 5, "four workers and the fair share"
     assert any(text.get_text() == "61" for text in figure.axes[0].texts), "its peak"
+
+
+def test_requests_that_moved_are_marked() -> None:
+    stall = Stall(2, 0.5, 3.5)
+    seen = rescued(loop(round_robin, count=1280, stall=stall), stall)
+    figure = plots.first_tokens(seen, classify(seen, summarise(seen), ASKED), None)
+    labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert "waited for w2, then moved to another" in labels
+
+
+def test_axes_are_labelled_and_legends_cover_no_data() -> None:
+    seen = loop(round_robin, stall=Stall(2, 0.5, 2.5))
+    metrics = summarise(seen)
+    found = classify(seen, metrics, ASKED)
+    figures = [
+        plots.workers(seen, found),
+        plots.first_tokens(seen, found, 300.0),
+        plots.throughput(seen, found),
+        plots.distributions(seen, metrics, 300.0),
+    ]
+    for figure in figures:
+        assert figure is not None
+        assert len(figure.legends) == 1
+        for number, axes in enumerate(figure.axes):
+            assert axes.get_legend() is None
+            assert axes.get_xlabel()
+            # Two of the same kind stand side by side.
+            assert axes.get_ylabel() or (
+                number and axes.get_title() == "Content chunks, each worker"
+            )
+
+
+def test_distributions_are_curves_through_the_data() -> None:
+    seen = loop(round_robin, stall=Stall(2, 0.5, 2.5))
+    left, right = plots.distributions(seen, summarise(seen), None).axes
+    waits = sorted(((each.first or 0.0) - each.sent) * 1e3 for each in seen.requests)
+    at, share = (np.asarray(each) for each in left.lines[0].get_data())
+    assert (at[0], at[-1]) == pytest.approx((waits[0], waits[-1]))
+    assert (share[0], share[-1]) == pytest.approx((1, 1 / len(waits)))
+    for axes in (left, right):
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert not axes.patches, "no bars"
 
 
 def test_in_a_healthy_run_nothing_is_red() -> None:

@@ -32,13 +32,21 @@ class Balance(HTMLParser):
             self.wrong.append(tag)
 
 
+ROWS = {"endpoint": "http://r<1>, model m", "client": "2 cores"}
+
+
 def page(*names: str, kind: Kind = Kind.BACKUP, metrics: Metrics | None = None) -> str:
     seen = loop(round_robin)
     figures = metrics or summarise(seen)
     verdict = judge(figures, ASKED)
     why = Diagnosis(kind, "w<2>", "w<2> held 61 & more.")
     runs = [
-        Judged(Result(name, figures, None if metrics else seen), verdict, why, {"workers": b"png"})
+        Judged(
+            Result(name, figures, None if metrics else seen, provenance={**ROWS, "policy": name}),
+            verdict,
+            why,
+            {"workers": b"png"},
+        )
         for name in names
     ]
     return html(runs, series([verdict] * len(names), [figures] * len(names)), ASKED)
@@ -64,6 +72,21 @@ def test_nothing_from_outside_becomes_markup() -> None:
 def test_several_runs_are_a_table_first() -> None:
     text = page("first", "second")
     assert text.index("2 of 2 passed") < text.index("<td>first</td>") < text.index("<figure>")
+
+
+def test_who_what_and_how_is_a_table_before_the_figures() -> None:
+    text = page("alone")
+    assert text.count("Who, what, how") == 1
+    for cell in ("http://r&lt;1&gt;, model m", "2 cores", "alone"):
+        assert f"<td class='text'>{cell}</td>" in text
+    assert text.index("Who, what, how") < text.index("<h2>Figures</h2>")
+
+
+def test_of_several_runs_what_they_have_in_common_is_said_once() -> None:
+    text = page("first", "second")
+    assert text.count("<td class='text'>2 cores</td>") == 1
+    for name in ("first", "second"):
+        assert text.count(f"<td class='text'>{name}</td>") == 1
 
 
 def test_missing_figures_are_dashes() -> None:
