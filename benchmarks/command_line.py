@@ -11,7 +11,7 @@ SCRIPT, MODULE = "pd-bench", "python -m benchmarks"
 VALIDATOR = (
     "The validator is inference-perf of NVIDIA AI Cluster Runtime (AICR): it offers an endpoint a "
     "load with AIPerf and judges output tokens per second and the p99 of the time to first token. "
-    "See https://docs.nvidia.com/aicr/user-guide/validation"
+    "See https://github.com/NVIDIA/aicr"  # no hyphen: help would break it there
 )
 """For the help of every command whose description mentions it."""
 
