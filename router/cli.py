@@ -161,7 +161,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
     text = "Start simulated engines, and say how to put a router in front of them."
     simulating = add("simulate-engines", _simulate_engines, text)
-    if "simulate-engines" in arguments:  # its options are the simulator's, which nobody else loads
+    if "simulate-engines" in arguments:  # its options load the simulator: only where it is used
         _add_engines(simulating)
     _add_simulation(add("simulate", _simulate, "Compare policies on modelled engines."))
     return parser

@@ -163,7 +163,8 @@ def standstills(run: Run) -> list[Span]:
 
 def silence(run: Run, span: Span) -> Span | None:
     """The longest time in which the worker sent no content at all, where it fills most of the span:
-    when a standstill began and ended, to the token. None where nobody says who sent what."""
+    when a standstill began and ended, to the token. None where requests do not name their
+    worker."""
     if not attributed(run):
         return None
     chunks = chunk_times(each for each in run.requests if each.worker == span.worker)

@@ -1,6 +1,6 @@
 """`pd-router check --try`: a request over each pair of engines, and whether its KV cache moved.
 
-The router's own plan writes the requests; nothing is tried again and nobody else is asked, so that
+The router's own plan writes the requests. Nothing is retried, here or on another engine, so that
 what goes wrong is seen. Every engine is in at least one pair.
 """
 

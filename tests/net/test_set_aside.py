@@ -75,7 +75,7 @@ async def test_a_stream_that_goes_on_elsewhere_names_the_engine_in_a_comment(hou
     assert answer.body == comment + token("b") + DONE
 
 
-async def test_nobody_waits_for_an_engine_that_refuses_connections(house: House) -> None:
+async def test_an_engine_that_refuses_connections_is_not_waited_for(house: House) -> None:
     one, other = await house.engine(), await house.engine()
     router = await house.router(one, other, engine_header="on", **NEVER_PROBED)
     one.refuse()
