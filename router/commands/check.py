@@ -38,10 +38,11 @@ def run(settings: Settings, *, tries: bool = False) -> int:
         console.print(cell(trial.line))
     failed = sum(trial.trouble is not None for trial in tried)
     bad = sum(f.advice is not None for f in findings)
-    console.print(_verdict(findings, bad, len(wrong)))
-    if tries:
-        went = f"{len(tried) - failed} of {len(tried)} trial requests went well."
-        console.print(went if tried else "No pair of engines could be tried.")
+    if tries and not tried:
+        console.print("No pair of engines could be tried.")
+    elif tries:
+        console.print(f"{len(tried) - failed} of {len(tried)} trial requests went well.")
+    console.print(_verdict(findings, bad, len(wrong), failed))
     return 1 if bad or wrong or failed or (tries and not tried) else 0
 
 
@@ -71,10 +72,12 @@ def _table(findings: Sequence[Finding], *, is_terminal: bool) -> Table:
     return table
 
 
-def _verdict(findings: Sequence[Finding], bad: int, wrong: int) -> str:
+def _verdict(findings: Sequence[Finding], bad: int, wrong: int, failed: int) -> str:
     if bad:
         return f"{bad} of {len(findings)} engines cannot be used as they are."
     if wrong:
         return "The engines answer, but the pools do not fit together."
+    if failed:
+        return "The engines answer, but not all of them work together."
     prefill = sum(f.endpoint.role is Role.PREFILL for f in findings)
     return f"All is well: {prefill} prefill and {len(findings) - prefill} decode engines."

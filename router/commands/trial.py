@@ -46,6 +46,9 @@ PUSH_SECONDS = 1.0
 """For LMCache to push the prompt's KV cache, some milliseconds' work: its notifications go to the
 router that runs, not here."""
 
+LOAD_FAILED = 500
+"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
+
 MAX_SAID = 200
 """Characters of an engine's error message."""
 
@@ -239,7 +242,13 @@ class _Attempt:
         reply = await self._post(endpoint, step.path, step.body)
         if reply.status != 200:
             said = _said(reply.body)
-            raise Failed(f"{endpoint.role} {endpoint.url} answers {reply.status}: {said}")
+            hint = ""
+            if reply.status == LOAD_FAILED and self.trial.prefill not in (None, endpoint):
+                hint = (
+                    ". It could not load the KV cache, or see its log: does it reach the prefill "
+                )
+                hint += "engine's side channel (VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT)?"
+            raise Failed(f"{endpoint.role} {endpoint.url} answers {reply.status}: {said}{hint}")
         return reply
 
     async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> Reply:

@@ -39,7 +39,7 @@ def tried(capsys: pytest.CaptureFixture[str]) -> Callable[..., Awaitable[tuple[i
     async def run(**flags: Any) -> tuple[int, list[str]]:
         status = await asyncio.to_thread(check.run, load(flags), tries=True)
         lines = capsys.readouterr().out.splitlines()
-        return status, [line for line in lines if re.search("try |trial|tried", line)]
+        return status, [line for line in lines if re.search("try |trial|tried|well", line)]
 
     return run
 
@@ -48,7 +48,8 @@ async def test_the_kv_cache_of_a_trial_moves_over_every_pair(simulate, tried):
     p0, p1, d0 = [await simulate(role=role) for role in ("prefill", "prefill", "decode")]
     status, lines = await tried(prefill=f"{p0.url},{p1.url}", decode=d0.url)
     assert status == 0, lines
-    *each, last = lines
+    *each, count, last = lines
+    assert count == "2 of 2 trial requests went well."
     for line, prefill in zip(each, (p0, p1), strict=True):
         found = re.fullmatch(
             rf"try {prefill.url} -> {d0.url}: ok, prefill [\d.]+ s, decode [\d.]+ s, "
@@ -58,7 +59,7 @@ async def test_the_kv_cache_of_a_trial_moves_over_every_pair(simulate, tried):
         assert found, line
         moved, prompt = int(found[1]), int(found[2])
         assert 100 < prompt - 16 < moved <= prompt, "whole blocks of 16 tokens"
-    assert last == "2 of 2 trial requests went well."
+    assert last == "All is well: 2 prefill and 1 decode engines."
 
 
 async def test_every_engine_of_the_larger_pool_is_tried(simulate, tried):
@@ -93,6 +94,7 @@ async def test_a_prefill_engine_without_a_connector_is_named(simulate, tried):
     said = f"prefill {p0.url} answers without kv_transfer_params: start it with --kv-transfer"
     assert said in lines[0]
     assert lines[1] == "0 of 1 trial requests went well."
+    assert "All is well" not in "".join(lines)
     assert posts(d0) == 0
 
 
@@ -101,7 +103,8 @@ async def test_a_decode_engine_that_cannot_load_is_named_with_what_it_says(simul
     await d0.set_faults(fail_kv_loads=1)
     status, lines = await tried(prefill=p0.url, decode=d0.url)
     assert status == 1
-    assert f"decode {d0.url} answers 500: " in lines[0]
+    assert f"decode {d0.url} answers 500: Internal server error. It could not load" in lines[0]
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in lines[0]
 
 
 async def test_an_answer_without_a_transfer_is_a_failure(simulate, tried):
@@ -124,5 +127,5 @@ async def test_pools_of_different_models_cannot_be_tried(simulate, tried):
     p0, d0 = await simulate(model="a"), await simulate(model="b")
     status, lines = await tried(prefill=p0.url, decode=d0.url)
     assert status == 1
-    assert lines == ["No pair of engines could be tried."]
+    assert lines == ["No pair of engines could be tried."], "and nothing is well"
     assert [posts(each) for each in (p0, d0)] == [0, 0]
