@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test judgement cover check test-engines clean
+.PHONY: install demo test judgement cover instructions check test-engines clean
 
 install: $(STAMP)
 
@@ -30,6 +30,11 @@ judgement: install
 # Every branch of the pure core, by its own tests.
 cover: install
 	$(BIN)/python -m pytest -n auto --cov router/core --cov-report term --cov-fail-under 100 tests/core
+
+# Instructions and system calls per request and chunk, against the stored ones. Needs valgrind.
+BASELINE := benchmarks/baselines/instructions.json
+instructions: install
+	$(BIN)/python -m benchmarks instructions --router ours --baseline $(BASELINE)
 
 check: install
 	$(BIN)/ruff format --check .

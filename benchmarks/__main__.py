@@ -1,8 +1,8 @@
-"""`python -m benchmarks compare | results | peers install | validate | ab | judge | report |
-plot | aiperf install`; `engine` and `load` are started by the bench.
+"""`python -m benchmarks compare | results | instructions | peers install | validate | ab | judge |
+report | plot | aiperf install`; `engine`, `load` and `lockstep` are started by the bench.
 
-Exit status of the first three: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
-interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
+Exit status of the first four: 0 sound, 1 something void, failed, missing or grown, 2 bad usage,
+130 interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
 """
 
 import argparse
@@ -20,6 +20,8 @@ from rich.console import Console
 try:
     from benchmarks import compare, engine, limits, load, peers, plan, report, results
     from benchmarks.gate import ab, aiperf_place, judge, validate
+    from benchmarks.instructions import command as instructions
+    from benchmarks.instructions import lockstep
     from benchmarks.routers import DEFAULT, ROUTERS
     from benchmarks.scenarios import SCENARIOS, Scenario
 except ModuleNotFoundError as error:
@@ -28,8 +30,9 @@ except ModuleNotFoundError as error:
     print(f"pd-bench needs {error.name}: pip install 'pd-router[bench]'", file=sys.stderr)
     sys.exit(2)
 
-# They read their own command lines: their exit statuses are the validator's.
-GATE = {
+# They read their own command lines; of the gate's, exit statuses are the validator's.
+OWN = {
+    "instructions": instructions.main,
     "validate": validate.main,
     "ab": ab.main,
     "judge": judge.main_judge,
@@ -77,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     side.add_argument("--window", type=seconds, help="seconds measured per turn")
     side.add_argument("--results", type=Path, default=RESULTS, help="where the JSON file goes")
     for name, text in (
+        ("instructions", "count instructions and system calls per request and chunk"),
         ("validate", "put the validator's load on an endpoint and judge what comes of it"),
         ("ab", "the validator's load on the router with one policy after the other"),
         ("judge", "judge stored results of a load test again, ours or AIPerf's"),
@@ -92,6 +96,9 @@ def parser() -> argparse.ArgumentParser:
     engines.add_argument("plan", type=engine.Plan.decode, help="JSON, see benchmarks.engine.Plan")
     offered = commands.add_parser("load", help="load generator (started by the bench)")
     offered.add_argument("plan", type=plan.Plan.decode, help="JSON, see benchmarks.plan.Plan")
+    steps = commands.add_parser("lockstep", help="engines and client (started by the bench)")
+    steps.add_argument("decode", type=int, help="decode engines")
+    steps.add_argument("prefill", type=int, help="prefill engines")
     return top
 
 
@@ -151,8 +158,8 @@ def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 def main(command: Sequence[str]) -> int:
     """Run one command and return the exit status."""
-    if command and command[0] in GATE:
-        return GATE[command[0]](command[1:])
+    if command and command[0] in OWN:
+        return OWN[command[0]](command[1:])
     arguments = parser().parse_args(command)
     match arguments.command:
         case "compare":
@@ -169,6 +176,8 @@ def main(command: Sequence[str]) -> int:
             engine.run(arguments.plan)
         case "load":
             load.run(arguments.plan)
+        case "lockstep":
+            lockstep.run(arguments.decode, arguments.prefill)
     return 0
 
 

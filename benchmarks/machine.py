@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Python, the packages that matter, and the peers."""
-    found = {"python": f"{platform.python_version()} ({_build()})"}
+    found = {"python": f"{platform.python_version()} ({build()})"}
     for package in PACKAGES:
         try:
             found[package] = version(package)
@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
     return found | {peer.name: peer.version for peer in (*PEERS, NGINX) if peer.installed()}
 
 
-def _build() -> str:
+def build() -> str:
     """An interpreter without profile-guided optimisation costs a Python router some 15 %.
 
     Distributions have their own way of asking for it, and their configure line does not tell.
