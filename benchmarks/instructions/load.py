@@ -4,7 +4,7 @@ Pure. A unit's cost is the difference of two loads of the same kind, divided by 
 their units: what a load costs once, whatever its size, is not in it.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import orjson
 
@@ -18,7 +18,7 @@ ENDS = 2
 
 @dataclass(frozen=True)
 class Load:
-    """Requests one after the other on one connection.
+    """Requests one after the other, on `together` connections at once.
 
     A stream reaches the router in `chunks` + 2 reads: its head with the role and the first token,
     one read per chunk, and its end (last token, usage, `[DONE]`).
@@ -28,6 +28,7 @@ class Load:
     stream: bool = False
     chunks: int = 0
     prompt_bytes: int = PROMPT_BYTES
+    together: int = 1
 
     @property
     def tokens(self) -> int:
@@ -70,22 +71,28 @@ class Unit:
     two_legs: bool = False
 
 
-def per_request(key: str, title: str, load: Load, larger: int, *, two_legs: bool = False) -> Unit:
-    """The cost of a request: `load` against the same with `larger` requests."""
-    more = Load(larger, load.stream, load.chunks, load.prompt_bytes)
-    return Unit(key, title, load, more, larger - load.requests, two_legs)
+def per_request(key: str, title: str, load: Load, requests: int, **more: bool) -> Unit:
+    """The cost of a request: `load` against the same with more requests."""
+    units = requests - load.requests
+    return Unit(key, title, load, replace(load, requests=requests), units, **more)
 
 
-def per_chunk(key: str, title: str, chunks: int, larger: int) -> Unit:
-    """The cost of a chunk: one stream against a longer one."""
-    smaller, more = (Load(1, stream=True, chunks=each) for each in (chunks, larger))
-    return Unit(key, title, smaller, more, larger - chunks)
+def per_chunk(key: str, title: str, load: Load, chunks: int) -> Unit:
+    """The cost of a chunk: `load` against longer streams."""
+    units = (chunks - load.chunks) * load.requests
+    return Unit(key, title, load, replace(load, chunks=chunks), units)
 
 
 UNITS = (
     per_request("unary", "unary request", Load(40), 120),
     per_request("stream", "streamed request, two reads", Load(40, stream=True), 120),
-    per_chunk("chunk", "chunk of a stream", 500, 2500),
+    per_chunk("chunk", "chunk of one stream", Load(1, stream=True, chunks=500), 4500),
+    per_chunk(
+        "step",
+        "chunk of 16 streams in step",
+        Load(16, stream=True, chunks=20, together=16),
+        160,
+    ),
     per_request("large", "240 kB prompt, unary", Load(10, prompt_bytes=LARGE_PROMPT_BYTES), 40),
     per_request(
         "pd", "two legs (NIXL), streamed, two reads", Load(40, stream=True), 120, two_legs=True

@@ -1,11 +1,13 @@
-"""Engines and one client in a single process, in lock-step (started by the bench).
+"""Engines and clients in a single process, in lock-step (started by the bench).
 
-An engine writes its next event when the client has read the last one. So the router gets one event
-per read and has one thing to do at a time, however fast or busy the machine is.
+An engine writes the next event when the client has read the last one. So the router gets one event
+per read, however fast or busy the machine is. Of streams that go together each gets its next event
+when all have the last one, as in the steps of an engine's batch.
 """
 
 import asyncio
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, cast
@@ -28,35 +30,45 @@ GETS = {
 
 
 class Stage:
-    """The answer in progress, and what the engines saw."""
+    """The answers in progress, and what the engines saw.
+
+    `together` streams go in step: once so many are there and the clients have all that was written,
+    each gets its next event.
+    """
 
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
-        self._written = 0
-        self._rest: Iterator[bytes] = iter(())
-        self._transport: asyncio.Transport | None = None
+        self.together = 1
+        self._streams: list[tuple[asyncio.Transport, Iterator[bytes]]] = []
+        # Events that the clients do not have yet.
+        self._ahead = 0
+
+    def begin(self, together: int) -> None:
+        """Another load."""
+        self.seen.clear()
+        self.together, self._ahead = together, 0
+        self._streams.clear()
 
     def stream(self, transport: asyncio.Transport, tokens: int, tail: bytes) -> None:
         """Write the first event of a stream; `received` writes the others."""
         chunks = (frames.TOKENS[n % len(frames.TOKENS)] for n in range(1, tokens - ENDS + 1))
-        self._rest = _then(chunks, tail)
-        self._transport = transport
-        first = frames.STREAM_HEAD + frames.ROLE + frames.TOKENS[0]
-        self._written = _events(first)
-        transport.write(first)
+        self._streams.append((transport, itertools.chain(chunks, [tail])))
+        self._write(transport, frames.STREAM_HEAD + frames.ROLE + frames.TOKENS[0])
 
     def received(self, events: int) -> None:
-        """The client has so many events of the answer."""
-        if events < self._written or self._transport is None:
+        """A client has so many more events."""
+        self._ahead -= events
+        if self._ahead or len(self._streams) < self.together:
             return
-        if (chunk := next(self._rest, None)) is not None:
-            self._written += _events(chunk)
-            self._transport.write(chunk)
+        streams, self._streams = self._streams, []
+        for transport, rest in streams:
+            if (chunk := next(rest, None)) is not None:
+                self._streams.append((transport, rest))
+                self._write(transport, chunk)
 
-
-def _then(chunks: Iterator[bytes], tail: bytes) -> Iterator[bytes]:
-    yield from chunks
-    yield tail
+    def _write(self, transport: asyncio.Transport, data: bytes) -> None:
+        self._ahead += _events(data)
+        transport.write(data)
 
 
 def _events(data: bytes) -> int:
@@ -114,33 +126,53 @@ class EngineConnection(asyncio.Protocol):
             self._transport.write(frames.completion(prompt, tokens))
 
 
-class Client(asyncio.Protocol):
-    """The one client: asks, reads the whole answer, asks again; then says how it went."""
+class Run:
+    """A load: its clients, and how it went."""
 
     def __init__(self, stage: Stage, load: Load) -> None:
-        self._stage, self._load = stage, load
-        self._request = load.request()
-        self._left = load.requests
+        self.stage, self.load = stage, load
+        self.request = load.request()
+        self._left = load.together
+        stage.begin(load.together)
+
+    async def connect(self, port: int) -> None:
+        """Begin."""
+        loop = asyncio.get_running_loop()
+        for _ in range(self.load.together):
+            await loop.create_connection(lambda: Client(self), "127.0.0.1", port)
+
+    def ended(self, failure: str | None) -> None:
+        """A client has all its answers, or one that is wrong."""
+        self._left -= 1
+        if self._left == 0 or (failure is not None and self._left > 0):
+            self._left = 0
+            control.say("report", failure=failure, seen=self.stage.seen)
+
+
+class Client(asyncio.Protocol):
+    """One client: asks, reads the whole answer, and asks again."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._load = run, run.load
+        self._left = run.load.requests // run.load.together
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport
         self._counter = EventCounter()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._stage.seen.clear()
         self._ask()
 
     def _ask(self) -> None:
         self._counter = EventCounter()
-        self._transport.write(self._request)
+        self._transport.write(self._run.request)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
     def on_body(self, data: bytes) -> None:
-        if self._load.stream:
-            self._counter.feed(data)
-            self._stage.received(self._counter.events)
+        if self._load.stream and (new := self._counter.feed(data)):
+            self._run.stage.received(new)
 
     def on_message_complete(self) -> None:
         if wrong := self._wrong():
@@ -167,7 +199,7 @@ class Client(asyncio.Protocol):
     def _end(self, failure: str | None) -> None:
         self._left = 0
         self._transport.close()
-        control.say("report", failure=failure, seen=self._stage.seen)
+        self._run.ended(failure)
 
 
 async def _serve(stage: Stage, roles: list[str]) -> dict[str, list[str]]:
@@ -192,8 +224,7 @@ def run(decode: int, prefill: int) -> None:
 
     def hear(line: str) -> None:
         port, _, load = line.partition(" ")
-        factory = functools.partial(Client, stage, Load.decode(load))
-        task = loop.create_task(loop.create_connection(factory, "127.0.0.1", int(port)))
+        task = loop.create_task(Run(stage, Load.decode(load)).connect(int(port)))
         started.add(task)
         task.add_done_callback(started.discard)
 

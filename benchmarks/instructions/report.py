@@ -42,7 +42,7 @@ def table(
 ) -> Table:
     """Units down, routers across, with the ratio to the first router."""
     first, *others = costs
-    shown = Table(title, caption="one at a time: nothing shares a turn of the event loop")
+    shown = Table(title)
     for router in costs:
         shown.add_column(router, justify="right")
     for router in others:

@@ -42,6 +42,8 @@ def port(fleet: Fleet) -> int:
         Load(1),
         Load(2, stream=True),
         Load(1, stream=True, chunks=100),
+        Load(8, stream=True, chunks=100, together=8),
+        Load(9, stream=True, together=3),
         Load(2, prompt_bytes=240_000),
     ],
     ids=Load.encode,
