@@ -1,16 +1,19 @@
 # The router's image: no compiler, no pip, no vLLM. `docker build -t pd-router:0.1.0 .`
+# Its hot modules are compiled by mypyc; `--build-arg COMPILE=0` leaves them Python.
 # Configured by PD_ROUTER_* in the environment; other commands: `docker run pd-router:0.1.0 check`.
 
 # The Python that the tests run on.
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS build
+ARG COMPILE=1
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY router ./router
 # Everything becomes a wheel, then an environment is made of the wheels alone: what is not in them
 # cannot get in. The lmcache extra is 2 MB, and a setting away from being needed.
-RUN pip wheel --no-cache-dir --wheel-dir /wheels '.[lmcache]' \
+RUN PD_ROUTER_COMPILE=${COMPILE} pip wheel --no-cache-dir --wheel-dir /wheels '.[lmcache]' \
  && python -m venv --without-pip /opt/pd-router \
  && pip --python /opt/pd-router/bin/python install --no-cache-dir --no-index --find-links /wheels \
         'pd-router[lmcache]'

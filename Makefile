@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test judgement cover instructions check test-engines clean
+.PHONY: install demo test judgement cover instructions check test-engines clean \
+	compile clean-compiled test-compiled
 
 install: $(STAMP)
 
@@ -18,7 +19,7 @@ demo: install
 	$(BIN)/pd-router demo
 
 # Tests start some two hundred processes: without bytecode files each would compile the sources anew.
-test cover: export PYTHONDONTWRITEBYTECODE =
+test test-compiled cover: export PYTHONDONTWRITEBYTECODE =
 
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -27,14 +28,28 @@ test: install
 judgement: install
 	$(BIN)/python -m pytest -m judgement tests/e2e/judgement
 
-# Every branch of the pure core, by its own tests.
-cover: install
+# Every branch of the pure core, by its own tests. Compiled modules have no lines to cover.
+cover: install clean-compiled
 	$(BIN)/python -m pytest -n auto --cov router/core --cov-report term --cov-fail-under 100 tests/core
 
 # Instructions and system calls per request and chunk, against the stored ones. Needs valgrind.
 BASELINE := benchmarks/baselines/instructions.json
 instructions: install
 	$(BIN)/python -m benchmarks instructions --router ours --baseline $(BASELINE)
+
+# The hot modules (setup.py names them), compiled in place by mypyc from the same source: the .so
+# files are imported instead of the .py beside them, until clean-compiled. Needs gcc; a minute.
+compile: install
+	find router -name '*.so' -delete
+	PD_ROUTER_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	touch router/compiled__mypyc*.so
+
+clean-compiled:
+	find router -name '*.so' -delete
+	rm -rf build
+
+test-compiled: compile
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/core tests/net tests/web tests/e2e
 
 check: install
 	$(BIN)/ruff format --check .
@@ -45,5 +60,5 @@ test-engines: install
 	$(BIN)/python -m tests.engines.lab install
 	$(BIN)/python -m pytest -m engines tests/engines
 
-clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* build *.egg-info
+clean: clean-compiled
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info

@@ -96,7 +96,7 @@ class Capacity:
         else:
             recent.append((second, running))
         if running > self._limit:
-            self._limit = running
+            self._limit = float(running)
 
     def tick(
         self, in_flight: int, first_token_seconds: float | None, now: float, *, is_queueing: bool
@@ -120,7 +120,7 @@ class Capacity:
     def _take(self, seconds: int, now: float) -> None:
         """The limit is what ran in the last `seconds`."""
         ran = (running for second, running in self._recent if second > int(now) - seconds)
-        self._limit = max(1, *ran, 1)
+        self._limit = float(max(1, *ran, 1))
         self._queued_at = self._raised_at = now
         self._growth = 0
 

@@ -9,15 +9,14 @@ import asyncio
 import contextlib
 import logging
 import mmap
-import pickle
 import socket
-import zlib
 from collections.abc import Callable, Sequence
 
 from router.core.board import Board, Column
 from router.core.events import Event, LegFailed, News, Probed, Scraped
 from router.core.fleet import is_absence
 from router.core.values import Endpoint
+from router.net.event_codec import decode, encode
 
 __all__ = ["Crew", "Gossip", "Mate"]
 
@@ -91,7 +90,7 @@ class Gossip:
 
     def tell(self, news: News) -> None:
         """Tell all others; who cannot listen now misses it."""
-        data = zlib.compress(pickle.dumps(news), 1)
+        data = encode(news)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(data)
@@ -102,7 +101,7 @@ class Gossip:
         def readable() -> None:
             with contextlib.suppress(BlockingIOError):
                 while data := self._inbox.recv(BUFFER_BYTES):
-                    hear(pickle.loads(zlib.decompress(data)))
+                    hear(decode(data))
 
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), readable)
 

@@ -107,6 +107,14 @@ def test_nothing_else_is_in_the_context(path: str) -> None:
     assert not is_in_context(path)
 
 
+def test_the_router_is_compiled() -> None:
+    [build] = [one.text for one in STAGES[0] if one.name == "RUN" and "pip wheel" in one.text]
+    assert "PD_ROUTER_COMPILE=${COMPILE}" in build
+    assert "COMPILE=1" in [one.text for one in STAGES[0] if one.name == "ARG"]
+    # Of this checkout, perhaps for another interpreter: the image's are built in it.
+    assert not is_in_context("router/core/facts.cpython-311-x86_64-linux-gnu.so")
+
+
 def test_holds_no_secret() -> None:
     declared = " ".join(one.text for stage in STAGES for one in stage if one.name in {"ARG", "ENV"})
     assert not re.search(r"KEY|TOKEN|SECRET|PASSWORD", declared, re.IGNORECASE)
