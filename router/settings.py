@@ -1,7 +1,8 @@
 """Every setting, once: its flag, environment variable, file key, default, unit and reason.
 
 Order of precedence: command line, environment (`PD_ROUTER_*`), the file given by `--config`,
-default. The README's table is generated from this class. No other file reads the environment.
+default. The table in docs/settings.md is generated from this class. No other file reads the
+environment.
 """
 
 import difflib
