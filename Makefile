@@ -4,14 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test judgement cover check test-engines clean
+.PHONY: install demo test judgement cover check lock lowest test-engines clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements/dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 demo: install
@@ -36,9 +36,35 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The newest versions that pyproject.toml admits, with hashes, for every Python and platform at once.
+UV := .uv/bin/uv
+COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 \
+  --generate-hashes --custom-compile-command 'make lock'
+
+lock: $(UV)
+	$(COMPILE) requirements/build.in --output-file requirements/build.txt
+	$(COMPILE) pyproject.toml --extra lmcache --output-file requirements/image.txt
+	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
+
+# The oldest versions that pyproject.toml admits, under the newest test tools.
+LOWEST := .uv/lowest
+
+lowest: $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(LOWEST)
+	$(UV) pip compile --quiet --resolution lowest-direct --python $(LOWEST)/bin/python pyproject.toml \
+	  --extra lmcache --extra bench --output-file $(LOWEST)/pins.txt
+	$(UV) pip install --quiet --python $(LOWEST)/bin/python --constraints $(LOWEST)/pins.txt \
+	  --editable '.[dev]'
+	$(LOWEST)/bin/python -m pytest -n auto tests/core tests/net tests/web tests/telemetry \
+	  tests/test_settings.py
+
+$(UV):
+	$(PYTHON) -m venv .uv
+	.uv/bin/pip install --quiet 'uv>=0.9,<1'
+
 test-engines: install
 	$(BIN)/python -m tests.engines.lab install
 	$(BIN)/python -m pytest -m engines tests/engines
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* build *.egg-info
+	rm -rf $(VENV) .uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* build *.egg-info
