@@ -1,7 +1,6 @@
 """What runs on a simulated engine and what waits for a slot: continuous batching, first come first.
 
-Pure: a step is a call, time is an argument, and a transport is whatever takes bytes. It refuses to
-know speed.
+Pure: a step is a call, time is an argument, and a transport is whatever takes bytes.
 """
 
 import math

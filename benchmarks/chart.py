@@ -1,7 +1,7 @@
 """The picture beside the results: CPU per chunk by router and streams, and the burst's TTFT p99.
 
 The same figures give the same bytes, and the file says of which figures it is (`digest`). Drawn
-without pyplot: no display, no state. It refuses to know files and targets.
+without pyplot: no display, no state.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """One closed-loop client: a connection that asks, reads the whole answer and asks again.
 
-Knows HTTP framing (httptools) and how many events an answer must have. It refuses to know the
-router's name, the window and the statistics: it adds to the `Record` it is given.
+Knows HTTP framing (httptools) and how many events an answer must have.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The side-by-side run: every router in turn, several rounds, the same engines and load.
 
 Routers take turns inside a round and rounds start with another router each time, so that a machine
-that slows down or speeds up touches all alike. It refuses to know how any of it is drawn.
+that slows down or speeds up touches all alike.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""The clients of a load and their connections: what a timed window and a finite job share.
-
-It refuses to know when a client may ask, and what is made of the records.
-"""
+"""The clients of a load and their connections: what a timed window and a finite job share."""
 
 import asyncio
 import time

@@ -1,7 +1,6 @@
 """The simulated engines of a bench: one process, many ports, one timer per engine.
 
-A step writes pre-built bytes to every stream that has a slot. It refuses to know KV memory and
-faults (`router/simulator` has those): it must cost little enough not to be what is measured. With
+A step writes pre-built bytes to every stream that has a slot. With
 role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role `decode` checks that
 they arrive unchanged.
 

@@ -1,7 +1,6 @@
 """The bytes a simulated engine says, built once: HTTP heads, SSE events, JSON replies.
 
-Shapes follow vLLM 0.33 behind uvicorn (chunked encoding, one event per chunk). It refuses to know
-sockets, time and requests.
+Shapes follow vLLM 0.33 behind uvicorn (chunked encoding, one event per chunk).
 """
 
 from typing import Any, Final

@@ -1,6 +1,6 @@
 """`kv_transfer_params` in NIXL's shape: what a prefill engine gives, and whether it arrived whole.
 
-Pure. It refuses to know engines and requests.
+Pure.
 """
 
 from typing import Any

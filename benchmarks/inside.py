@@ -1,7 +1,7 @@
 """What a router says of its own event loop on /metrics: its longest stall, how often it stalled.
 
 Any router with the two metrics is read, by name; others have nothing to say and are not asked
-twice. It refuses to judge, and to know which router it is.
+twice.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""How many streams this machine lets one process hold, and a scenario that fits into it.
-
-It refuses to know routers: each holds a file for the client and one for the engine.
-"""
+"""How many streams this machine lets one process hold, and a scenario that fits into it."""
 
 import resource
 from dataclasses import replace

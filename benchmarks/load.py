@@ -3,7 +3,6 @@
 Clients start one after the other over `ramp_s`, so that streams are out of step with each other;
 after the ramp the window opens, and only what arrives inside it is counted. The process that
 started it is told when the window opens and closes, to read CPU times at the same moments.
-It refuses to know which router it speaks to, or whether it speaks to one at all.
 """
 
 import asyncio

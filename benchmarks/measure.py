@@ -1,6 +1,6 @@
 """One turn: fresh engines, one fresh router, one load: a timed window or a finite job.
 
-Returns raw readings; what they mean is `stats` and `verdict`. It refuses to know other turns.
+Returns raw readings; what they mean is `stats` and `verdict`.
 """
 
 import functools

@@ -1,7 +1,6 @@
 """nginx as a peer: least_conn over the decode engines, nothing buffered.
 
-One worker: it counts connections exactly, and its one core is what our router has. It refuses to
-know legs and models.
+One worker: it counts connections exactly, and its one core is what our router has.
 """
 
 import getpass

@@ -1,7 +1,7 @@
 """The other routers: where they live and how they are installed, each in an environment of its own.
 
 `python -m benchmarks peers install` creates those of PyPI under ~/.cache/pd-router-peers, or where
-PD_ROUTER_PEERS points; nginx is the system's. It refuses to know how they are started.
+PD_ROUTER_PEERS points; nginx is the system's.
 """
 
 import os

@@ -1,7 +1,6 @@
 """A transport with next to nothing in it: for 2048 connections that are opened in one go.
 
 asyncio's way to a connection costs several times as much, and the burst would be the bench's own.
-It refuses to know protocols: what it is given is told of bytes and of the end.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """What a load generator is to offer, and the bytes of its requests.
 
-Pure. It refuses to know sockets and time.
+Pure.
 """
 
 from collections.abc import Sequence

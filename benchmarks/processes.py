@@ -1,6 +1,6 @@
 """Starting, asking and ending the processes of a bench, each in a session of its own.
 
-Ends only what it started, by its process group. It refuses to know what the processes do.
+Ends only what it started, by its process group.
 """
 
 import os

@@ -1,6 +1,6 @@
 """What Linux says about processes: CPU time and memory of a process and all below it.
 
-Reads /proc only. It refuses to know what the processes are.
+Reads /proc only.
 """
 
 import os

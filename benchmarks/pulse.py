@@ -1,6 +1,6 @@
 """How late an event loop is: the difference between when a timer was due and when it ran.
 
-Times are seconds of `time.monotonic`. It refuses to know what the loop was busy with.
+Times are seconds of `time.monotonic`.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The table of routers: how each is started in front of the same engines.
 
-A new peer is one more row. It refuses to know scenarios and figures. Every router gets the policy
+A new peer is one more row. Every router gets the policy
 that its row names, by default the one that comes closest to least-loaded, and otherwise its
 defaults; a peer's log is quiet, ours is not.
 """

@@ -1,6 +1,6 @@
 """The table of scenarios: what is offered, and to how many engines.
 
-A new scenario is one more row. It refuses to know routers and how the load is made.
+A new scenario is one more row.
 """
 
 from dataclasses import dataclass, replace

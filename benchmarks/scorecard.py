@@ -1,7 +1,7 @@
 """Which targets were reached: one row for each, from stored runs.
 
 Pure. A pass takes enough rounds, and a stall that was never asked for is not one that did not
-happen. It refuses to know how the rows are shown.
+happen.
 """
 
 from collections.abc import Sequence

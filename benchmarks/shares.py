@@ -1,6 +1,6 @@
 """Which engine got how many of a job's requests, second by second.
 
-Pure. It refuses to know where the counts come from.
+Pure.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """From the times of a job's requests to figures.
 
-Pure. Times are seconds of one clock; absence is None. It refuses to know routers and engines.
+Pure. Times are seconds of one clock; absence is None.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,6 @@
 """How fast a simulated engine is at what time: factors on its step, and when they change.
 
-Pure: the time is an argument, in seconds after the job's first request. It refuses to know what an
-engine does in a step.
+Pure: the time is an argument, in seconds after the job's first request.
 """
 
 from collections import deque

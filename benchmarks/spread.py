@@ -1,6 +1,6 @@
 """How evenly streams lie on engines: the largest engine's number less the smallest's, over time.
 
-Pure. It refuses to know engines and when it is asked to look.
+Pure.
 """
 
 from collections.abc import Sequence

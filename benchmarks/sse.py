@@ -1,8 +1,7 @@
 """Counts the events of a server-sent stream as its bytes arrive.
 
 Knows only what the bench must know: how many events came, whether the stream ended with `[DONE]`
-and whether an event was an error. It refuses to know JSON: the load generator must stay cheaper
-than the router it measures.
+and whether an event was an error.
 """
 
 DONE = b"data: [DONE]\n\n"

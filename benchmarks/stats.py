@@ -1,6 +1,6 @@
 """From readings to figures: medians with their spread, and ratios paired round by round.
 
-Pure. Absence is None. It refuses to know how a reading was made.
+Pure. Absence is None.
 """
 
 import math

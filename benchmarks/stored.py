@@ -1,8 +1,7 @@
 """Reads what `compare` stored, and finds the runs that the results are of.
 
 The newest run of a scenario counts, or the one that `pinned.json` beside it names. A run with
-another load than the scenario's row has today is another scenario. It refuses to know targets and
-how results are shown.
+another load than the scenario's row has today is another scenario.
 """
 
 from collections.abc import Sequence

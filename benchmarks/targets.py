@@ -1,6 +1,6 @@
 """The table of the issue: what is to be reached, in figures of which scenario.
 
-A new target is one more row. It refuses to know what was measured.
+A new target is one more row.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """When a turn does not count: the bench itself was the limit, or the load was another one.
 
-Pure. It refuses to know routers: a slow router is a result, a slow bench is none.
+Pure.
 """
 
 from dataclasses import asdict, dataclass

@@ -110,8 +110,9 @@ class Settings(BaseSettings):
     )
     stall_timeout: SecondsOrZero = Field(
         2.0,
-        description="Seconds without a token, on an engine with open streams, that set it aside "
-        "for new requests until it speaks again; 0: never. At least 20 times the usual gap.",
+        description="Seconds without a token, on an engine with open streams, after which it gets "
+        "no new requests until it produces tokens again; 0: never. At least 20 times its gap "
+        "between tokens.",
     )
     outlier_consecutive_failures: Whole = Field(
         5,
@@ -124,7 +125,7 @@ class Settings(BaseSettings):
         description="Seconds of an engine's first ejection; each further one is as much longer, "
         "up to 300 s.",
     )
-    max_aside_percent: Whole = Field(
+    max_excluded_percent: Whole = Field(
         50,
         ge=0,
         le=100,

@@ -228,13 +228,15 @@ def test_the_help_of_a_command_describes_every_setting(command, capsys):
 def test_serve_runs_a_server_with_the_settings(monkeypatch):
     served = []
     levels = []
-    monkeypatch.setattr(Server, "run", lambda server: served.append(server.config))
+    monkeypatch.setattr(Server, "run", lambda server, sockets: served.append((server, sockets)))
     monkeypatch.setattr("router.telemetry.logs.configure", lambda *words: levels.append(words))
     for name in ("freeze", "set_threshold"):  # this process goes on
         monkeypatch.setattr(gc, name, lambda *_: None)
-    monkeypatch.setenv("PD_ROUTER_PORT", "1")
+    monkeypatch.setenv("PD_ROUTER_PORT", "0")
     assert main(["serve", "--host", "::1", *DECODE, "--log-level", "error"]) == 0
-    assert [(config.host, config.port) for config in served] == [("::1", 1)]
+    ((server, (listening,)),) = served
+    with listening:
+        assert (server.config.host, listening.getsockname()[0]) == ("::1", "::1")
     assert levels == [("error", "text")]
 
 

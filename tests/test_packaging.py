@@ -90,7 +90,7 @@ def test_pythons_after_3_11_are_not_ruled_out() -> None:
 
 
 def test_what_nothing_public_promises_has_an_upper_end() -> None:
-    """A subclass of uvicorn's protocol works with the versions that were tried, and no others."""
+    """What is not public of uvicorn is as it was in the versions that were run."""
     [uvicorn] = [r for r in map(Requirement, project()["dependencies"]) if r.name == "uvicorn"]
     assert {each.operator for each in uvicorn.specifier} == {">=", "<"}
 

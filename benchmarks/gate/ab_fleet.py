@@ -1,6 +1,6 @@
 """The processes of a comparison: simulated engines, the router; and what befalls an engine.
 
-Everything that is started ends with its context. It refuses to know the load and what is measured.
+Everything that is started ends with its context.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The command line of `ab`, and the comparison that it comes to.
 
-Everything about the load is as in `validate`. It refuses to know how anything is started.
+Everything about the load is as in `validate`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What a comparison of policies comes to: a row for each run, a line for each policy, one document.
 
-Pure. It refuses to know processes and the terminal's width.
+Pure.
 """
 
 from collections import Counter

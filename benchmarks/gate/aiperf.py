@@ -1,7 +1,7 @@
 """The real AIPerf as the load generator: the validator's command line, and what came of it as ours.
 
 AIPerf warms up by itself, in the same process, before it measures. It runs in a process group of
-its own, which is ended with the gate. It refuses to know verdicts, and how AIPerf is installed.
+its own, which is ended with the gate.
 """
 
 import asyncio

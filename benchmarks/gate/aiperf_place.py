@@ -1,8 +1,7 @@
 """Where AIPerf lives: an environment of its own, pinned, with a tokenizer that needs no hub.
 
 `python -m benchmarks aiperf install` creates it under ~/.cache/pd-router-aiperf, or where
-PD_ROUTER_AIPERF points (140 packages, 1.2 GB: too much for an extra). It refuses to know how AIPerf
-is used.
+PD_ROUTER_AIPERF points (140 packages, 1.2 GB: too much for an extra).
 """
 
 import argparse

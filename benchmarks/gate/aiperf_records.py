@@ -2,7 +2,7 @@
 
 AIPerf's own figures are kept as they are: times, chunks' gaps, tokens. It does not say who served a
 request, nor the status of one that succeeded. A stream that ends in an error event counts as
-answered there, and so here. It refuses to know how AIPerf was run.
+answered there, and so here.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""What can be seen of AIPerf while it runs: the records that it writes, and its workers' CPU.
-
-It refuses to know when to stop it.
-"""
+"""What can be seen of AIPerf while it runs: the records that it writes, and its workers' CPU."""
 
 import time
 from array import array

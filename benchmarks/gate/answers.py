@@ -1,7 +1,6 @@
 """What a streamed chat completion said, out of its events, and who counted its tokens.
 
-Pure, and only for those who ask for it: the load itself reads no text. Tool calls are not text. It
-refuses to know when anything came.
+Pure, and only for those who ask for it: the load itself reads no text. Tool calls are not text.
 """
 
 from collections.abc import Callable, Iterable

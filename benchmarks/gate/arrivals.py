@@ -1,7 +1,7 @@
 """When requests are meant to be sent: seconds since the phase began, in order.
 
 Pure. Chance is in the seed, and time is stretched for a ramp, so that a pattern keeps its character
-while its rate rises. It refuses to know what is sent, and whether it could be sent in time.
+while its rate rises.
 """
 
 from collections.abc import Iterable

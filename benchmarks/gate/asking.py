@@ -1,7 +1,7 @@
 """Questions beside the load: one request, one small answer, one reason why there is none.
 
 For readiness, token counts and evidence, which are not the hot path. Nothing here waits without a
-limit, and a key that is sent is never in a message. It refuses to know what answers mean.
+limit, and a key that is sent is never in a message.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Which requests their client gives up, and when: users who close the page.
 
-Pure: a rule on a request's number alone, so that it is the same in whichever process and order. It
-refuses to know how a request is given up, and whether it had ended by then.
+Pure: a rule on a request's number alone, so that it is the same in whichever process and order.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """One seed, many independent sequences: each use of chance has a name.
 
 Derived as AIPerf derives its own (reference 2.5), so that another option's draws do not shift
-these. It refuses to know what is drawn.
+these.
 """
 
 import hashlib

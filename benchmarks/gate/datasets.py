@@ -1,7 +1,7 @@
 """What is asked: conversations of one or more turns, made up here or read from files.
 
 Pure nouns, and the synthetic ones. The same options and seed give the same bytes, which the
-checksum proves. It refuses to know when a conversation begins and how it is sent.
+checksum proves.
 """
 
 import hashlib

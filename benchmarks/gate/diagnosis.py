@@ -2,7 +2,7 @@
 
 Pure. It looks at evidence in this order: was it the client; did one worker hold too much; did
 requests fail; were workers missing; did first tokens wait behind one worker; was the start slow;
-and only then what all workers share. It refuses to know whether the run passed.
+and only then what all workers share.
 """
 
 from collections import Counter
@@ -211,7 +211,7 @@ def _stuck(metrics: Metrics, seen: Timeline | None, since: float | None) -> tupl
 def _aside(run: Run) -> str:
     """What the router said of workers that it left out."""
     said = {
-        each.worker: (each.set_aside, each.at) for each in reversed(run.samples) if each.set_aside
+        each.worker: (each.exclusion, each.at) for each in reversed(run.samples) if each.exclusion
     }
     return "".join(
         f" The router set {name} aside at {at:.1f} s: {why}."

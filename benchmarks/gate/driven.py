@@ -1,7 +1,4 @@
-"""One run of `validate --generator aiperf`: AIPerf's phases on our board, its measurement as ours.
-
-It refuses to know how AIPerf is started and read, and what is judged.
-"""
+"""One run of `validate --generator aiperf`: AIPerf's phases on our board, its result as ours."""
 
 import time
 from asyncio import Event

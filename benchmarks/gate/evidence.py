@@ -1,6 +1,6 @@
 """What single workers did wrong in a run: held too much, stood still, served the slowest.
 
-Pure. It refuses to know whether that mattered.
+Pure.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Texts of exactly so many tokens, where there is somebody to count them.
 
 What we make up is of words that are one token each nearly everywhere; a question to the server for
-each text makes it certain. It refuses to know how texts are made.
+each text makes it certain.
 """
 
 from collections.abc import Awaitable, Callable

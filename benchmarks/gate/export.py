@@ -1,7 +1,6 @@
 """What is kept of a run: AIPerf's JSON with our evidence in it, a line per request, CTRF, stdout.
 
-Reading back is in results.py, whose names are here too. It refuses to know how a verdict is
-reached.
+Reading back is in results.py, whose names are here too.
 """
 
 import gzip

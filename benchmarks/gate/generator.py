@@ -1,8 +1,7 @@
 """One stream of the offered concurrency: a connection that asks, reads an answer, asks again.
 
 Knows HTTP framing (httptools) and the events of a streamed chat completion, by AIPerf's definitions
-(reference 2.3). It must stay cheap: an event that is plainly a piece of content is not parsed. It
-refuses to know how many streams there are, prompts, and statistics.
+(reference 2.3). It must stay cheap: an event that is plainly a piece of content is not parsed.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""What is made of a measured phase: opinion, files, and lines beyond the verdict's.
-
-It refuses to know how a phase is carried out, and the terminal.
-"""
+"""What is made of a measured phase: opinion, files, and lines beyond the verdict's."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,6 @@
 """Records out of a JSON array or JSON lines, each with the place where it stands.
 
-Reads a file and raises one kind of error, which names the file and the line. It refuses to know
-what the records mean.
+Reads a file and raises one kind of error, which names the file and the line.
 """
 
 import json

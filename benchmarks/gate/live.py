@@ -1,7 +1,7 @@
 """What happens while it happens: phase, rates, first tokens so far, the fullest worker.
 
 On a terminal a display that is drawn anew, elsewhere a line every few seconds. `Board` is pure and
-takes the time as an argument. It refuses to know how any of it is measured.
+takes the time as an argument.
 """
 
 import asyncio

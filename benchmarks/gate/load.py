@@ -1,8 +1,7 @@
 """The closed loop: N streams at once, and a new request for each that ends.
 
 One process's part of it: requests take their numbers from a counter that all processes share, so
-that the loop is one loop. It measures what it cost itself: CPU, and how late its event loop was. It
-refuses to know prompts' texts, other processes, metrics and the terminal.
+that the loop is one loop. It measures what it cost itself: CPU, and how late its event loop was.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The options for a load beyond the plain closed loop, and the offer that they come to.
 
 All that is wrong with them, or with a file that they name, is said in one kind of error before any
-traffic. It refuses to know the other options of a command.
+traffic.
 """
 
 import argparse

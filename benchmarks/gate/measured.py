@@ -1,7 +1,4 @@
-"""A phase carried out, and the measured one as a Run: seconds since it began, to the microsecond.
-
-It refuses to know the terminal, files and verdicts.
-"""
+"""A phase carried out, and the measured one as a Run: seconds since it began, as microseconds."""
 
 import asyncio
 import time

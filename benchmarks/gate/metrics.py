@@ -1,7 +1,7 @@
 """From a run to figures, by AIPerf's definitions (reference 2.3).
 
 Pure. Latencies are in ms here, as AIPerf's are. Absence is None: a figure that cannot be taken is
-never 0. It refuses to know what is good or bad.
+never 0.
 """
 
 from collections import Counter

@@ -2,7 +2,7 @@
 
 Lines of `{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}`. Equal ids become
 equal text, so that prefix caches see the sharing. Texts are made when they are asked for: a trace
-is hundreds of megabytes of them. It refuses to know what was really said.
+is hundreds of megabytes of them.
 """
 
 import hashlib

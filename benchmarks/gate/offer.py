@@ -1,7 +1,6 @@
 """The load that is offered, put together: what is asked, at which pace, how many conversations.
 
-Pure: data sets are read by then. It makes the phases that the generator processes are told of. It
-refuses to know the command line, and what the answers are worth.
+Pure: data sets are read by then. It makes the phases that the generator processes are told of.
 """
 
 import math

@@ -1,7 +1,6 @@
 """The command line of `validate`, and the plan that it comes to.
 
-Everything that can be wrong is found here, before any traffic. It refuses to know how a plan is
-carried out.
+Everything that can be wrong is found here, before any traffic.
 """
 
 import argparse

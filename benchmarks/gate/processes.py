@@ -1,8 +1,7 @@
 """The load generator's processes: each serves its share of the streams of a phase.
 
 Every phase hands out its numbers from one counter that all processes share. The parent tells them
-of a phase, hears their progress and their outcome over pipes, and notices when one dies. It refuses
-to know requests.
+of a phase, hears their progress and their outcome over pipes, and notices when one dies.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """What is asked of the endpoint, by name or from a YAML file, and what platforms must reach.
 
 The numbers of `knee` are the validator's own (reference 1.2); those of the platforms are the
-published overlays (1.13). It refuses to know how requests are sent.
+published overlays (1.13).
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 Pure, but for `counted`, which asks the server's own tokenizer where it offers one. Texts are common
 English words of three letters: one token each, space included, in the byte-pair vocabularies of
-today's models, and four characters. It refuses to know the chat template: that comes on top.
+today's models, and four characters.
 """
 
 import hashlib

@@ -1,8 +1,7 @@
 """Is there anything to measure: a real answer from the endpoint, and every expected worker usable.
 
 As the validator asks (reference 1.6): one short chat completion that is not streamed and has
-content; a 200 from /health counts for nothing. It refuses to know what is measured later, and never
-waits beyond its window.
+content; a 200 from /health counts for nothing.
 """
 
 import asyncio

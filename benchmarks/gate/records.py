@@ -1,7 +1,7 @@
 """What one run of the gate wrote down, and its JSON.
 
 Pure nouns. Times are seconds since the measured phase began, unless the name says ms; absence is
-None. It refuses to know how any of it was measured, or what it means.
+None.
 """
 
 import types
@@ -66,7 +66,7 @@ class WorkerSample:
     waiting: float | None
     kv_usage: float | None
     in_flight: int | None
-    set_aside: str | None
+    exclusion: str | None
     seconds_per_token: float | None
 
 

@@ -1,8 +1,7 @@
 """Conversations of people with an assistant, as ShareGPT's dumps have them.
 
 `[{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}]`, as an array
-or as lines. What the assistant once said is not sent: its length is what the answer may have. It
-refuses to know who answers now.
+or as lines. What the assistant once said is not sent: its length is what the answer may have.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Goodput: how many requests were good enough, each by itself.
 
 Pure. `ttft:2000` asks for a first token within 2000 ms; all that is asked must be met by the same
-request, and a failed request meets nothing. It refuses to know verdicts.
+request, and a failed request meets nothing.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -2,8 +2,7 @@
 
 One process's part of it. Streams are a pool of connections: a request that is ready is taken by the
 one that ends its answer, or by a free one. In a closed loop a conversation that ends begins the
-next; in an open loop each begins at its time, and latencies count from then. It refuses to know
-where texts come from, and other processes.
+next; in an open loop each begins at its time, and latencies count from then.
 """
 
 import asyncio

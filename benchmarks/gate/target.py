@@ -1,6 +1,6 @@
 """The bytes that go to the endpoint: the validator's request (reference 1.2), ready to be sent.
 
-Pure. It refuses to know how many are sent, and when.
+Pure.
 """
 
 import re

@@ -1,6 +1,6 @@
 """What every worker held and produced over time.
 
-Pure. Times are seconds since the measured phase began. It refuses to know what is too much.
+Pure. Times are seconds since the measured phase began.
 """
 
 from collections.abc import Iterable, Sequence

@@ -3,7 +3,7 @@
 `tokenizer.txt` was trained by `train_tokenizer` on the documentation of Python's standard library:
 English, some code. With 8,000 pieces a text has 1.25 to 1.4 times the tokens that GPT-4's 100,000
 make of it, and more in other languages; the words of our prompts are one token in both. It is for
-counting after a run, and refuses to know any model's own tokenizer.
+counting after a run.
 """
 
 import re

@@ -1,7 +1,6 @@
 """`validate`: readiness, a warm-up wave, the measured phase, the verdict.
 
-Puts the parts together and says what happens. It refuses to know how any part does its work; what
-goes wrong ends with status 3 and one line.
+Puts the parts together and says what happens; what goes wrong ends with status 3 and one line.
 """
 
 import asyncio

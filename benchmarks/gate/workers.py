@@ -2,7 +2,7 @@
 
 Asks the router's /endpoints, or takes the workers that it is told; then samples each worker's
 /metrics and the router's view beside it. A worker that does not answer is a sample of None. It does
-no load, delays none, and refuses to know what samples mean.
+no load, and delays none.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ async def unusable(asking: Asking, told: Sequence[str], expected: int | None) ->
 def _unfit(view: View) -> str | None:
     if (state := view.get("state")) != "up":
         return str(state)
-    aside = view.get("set_aside")
+    aside = view.get("exclusion")
     return None if aside in STILL_USABLE else f"set aside: {aside}"
 
 
@@ -216,7 +216,7 @@ def _sample(at: float, url: str, view: View, found: Gauges) -> WorkerSample:
         url,
         *found,
         in_flight=_of(view, "in_flight", int),
-        set_aside=_of(view, "set_aside", str),
+        exclusion=_of(view, "exclusion", str),
         seconds_per_token=_of(view, "seconds_per_token", float),
     )
 

@@ -1,4 +1,4 @@
-"""pd-router check: does every engine answer, and do the pools fit together?"""
+"""pd-router check: asks every engine, and checks that the pools are compatible."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from router.commands.compatibility import incompatibilities
 from router.commands.console import cell, make_console
-from router.commands.fit import misfits
 from router.commands.survey import Finding, survey
 from router.core.values import Role
 from router.settings import Settings
@@ -18,9 +18,9 @@ COLUMNS = ("role", "url", "health", "version", "models", "max_model_len")
 
 
 def run(settings: Settings) -> int:
-    """Print what was found. 0 when all is well, 1 when an engine or the whole is unusable."""
+    """Print the findings; 0 if all is well, 1 if an engine or a combination is unusable."""
     findings = asyncio.run(survey(settings))
-    wrong = misfits(findings, settings.disagg_connector_type)
+    wrong = incompatibilities(findings, settings.disagg_connector_type)
     console = make_console()
     console.print(_table(findings, is_terminal=console.is_terminal))
     for finding in findings:

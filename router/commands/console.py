@@ -8,7 +8,7 @@ from router.commands.usage import one_line
 __all__ = ["cell", "make_console"]
 
 UNBOUNDED = 100_000
-"""Columns of a pipe: what greps a line wants all of it."""
+"""Width of a pipe: lines must not be wrapped."""
 
 
 def make_console() -> Console:
@@ -20,5 +20,5 @@ def make_console() -> Console:
 
 
 def cell(*lines: str, style: str = "") -> Text:
-    """Text for a terminal, whoever wrote it: engines name models, clients write prompts."""
+    """Escaped text for a terminal: model names and prompts come from others."""
     return Text("\n".join(map(one_line, lines)), style)

@@ -1,7 +1,7 @@
 """pd-router demo: the main job on simulated engines, with every answer checked.
 
 Two prefill and four decode engines run in this process, the router as a process of its own, started
-by the same command that an operator uses. Which way a request went is read from the router's log.
+by the same command that an operator uses. Each request's mode is read from the router's log.
 """
 
 import asyncio
@@ -67,14 +67,14 @@ class Row:
 
     @property
     def is_right(self) -> bool:
-        """Whether text, token count, status and way are as they must be."""
-        way = "remote_prefill" if self.case.is_long else "direct"
+        """Whether text, token count, status and mode are as expected."""
+        mode = "remote_prefill" if self.case.is_long else "direct"
         return (
             self.answer.status == 200
             and bool(self.answer.text)
             and self.answer.text == self.expected.text
             and self.answer.tokens == self.expected.tokens
-            and self.record.get("way") == way
+            and self.record.get("mode") == mode
             and not self.record.get("fallbacks")
         )
 
@@ -253,7 +253,7 @@ def _table(rows: list[Row], urls: list[str]) -> Table:
         table.add_row(
             row.case.name,
             str(record.get("tokens")),
-            "remote" if record.get("way") == "remote_prefill" else str(record.get("way")),
+            "remote" if record.get("mode") == "remote_prefill" else str(record.get("mode")),
             names.get(record.get("prefill") or "", "-"),
             names.get(record.get("decode") or "", "-"),
             "-" if seen.ttft_seconds is None else f"{seen.ttft_seconds * 1000:.0f} ms",
@@ -273,7 +273,7 @@ In front of your own engines:
 
 def _summary(console: Console, rows: list[Row]) -> int:
     wrong = sum(not row.is_right for row in rows)
-    remote = sum(row.record.get("way") == "remote_prefill" for row in rows)
+    remote = sum(row.record.get("mode") == "remote_prefill" for row in rows)
     console.print(
         f"{len(rows)} requests, {remote} prefilled remotely, {len(rows) - remote} direct: "
         f"{len(rows) - wrong} right, {wrong} wrong (right is what one engine alone answers).",

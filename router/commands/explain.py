@@ -20,12 +20,12 @@ from router.commands.usage import UsageError
 from router.core import facts as facts_of
 from router.core.errors import BadRequest
 from router.core.events import FellBack, Probed
-from router.core.health import Sight
+from router.core.health import HealthSignal
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.routes import ROUTES
 from router.core.schedule import Ranking
-from router.core.values import Candidate, Decision, Endpoint, Facts, Role, Way
+from router.core.values import Candidate, Decision, Endpoint, Facts, Mode, Role
 from router.settings import Settings, suggestion
 from router.web.app import fleet_of, scheduler_of
 
@@ -36,8 +36,8 @@ MAX_TEXT = 200
 
 
 @dataclass(frozen=True, slots=True)
-class _Story:
-    """What is told of a request."""
+class _Explanation:
+    """The decisions for a request."""
 
     facts: Facts
     decision: Decision
@@ -47,16 +47,16 @@ class _Story:
     prefill: Call | None
     """The prefill leg's request; None when there is none, or another connector writes it."""
     fallbacks: tuple[FellBack, ...]
-    """What cannot go as decided, whatever the engines say."""
+    """Fallbacks that do not depend on the engines' answers."""
 
 
 def run(settings: Settings, body: str, route: str, *, as_json: bool) -> int:
-    """Print the story. Raises UsageError for a body or route that cannot be used."""
-    story = _story(settings, _facts(body, route))
+    """Print the explanation. Raises UsageError for a body or route that cannot be used."""
+    explanation = _explain(settings, _facts(body, route))
     if as_json:
-        sys.stdout.write(_json(story) + "\n")
+        sys.stdout.write(_json(explanation) + "\n")
     else:
-        _print(make_console(), story)
+        _print(make_console(), explanation)
     return 0
 
 
@@ -78,13 +78,13 @@ def _read(body: str) -> bytes:
         raise UsageError(f"{body}: cannot be read: {reason}") from None
 
 
-def _story(settings: Settings, facts: Facts) -> _Story:
+def _explain(settings: Settings, facts: Facts) -> _Explanation:
     fleet = fleet_of(settings)
     for member in fleet:
-        fleet.observe(Probed(member.endpoint, Sight.OK), 0.0)
+        fleet.observe(Probed(member.endpoint, HealthSignal.OK), 0.0)
     scheduler = scheduler_of(settings, fleet)
     decision = scheduler.decide(facts)
-    is_remote = decision.way is Way.REMOTE
+    is_remote = decision.mode is Mode.REMOTE
     # The order in which a plan leases.
     roles = (Role.DECODE, Role.PREFILL) if is_remote else (Role.DECODE,)
     rankings = {role: scheduler.rank(role, facts) for role in roles}
@@ -94,7 +94,7 @@ def _story(settings: Settings, facts: Facts) -> _Story:
     if is_remote and settings.disagg_connector_type == "nixl":
         call, fallbacks = _first_call(nixl(facts), chosen)
     common = settings.load_balancing_strategy
-    return _Story(
+    return _Explanation(
         facts,
         decision,
         settings.routing_threshold,
@@ -111,7 +111,7 @@ def _story(settings: Settings, facts: Facts) -> _Story:
 def _first_call(
     plan: Plan, chosen: Mapping[Role, Endpoint]
 ) -> tuple[Call | None, tuple[FellBack, ...]]:
-    """Run a plan, its engines granted as chosen, until it asks a first one."""
+    """Run a plan with the chosen engines, up to its first call."""
     fallbacks = []
     step = next(plan)
     while isinstance(step, Check | Lease | FellBack):
@@ -125,39 +125,39 @@ def _first_call(
 # For machines.
 
 
-def _json(story: _Story) -> str:
-    facts = story.facts
+def _json(explanation: _Explanation) -> str:
+    facts = explanation.facts
     document = {
         "route": facts.route.path,
         "model": facts.model,
         "stream": facts.stream,
         "estimate": {"tokens": facts.tokens, "rule": facts.rule},
-        "threshold": story.threshold,
-        "way": story.decision.way,
-        "reason": story.decision.reason,
-        "decode": _ranking(story, Role.DECODE),
-        "prefill": _ranking(story, Role.PREFILL),
-        "fallbacks": [{"leg": f.leg, "reason": f.reason} for f in story.fallbacks],
-        "prefill_request": story.prefill and _request(story.prefill),
+        "threshold": explanation.threshold,
+        "mode": explanation.decision.mode,
+        "reason": explanation.decision.reason,
+        "decode": _ranking(explanation, Role.DECODE),
+        "prefill": _ranking(explanation, Role.PREFILL),
+        "fallbacks": [{"leg": f.leg, "reason": f.reason} for f in explanation.fallbacks],
+        "prefill_request": explanation.prefill and _request(explanation.prefill),
     }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
 
 
-def _ranking(story: _Story, role: Role) -> dict[str, Any] | None:
-    ranking = story.rankings.get(role)
+def _ranking(explanation: _Explanation, role: Role) -> dict[str, Any] | None:
+    ranking = explanation.rankings.get(role)
     if ranking is None:
         return None
     return {
-        "strategy": story.strategies[role],
+        "strategy": explanation.strategies[role],
         "chosen": ranking.endpoint.url,
         "candidates": [
             {
                 "url": candidate.endpoint.url,
                 "in_flight": candidate.in_flight,
                 "tokens": candidate.tokens,
-                "others": candidate.others,
-                "times_the_usual": candidate.ratio,
-                "share": candidate.ramp,
+                "other_requests": candidate.other_requests,
+                "slowdown": candidate.slowdown,
+                "slow_start_weight": candidate.slow_start_weight,
                 "score": score,
             }
             for candidate, score in zip(ranking.candidates, ranking.scores, strict=True)
@@ -172,24 +172,26 @@ def _request(call: Call) -> dict[str, Any]:
 # For readers.
 
 
-def _print(console: Console, story: _Story) -> None:
-    facts, decision = story.facts, story.decision
+def _print(console: Console, explanation: _Explanation) -> None:
+    facts, decision = explanation.facts, explanation.decision
     for name, text in (
         ("route", facts.route.path),
         ("model", facts.model or "-"),
         ("estimate", f"{facts.tokens} input tokens ({facts.rule})"),
-        ("threshold", f"{story.threshold} tokens"),
-        ("way", decision.way),
+        ("threshold", f"{explanation.threshold} tokens"),
+        ("mode", decision.mode),
         ("reason", decision.reason),
-        *(("fallback", f"{fallback.leg}: {fallback.reason}") for fallback in story.fallbacks),
+        *(("fallback", f"{fallback.leg}: {fallback.reason}") for fallback in explanation.fallbacks),
     ):
         console.print(cell(f"{name:<11}{text}"))
-    for role, ranking in story.rankings.items():
-        console.print(f"\n{role}, {story.strategies[role]} (the lowest score wins):")
+    for role, ranking in explanation.rankings.items():
+        console.print(f"\n{role}, {explanation.strategies[role]} (the lowest score wins):")
         console.print(_ranking_table(ranking, is_terminal=console.is_terminal))
-    if story.prefill is not None:
-        console.print(cell("", f"POST {story.prefill.endpoint.url}{story.prefill.path}"))
-        body = _shortened(orjson.loads(story.prefill.body))
+    if explanation.prefill is not None:
+        console.print(
+            cell("", f"POST {explanation.prefill.endpoint.url}{explanation.prefill.path}")
+        )
+        body = _shortened(orjson.loads(explanation.prefill.body))
         text = orjson.dumps(body, option=orjson.OPT_INDENT_2).decode()
         console.print(cell(*text.split("\n")))
 
@@ -207,7 +209,7 @@ def _ranking_table(ranking: Ranking, *, is_terminal: bool) -> Table:
 
 
 def _cells(candidate: Candidate) -> tuple[str, str, str, str]:
-    others = "-" if candidate.others is None else str(candidate.others)
+    others = "-" if candidate.other_requests is None else str(candidate.other_requests)
     return candidate.endpoint.url, str(candidate.in_flight), str(candidate.tokens), others
 
 

@@ -1,4 +1,4 @@
-"""`pd-router serve`: one process, or several that share the port and what they know."""
+"""`pd-router serve`: one process, or several that share the port and their state."""
 
 import logging
 import os
@@ -10,53 +10,59 @@ from pathlib import Path
 
 from router.commands.supervisor import Supervisor
 from router.commands.usage import UsageError
-from router.net.crew import Crew
+from router.net.shared_state import SharedState
 from router.settings import Settings
 from router.web.app import Router, Worker, endpoints_of
-from router.web.server import BACKLOG, HURRY, Server, tune_process
+from router.web.server import FORCE_STOP, Server, tune_process
+from router.web.sockets import listening_sockets
 
 __all__ = ["run"]
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Counts live there: not on a disk, and writable in a container whose own files are not."""
+"""Folder of the shared metrics: in memory, and writable in a read-only container."""
 
 
 def run(settings: Settings) -> int:
     """Serve until a signal says to stop; returns the exit status."""
     if settings.workers > 1:
         return _run_several(settings)
+    (listeners,) = _listeners(settings)
     server = Server(Router(settings))
     tune_process()
-    server.run()
+    server.run(sockets=listeners)
     return 0
 
 
 def _run_several(settings: Settings) -> int:
-    listeners = _listeners(settings.host, settings.port, settings.workers)
-    crew = Crew(settings.workers, endpoints_of(settings))
+    listeners = _listeners(settings)
+    shared_state = SharedState(settings.workers, endpoints_of(settings))
     counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
     lifeline, alive = os.pipe()
     parent = os.getpid()
     tune_process()
     for handler in logging.getLogger().handlers:
-        handler.flush()  # or every worker would write it again
+        handler.flush()  # or every worker would write the buffered lines again
 
     def work(number: int) -> None:
         os.close(alive)
         _close(each for place, mine in enumerate(listeners) if place != number for each in mine)
-        mate = crew.join(number, os.getpid())
-        server = Server(Router(settings, Worker(mate, counts)), lifeline)
+        context = shared_state.join(number, os.getpid())
+        server = Server(Router(settings, Worker(context, counts)), lifeline)
         server.run(sockets=listeners[number])
-        if os.getppid() != parent:  # which was killed, and can clean up no more
+        if os.getppid() != parent:  # the parent was killed and cannot clean up
             shutil.rmtree(counts, ignore_errors=True)
 
     def ending() -> None:
-        _close(each for mine in listeners for each in mine)  # or clients would wait in them
+        _close(
+            each for mine in listeners for each in mine
+        )  # or clients would wait in their backlogs
 
     try:
-        return Supervisor(settings.workers, work, crew.left, ending, HURRY).run()
+        return Supervisor(
+            settings.workers, work, shared_state.worker_left, ending, FORCE_STOP
+        ).run()
     finally:
-        crew.close()
+        shared_state.close()
         shutil.rmtree(counts, ignore_errors=True)
 
 
@@ -69,49 +75,9 @@ def _folder() -> Path | None:
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
 
 
-def _listeners(host: str, port: int, workers: int) -> list[list[socket.socket]]:
-    """Listening sockets for each worker, on every address of the host.
-
-    Each worker has its own (SO_REUSEPORT), and the kernel deals connections out. This process keeps
-    them open: what waits in a worker's socket when it dies is answered by the next one.
-    """
+def _listeners(settings: Settings) -> list[list[socket.socket]]:
+    host, port = settings.host, settings.port
     try:
-        flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-        listeners: list[list[socket.socket]] = [[] for _ in range(workers)]
-        for family, address in dict.fromkeys((each[0], str(each[4][0])) for each in found):
-            port = _free(family, address, port)
-            for mine in listeners:
-                mine.append(_bound(family, address, port, share=True))
+        return listening_sockets(host, port, settings.workers)
     except OSError as error:
         raise UsageError(f"--port: cannot listen on {host}:{port}: {error.strerror}") from None
-    for mine in listeners:
-        for listener in mine:
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-    return listeners
-
-
-def _free(family: int, address: str, port: int) -> int:
-    """The port, or a free one for 0, if nobody listens there. Raises OSError.
-
-    Sockets that share a port would share it with another router too, and its users with ours.
-    """
-    with _bound(family, address, port, share=False) as probe:
-        probe.listen(1)
-        return int(probe.getsockname()[1])
-
-
-def _bound(family: int, address: str, port: int, *, share: bool) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if share:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:  # as asyncio does
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind((address, port))
-    except OSError:
-        listener.close()
-        raise
-    return listener

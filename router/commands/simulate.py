@@ -104,7 +104,7 @@ def _table(results: Sequence[Result], *, is_terminal: bool) -> Table:
     for result in results:
         if before is not None and before != result.scenario:
             table.add_section()
-        # Who greps a line of a pipe wants the scenario in each.
+        # In a pipe each line has the scenario, for grep.
         name = "" if is_terminal and before == result.scenario else result.scenario
         table.add_row(name, result.policy, *_cells(result))
         before = result.scenario

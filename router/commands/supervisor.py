@@ -1,11 +1,10 @@
 """Keeps N worker processes alive until a signal ends them.
 
-A worker is a fork of this process, so it begins with everything imported. One that ends is started
-anew; if workers only ever fail, this process gives up, so that whoever runs it sees that. Each is
-a process group of its own: Ctrl-C in a terminal reaches a whole group. The first SIGTERM or SIGINT
-is passed on to all workers; at a second one they get the signal `hurry` instead, so that a worker
-that got the first one from elsewhere, too, does not take it for the second. It refuses to know what
-workers do.
+A worker is a fork of this process, so it starts with everything imported. One that ends is
+restarted; if workers keep failing at start, this process ends with status 1. Each worker is a
+process group of its own, since Ctrl-C in a terminal signals a whole group. The first SIGTERM or
+SIGINT is passed on to all workers; at a second one they get `force_stop` instead, so that a worker
+which was signalled by others, too, does not take that for the second.
 """
 
 import logging
@@ -23,10 +22,10 @@ log = logging.getLogger(__name__)
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 
 RESTART_SECONDS = 1.0
-"""Between two starts of one worker, at least: one that fails at once must not eat the machine."""
+"""Shortest time between two starts of a worker."""
 
 MOST_FAILURES = 5
-"""Starts in a row, of any worker, that did not live for `SETTLED_SECONDS`."""
+"""Consecutive starts, of any worker, that may end within `SETTLED_SECONDS`."""
 
 SETTLED_SECONDS = 10.0
 
@@ -49,30 +48,31 @@ class _Worker:
 class Supervisor:
     """Runs `work(number)` in a process of its own for each number below `count`.
 
-    `left` is told the number of a worker that is gone, before it is started anew; `ending` is
-    called once, when no worker will be started any more. `hurry` is the signal that ends at once a
-    worker that is ending.
+    `on_exit` is called with the number of a worker that has ended, before its restart;
+    `on_shutdown` once, when no worker will be started any more. `force_stop` is the signal that
+    ends a draining worker at once.
     """
 
     def __init__(
         self,
         count: int,
         work: Callable[[int], None],
-        left: Callable[[int], None],
-        ending: Callable[[], None],
-        hurry: signal.Signals,
+        on_exit: Callable[[int], None],
+        on_shutdown: Callable[[], None],
+        force_stop: signal.Signals,
     ) -> None:
         self._workers = [_Worker(number) for number in range(count)]
         self._work = work
-        self._left = left
-        self._ending = ending
-        self._hurry = hurry
+        self._on_exit = on_exit
+        self._on_shutdown = on_shutdown
+        self._force_stop = force_stop
         self._failures = 0
         self._is_ending = False
+        self._signals = 0
         self._status = 0
 
     def run(self) -> int:
-        """Until all workers have ended; returns the exit status."""
+        """Run until all workers have ended; returns the exit status."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would come without a signal
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -92,14 +92,14 @@ class Supervisor:
         return self._status
 
     def _start_due(self, mask: set[int]) -> None:
-        """Start who may be started."""
+        """Start the workers that are due."""
         now = time.monotonic()
         for worker in self._workers:
             if not self._is_ending and worker.pid is None and worker.due <= now:
                 self._start(worker, mask)
 
     def _patience(self) -> float:
-        """Seconds until somebody may be started."""
+        """Seconds until a worker is due."""
         if self._is_ending:
             return FOR_EVER
         now = time.monotonic()
@@ -138,9 +138,9 @@ class Supervisor:
             if worker.pid is None or os.waitpid(worker.pid, os.WNOHANG)[0] == 0:
                 continue
             pid, worker.pid = worker.pid, None
-            self._left(worker.number)
+            self._on_exit(worker.number)
             if not self._is_ending:
-                log.error("worker %d (pid %d) ended; starting it anew", worker.number, pid)
+                log.error("worker %d (pid %d) ended; restarting it", worker.number, pid)
                 self._count_failure(time.monotonic() - worker.started)
 
     def _count_failure(self, lived: float) -> None:
@@ -151,12 +151,16 @@ class Supervisor:
             self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
-        """Pass the signal on to all workers; after a second one they end at once."""
-        if self._is_ending:
-            number = self._hurry
-        else:
+        """Pass the signal on to all workers; after a second one they end at once, and a third one
+        kills those that do not come to that."""
+        self._signals += 1
+        if not self._is_ending:
             self._is_ending = True
-            self._ending()
+            self._on_shutdown()
+        elif self._signals == 2:
+            number = self._force_stop
+        else:
+            number = signal.SIGKILL
         for worker in self._workers:
             if worker.pid is not None:
                 os.kill(worker.pid, number)

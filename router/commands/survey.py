@@ -1,7 +1,6 @@
-"""Asks every engine once, all at the same time: /health, /version and /v1/models.
+"""Asks every engine once, concurrently: /health, /version and /v1/models.
 
-An engine's trouble is found with what to do about it. Whether engines fit together is judged
-elsewhere.
+Each problem comes with advice. Whether engines are compatible is judged in `compatibility.py`.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from router.web.app import endpoints_of
 __all__ = ["Finding", "Trouble", "survey", "trouble_of"]
 
 MAX_ANSWER_BYTES = 16 << 20
-"""A list of models has a few kB; what sends more than this is no engine."""
+"""Largest answer that is read; a list of models has a few kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +30,13 @@ class Finding:
     health: str
     version: str | None = None
     models: Mapping[str, int | None] | None = None
-    """Its models and their max_model_len in tokens, where told; None when they are not known."""
+    """Its models and their max_model_len in tokens, if stated; None if not known."""
     advice: str | None = None
-    """What is wrong with it and what to do; None when nothing is."""
+    """What is wrong and what to do; None if nothing is."""
 
 
 class Trouble(NamedTuple):
-    """Why there is nothing to read, in a word, and what to do."""
+    """Why an engine cannot be read, in a word, and advice."""
 
     health: str
     advice: str | None

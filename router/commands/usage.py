@@ -1,4 +1,4 @@
-"""What a command was given and cannot use, and how any text is kept to one line."""
+"""The error for wrong use of a command, and escaping to one line."""
 
 __all__ = ["UsageError", "one_line"]
 

@@ -1,15 +1,15 @@
-"""How many tokens an event of an engine's streams carries, by what the engine says of its usage."""
+"""How many tokens one SSE event of an engine carries, learned from the usage it reports."""
 
 __all__ = ["MAX_TOKENS_PER_EVENT", "Calibration"]
 
 CALIBRATION_TOKENS = 16
-"""Tokens that tell how many an event carries; before that it is one."""
+"""Tokens needed for an estimate; before that one token per event is assumed."""
 
 MAX_TOKENS_PER_EVENT = 64.0
-"""More is no sane --stream-interval, but an engine that counts wrong."""
+"""No sensible --stream-interval is larger; a larger value is an engine's counting error."""
 
 CALIBRATION_MEMORY = 4096
-"""Events after which what was learned earlier counts half."""
+"""Events after which older counts are halved."""
 
 
 class Calibration:
@@ -18,22 +18,22 @@ class Calibration:
     __slots__ = ("_by_usage", "_events", "_tokens", "tokens_per_event")
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """It may be another engine by now."""
+    def reset(self) -> None:
+        """Forget everything: the engine was restarted or replaced."""
         self.tokens_per_event = 1.0
         self._tokens = self._events = 0.0
         self._by_usage = False
 
     def learn(self, tokens: float, events: float, *, by_usage: bool) -> None:
-        """So many tokens came in so many events.
+        """Count `tokens` that arrived in `events`. Impossible numbers are ignored.
 
-        `by_usage`: the engine said so of a single answer. Its counter of all generated tokens
-        serves until then; it also counts what others asked for. Numbers that cannot be are ignored.
+        `by_usage`: from the usage of one answer. Until the first of those, the engine's counter of
+        all generated tokens is used, which also counts other clients' tokens.
         """
         if by_usage and not self._by_usage:
-            self.forget()
+            self.reset()
             self._by_usage = True
         if events <= 0 or tokens <= 0 or by_usage is not self._by_usage:
             return

@@ -1,57 +1,56 @@
-"""How many sequences an engine runs side by side: its max_num_seqs, or what its KV cache holds.
+"""Learns how many sequences an engine runs side by side: max_num_seqs, or what its KV cache holds.
 
-vLLM does not report the limit, so it is inferred. Two things are certain: an engine can run what
-it was seen to run, and while requests really queue it runs no more than it can. So the limit is
-the most that ran lately, it applies from the moment queueing is seen, and it is raised step by
-step once nothing queues any more. Gauges alone prove little: an engine at the start of a wave of
-requests shows a queue and few that run, a decode engine counts requests that wait for a KV
-transfer as waiting. Hence the rules in `waits_for_slot` and `QueueGauge`.
+vLLM does not report the limit, so it is inferred: while requests queue, it is the most that ran
+lately; once nothing queues any more, it is raised step by step. Gauges alone prove no queue: at the
+start of a wave of requests many wait and few run, and a decode engine counts requests that wait for
+a KV transfer as waiting. Hence `waits_for_slot` and `QueueDetector`.
 """
 
 import math
 from collections import deque
 
-from router.core.pace import Pace
+from router.core.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 
-__all__ = ["Capacity", "QueueGauge", "waits_for_slot"]
+__all__ = ["Capacity", "QueueDetector", "waits_for_slot"]
 
 RECENT_SECONDS = 10
-"""The limit never falls below the most that ran in this time. Longer than the pause between two
-waves of answers that end in the same step."""
+"""The limit is at least the most that ran in this time. Longer than the pause between two waves of
+answers that end in the same step."""
 
 SURE_SECONDS = 2
-"""After so long a queue the most that ran in this time is the limit: a KV cache has filled up."""
+"""If requests queue for this long, the limit is the most that ran in it: the KV cache is full."""
 
 HOLD_SECONDS = 5.0
-"""From the last sign of a queue until the limit is tried again."""
+"""Seconds from the last queueing until the limit is raised."""
 
 RAISE_SECONDS = 1.0
-"""Between two raises; in this time it shows whether the last one made first tokens late."""
+"""Seconds between two raises: long enough to see whether the last one delays first tokens."""
 
-LATE = 1.5
-"""Times the mean time to first token before any raise: above that, the last raise was too much."""
+TTFT_FACTOR = 1.5
+"""Times the mean TTFT before any raise; above that the last raise is taken back."""
 
 FORGET_SECONDS = 60.0
-"""From the last sign of a queue until the limit is unknown again."""
+"""Seconds from the last queueing until the limit counts as unknown."""
 
 QUEUE_SECONDS = 0.5
-"""The shortest wait for a first token that can be a wait for a slot."""
+"""Shortest wait for a first token that counts as queueing, in seconds ..."""
 
 QUEUE_STEPS = 10.0
-"""In the engine's own seconds between tokens: a first token takes a few steps by itself."""
+"""... and in the engine's seconds per token: a first token takes a few steps by itself."""
 
 PREFILL_SLACK = 2.0
-"""Times the seconds that the prompts ahead take at the best prefill speed that was seen."""
+"""... and in times of the prefill of the pending prompts at the best measured speed."""
 
 STEADY = 0.1
-"""Two gauges of running requests that differ by this share or less (or by 1) are the same."""
+"""Two counts of running requests that differ by this share at most (or by 1) count as equal."""
 
 
 class Capacity:
-    """One engine's limit. `stated` is what the operator says; it is then used as it is."""
+    """One engine's limit; `stated` by the operator, or learned."""
 
     __slots__ = (
+        "_baseline_ttft",
         "_growth",
         "_limit",
         "_queued_at",
@@ -59,35 +58,34 @@ class Capacity:
         "_raised_at",
         "_recent",
         "_stated",
-        "_usual_first",
         "_waits",
     )
 
     def __init__(self, stated: int | None = None) -> None:
         self._stated = stated
         self._recent: deque[tuple[int, int]] = deque()
-        """(second, the most that ran in it), the last RECENT_SECONDS of them."""
-        self.forget()
+        """(second, most sequences that ran in it) of the last RECENT_SECONDS."""
+        self.reset()
 
-    def forget(self) -> None:
-        """It may be another engine by now, or the same one at another speed."""
+    def reset(self) -> None:
+        """Forget what was learned: the engine was restarted, or changed its speed."""
         self._limit = math.inf
         self._queued_at = self._raised_at = -math.inf
         self._queueing_since: float | None = None
         self._growth = 0
-        self._usual_first: float | None = None
-        """Seconds to a first token at a limit that was not raised, a moving average."""
+        self._baseline_ttft: float | None = None
+        """Moving average of TTFT in seconds, before any raise."""
         self._waits: list[float] = []
-        """The same, tick by tick, since the last raise."""
+        """TTFT of each tick since the last raise."""
         self._recent.clear()
 
     @property
     def slots(self) -> float:
-        """Sequences that run side by side; infinite while nothing is known of a limit."""
+        """Sequences that run side by side; infinite if no limit is known."""
         return self._limit if self._stated is None else self._stated
 
-    def ran(self, running: int, now: float) -> None:
-        """So many were seen to run: it can do that."""
+    def observe_running(self, running: int, now: float) -> None:
+        """Count `running` sequences seen at `now`: the limit is at least that."""
         second, recent = int(now), self._recent
         while recent and recent[0][0] <= second - RECENT_SECONDS:
             recent.popleft()
@@ -101,12 +99,12 @@ class Capacity:
     def tick(
         self, in_flight: int, first_token_seconds: float | None, now: float, *, is_queueing: bool
     ) -> None:
-        """Judge again. `in_flight` requests are there, `is_queueing` says that some wait for a
-        slot, `first_token_seconds` is the mean time to first token since the last tick."""
+        """Update the limit. `is_queueing`: some of the `in_flight` requests wait for a slot.
+        `first_token_seconds`: mean TTFT since the last tick; None without one."""
         if is_queueing:
             since = self._queueing_since = self._queueing_since or now
             is_sure = now - since >= SURE_SECONDS
-            self._take(SURE_SECONDS if is_sure else RECENT_SECONDS, now)
+            self._lower(SURE_SECONDS if is_sure else RECENT_SECONDS, now)
             return
         self._queueing_since = None
         if now - self._queued_at >= FORGET_SECONDS:
@@ -115,10 +113,10 @@ class Capacity:
             return
         self._note_first(first_token_seconds)
         if now - max(self._queued_at + HOLD_SECONDS, self._raised_at) >= RAISE_SECONDS:
-            self._try(in_flight, now)
+            self._adjust(in_flight, now)
 
-    def _take(self, seconds: int, now: float) -> None:
-        """The limit is what ran in the last `seconds`."""
+    def _lower(self, seconds: int, now: float) -> None:
+        """Set the limit to the most that ran in the last `seconds`."""
         ran = (running for second, running in self._recent if second > int(now) - seconds)
         self._limit = max(1, *ran, 1)
         self._queued_at = self._raised_at = now
@@ -129,21 +127,20 @@ class Capacity:
             return
         if self._growth:
             self._waits.append(seconds)
-        elif self._usual_first is None:
-            self._usual_first = seconds
+        elif self._baseline_ttft is None:
+            self._baseline_ttft = seconds
         else:
-            self._usual_first += (seconds - self._usual_first) / 4
+            self._baseline_ttft += (seconds - self._baseline_ttft) / 4
 
-    def _try(self, in_flight: int, now: float) -> None:
-        """Take a raise back that made first tokens late, or raise a limit that binds.
+    def _adjust(self, in_flight: int, now: float) -> None:
+        """Take a raise back that delayed first tokens, or raise a limit that is reached.
 
-        By 1, 2, 3 ... more each second: a limit that was taken in bad times (a full KV cache, long
-        prompts) is left behind within seconds, and at the true limit a few requests wait, for some
-        hundredths of a second.
+        By 1, 2, 3 ... each second: a limit that was learned under a full KV cache is left within
+        seconds, and at the true limit a few requests wait for some hundredths of a second.
         """
-        usual, waits = self._usual_first, self._waits
-        if usual is not None and waits and sum(waits) / len(waits) > LATE * usual:
-            self._take(RECENT_SECONDS, now)
+        baseline, waits = self._baseline_ttft, self._waits
+        if baseline is not None and waits and sum(waits) / len(waits) > TTFT_FACTOR * baseline:
+            self._lower(RECENT_SECONDS, now)
         elif in_flight >= self._limit:
             self._growth += 1
             self._limit += self._growth
@@ -151,20 +148,20 @@ class Capacity:
         self._waits = []
 
 
-def waits_for_slot(pace: Pace, now: float) -> bool:
-    """Whether this router's own requests show a queue: one has waited for its first token for much
-    longer than its prefill explains, none that came later was served first, and others run."""
-    waiting = pace.oldest_waiting
-    if waiting is None or not pace.all_streams or pace.is_stalled:
+def waits_for_slot(speed: SpeedEstimator, now: float) -> bool:
+    """Whether this router's requests show queueing: one has waited for its first token much longer
+    than its prefill explains, no later one overtook it, and others run."""
+    waiting = speed.oldest_waiting
+    if waiting is None or not speed.all_streams or speed.is_stalled:
         return False
     since, work = waiting
-    prefill = PREFILL_SLACK * (pace.best_per_prompt_token or 0.0) * work
-    return now - since > max(QUEUE_SECONDS, QUEUE_STEPS * (pace.per_token or 0.0), prefill)
+    prefill = PREFILL_SLACK * (speed.best_per_prompt_token or 0.0) * work
+    return now - since > max(QUEUE_SECONDS, QUEUE_STEPS * (speed.per_token or 0.0), prefill)
 
 
-class QueueGauge:
-    """Whether the engine's own gauges show a queue, for traffic whose waits are not seen here:
-    unary requests, and those of other routers."""
+class QueueDetector:
+    """Detects queueing by the engine's gauges, for requests whose TTFT is not seen here: unary
+    ones, and those of other routers."""
 
     __slots__ = ("_before", "is_queueing")
 
@@ -172,13 +169,14 @@ class QueueGauge:
         self._before: Gauges | None = None
         self.is_queueing = False
 
-    def scraped(self, gauges: Gauges | None, *, has_transfers: bool) -> None:
-        """Take a scrape. Two in a row with requests that wait for capacity while as many run as
-        before are a queue; when more run than before the engine is still letting them in.
+    def observe(self, gauges: Gauges | None, *, has_transfers: bool) -> None:
+        """Update from a scrape. Requests queue if, in two scrapes in a row, some wait for capacity
+        while the number that run is steady (if it grows, the engine is still admitting them), or
+        preemptions show a full KV cache.
 
-        A preemption says that the KV cache is full. `has_transfers`: requests may wait for a KV
-        cache from elsewhere; vLLM says apart who waits for capacity from 0.20.2 on
-        (`num_requests_waiting_by_reason`), and before that its gauge proves nothing there.
+        `has_transfers`: requests may wait for KV transfers. From 0.20.2 on vLLM counts those that
+        wait for capacity separately (`num_requests_waiting_by_reason`); before, its gauge of
+        waiting requests is not used for such engines.
         """
         before, self._before = self._before, gauges
         self.is_queueing = (

@@ -1,8 +1,6 @@
-"""Typed failures: whose fault it is, and what the client is told.
+"""The errors that clients get, each with its HTTP status and its body in OpenAI's shape.
 
-An error knows its HTTP status and its body in OpenAI's shape, as vLLM spells it:
-`{"error": {"message", "type", "param", "code"}}` with the status as code. Nothing here
-knows how an answer is written or which library noticed the failure.
+As vLLM spells it: `{"error": {"message", "type", "param", "code"}}` with the status as code.
 """
 
 from typing import ClassVar
@@ -56,7 +54,7 @@ class RouterError(Exception):
 
 
 class BadRequest(RouterError):
-    """The client sent something that no engine could answer."""
+    """The request is invalid on any engine."""
 
     status = 400
     type = "BadRequestError"
@@ -119,14 +117,14 @@ class InternalError(RouterError):
 
 
 class EngineFailed(RouterError):
-    """An engine broke off, refused, or sent something that is not HTTP."""
+    """An engine refused the connection, broke off, or sent invalid HTTP."""
 
     status = 502
     type = "EngineError"
 
 
 class NoEngine(RouterError):
-    """No engine can take the request now; another moment may do."""
+    """No engine can take the request now."""
 
     status = 503
     type = "ServiceUnavailableError"
@@ -135,18 +133,18 @@ class NoEngine(RouterError):
 
 
 class ShuttingDown(NoEngine):
-    """The router is going away; another replica will answer."""
+    """The router is shutting down."""
 
 
 class Unhealthy(RouterError):
-    """A part of the router without which it cannot work keeps failing."""
+    """A background task of the router keeps failing."""
 
     status = 503
     type = "ServiceUnavailableError"
 
 
 class EngineTimedOut(RouterError):
-    """An engine stayed silent for longer than the setting allows."""
+    """An engine sent nothing for longer than the setting allows."""
 
     status = 504
     type = "EngineTimeoutError"

@@ -1,11 +1,11 @@
-"""What the shell saw of engines and requests, on its way to the fleet and the metrics."""
+"""Events of engines and requests, for the fleet, the metrics and the log."""
 
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from router.core.health import Sight
-from router.core.values import Endpoint, FailureKind, Gauges, Role, Way
+from router.core.health import HealthSignal
+from router.core.values import Endpoint, FailureKind, Gauges, Mode, Role
 
 __all__ = [
     "Chosen",
@@ -22,16 +22,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe of an engine. `cards` are the entries of its /v1/models, None when not learned."""
+    """A probe of an engine. `cards`: the entries of its /v1/models; None if not known."""
 
     endpoint: Endpoint
-    sight: Sight
+    signal: HealthSignal
     cards: tuple[dict[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """A scrape of an engine's /metrics; `own` is what this router had in flight there then."""
+    """A scrape of an engine's /metrics. `own`: this router's requests there at the time."""
 
     endpoint: Endpoint
     gauges: Gauges | None
@@ -46,29 +46,29 @@ class LegAnswered:
     status: int
     seconds: float
     is_own_doing: bool = True
-    """False where an error may be another engine's: a decode engine that cannot load a KV cache."""
+    """False where an error may be another engine's fault, as a failed KV load."""
 
 
 @dataclass(slots=True)
 class LegDone:
-    """An engine gave a whole answer that is no error of its own."""
+    """An engine gave a complete answer with a status below 500."""
 
     endpoint: Endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class LegFailed:
-    """An engine did not answer a leg, or broke off."""
+    """An engine did not answer a leg, or broke off its answer."""
 
     endpoint: Endpoint
     kind: FailureKind
     asked_at: float = math.inf
-    """When the leg was asked for, on the clock of the fleet."""
+    """When the leg was sent; the fleet's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class FellBack:
-    """A leg did not go as planned and the request took another way."""
+    """A leg failed and the plan goes on without it, or with another engine."""
 
     leg: Role
     reason: str
@@ -76,18 +76,18 @@ class FellBack:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """One choice of an engine, told in full: one of many, for those who ask why."""
+    """A sampled choice of an engine, with all candidates (`--decision-log-sample`)."""
 
     request_id: str
     role: Role
     endpoint: Endpoint
     candidates: tuple[str, ...]
-    """Each candidate with its figures, as words."""
+    """Each candidate with its figures, as text."""
 
 
 @dataclass(slots=True)
 class RequestEnded:
-    """One request's whole story, filled in while it runs and observed once at its end."""
+    """One request's record, filled in while it runs and observed once at its end."""
 
     request_id: str
     route: str
@@ -95,7 +95,7 @@ class RequestEnded:
     model: str | None = None
     stream: bool = False
     tokens: int = 0
-    way: Way | None = None
+    mode: Mode | None = None
     reason: str = ""
     prefill: Endpoint | None = None
     decode: Endpoint | None = None
@@ -107,24 +107,24 @@ class RequestEnded:
     error: str | None = None
     prefill_seconds: float | None = None
     first_byte: float | None = None
-    """When the first byte of the answer's body went to the client, of a stream its first content;
-    the clock of `started`, which is monotonic and in seconds."""
+    """When the first byte of the answer's body (of a stream: its first content) was sent to the
+    client; the clock of `started`, monotonic seconds."""
     ended: float = 0.0
     chunks: int = 0
-    """Reads from the engine that were passed on; about one per token at moderate load."""
+    """Reads from the engine that were relayed; about one per token at moderate load."""
     bytes_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
-    """An engine that answers with errors was taken out of use, for a time of the caller's clock."""
+    """An engine was ejected because of failures; monotonic seconds, the clock of all workers."""
 
     endpoint: Endpoint
     since: float
     until: float
 
 
-News = Probed | Scraped | LegFailed | Ejected
-"""What one process tells the others of its host."""
+SharedEvent = Probed | Scraped | LegFailed | Ejected
+"""Events that a worker process sends to the others of its host."""
 
 Event = Probed | Scraped | LegAnswered | LegDone | LegFailed | FellBack | Chosen | RequestEnded

@@ -1,7 +1,7 @@
-"""The few gauges that routing needs, out of an engine's /metrics text.
+"""Reads the few gauges that routing needs from an engine's /metrics text.
 
-A full parse of vLLM's 50 kB costs milliseconds; this looks for a few names. A gauge has one series
-per data-parallel rank (label `engine`): counts are summed, KV usage takes the fullest rank.
+A full parse of vLLM's 50 kB takes milliseconds; this searches for a few names. A gauge has one
+series per data-parallel rank (label `engine`): counts are summed, KV usage is the fullest rank's.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The one parse of a request: from bytes to `Facts`.
 
-The body's bytes are kept as the client sent them. They are serialised anew in one case only: when
-the client sent keys that would tell an engine whose KV cache to read.
+The body's bytes are forwarded as the client sent them, unless they hold KV transfer keys: those are
+removed, and the body is serialised again.
 """
 
 import re
@@ -17,8 +17,8 @@ from router.core.values import Facts, Route, RouteKind
 __all__ = ["TRANSFER_KEYS", "read"]
 
 TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
-"""They pick the host that a decode engine dials and the blocks it reads: only the router sets
-them (vllm's VLLM_P2P_MAX_PEERS note; server-side request forgery otherwise)."""
+"""They choose the host that a decode engine connects to and the blocks it reads: only the router
+may set them (server-side request forgery otherwise; see vLLM's VLLM_P2P_MAX_PEERS note)."""
 
 
 def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> Facts:
@@ -44,7 +44,7 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
 
 
 def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -> Facts:
-    """Only the model is read; what is not JSON passes unread but for a multipart `model` field."""
+    """Only the model is read, from JSON or from a multipart field."""
     model = None
     content_type = content_type.lower()
     if b"json" in content_type:
@@ -154,4 +154,4 @@ _DIRECT_KEYS = frozenset(
         *("previous_response_id", "background"),
     }
 )
-"""What the rules look at: a body without all of them breaks none."""
+"""The keys that the rules read: without them no rule applies."""

@@ -1,6 +1,6 @@
-"""The aggregate: every endpoint, whether it can be used, what it serves, how loaded it is.
+"""The fleet: every endpoint with its health, models, load and speed.
 
-It learns through `observe` only. Time is an argument; nothing here does I/O.
+Changed by `observe`, `observe_shared` and `tick` only. Time is an argument; no I/O.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -9,60 +9,60 @@ from typing import Any
 
 from router.core import health
 from router.core.capacity import Capacity
-from router.core.care import Care, Carer
 from router.core.events import (
     Ejected,
     Event,
     LegAnswered,
     LegDone,
     LegFailed,
-    News,
     Probed,
     Scraped,
+    SharedEvent,
 )
-from router.core.health import Rules, Sight, State
+from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Lease, Ledger
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.member import Member
-from router.core.pace import Pace
+from router.core.pool_monitor import ExclusionConfig, PoolMonitor
+from router.core.speed_estimator import SpeedEstimator
 from router.core.values import Candidate, Endpoint, FailureKind, Role
 
-__all__ = ["Fleet", "is_absence"]
+__all__ = ["Fleet", "is_unreachable"]
 
 
-WINDOW = 32
-"""Engines of a large pool that one request looks at, at most, others each time. The best of 32 is
-hardly worse than the best of a thousand, and costs as little as in a small pool."""
+SUBSET_SIZE = 32
+"""Largest random subset of a pool that one request considers. The best of 32 is hardly worse than
+the best of a thousand, and the cost does not grow with the pool."""
 
-BROKEN_OFF = (FailureKind.BROKEN, FailureKind.RESET)
+BROKEN_KINDS = (FailureKind.BROKEN, FailureKind.RESET)
 
-TOGETHER_SECONDS = 1.0
-"""In which the answers of an engine that crashes break off."""
+SAME_CRASH_SECONDS = 1.0
+"""Answers that break within this time, sent before the first of them broke, are one crash."""
 
 
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
 
-    `pace_of` makes an endpoint's pace: by default one of this process alone.
+    `speed_of` makes an endpoint's speed estimator; by default it measures this process only.
     """
 
     def __init__(
         self,
         endpoints: Iterable[Endpoint],
         ledger: Ledger,
-        rules: Rules,
+        thresholds: HealthThresholds,
         stale_after: float,
-        care: Care | None = None,
-        pace_of: Callable[[Endpoint], Pace] = lambda _: Pace(),
+        exclusion_config: ExclusionConfig | None = None,
+        speed_of: Callable[[Endpoint], SpeedEstimator] = lambda _: SpeedEstimator(),
         max_num_seqs: Callable[[Endpoint], int | None] = lambda _: None,
     ) -> None:
         self.ledger = ledger
-        self._rules = rules
+        self._thresholds = thresholds
         self._stale_after = stale_after
         self._members = {
             endpoint: Member(
                 Candidate(endpoint, ordinal, ledger.load(endpoint)),
-                pace=pace_of(endpoint),
+                speed=speed_of(endpoint),
                 capacity=Capacity(max_num_seqs(endpoint)),
             )
             for ordinal, endpoint in enumerate(endpoints)
@@ -72,8 +72,9 @@ class Fleet:
             for role in Role
         }
         self._known: frozenset[str] | None = None
-        self._carers = {
-            role: Carer(role, pool, care or Care()) for role, pool in self._pools.items()
+        self._monitors = {
+            role: PoolMonitor(role, pool, exclusion_config or ExclusionConfig())
+            for role, pool in self._pools.items()
         }
 
     def __iter__(self) -> Iterator[Member]:
@@ -84,26 +85,43 @@ class Fleet:
         return self._pools[role]
 
     def member(self, endpoint: Endpoint) -> Member:
-        """What is known of an endpoint."""
+        """The member of an endpoint. Raises KeyError."""
         return self._members[endpoint]
 
     @property
     def is_ready(self) -> bool:
-        """Whether any request could be answered."""
+        """Whether a decode engine is up."""
         return any(m.health.is_usable for m in self._pools[Role.DECODE])
 
     def lease(self, endpoint: Endpoint, tokens: int, pending: int = 0) -> Lease:
         """Count a request on the endpoint until the lease is released.
 
-        `pending` of its `tokens` the engine has to compute itself.
+        `pending` of its `tokens` are computed by this engine.
         """
         return self.ledger.lease(endpoint, tokens, pending)
 
-    def leg(self, lease: Lease, now: float, *, is_heard: bool, sequences: int = 1) -> Leg:
-        """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill, `sequences`:
-        answers that it generates side by side."""
-        pace, work = self._members[lease.endpoint].pace, lease.pending_there
-        return Leg(pace, lease, work, now, is_heard=is_heard, sequences=sequences)
+    def leg(
+        self,
+        lease: Lease,
+        now: float,
+        *,
+        tracks_first_token: bool,
+        sequences: int = 1,
+        computes: bool = True,
+    ) -> LegTimer:
+        """The timer of a leg on a leased endpoint. `tracks_first_token`: a stream or a prefill,
+        `sequences`: answers generated side by side, `computes`: it computes the lease's prompt."""
+        speed = self._members[lease.endpoint].speed
+        if not computes:
+            return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)
+        return LegTimer(
+            speed,
+            lease,
+            lease.pending_there,
+            now,
+            tracks_first_token=tracks_first_token,
+            sequences=sequences,
+        )
 
     def candidates(
         self,
@@ -115,19 +133,19 @@ class Fleet:
     ) -> list[Candidate]:
         """The endpoints of a role that may take a request for `model` now.
 
-        With `rng`, of a large pool only some, drawn at random. Who is set aside is among them only
-        when nobody else is, or when too many are (panic).
+        With `rng`, a random subset of a large pool. Stalled and ejected engines are included
+        only if there are no others, or if too many are (panic).
         """
         pool = self._pools[role]
-        spare = not self._carers[role].is_panic
-        if rng is not None and len(pool) > WINDOW:
+        skip = not self._monitors[role].is_panic
+        if rng is not None and len(pool) > SUBSET_SIZE:
             # Every n-th: neighbours in the list share a rack, and may be slow together.
-            step = -(-len(pool) // WINDOW)
+            step = -(-len(pool) // SUBSET_SIZE)
             some = pool[int(rng.random() * step) :: step]
-            if found := self._eligible(some, model, exclude, now, spare_shut=spare):
+            if found := self._eligible(some, model, exclude, now, skip_blocked=skip):
                 return found
-        found = self._eligible(pool, model, exclude, now, spare_shut=spare)
-        return found or self._eligible(pool, model, exclude, now, spare_shut=False)
+        found = self._eligible(pool, model, exclude, now, skip_blocked=skip)
+        return found or self._eligible(pool, model, exclude, now, skip_blocked=False)
 
     def _eligible(
         self,
@@ -136,7 +154,7 @@ class Fleet:
         exclude: frozenset[Endpoint],
         now: float,
         *,
-        spare_shut: bool,
+        skip_blocked: bool,
     ) -> list[Candidate]:
         oldest = now - self._stale_after
         found = []
@@ -145,33 +163,33 @@ class Fleet:
                 member.health.state is not State.UP
                 or (model is not None and member.models is not None and model not in member.models)
                 or (
-                    spare_shut  # as Member.is_shut says it
+                    skip_blocked  # as in Member.is_blocked
                     and (member.stall.since is not None or member.outlier.until is not None)
                 )
                 or member.view.endpoint in exclude
             ):
                 continue
             view = member.view
-            if view.others is not None and member.gauges_at < oldest:
-                view.others = None
+            if view.other_requests is not None and member.gauges_at < oldest:
+                view.other_requests = None
             found.append(view)
         return found
 
     def tick(self, now: float) -> None:
-        """Turn what was counted into judgements; every `pace.TICK_SECONDS`."""
-        for carer in self._carers.values():
-            carer.tick(now)
+        """Update speeds and exclusions; call it every `TICK_SECONDS`."""
+        for monitor in self._monitors.values():
+            monitor.tick(now)
 
-    def expected_seconds(self, member: Member) -> float | None:
-        """How long a request of usual length would take there now, if that is known."""
-        return self._carers[member.endpoint.role].expected_seconds(member)
+    def expected_delay(self, member: Member) -> float | None:
+        """Expected seconds of a request of mean length there, now; None if not known."""
+        return self._monitors[member.endpoint.role].expected_delay(member)
 
-    def usual(self, role: Role) -> float | None:
-        """A pool's usual seconds per token (prefill: per prompt token), if known."""
-        return self._carers[role].usual
+    def pool_median(self, role: Role) -> float | None:
+        """A pool's median seconds per token (prefill: per prompt token); None if not known."""
+        return self._monitors[role].pool_median
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """The cards of all usable engines by model id; the first engine that lists one wins."""
+        """The model cards of all usable engines by id; of duplicates the first."""
         cards: dict[str, dict[str, Any]] = {}
         for member in self._pools[Role.DECODE]:
             if member.health.is_usable:
@@ -180,13 +198,13 @@ class Fleet:
         return cards
 
     def known_models(self) -> frozenset[str]:
-        """Every model that any decode engine has ever listed, usable now or not."""
+        """Every model that any decode engine has listed, usable now or not."""
         if self._known is None:
             self._known = frozenset().union(*(m.models or () for m in self._pools[Role.DECODE]))
         return self._known
 
     def base_models(self) -> frozenset[str]:
-        """The models behind those names: aliases of one model and its adapters count once."""
+        """The distinct base models; aliases and adapters of one count once."""
         return frozenset(
             str(card.get("root") or card["id"])
             for member in self._pools[Role.DECODE]
@@ -195,7 +213,7 @@ class Fleet:
         )
 
     def observe(self, event: Event, now: float) -> None:
-        """Learn from an event; events that say nothing of an engine are ignored."""
+        """Update from an event; those that concern no engine are ignored."""
         match event:
             case Probed():
                 self._probed(self._members[event.endpoint], event, now)
@@ -204,53 +222,53 @@ class Fleet:
             case LegAnswered():
                 member = self._members[event.endpoint]
                 if member.health.state is State.UP and member.health.streak:
-                    # It clears the doubts; it cannot bring up an engine that probes call down.
-                    self._see(member, Sight.OK, now)
+                    # It resets failed probes in a row, but only a probe brings an engine up.
+                    self._see(member, HealthSignal.OK, now)
                 if event.status >= 500 and event.is_own_doing:
                     self._count_failure(member, now)
             case LegDone():
                 member = self._members[event.endpoint]
-                self._carers[event.endpoint.role].answered(member, now, is_good=True)
+                self._monitors[event.endpoint.role].answered(member, now, is_good=True)
             case LegFailed():
                 self._failed(self._members[event.endpoint], event, now)
 
-    def hear(self, news: News, now: float) -> None:
-        """Learn what another process of this host has seen."""
-        member = self._members[news.endpoint]
-        if isinstance(news, Probed):
-            self._probed(member, news, now)
-        elif isinstance(news, Scraped):
-            self._scraped(member, news, now)
-        elif isinstance(news, Ejected):
-            self._carers[news.endpoint.role].heard_of(member, news.since, news.until)
-        elif is_absence(news):
-            self._see(member, Sight.FAILED, now)
+    def observe_shared(self, event: SharedEvent, now: float) -> None:
+        """Update from an event of another worker process."""
+        member = self._members[event.endpoint]
+        if isinstance(event, Probed):
+            self._probed(member, event, now)
+        elif isinstance(event, Scraped):
+            self._scraped(member, event, now)
+        elif isinstance(event, Ejected):
+            self._monitors[event.endpoint.role].ejected_elsewhere(member, event.since, event.until)
+        elif is_unreachable(event):
+            self._see(member, HealthSignal.FAILED, now)
 
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
-        if is_absence(event):
-            self._see(member, Sight.FAILED, now)
-        if event.kind is FailureKind.STALLED:  # our own judgement, which has its own way back
+        if is_unreachable(event):
+            self._see(member, HealthSignal.FAILED, now)
+        if event.kind is FailureKind.STALLED:  # the pool monitor's own verdict
             return
-        # All answers of an engine that crashes break together: that is one failure. Those that were
-        # asked for afterwards and break as well are failures of their own.
-        is_together = now - member.failing_since < TOGETHER_SECONDS
-        if event.kind in BROKEN_OFF and is_together and event.asked_at <= member.failing_since:
+        # All answers of an engine that crashes break together and count as one failure. Those that
+        # were sent after the crash count separately.
+        is_together = now - member.failing_since < SAME_CRASH_SECONDS
+        if event.kind in BROKEN_KINDS and is_together and event.asked_at <= member.failing_since:
             return
         self._count_failure(member, now)
 
     def _count_failure(self, member: Member, now: float) -> None:
         if not member.outlier.streak:
             member.failing_since = now
-        self._carers[member.endpoint.role].answered(member, now, is_good=False)
+        self._monitors[member.endpoint.role].answered(member, now, is_good=False)
 
-    def _see(self, member: Member, sight: Sight, now: float) -> None:
+    def _see(self, member: Member, signal: HealthSignal, now: float) -> None:
         before = member.health.state
-        member.health = health.after(member.health, sight, self._rules)
+        member.health = health.after(member.health, signal, self._thresholds)
         if member.health.state is State.UP and before is not State.UP:
-            self._carers[member.endpoint.role].joined(member, now)
+            self._monitors[member.endpoint.role].joined(member, now)
 
     def _probed(self, member: Member, event: Probed, now: float) -> None:
-        self._see(member, event.sight, now)
+        self._see(member, event.signal, now)
         if event.cards is not None and event.cards != member.cards:
             self._known = None
             member.cards = event.cards
@@ -260,23 +278,23 @@ class Fleet:
         member.gauges, member.gauges_at = event.gauges, now
         view, gauges = member.view, event.gauges
         has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
-        member.queue.scraped(gauges, has_transfers=has_transfers)
+        member.queue.observe(gauges, has_transfers=has_transfers)
         running = gauges.running if gauges else None
         if running is None or gauges is None:
-            view.others = None
+            view.other_requests = None
             return
-        member.capacity.ran(running, now)
+        member.capacity.observe_running(running, now)
         waiting = gauges.waiting or 0
-        # Gauges lag behind answers by a step: what of ours has just ended is not somebody else's.
+        # Gauges lag by a step: own requests that have just ended are not other clients'.
         others = max(0, running + waiting - max(event.own, member.own_lately))
-        # Half of the way: routers that all follow the same old gauges would swing together.
-        before = view.others
-        view.others = others if before is None else _half_way(before, others)
+        # Damped: routers that all follow the same old gauges would oscillate together.
+        before = view.other_requests
+        view.other_requests = others if before is None else _half_way(before, others)
         member.calibrate(gauges, others)
 
 
-def is_absence(failure: LegFailed) -> bool:
-    """Whether a failed leg says that nobody is there."""
+def is_unreachable(failure: LegFailed) -> bool:
+    """Whether a failed leg means that the engine cannot be reached."""
     return failure.kind in (FailureKind.REFUSED, FailureKind.RESET)
 
 

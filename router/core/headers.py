@@ -1,16 +1,27 @@
-"""Which headers pass, in either direction, and the bytes they are written as.
+"""Which headers are forwarded, in either direction, and how they are written.
 
-Hop-by-hop headers belong to one connection (RFC 9110 section 7.6.1), as do those that `Connection`
-names. Framing, Host and request ids are written anew for each connection.
+Hop-by-hop headers (RFC 9110 section 7.6.1), and those that `Connection` names, are not forwarded.
+The router writes its own framing, Host and request ids on each connection.
 """
 
 import re
 from collections.abc import Collection, Iterable
 
-__all__ = ["HOP_BY_HOP", "Headers", "block", "clean_request_id", "end_to_end", "value"]
+__all__ = [
+    "HOP_BY_HOP",
+    "HeaderPairs",
+    "Headers",
+    "block",
+    "clean_request_id",
+    "content_length",
+    "end_to_end",
+    "is_event_stream",
+    "value",
+]
 
 Headers = Iterable[tuple[bytes, bytes]]
-HeaderList = Collection[tuple[bytes, bytes]]
+HeaderPairs = list[tuple[bytes, bytes]]
+"""Headers as a parser found them, names in lower case."""
 
 HOP_BY_HOP = frozenset(
     {
@@ -37,7 +48,7 @@ RESPONSE_ONLY = HOP_BY_HOP | {b"x-request-id"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+/=-]{1,128}")
 
 
-def end_to_end(headers: HeaderList, drop: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+def end_to_end(headers: Collection[tuple[bytes, bytes]], drop: frozenset[bytes]) -> HeaderPairs:
     """The headers that pass on: not those of one connection, nor those in `drop`, which holds
     HOP_BY_HOP; names are lower case."""
     for name, value_ in headers:
@@ -53,7 +64,22 @@ def block(headers: Headers) -> bytes:
 
 def value(headers: Headers, name: bytes) -> bytes | None:
     """The first value of a header; `name` in lower case."""
-    return next((value_ for key, value_ in headers if key == name), None)
+    for key, value_ in headers:
+        if key == name:
+            return value_
+    return None
+
+
+def content_length(headers: Headers) -> int | None:
+    """The length that the headers declare, if it is a number."""
+    length = value(headers, b"content-length")
+    return int(length) if length is not None and length.isdigit() else None
+
+
+def is_event_stream(headers: Headers) -> bool:
+    """Whether the body is a stream of server-sent events."""
+    content_type = value(headers, b"content-type")
+    return content_type is not None and content_type.lower().startswith(b"text/event-stream")
 
 
 def clean_request_id(given: bytes | None) -> str | None:

@@ -1,48 +1,48 @@
-"""Is an engine there? A transition table over what probes and requests saw.
+"""Engine health: a transition table over the results of probes and requests.
 
-It knows nothing of errors in answers (outlier ejection) or of speed: those are other judgements.
+Error responses (outlier ejection) and speed are judged elsewhere.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Health", "Rules", "Sight", "State", "after"]
+__all__ = ["Health", "HealthSignal", "HealthThresholds", "State", "after"]
 
 
 class State(StrEnum):
-    """What is known of an engine's presence."""
+    """An engine's health."""
 
     STARTING = "starting"
-    """Never seen up: not used."""
+    """Not up since the router's start: not used."""
     UP = "up"
     DRAINING = "draining"
-    """It answers, and asks for no new work (503 on /health): open streams go on."""
+    """503 on /health: no new requests; open streams go on."""
     DOWN = "down"
 
 
-class Sight(StrEnum):
-    """What a probe or a request saw."""
+class HealthSignal(StrEnum):
+    """The result of a probe, or of a request's connection."""
 
     OK = "ok"
-    UNWILLING = "unwilling"
+    UNAVAILABLE = "unwilling"
     """/health answered 503."""
     FAILED = "failed"
-    """No connection, no answer in time, or an answer that is not a health answer."""
+    """No connection, no answer in time, or another error."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """How many sights in a row it takes."""
+class HealthThresholds:
+    """Consecutive signals that change the state."""
 
     down_after: int = 3
-    """One lost probe is chance, three in a row are not (the number that Kubernetes uses)."""
+    """Kubernetes' default failureThreshold: a single lost probe means little."""
     up_after: int = 1
     """An engine that answers /health has loaded its model: vLLM listens only then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """An engine's state, and how many sights in a row speak for which other one."""
+    """An engine's state, and the consecutive signals for another one."""
 
     state: State = State.STARTING
     streak: int = 0
@@ -50,32 +50,32 @@ class Health:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new requests may go there."""
+        """Whether it may get new requests."""
         return self.state is State.UP
 
 
-def after(health: Health, sight: Sight, rules: Rules) -> Health:
-    """The health after one more sight."""
-    target = _TABLE[health.state, sight]
+def after(health: Health, signal: HealthSignal, thresholds: HealthThresholds) -> Health:
+    """The health after one more signal."""
+    target = _TABLE[health.state, signal]
     if target is health.state:
         return Health(health.state)
-    needed = {State.UP: rules.up_after, State.DOWN: rules.down_after}.get(target, 1)
+    needed = {State.UP: thresholds.up_after, State.DOWN: thresholds.down_after}.get(target, 1)
     streak = health.streak + 1 if health.toward is target else 1
     return Health(target) if streak >= needed else Health(health.state, streak, target)
 
 
 _TABLE = {
-    (State.STARTING, Sight.OK): State.UP,
-    (State.STARTING, Sight.UNWILLING): State.STARTING,
-    (State.STARTING, Sight.FAILED): State.STARTING,
-    (State.UP, Sight.OK): State.UP,
-    (State.UP, Sight.UNWILLING): State.DRAINING,
-    (State.UP, Sight.FAILED): State.DOWN,
-    (State.DRAINING, Sight.OK): State.UP,
-    (State.DRAINING, Sight.UNWILLING): State.DRAINING,
-    (State.DRAINING, Sight.FAILED): State.DOWN,
-    (State.DOWN, Sight.OK): State.UP,
-    (State.DOWN, Sight.UNWILLING): State.DOWN,
-    (State.DOWN, Sight.FAILED): State.DOWN,
+    (State.STARTING, HealthSignal.OK): State.UP,
+    (State.STARTING, HealthSignal.UNAVAILABLE): State.STARTING,
+    (State.STARTING, HealthSignal.FAILED): State.STARTING,
+    (State.UP, HealthSignal.OK): State.UP,
+    (State.UP, HealthSignal.UNAVAILABLE): State.DRAINING,
+    (State.UP, HealthSignal.FAILED): State.DOWN,
+    (State.DRAINING, HealthSignal.OK): State.UP,
+    (State.DRAINING, HealthSignal.UNAVAILABLE): State.DRAINING,
+    (State.DRAINING, HealthSignal.FAILED): State.DOWN,
+    (State.DOWN, HealthSignal.OK): State.UP,
+    (State.DOWN, HealthSignal.UNAVAILABLE): State.DOWN,
+    (State.DOWN, HealthSignal.FAILED): State.DOWN,
 }
-"""State and sight to the state that is aimed at; the streak decides when it is reached."""
+"""State and signal to the target state, which is reached after as many as the thresholds say."""

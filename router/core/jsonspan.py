@@ -1,4 +1,4 @@
-"""JSON by its bytes: take one member's value out, or add a member, leaving the rest untouched.
+"""Reads or adds one member of a JSON object as bytes, leaving the rest untouched.
 
 A KV reference must reach the decode engine byte for byte: parsing and serialising it would turn an
 integer over 64 bits into a float. Nothing here builds a tree of the document it edits.
@@ -36,7 +36,7 @@ def member(document: bytes, key: str) -> bytes | None:
 def _only_one(document: bytes, key: str) -> bytes | None:
     """The member, if its name stands in the document once, spelled plainly; None says nothing.
 
-    A parser that reads quickly and forgets where is asked whether these are the bytes.
+    orjson is fast but gives no positions: it confirms that the bytes found are the value.
     """
     mark = b'"%b":' % key.encode()
     at = document.find(mark)

@@ -1,26 +1,26 @@
-"""In-flight leases: exact, immediate, and impossible to leak or to give back twice."""
+"""In-flight leases: exact, immediate, never leaked and never released twice."""
 
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from router.core.values import Endpoint, Load, OwnLoad
+from router.core.values import Endpoint, Load, LocalLoad
 
 __all__ = ["Lease", "Ledger"]
 
 
 class Ledger:
-    """Counts what this router has on each endpoint. A lease is the only way to change it.
+    """This router's requests on each endpoint; only leases change the counts.
 
-    `load_of` makes an endpoint's load: by default one of this process alone.
+    `load_of` makes an endpoint's load; by default it counts this process only.
     """
 
-    def __init__(self, load_of: Callable[[Endpoint], Load] = lambda _: OwnLoad()) -> None:
+    def __init__(self, load_of: Callable[[Endpoint], Load] = lambda _: LocalLoad()) -> None:
         self._load_of = load_of
         self._loads: dict[Endpoint, Load] = {}
 
     def load(self, endpoint: Endpoint) -> Load:
-        """The endpoint's load, which goes on changing."""
+        """The endpoint's load, live."""
         load = self._loads.get(endpoint)
         if load is None:
             load = self._loads[endpoint] = self._load_of(endpoint)
@@ -29,7 +29,7 @@ class Ledger:
     def lease(self, endpoint: Endpoint, tokens: int, pending: int = 0) -> "Lease":
         """Count a request of `tokens` estimated input tokens until the lease is released.
 
-        `pending` of them the engine has to compute itself.
+        `pending` of them are computed by this engine.
         """
         return Lease(self.load(endpoint), endpoint, tokens, pending)
 
@@ -47,7 +47,7 @@ class Ledger:
 
 
 class Lease:
-    """One request on one endpoint. Released once, by whichever exit comes first."""
+    """One request on one endpoint. Released once, on success, error or cancellation."""
 
     __slots__ = ("_load", "_pending", "endpoint", "tokens")
 
@@ -60,20 +60,20 @@ class Lease:
 
     @property
     def pending_there(self) -> int:
-        """Prompt tokens that the endpoint has to compute, this request's included; 0: none of it.
+        """Prompt tokens that the endpoint has to compute, this request's included.
 
-        A request whose prompt another engine computes waits for nobody's prompt.
+        0 if another engine computes this prompt: the request does not queue for prefill here.
         """
         return self._load.pending if self._load is not None and self._pending else 0
 
     def prefilled(self) -> None:
-        """The engine has computed the prompt; doing it again changes nothing."""
+        """The engine has computed the prompt. Idempotent."""
         pending, self._pending = self._pending, 0
         if pending and self._load is not None:
             self._load.add(0, 0, -pending)
 
     def release(self) -> None:
-        """End the lease; doing it again changes nothing."""
+        """End the lease. Idempotent."""
         load, self._load = self._load, None
         if load is not None:
             load.add(-1, -self.tokens, -self._pending)

@@ -1,4 +1,4 @@
-"""One endpoint of the fleet, and all that is known of it."""
+"""One endpoint of the fleet, with its health, exclusion, speed and gauges."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,79 +6,79 @@ from enum import StrEnum
 from typing import Any
 
 from router.core import outlier, stall
-from router.core.capacity import Capacity, QueueGauge
+from router.core.capacity import Capacity, QueueDetector
 from router.core.health import Health
 from router.core.outlier import Outlier
-from router.core.pace import Counted, Pace
-from router.core.speed import Habit
+from router.core.pool_speed import SlowdownHistory
+from router.core.speed_estimator import EventCounts, SpeedEstimator
 from router.core.stall import Stall
 from router.core.values import Candidate, Endpoint, Gauges
 
-__all__ = ["Aside", "Member"]
+__all__ = ["Exclusion", "Member"]
 
 CALIBRATION_EVENTS = 200
-"""Between two scrapes, at least: the engine's counter is some steps ahead of what came here."""
+"""Fewest events between two scrapes: the engine's counter is some steps ahead of the relay."""
 
 
-class Aside(StrEnum):
-    """Why an engine that is up gets nothing new, or next to nothing."""
+class Exclusion(StrEnum):
+    """Why an engine that is up gets no new requests (ejected, stalled) or few (slow)."""
 
     EJECTED = "ejected"
-    """It answers with errors."""
+    """It fails: outlier ejection."""
     STALLED = "stalled"
-    """It has open streams and says nothing."""
+    """It has open streams and produces no tokens."""
     SLOW = "slow"
-    """It takes several times as long as usual; only shortest_expected_delay minds."""
+    """It takes several times the pool's median; only shortest_expected_delay uses this."""
 
 
 @dataclass(slots=True)
 class Member:
-    """An endpoint in its pool. Health, errors, silence and speed are judged apart."""
+    """An endpoint in its pool. Health, failures, stalls and speed are judged separately."""
 
     view: Candidate
     """What policies see of it."""
     health: Health = field(default_factory=Health)
     outlier: Outlier = outlier.FINE
     stall: Stall = stall.CLEAR
-    pace: Pace = field(default_factory=Pace)
+    speed: SpeedEstimator = field(default_factory=SpeedEstimator)
     slow_since: float | None = None
     failing_since: float = -math.inf
     """When the first of its last failures in a row was seen."""
     returned_at: float = -math.inf
-    """When it last came back, for slow start."""
+    """When slow start began."""
     cards: tuple[dict[str, Any], ...] | None = None
-    """The entries of its /v1/models; None until it has told."""
+    """The entries of its /v1/models; None if not known."""
     models: frozenset[str] | None = None
     gauges: Gauges | None = None
     gauges_at: float = 0.0
     capacity: Capacity = field(default_factory=Capacity)
-    queue: QueueGauge = field(default_factory=QueueGauge)
-    habit: Habit | None = None
-    """How fast it usually is against its pool; None until that has been seen."""
+    queue: QueueDetector = field(default_factory=QueueDetector)
+    history: SlowdownHistory | None = None
+    """Its long-term slowdown; None if not known."""
     own: int = 0
-    """This router's requests there, a tick ago."""
+    """This router's requests there, at the last tick."""
     own_lately: int = 0
-    """The most of them at the last two ticks."""
-    counted: tuple[int, Counted] | None = None
-    """The engine's generated tokens at the last scrape, and what was counted here until then; None
-    when others had requests there, too."""
+    """The larger of the last two ticks' `own`."""
+    counted: tuple[int, EventCounts] | None = None
+    """The engine's counter of generated tokens at the last scrape, and the events counted here
+    until then; None if other clients had requests there."""
 
     def calibrate(self, gauges: Gauges, others: int) -> None:
-        """Learn what an event is worth from the engine's counter of generated tokens, between two
-        scrapes in which all that it generated were streams of this router."""
+        """Learn tokens per event from the engine's counter of generated tokens, between two scrapes
+        during which it generated for streams of this router only."""
         before, generated = self.counted, gauges.generated
         self.counted = None
-        # Unary answers, and streams whose clients do not read, are generated without being counted.
-        if generated is None or others or self.view.load.requests > self.pace.all_open:
+        # Tokens of unary answers, and of streams whose clients do not read, are not counted here.
+        if generated is None or others or self.view.load.requests > self.speed.all_open:
             return
-        now = self.pace.counted
+        now = self.speed.counted
         self.counted = generated, now
-        if before is None or now.unheard != before[1].unheard:
+        if before is None or now.untracked != before[1].untracked:
             return
         events = now.events - before[1].events
         if events >= CALIBRATION_EVENTS:
             tokens = generated - before[0] - (now.begun - before[1].begun)
-            self.pace.calibration.learn(tokens, events, by_usage=False)
+            self.speed.calibration.learn(tokens, events, by_usage=False)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -91,20 +91,20 @@ class Member:
         return self.view.ordinal
 
     @property
-    def others(self) -> int | None:
-        """Requests that others put there, as of `gauges_at`."""
-        return self.view.others
+    def other_requests(self) -> int | None:
+        """Other clients' requests there, as of `gauges_at`."""
+        return self.view.other_requests
 
     @property
-    def is_shut(self) -> bool:
-        """Whether nothing new should go there."""
+    def is_blocked(self) -> bool:
+        """Whether it gets no new requests: ejected or stalled."""
         return self.outlier.until is not None or self.stall.since is not None
 
     @property
-    def aside(self) -> Aside | None:
-        """Why it is set aside, if it is."""
+    def exclusion(self) -> Exclusion | None:
+        """Why it is excluded; None if it is not."""
         if self.outlier.until is not None:
-            return Aside.EJECTED
+            return Exclusion.EJECTED
         if self.stall.since is not None:
-            return Aside.STALLED
-        return None if self.slow_since is None else Aside.SLOW
+            return Exclusion.STALLED
+        return None if self.slow_since is None else Exclusion.SLOW

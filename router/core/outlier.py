@@ -1,41 +1,40 @@
-"""Does an engine answer with errors, more than the others do? Outlier ejection after Envoy.
+"""Outlier ejection after Envoy: engines that fail more than the others.
 
 Consecutive failures, or a failure rate well above the pool's, eject an engine for the base time
 times the ejections so far; each clean interval forgets one of them. Source: Envoy's "Outlier
 detection" (consecutive_5xx, success_rate_request_volume, base_ejection_time, max_ejection_time).
 
-Two rules differ, because requests that fail everywhere (a model that is broken on all engines, a
-poisoned prompt) must eject nobody. Failures in a row count only when the others' failure rate does
-not explain them. And an engine's rate is held against that of all others together, by a two-
-proportion z-test, not against the standard deviation of the engines' rates: where all others have
-no failure at all, a single one is any number of deviations away.
+Two rules differ, because requests that fail everywhere (a broken model, a poisoned prompt) must not
+eject engines. Consecutive failures count only if the others' failure rate does not explain them.
+And an engine's rate is compared with that of all others together, by a two-proportion z-test, not
+by standard deviations of the engines' rates: if no other engine fails, a single failure is any
+number of deviations away.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FINE", "Outlier", "Rules", "after", "failing", "is_chance", "tick"]
+__all__ = ["FINE", "Outlier", "OutlierConfig", "after", "failing", "is_chance", "tick"]
 
 MINIMUM_REQUESTS = 20
-"""Of an engine, and of the others together, in an interval: fewer tell nothing."""
+"""Fewest requests in an interval, of the engine and of the others together, for the rate rule."""
 
 MINIMUM_DIFFERENCE = 0.1
-"""Of two failure rates: below it an engine is worth keeping."""
+"""Smallest difference of two failure rates that ejects."""
 
 Z = 3.0
-"""Standard errors between an engine and the others: chance exceeds it once in 700 intervals."""
+"""Standard errors between the rates that eject; chance exceeds it once in 700 intervals."""
 
 WEIGHT = 1 / 8
-"""Of one answer in the share of failures: what begins to fail everywhere shows at once."""
+"""Weight of one answer in the moving share of failures: common failures show at once."""
 
 CHANCE = 1e-9
-"""Failures in a row that are at least so likely at the others' failure rate are no fault of the
-engine's."""
+"""Consecutive failures that are at least this probable at the others' failure rate do not eject."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class OutlierConfig:
     """When an engine is ejected, and for how long."""
 
     consecutive: int = 5
@@ -47,7 +46,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Outlier:
-    """What is known of an engine's answers."""
+    """An engine's answers and ejections."""
 
     streak: int = 0
     """Failures in a row."""
@@ -55,18 +54,18 @@ class Outlier:
     total: int = 0
     """Answers in this interval."""
     failing: float | None = None
-    """The share of failures among its last answers, a moving average; None before the first."""
+    """Moving share of failures, 0 to 1; None before the first answer."""
     ejections: int = 0
     since: float | None = None
     until: float | None = None
-    """The end of its ejection; None while it is in use."""
+    """End of its ejection; None while it is in use."""
 
 
 FINE = Outlier()
 
 
 def after(outlier: Outlier, *, is_good: bool) -> Outlier:
-    """One more answer, or failure to give one."""
+    """The state after one more answer or failure."""
     failing = outlier.failing
     return Outlier(  # not `replace`: it takes three times as long, for every answer
         0 if is_good else outlier.streak + 1,
@@ -79,22 +78,22 @@ def after(outlier: Outlier, *, is_good: bool) -> Outlier:
     )
 
 
-def ejected(outlier: Outlier, now: float, rules: Rules) -> Outlier:
-    """Ejected from now on."""
+def ejected(outlier: Outlier, now: float, rules: OutlierConfig) -> Outlier:
+    """The state of an engine ejected at `now`."""
     times = outlier.ejections + 1
     seconds = min(rules.base_seconds * times, rules.max_seconds)
     return Outlier(ejections=times, since=now, until=now + seconds)
 
 
 def tick(outlier: Outlier, now: float) -> Outlier:
-    """Back in use when its time is over."""
+    """The state at `now`: back in use once its time is over."""
     if outlier.until is not None and now >= outlier.until:
         return Outlier(ejections=outlier.ejections)
     return outlier
 
 
 def interval(outlier: Outlier) -> Outlier:
-    """A new interval; a clean one forgets an ejection."""
+    """The state at the start of a new interval; one without failures forgets an ejection."""
     is_clean = outlier.until is None and outlier.good == outlier.total
     return Outlier(
         streak=outlier.streak,
@@ -106,14 +105,14 @@ def interval(outlier: Outlier) -> Outlier:
 
 
 def is_chance(streak: int, others: Iterable[Outlier]) -> bool:
-    """Whether so many failures in a row are likely, as often as the others fail now."""
+    """Whether the others' failure rate explains so many consecutive failures."""
     shares = [other.failing for other in others if other.failing is not None]
     return bool(shares) and (sum(shares) / len(shares)) ** streak >= CHANCE
 
 
 def failing(outliers: Sequence[Outlier]) -> list[int]:
-    """The places of those that failed more often than the others in this interval; none when that
-    is more than half of them: then it is not the engines."""
+    """Indexes of the engines that failed more often than the others in this interval; none if that
+    is more than half of them, since then the cause is not theirs."""
     all_failed = sum(one.total - one.good for one in outliers)
     all_total = sum(one.total for one in outliers)
     found = [

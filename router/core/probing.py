@@ -1,8 +1,8 @@
-"""When engines are asked of their own account, and what: health, gauges, and speed.
+"""When the router probes engines, and with what: health, gauges and speed.
 
-A speed probe is a tiny generation on an engine that gets no users' requests: without it nobody
-would find out that a stall is over, or that a slow engine has recovered. `net/prober.py` and
-`net/speed_prober.py` make the requests; the simulator asks modelled engines by the same rules.
+A speed probe is a tiny generation on a stalled or slow engine that has no users' requests: it finds
+out that a stall is over, or that a slow engine has recovered. `net/prober.py` and
+`net/speed_prober.py` make the requests; the simulator uses the same rules.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import orjson
 
 from router.core.health import Health, State
-from router.core.member import Aside, Member
+from router.core.member import Exclusion, Member
 from router.core.policies import Policy
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
 from router.core.values import Role
@@ -42,55 +42,56 @@ SPEED_PROBE_SECONDS = 1.0
 """Between speed probes of an engine that needs them; a setting's default."""
 
 JITTER = 0.1
-"""The share by which the time to the next probe or scrape is longer or shorter, by chance: a
-hundred engines are not asked in the same millisecond."""
+"""Random share by which intervals vary, so that a hundred engines are not probed at once."""
 
 STALE_SCRAPES = 3
 """Scrapes that may be missed before an engine's gauges count as absent."""
 
 DOUBT_SECONDS = 1.0
-"""Between health probes of an engine that is not up, or whose last probe failed: its users wait."""
+"""Seconds between health probes of an engine that is not up, or whose last probe failed."""
 
 SPEED_PROBE_PATH = "/v1/completions"
 
 SPEED_PROBE_TOKENS = 8
-"""Of one probe: enough gaps to tell, little enough to cost nothing."""
+"""Tokens of one probe: enough gaps to measure, and cheap."""
 
 SPEED_PROBE_PROMPT = "1 2 3 4 5 6 7 8"
 SPEED_PROBE_PROMPT_TOKENS = len(SPEED_PROBE_PROMPT) // 4
 
 SPEED_PROBE_TIMEOUT_SECONDS = 10.0
-"""For a whole speed probe: 8 tokens of an engine that takes a second for each."""
+"""For a whole speed probe: 8 tokens at a second each, and some."""
 
 
 def seconds_to_health_probe(health: Health, interval: float) -> float:
-    """How long after a probe the next one is due; `interval` is that of an engine that is well."""
+    """Seconds until the next probe; `interval` is that of a healthy engine."""
     if health.is_usable and not health.streak:
         return interval
     return min(interval, DOUBT_SECONDS)
 
 
 def roles_that_use_speed(policies: Mapping[Role, Policy]) -> frozenset[Role]:
-    """The roles in which an engine that is slow gets fewer requests for it."""
+    """The roles whose policy gives slow engines fewer requests."""
     return frozenset(role for role, chosen in policies.items() if chosen is shortest_expected_delay)
 
 
 def needs_speed_probe(member: Member, speed_roles: frozenset[Role]) -> bool:
-    """Whether nothing else would find out that it speaks again, or how fast it is now.
+    """Whether only a probe can tell that it has recovered, or how fast it is now.
 
-    Stalled engines need one under every policy; slow ones only in `speed_roles`, the roles whose
-    policy spares them. One that is ejected waits for its time to be over.
+    Stalled engines need one under every policy, slow ones only in `speed_roles`, which
+    avoid them. Ejected engines return when their time is over.
     """
     if member.health.state is not State.UP or member.models == frozenset():
         return False
-    if member.pace.all_open or member.aside is Aside.EJECTED:
+    if member.speed.all_open or member.exclusion is Exclusion.EJECTED:
         return False
-    is_spared = member.aside is Aside.SLOW or member.view.ratio > 1
-    return member.aside is Aside.STALLED or (is_spared and member.endpoint.role in speed_roles)
+    is_avoided = member.exclusion is Exclusion.SLOW or member.view.slowdown > 1
+    return member.exclusion is Exclusion.STALLED or (
+        is_avoided and member.endpoint.role in speed_roles
+    )
 
 
 def speed_probe_tokens(role: Role) -> int:
-    """Tokens that one probe asks for: a prefill engine is as fast as its first one."""
+    """Tokens that one probe generates; for prefill engines only the first matters."""
     return 1 if role is Role.PREFILL else SPEED_PROBE_TOKENS
 
 

@@ -1,4 +1,4 @@
-"""Takes KV transfer parameters out of what engines answer, before a client sees it.
+"""Removes KV transfer parameters from engines' answers.
 
 vLLM 0.33 writes `"kv_transfer_params":null` into every chunk, and a decode engine with
 bidirectional transfer puts a live reference there: it names hosts, ports and blocks. The search

@@ -1,9 +1,8 @@
-"""One request's run: its plan, its leases, its attempts and its record.
+"""Drives one request: its plan, its leases, its attempts and its record.
 
-All that is decided between the choice of the way and the request's end is decided here. Whoever
-makes the calls (`net/exchange.py`, or `simulator/virtual/replica.py`) does so in this order:
+The caller (`net/served_request.py`, or `simulator/virtual/replica.py`) does the I/O, in this order:
 
-    action = run.start(plan, now)
+    action = run.start(facts, plan, now)
     while action is not None:
         ...                      # make the call, wait for the KV cache, or send the reply
         action = run.settle(...)  # or run.answer(...)
@@ -26,7 +25,7 @@ from router.core.events import (
     RequestEnded,
 )
 from router.core.ledger import Lease
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.plans import steps
 from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, may_replay
@@ -36,19 +35,19 @@ from router.core.values import Endpoint, Facts, Failure, FailureKind, Role
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
 Action = Call | Stream | AwaitKV | Send
-"""What is to be done next, and how it is answered: a `Call` or a `Stream` by `settle`, an `AwaitKV`
-by `answer` with whether the KV cache is ready, a `Send` by `answer` with None."""
+"""What the caller does next. It reports the result of a `Call` or `Stream` to `settle`, of an
+`AwaitKV` to `answer` (whether the KV cache is ready), of a `Send` to `answer` (None)."""
 
 ENGINE_REQUESTS = (Stream, Call)
 WAITS = (AwaitKV, Send)
 
-NONE_TRIED: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 class RequestRun:
-    """Drives one request's plan. `close` releases whatever it holds, however the request ended.
+    """Drives one request's plan. Call `close` at its end, however it ends.
 
-    `sample` is the share of choices, 0 to 1, that are observed with all their candidates.
+    `sample`: share of choices, 0 to 1, that are observed with all their candidates.
     """
 
     __slots__ = (
@@ -72,28 +71,28 @@ class RequestRun:
         self,
         scheduler: Scheduler,
         observe: Callable[[Event], None],
-        facts: Facts,
         record: RequestEnded,
-        *,
         rng: Random,
         sample: float = 0.0,
     ) -> None:
-        self.facts: Facts | None = facts
-        """None once the answer has begun: a stream need not keep its prompt in memory."""
+        self.facts: Facts | None = None
+        """None before the start, and once the answer has begun: a stream need not keep its prompt
+        in memory."""
         self.record = record
         self.asked_at = 0.0
-        """When `step` was to be made."""
+        """When `step` was requested."""
         self._scheduler = scheduler
         self._observe = observe
         self._rng = rng
         self._sample = sample
         self._plan: Plan | None = None
         self._leases: dict[Endpoint, Lease] = {}
-        self._tried = NONE_TRIED
-        """Decode engines that have failed this request: those that the last lease excluded."""
+        self._tried = NO_ENDPOINTS
+        """Decode engines that have failed this request, as the last lease excluded them."""
 
-    def start(self, plan: Plan, now: float) -> Action | None:
+    def start(self, facts: Facts, plan: Plan, now: float) -> Action | None:
         """The plan's first action. Raises as `answer` does."""
+        self.facts = facts
         self._plan = plan
         return self.answer(None, now)
 
@@ -102,22 +101,22 @@ class RequestRun:
     ) -> Action | None:
         """The call or stream is over; returns the next action. Raises as `answer` does.
 
-        `failure` is how the engine failed, even if the client has been told of it and `outcome`
-        is None for that reason; `status` is that of its answer, 0 if none began.
+        `failure`: how the engine failed, also if the client has been told and `outcome` is None.
+        `status`: of its answer; 0 if none began.
         """
         step = self.step
         if failure is not None:
             self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at))
         elif status < 500:
             self._observe(LegDone(step.endpoint))
-        if isinstance(step, Call):
+        if isinstance(step, Call) and step.is_prefill:
             self.record.prefill_seconds = now - self.asked_at
         return self.answer(outcome, now)
 
     def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
-        """Answer the plan; returns its next action, None when the request has its answer.
+        """Answer the plan's last step; returns the next action, None when the request is answered.
 
-        Raises the RouterError that the client is to be told.
+        Raises the RouterError to send to the client.
         """
         plan = self._plan
         if plan is None:
@@ -156,14 +155,14 @@ class RequestRun:
 
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:
         role, facts = step.role, self._known
-        told: tuple[str, ...] = ()
+        explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
-            told = self._scheduler.explained(role, facts, now)
+            explained = self._scheduler.explained(role, facts, now)
         lease = self._scheduler.lease(role, facts, step.exclude, now, computes=step.computes)
         endpoint = lease.endpoint
         self._leases[endpoint] = lease
-        if told:
-            self._observe(Chosen(self.record.request_id, role, endpoint, told))
+        if explained:
+            self._observe(Chosen(self.record.request_id, role, endpoint, explained))
         if role is Role.PREFILL:
             self.record.prefill = endpoint
         else:
@@ -176,41 +175,44 @@ class RequestRun:
         assert self.facts is not None, "the answer has begun"
         return self.facts
 
-    # What is asked while an engine is at work.
+    # While an engine request is in flight.
 
-    def leg(self, now: float) -> Leg:
-        """The timer of the engine request that is made now."""
+    def leg(self, now: float) -> LegTimer:
+        """The timer of the engine request that is sent now."""
         step = self.step
         lease = self._leases[step.endpoint]
-        if isinstance(step, Call):  # a prefill makes one token, whatever was asked for
-            return self._scheduler.leg(lease, now, is_heard=True)
+        if isinstance(step, Call):  # a prefill generates one token
+            return self._scheduler.leg(
+                lease, now, tracks_first_token=step.is_prefill, computes=step.is_prefill
+            )
         facts = self._known
-        return self._scheduler.leg(lease, now, is_heard=facts.stream, sequences=facts.sequences)
+        return self._scheduler.leg(
+            lease, now, tracks_first_token=facts.stream, sequences=facts.sequences
+        )
 
     def answered(self, status: int, now: float) -> None:
         """The engine's answer begins."""
         step = self.step
-        # A decode engine that keeps its errors back reports what is its prefill engine's, too.
+        # A decode engine's 500 may be a failed KV load: the prefill engine's fault.
         is_own_doing = isinstance(step, Call) or 500 not in step.keep
         self._observe(LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing))
 
     @property
     def may_replay(self) -> bool:
-        """Whether the request may be sent twice when nothing was heard of the first."""
+        """Whether the request may be sent again if its connection closed before an answer."""
         step = self.step
         return isinstance(step, Call) or step.replay
 
     def replays(self, outcome: Outcome | None, *, is_reused: bool) -> bool:
-        """Whether to send it once more instead of settling it.
+        """Whether to send it again instead of settling it.
 
-        An engine closes idle connections when it likes: a reset on one that was reused says
-        nothing of the engine.
+        Engines close idle connections: a reset on a reused one is no failure of the engine.
         """
         is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
         return is_stale and is_reused and self.may_replay
 
     def may_leave_stalled(self, now: float) -> bool:
-        """Whether a request that waits for a stalled engine has somewhere else to go."""
+        """Whether a request that waits for a stalled engine can go to another one."""
         facts, endpoint = self._known, self.step.endpoint
         return (
             len(self._tried) + 1 < ATTEMPTS
@@ -221,16 +223,16 @@ class RequestRun:
     # The end.
 
     def begun(self) -> None:
-        """The client has had a first token: there is no other way any more.
+        """The client has had a first token: drop the plan and the prompt, nothing can be retried.
 
-        A stream may last for minutes, and its prompt, as bytes and parsed, is most of its memory.
+        A stream may last for minutes, and its prompt is most of its memory.
         """
         self._drop_plan()
         self.facts = None
         self.step.body = b""
 
     def close(self) -> None:
-        """End the request: its leases are released. Doing it again changes nothing."""
+        """End the request: release its leases. Idempotent."""
         for lease in self._leases.values():
             lease.release()
         self._drop_plan()

@@ -1,24 +1,24 @@
-"""What may be tried again elsewhere, and when it may not."""
+"""Which failures may be retried on another engine."""
 
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.values import Facts, Failure, FailureKind, Reply
 
-__all__ = ["ATTEMPTS", "BUSY", "error_of", "may_move", "may_replay", "reason_of"]
+__all__ = ["ATTEMPTS", "BUSY", "error_of", "may_replay", "may_retry_elsewhere", "reason_of"]
 
 ATTEMPTS = 3
-"""Decode engines that one request tries. One that kills engines must not meet them all."""
+"""Decode engines per request, at most: one that crashes engines must not reach them all."""
 
 BUSY = frozenset({503})
-"""An engine's 503 means that it took nothing on: vLLM's admission control says "try again on a
+"""With 503 an engine has not begun the request: vLLM's admission control says "try again on a
 different instance"."""
 
 
-def may_move(outcome: Reply | Failure, facts: Facts) -> bool:
-    """Whether the leg may be sent to another engine; nothing has gone to the client yet.
+def may_retry_elsewhere(outcome: Reply | Failure, facts: Facts) -> bool:
+    """Whether the leg may be sent to another engine, before anything was sent to the client.
 
-    Always when the engine took nothing on. After a reset it may have: a generation can be computed
-    twice without harm, one that leaves something behind in the engine cannot. A silent engine may
-    still be at work, and the client has waited long enough to be told so.
+    Always if the engine has not begun it. After a reset it may have: that is harmless unless the
+    request stores something in the engine. After a time-out the engine may still be working, and
+    the client has waited long enough.
     """
     if isinstance(outcome, Reply):
         return outcome.status in BUSY
@@ -29,22 +29,22 @@ def may_move(outcome: Reply | Failure, facts: Facts) -> bool:
 
 
 def may_replay(facts: Facts) -> bool:
-    """Whether the request may go out again although an engine may have begun it.
+    """Whether the request may be sent again although an engine may have begun it.
 
-    A generation leaves nothing behind unless the client asked the engine to keep it.
+    Not with `store` or `background`, which leave something in the engine.
     """
     return not (facts.body.get("background") or facts.body.get("store"))
 
 
 def reason_of(outcome: Reply | Failure) -> str:
-    """A bounded name for what went wrong, for logs and metrics."""
+    """The reason for logs and metrics, one of a few."""
     if isinstance(outcome, Failure):
         return outcome.kind
     return "busy" if outcome.status in BUSY else f"status_{outcome.status // 100}xx"
 
 
 def error_of(failure: Failure) -> RouterError:
-    """What the client is told."""
+    """The error that is sent to the client."""
     is_late = failure.kind in (FailureKind.TIMEOUT, FailureKind.STALLED)
     kind = EngineTimedOut if is_late else EngineFailed
     return kind(failure.message)

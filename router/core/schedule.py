@@ -1,6 +1,6 @@
-"""The scheduler: facts and the fleet in, a decision and an endpoint out, with the reasons.
+"""The scheduler: decides a request's mode, and chooses and leases endpoints.
 
-Selection and lease are one step, so two requests never see the same free place.
+Choosing and leasing are one step, so that two requests never take the same free slot.
 """
 
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from router.core import threshold
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.fleet import Fleet
 from router.core.ledger import Lease
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
 from router.core.values import Candidate, Decision, Endpoint, Facts, Role
 
 __all__ = ["Ranking", "Scheduler"]
 
-NOBODY: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The candidates with their scores, and the place of the chosen one."""
+    """Candidates, their scores, and the index of the chosen one."""
 
     candidates: tuple[Candidate, ...]
     scores: tuple[float, ...]
@@ -35,7 +35,7 @@ class Ranking:
 
 
 class Scheduler:
-    """Decides for one router process. Counts its choices, and holds nothing else."""
+    """The scheduler of one router process. Its only state is the number of choices."""
 
     def __init__(
         self, fleet: Fleet, policies: dict[Role, Policy], threshold: int, rng: Random
@@ -60,9 +60,9 @@ class Scheduler:
         *,
         computes: bool = True,
     ) -> Lease:
-        """Choose an endpoint and lease it, in one step. Raises NoEngine when there is none.
+        """Choose an endpoint and lease it. Raises NoEngine when there is none.
 
-        `computes` says that the engine has to compute the prompt, not to read its KV cache.
+        `computes`: the engine computes the prompt itself, it does not load its KV cache.
         """
         candidates, _, place = self._ranked(role, facts, exclude, now)
         chosen = candidates[place]
@@ -71,33 +71,52 @@ class Scheduler:
         return self._fleet.lease(chosen.endpoint, facts.tokens, facts.tokens if computes else 0)
 
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
-        """Raises NoEngine when `lease` would; takes nothing."""
+        """Raise NoEngine if `lease` would; leases nothing."""
         if not self._fleet.candidates(role, facts.model, exclude, now):
             raise _no_engine(role)
 
-    def leg(self, lease: Lease, now: float, *, is_heard: bool, sequences: int = 1) -> Leg:
-        """Time an attempt at a leased endpoint; `is_heard`: a stream or a prefill."""
-        return self._fleet.leg(lease, now, is_heard=is_heard, sequences=sequences)
+    def leg(
+        self,
+        lease: Lease,
+        now: float,
+        *,
+        tracks_first_token: bool,
+        sequences: int = 1,
+        computes: bool = True,
+    ) -> LegTimer:
+        """The timer of a leg on a leased endpoint; see `Fleet.leg`."""
+        return self._fleet.leg(
+            lease,
+            now,
+            tracks_first_token=tracks_first_token,
+            sequences=sequences,
+            computes=computes,
+        )
 
     def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
-        """Whether the request could go to another endpoint that is not set aside."""
+        """Whether another endpoint, neither stalled nor ejected, could take the request."""
         others = self._fleet.candidates(role, facts.model, than, now)
-        return any(not self._fleet.member(c.endpoint).is_shut for c in others)
+        return any(not self._fleet.member(c.endpoint).is_blocked for c in others)
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
-        """The candidates of this moment with what they are judged by, best first."""
+        """The current candidates with their figures, as text, best first."""
         ranking = self.rank(role, facts, now=now)
         pairs = sorted(zip(ranking.scores, ranking.candidates, strict=True), key=lambda p: p[0])
         return tuple(
             f"{c.endpoint.url} score={score:.3g} in_flight={c.in_flight} "
-            f"others={c.others or 0} ratio={c.ratio:.3g} share={c.ramp:.2g}"
+            f"other_requests={c.other_requests or 0} slowdown={c.slowdown:.3g} "
+            f"slow_start_weight={c.slow_start_weight:.2g}"
             for score, c in pairs
         )
 
     def rank(
-        self, role: Role, facts: Facts, exclude: frozenset[Endpoint] = NOBODY, now: float = 0.0
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint] = NO_ENDPOINTS,
+        now: float = 0.0,
     ) -> Ranking:
-        """Score the candidates without taking anything. Raises NoEngine when there is none."""
+        """Score the candidates; leases nothing. Raises NoEngine when there is none."""
         candidates, scores, chosen = self._ranked(role, facts, exclude, now)
         return Ranking(tuple(candidates), tuple(scores), chosen)
 
@@ -121,7 +140,7 @@ class Scheduler:
             raise NotFound(f"The model `{facts.model}` does not exist.", "model")
 
     def _some_model_is_unknown(self) -> bool:
-        """Whether a usable engine has not told what it serves (its /v1/models needs a key)."""
+        """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
         pool = self._fleet.pool(Role.DECODE)
         return any(m.models is None and m.health.is_usable for m in pool)
 
@@ -131,10 +150,10 @@ def _no_engine(role: Role) -> NoEngine:
 
 
 def _least_recent_of_best(candidates: Sequence[Candidate], scores: Sequence[float]) -> int:
-    """The place of the best score; among equals of the one whose last choice is longest ago.
+    """The index of the lowest score; among equals, of the least recently chosen.
 
-    Not the one behind the last choice: requests for different models choose among different
-    engines, and a common rotation would send each model's to the same few.
+    Not a round-robin pointer: requests for different models have different candidates, and a common
+    pointer would send each model's requests to the same few.
     """
     best = min(scores)
     place = scores.index(best)

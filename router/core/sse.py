@@ -1,7 +1,7 @@
-"""Server-sent events by their bytes: where an event ends, and which is the first that matters.
+"""Server-sent events as bytes: splits them, and classifies the first ones of a stream.
 
-The reader never parses more than it is asked to: the relay asks only where whole events end, and
-looks into events only until the first one that carries content or an error.
+Parsing JSON per event would cost more than relaying it: the relay needs only the ends of events,
+and parses events only until the first one with content or an error.
 """
 
 import re
@@ -16,28 +16,29 @@ from router.core.values import RouteKind
 __all__ = [
     "DONE",
     "MAX_EVENT_BYTES",
-    "Cutter",
-    "First",
+    "EventKind",
+    "EventSplitter",
     "data_of",
     "error_frame",
+    "event_kind",
     "events",
-    "first_sign",
     "keep_alive",
+    "status_of",
 ]
 
 DONE = b"data: [DONE]\n\n"
 
 MAX_EVENT_BYTES = 4 << 20
-"""An event larger than this passes in pieces: holding it back would not be bounded. The first
-chunk of a chat can carry the prompt's token ids, about 0.5 MB for 60k tokens."""
+"""A larger event is passed on in pieces, to bound the buffer. The first chunk of a chat can carry
+the prompt's token ids, about 0.5 MB for 60k tokens."""
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
-class Cutter:
-    """Cuts a stream of bytes at the ends of events, so that only whole events are passed on.
+class EventSplitter:
+    """Splits a stream of bytes at the ends of events, so that only whole events are relayed.
 
-    A stream that breaks in the middle of an event can then still end in a valid error frame.
+    A stream that breaks within an event can then still end in a valid error frame.
     """
 
     __slots__ = ("_tail",)
@@ -47,11 +48,11 @@ class Cutter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept back."""
+        """Whether nothing is buffered."""
         return not self._tail
 
     def feed(self, data: bytes) -> bytes:
-        """The whole events that `data` completes; what follows them is kept."""
+        """The events that `data` completes; the rest is buffered."""
         tail = self._tail
         if not tail and data.endswith(b"\n\n"):
             return data
@@ -67,7 +68,7 @@ class Cutter:
         return whole
 
     def rest(self) -> bytes:
-        """What came after the last whole event."""
+        """The bytes after the last whole event; empties the buffer."""
         rest = bytes(self._tail)
         self._tail.clear()
         return rest
@@ -92,13 +93,23 @@ def data_of(event: bytes) -> bytes:
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
 
 
-class First(Enum):
-    """What an event means to a client that has seen nothing yet."""
+def status_of(event: bytes) -> int:
+    """The HTTP status that an error event stands for: its `code` if that is one, else 500."""
+    try:
+        document: Any = orjson.loads(data_of(event))
+        code = document["error"]["code"]
+    except (ValueError, KeyError, TypeError):
+        return 500
+    return code if isinstance(code, int) and 400 <= code <= 599 else 500
+
+
+class EventKind(Enum):
+    """The kind of an event at the beginning of a stream."""
 
     PREAMBLE = auto()
-    """A comment, a role, an empty delta: it can still be replaced."""
+    """A comment, a role, an empty delta: another engine can still answer instead."""
     CONTENT = auto()
-    """The answer has begun."""
+    """It carries a token."""
     ERROR = auto()
     """The engine reports a failure."""
 
@@ -119,28 +130,27 @@ _PREAMBLE_TYPES = frozenset(
 )
 
 
-def first_sign(event: bytes) -> First:
-    """Classify an event; anything not understood is content, so that nothing is held for ever."""
+def event_kind(event: bytes) -> EventKind:
+    """Classify an event; unknown ones are content, so that nothing is held for ever."""
     data = data_of(event)
     if not data:
-        return First.PREAMBLE
+        return EventKind.PREAMBLE
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError:
-        return First.CONTENT
+        return EventKind.CONTENT
     if not isinstance(document, dict):
-        return First.CONTENT
+        return EventKind.CONTENT
     if document.get("error") or document.get("type") in ("error", "response.failed"):
-        return First.ERROR
-    return First.PREAMBLE if _is_preamble(document) else First.CONTENT
+        return EventKind.ERROR
+    return EventKind.PREAMBLE if _is_preamble(document) else EventKind.CONTENT
 
 
 def keep_alive(event: bytes) -> bytes:
-    """The comment that goes to the client at once although this preamble event is held back.
+    """The comment to send at once although this preamble event is held back; empty for most.
 
-    Comments and `ping` events exist to keep a connection alive: they must not wait for the first
-    content. A comment means nothing wherever it stands, so it goes out itself; a `ping` may not
-    come before a `message_start`, so a comment goes out ahead of it. Empty for any other event.
+    Comments and `ping` events keep connections alive and must not wait for the first content. A
+    comment is sent as it is; a `ping` may not precede `message_start`: a comment is sent instead.
     """
     if not data_of(event):
         return event
@@ -155,7 +165,7 @@ def _is_preamble(document: dict[str, Any]) -> bool:
     return isinstance(kind, str) and kind in _PREAMBLE_TYPES
 
 
-# A chat delta's fields that say nothing by themselves.
+# Fields of a chat delta that are no content.
 _SILENT_FIELDS = frozenset({"role"})
 
 
@@ -173,7 +183,7 @@ NAMED_EVENTS = frozenset({RouteKind.RESPONSES, RouteKind.MESSAGES})
 
 
 def error_frame(error: RouterError, kind: RouteKind) -> bytes:
-    """The end of a stream that failed: the error as an event, then the terminator."""
+    """The end of a failed stream: the error as an event, then `[DONE]`."""
     if kind in NAMED_EVENTS:
         return b'event: error\ndata: {"type":"error",%b\n\n%b' % (error.body()[1:], DONE)
     return b"data: %b\n\n%b" % (error.body(), DONE)

@@ -1,23 +1,23 @@
-"""Has an engine stopped to speak? A judgement over its pace, apart from health and speed.
+"""Stall detection: an engine with open streams has stopped producing tokens.
 
-It applies to an engine that has been heard before: a first token after 42 s is a warm-up (CUDA
-graphs are captured then), not a stall.
+Independent of health probes and of speed. Only engines that have produced tokens before can stall:
+a first token after 42 s is a warm-up (CUDA graphs are captured then).
 """
 
 from dataclasses import dataclass
 
-from router.core.pace import Pace
+from router.core.speed_estimator import SpeedEstimator
 
 __all__ = ["CLEAR", "Stall", "after"]
 
-MUCH_LONGER = 20.0
-"""Times the usual gap between tokens: a step that prefills a long prompt takes several."""
+GAP_FACTOR = 20.0
+"""Times the expected gap between tokens: a step that prefills a long prompt takes several."""
 
-PROMPT_PATIENCE = 4.0
-"""Times the seconds that the prompts ahead should take."""
+PREFILL_FACTOR = 4.0
+"""Times the expected prefill time of all pending prompts."""
 
-REPRIEVE_SECONDS = 30.0
-"""After so long with nothing open there it is tried again, for want of any sign."""
+RETRY_SECONDS = 30.0
+"""A stalled engine with nothing open is tried again after this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,26 @@ CLEAR = Stall()
 
 
 def after(
-    stall: Stall, pace: Pace, usual_gap: float, pending: int, now: float, seconds: float
+    stall: Stall,
+    speed: SpeedEstimator,
+    expected_gap: float,
+    pending: int,
+    now: float,
+    seconds: float,
 ) -> Stall:
-    """The judgement after a tick.
+    """The state after a tick.
 
-    `seconds` is the shortest silence that counts (0: never), `usual_gap` the longer of the
-    engine's own and its pool's seconds per token, `pending` its prompt tokens to compute.
+    `seconds`: shortest time without tokens that is a stall (0: never). `expected_gap`: the longer
+    of the engine's own and its pool's seconds per token. `pending`: prompt tokens to compute there.
     """
     if stall.since is not None:
-        spoke = pace.heard_at > stall.since
-        forgotten = pace.all_open == 0 and now - stall.since > REPRIEVE_SECONDS
-        return CLEAR if spoke or forgotten else stall
-    if not seconds or pace.all_open == 0 or not pace.is_warm:
+        has_resumed = speed.last_token_at > stall.since
+        is_due = speed.all_open == 0 and now - stall.since > RETRY_SECONDS
+        return CLEAR if has_resumed or is_due else stall
+    if not seconds or speed.all_open == 0 or not speed.is_warm:
         return CLEAR
-    silent_since = max(pace.heard_at, pace.asked_at)
-    limit = max(seconds, MUCH_LONGER * usual_gap)
-    if pace.all_streams == 0:  # all wait for a first token
-        limit = max(limit, PROMPT_PATIENCE * (pace.per_prompt_token or 0.0) * pending)
+    silent_since = max(speed.last_token_at, speed.busy_since)
+    limit = max(seconds, GAP_FACTOR * expected_gap)
+    if speed.all_streams == 0:  # all wait for a first token
+        limit = max(limit, PREFILL_FACTOR * (speed.per_prompt_token or 0.0) * pending)
     return Stall(now) if now - silent_since > limit else CLEAR

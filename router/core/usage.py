@@ -1,11 +1,11 @@
-"""What an engine says that an answer took: its usage, by its bytes."""
+"""Reads the generated tokens out of an answer's `usage`, without parsing the answer."""
 
 import re
 
-__all__ = ["LOOKED_AT", "generated_tokens"]
+__all__ = ["TAIL_BYTES", "generated_tokens", "is_usage_only"]
 
-LOOKED_AT = 2048
-"""Bytes at the end of an answer that hold its usage, with every detail that vLLM adds."""
+TAIL_BYTES = 2048
+"""Bytes at the end of an answer that are searched: more than vLLM's longest usage object."""
 
 _GENERATED = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
@@ -16,5 +16,10 @@ def generated_tokens(end: bytes) -> int:
     Chat and completions call them completion_tokens, /v1/responses and /v1/messages output_tokens.
     Streams say so in their last events, if they were asked to (stream_options.include_usage).
     """
-    found = _GENERATED.search(end, max(0, len(end) - LOOKED_AT))
+    found = _GENERATED.search(end, max(0, len(end) - TAIL_BYTES))
     return int(found.group(1)) if found else 0
+
+
+def is_usage_only(event: bytes) -> bool:
+    """Whether an event of a stream tells the usage and carries no token."""
+    return b'"choices":[]' in event

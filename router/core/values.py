@@ -1,4 +1,4 @@
-"""The nouns: frozen, and free of behaviour beyond naming themselves."""
+"""Value types shared by all of core."""
 
 import math
 from collections.abc import Mapping
@@ -15,17 +15,17 @@ __all__ = [
     "FailureKind",
     "Gauges",
     "Load",
-    "OwnLoad",
+    "LocalLoad",
+    "Mode",
     "Reply",
     "Role",
     "Route",
     "RouteKind",
-    "Way",
 ]
 
 
 class Role(StrEnum):
-    """What an engine does for a request; also the name of the leg."""
+    """An engine's role, and the name of the leg that it serves."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -34,8 +34,8 @@ class Role(StrEnum):
     __hash__ = str.__hash__
 
 
-class Way(StrEnum):
-    """A request's way through the pools."""
+class Mode(StrEnum):
+    """Whether the prompt is prefilled on another engine than it is decoded on."""
 
     DIRECT = "direct"
     REMOTE = "remote_prefill"
@@ -44,7 +44,7 @@ class Way(StrEnum):
 
 
 class Endpoint(NamedTuple):
-    """An engine's address in a role. `url` is normalised."""
+    """An engine in a role. `url` is normalised."""
 
     url: str
     role: Role
@@ -62,14 +62,14 @@ class RouteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path that the router serves and its kind. The path is also what the engine is asked."""
+    """A path that the router serves, and its kind. Engines are asked for the same path."""
 
     path: str
     kind: RouteKind
 
     @property
     def generates(self) -> bool:
-        """Whether the route produces tokens, and so may be prefilled remotely."""
+        """Whether the route generates tokens, and so may be prefilled remotely."""
         return self.kind is not RouteKind.PASS_THROUGH
 
 
@@ -79,7 +79,7 @@ MAX_N = 16_384
 
 @dataclass(slots=True)
 class Facts:
-    """All that is decided from a request; read once, from one parse of its body."""
+    """What routing needs to know of a request, from one parse of its body."""
 
     route: Route
     model: str | None
@@ -99,7 +99,7 @@ class Facts:
 
     @property
     def sequences(self) -> int:
-        """The answers that the engine generates side by side: `n` for each prompt."""
+        """Sequences that the engine generates side by side: `n` for each prompt."""
         n, prompt = self.body.get("n"), self.body.get("prompt")
         prompts = 1
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -115,7 +115,7 @@ class Facts:
 
 
 class Load(Protocol):
-    """What this router has on one endpoint. Changed by leases only."""
+    """This router's requests on one endpoint. Changed by leases only."""
 
     @property
     def requests(self) -> int:
@@ -130,10 +130,10 @@ class Load(Protocol):
         """Those of them that the engine still has to compute."""
 
     def add(self, requests: int, tokens: int, pending: int) -> None:
-        """Change it by so many; `tokens` go with `requests`."""
+        """Add to the counts (negative: subtract). `tokens` change only with `requests`."""
 
 
-class OwnLoad:
+class LocalLoad:
     """The `Load` of a router that is one process."""
 
     __slots__ = ("pending", "requests", "tokens")
@@ -142,7 +142,7 @@ class OwnLoad:
         self.requests = self.tokens = self.pending = 0
 
     def add(self, requests: int, tokens: int, pending: int) -> None:
-        """Change it by so many."""
+        """Add to the counts (negative: subtract)."""
         self.requests += requests
         self.tokens += tokens
         self.pending += pending
@@ -150,27 +150,27 @@ class OwnLoad:
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """What a policy sees of an endpoint. It lives as long as the endpoint and goes on changing."""
+    """What a policy sees of an endpoint; one live object per endpoint."""
 
     endpoint: Endpoint
     ordinal: int
-    """The endpoint's place in its pool; stable for the life of the process."""
-    load: Load = field(default_factory=OwnLoad)
-    """What this router has there."""
-    others: int | None = None
-    """Requests that others put there, from the engine's gauges; None when not known."""
-    ratio: float = 1.0
-    """Its seconds per token over the pool's usual ones; 1 while that is not known."""
+    """Its index in the configuration."""
+    load: Load = field(default_factory=LocalLoad)
+    """This router's requests there."""
+    other_requests: int | None = None
+    """Other clients' requests there, from the engine's gauges; None if not known."""
+    slowdown: float = 1.0
+    """Its seconds per token over the pool's median; 1 if not known."""
     is_slow: bool = False
-    """Whether it is to be spared."""
-    ramp: float = 1.0
-    """The share of its work that it may have: below 1 while it comes back (slow start)."""
+    """Whether it is excluded as slow."""
+    slow_start_weight: float = 1.0
+    """Share of its normal load that it may get, 0 to 1: below 1 during slow start."""
     slots: float = math.inf
-    """Sequences that it runs side by side; infinite while no limit is known."""
+    """Sequences that it runs side by side (vLLM's max_num_seqs); infinite if not known."""
     prompt_cost: float = 0.0
-    """What a prompt token that it still has to compute weighs, in requests."""
+    """The cost of a pending prompt token, in requests of mean length."""
     chosen_at: int = 0
-    """The number of the choice that fell on it last; 0: none yet."""
+    """Number of the scheduler's last choice of it; 0: never chosen."""
 
     @property
     def in_flight(self) -> int:
@@ -185,15 +185,15 @@ class Candidate:
 
 @dataclass(slots=True)
 class Decision:
-    """Which way a request goes, and why."""
+    """The mode of a request, and why."""
 
-    way: Way
+    mode: Mode
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What an engine's /metrics says of its load; None where a gauge is missing."""
+    """An engine's load by its /metrics; None where a gauge is missing."""
 
     running: int | None = None
     waiting: int | None = None
@@ -204,7 +204,7 @@ class Gauges:
     preemptions: int | None = None
     """Since the engine started."""
     generated: int | None = None
-    """Tokens generated since the engine started, for whomever."""
+    """Tokens generated since the engine started, for all clients."""
 
 
 @dataclass(slots=True)
@@ -220,15 +220,15 @@ class FailureKind(StrEnum):
     """How an engine failed to answer."""
 
     REFUSED = "refused"
-    """No connection came about: the engine never saw the request."""
+    """No connection: the engine never saw the request."""
     RESET = "reset"
     """The connection broke before the answer began; the engine may have seen the request."""
     BROKEN = "broken"
     """The answer began and broke off, or is not HTTP."""
     TIMEOUT = "timeout"
-    """Silence for longer than the setting allows."""
+    """Nothing was received for longer than the setting allows."""
     STALLED = "stalled"
-    """It stopped to speak to everybody before it said anything to this request."""
+    """The engine stopped producing tokens before the first one of this request."""
 
 
 @dataclass(frozen=True, slots=True)

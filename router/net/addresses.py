@@ -1,8 +1,8 @@
-"""An engine's addresses: looked up once in a while, not for every connection.
+"""Caches the addresses of an engine's host name.
 
-In a burst each new connection asked the resolver, which is a thread each and a query to a server
-that may be slow or down. Answers are kept for some seconds and renewed in the background; when the
-resolver fails, old ones are used on. Health probes look names up by themselves, every time.
+Without it, each new connection of a burst would take a resolver thread and a query to a server that
+may be slow or down. Answers are kept for some seconds and renewed in the background; if the
+resolver fails, old ones stay in use. Health probes look names up every time.
 """
 
 import asyncio
@@ -14,15 +14,14 @@ from collections.abc import Awaitable, Callable
 __all__ = ["Addresses", "Resolve"]
 
 FRESH_SECONDS = 5.0
-"""An answer is used so long without asking again: the time-to-live that Kubernetes' DNS gives a
-service (CoreDNS: 5 s by default)."""
+"""An answer is used for this long without a new lookup: the time-to-live of services in Kubernetes
+(CoreDNS: 5 s by default)."""
 
 STALE_SECONDS = 30.0
-"""An answer that is older is used only if a new one cannot be had: the address may be somebody
-else's by now."""
+"""Older answers are used only if the lookup fails: the address may be another host's by now."""
 
 PATIENCE_SECONDS = 1.0
-"""For an answer that is to replace a stale one: a resolver that hangs delays nobody for longer."""
+"""Longest wait for an answer that replaces a stale one."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 """A host's addresses, best first. Raises OSError, or UnicodeError for what is no host name."""
@@ -45,11 +44,11 @@ class Addresses:
         self._is_literal = _is_literal(host)
         self._known: list[str] = [host] if self._is_literal else []
         self._asked_at = 0.0
-        """When what is known was looked up."""
+        """When `_known` was looked up."""
         self._lookup: asyncio.Task[list[str] | Exception] | None = None
 
     async def get(self) -> list[str]:
-        """What to connect to, in this order. Raises what `resolve` raises if nothing is known."""
+        """The addresses, in order of preference. Raises what `resolve` raises if none is known."""
         if self._is_literal:
             return [self._host]
         age = self._clock() - self._asked_at
@@ -58,7 +57,7 @@ class Addresses:
         lookup = self._look_up()
         if self._known and age <= STALE_SECONDS:
             return self._known
-        # It is for all who ask, so whoever waits does not cancel it when he is cancelled.
+        # The lookup is shared: cancelling one waiter must not cancel it.
         await asyncio.wait([lookup], timeout=PATIENCE_SECONDS if self._known else None)
         if self._known:
             return self._known
@@ -69,11 +68,11 @@ class Addresses:
 
     @property
     def is_cached(self) -> bool:
-        """Whether `get` may give what was looked up some time ago."""
+        """Whether `get` may return an earlier answer."""
         return bool(self._known) and not self._is_literal
 
     def forget(self, address: str) -> None:
-        """Nobody answers there: use it no more until the name is looked up again."""
+        """Do not use an address that refuses connections until the next lookup."""
         if not self._is_literal:
             self._known = [each for each in self._known if each != address]
 
@@ -90,7 +89,7 @@ class Addresses:
         return self._lookup
 
     async def _find(self) -> list[str] | Exception:
-        """A failure is a result, too: perhaps nobody waits for it."""
+        """Look up; errors are returned, because the task may have no waiter to raise in."""
         try:
             found = await self._resolve(self._host, self._port)
         except (OSError, UnicodeError) as error:

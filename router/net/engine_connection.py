@@ -1,7 +1,7 @@
 """One keep-alive HTTP/1.1 connection to an engine, as an asyncio protocol.
 
 It parses answers and hands them to a sink: the head, then one piece of body per read, then the
-end. It does not know what is done with them, and decides nothing about retries.
+end. Retries are decided elsewhere.
 """
 
 import asyncio
@@ -9,18 +9,17 @@ from typing import Any, Protocol
 
 import httptools
 
+from router.core.headers import HeaderPairs
 from router.core.values import Failure, FailureKind
 
-__all__ = ["EngineConnection", "HeaderList", "Owner", "Sink"]
-
-HeaderList = list[tuple[bytes, bytes]]
+__all__ = ["EngineConnection", "Owner", "Sink"]
 
 
 class Sink(Protocol):
     """Takes one answer. `on_end` or `on_lost` comes last, exactly once, unless it is aborted."""
 
-    def on_head(self, status: int, headers: HeaderList) -> None:
-        """The status and headers (names in lower case) have arrived."""
+    def on_head(self, status: int, headers: HeaderPairs, *, has_body: bool) -> None:
+        """The status and headers have arrived. `has_body`: bytes of the body follow at once."""
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """The body bytes of one read have arrived; after the last ones `on_end` follows at once."""
@@ -28,7 +27,7 @@ class Sink(Protocol):
     def on_chunk(self, chunk: bytes, size: int) -> bool:
         """One whole chunk of a chunked body has arrived, `size` bytes in its framing.
 
-        True: it was taken as it stands. False: it must come by `on_data`.
+        True: it was taken as it is. False: it is passed to `on_data` instead.
         """
 
     def on_end(self) -> None:
@@ -77,7 +76,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
-        self._headers: HeaderList = []
+        self._headers: HeaderPairs = []
         self._parts: list[bytes] = []
         self._status = 0
         self._head_ready = False
@@ -94,7 +93,7 @@ class EngineConnection(asyncio.Protocol):
     # What the relay calls.
 
     def start(self, head: bytes, body: bytes, sink: Sink) -> None:
-        """Send a request; its answer goes to `sink`, even if the connection has just closed."""
+        """Send a request; its answer, or the loss of a closed connection, goes to `sink`."""
         self._sink = sink
         self._has_head = self._complete = self._excess = self._between_chunks = False
         self._broken = None
@@ -104,23 +103,23 @@ class EngineConnection(asyncio.Protocol):
             self._transport.writelines((head, body))
 
     def abort(self) -> None:
-        """Close at once, which tells the engine to stop; the sink hears nothing more."""
+        """Close at once, which makes the engine stop; the sink gets no further calls."""
         self._sink = None
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        """Let the kernel's buffers, and then the engine, wait for a slow client."""
+        """Stop reading: the kernel's buffers fill up, and the engine waits for a slow client."""
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take up reading again."""
+        """Read again."""
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
     @property
     def is_closing(self) -> bool:
-        """Whether the connection is of no more use."""
+        """Whether the connection is closed or closing."""
         return self._transport.is_closing()
 
     # What the event loop calls.
@@ -132,11 +131,11 @@ class EngineConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse one read and pass on what it held."""
         sink = self._sink
-        if sink is None:  # an engine speaks only when asked; what else it says is no answer
+        if sink is None:  # data without a request
             self._transport.abort()
             return
-        # Most reads of a stream are one whole chunk. With the size written as uvicorn does, and as
-        # the client's side would, it can go around the parser, which waits for just such a chunk.
+        # Most reads of a stream are one whole chunk. With its size written as uvicorn does, it can
+        # bypass the parser, which is between two chunks, and go to the client as it is.
         if self._between_chunks:
             end = data.find(b"\r\n", 0, 8)
             size = len(data) - end - 4
@@ -150,7 +149,7 @@ class EngineConnection(asyncio.Protocol):
         if self._head_ready:
             self._head_ready = False
             headers, self._headers = self._headers, []
-            sink.on_head(self._status, headers)
+            sink.on_head(self._status, headers, has_body=bool(self._parts))
         if self._parts and self._sink is sink:
             body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
             self._parts.clear()
@@ -167,7 +166,7 @@ class EngineConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the sink, if it still waits."""
         self._owner.forget(self)
-        self._parser = None  # it knows this object: a cycle would wait for the garbage collector
+        self._parser = None  # a reference cycle, which would wait for the garbage collector
         if self._sink is None:
             return
         if self._has_head and self._until_close and exc is None:
@@ -181,7 +180,7 @@ class EngineConnection(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        """An answer begins; behind a complete one it was never asked for, and is not read."""
+        """An answer begins; one without a request is not read."""
         self._excess = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:

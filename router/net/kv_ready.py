@@ -1,8 +1,8 @@
-"""Listens for LMCache's word that a KV cache has reached its decode engine.
+"""Receives LMCache's notifications that a KV cache has reached its decode engine.
 
-Each tensor-parallel rank of a prefill engine connects here and pushes one message per transfer, in
-no order relative to the prefill's HTTP reply. So messages are counted by transfer whether or not
-anybody waits for them yet.
+Each tensor-parallel rank of a prefill engine connects here and pushes one message per transfer,
+before or after the prefill's HTTP reply. So messages are counted per transfer even before they are
+waited for.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ __all__ = ["KVReadySocket"]
 log = logging.getLogger(__name__)
 
 KEPT = 4096
-"""Transfers whose early messages are kept, the oldest are forgotten. They are waited for as soon as
-their prefill has replied: an order of magnitude above the prefills that a router has under way."""
+"""Transfers whose early messages are kept; then the oldest are dropped. Ten times the prefills that
+a router has in flight."""
 
 MAX_MESSAGE_BYTES = 4096
-"""A notification has about 70; a longer one is not from LMCache, and its sender is cut off."""
+"""A notification has about 70; senders of longer ones are disconnected."""
 
 BATCH = 256
-"""Messages that are read in one go, so that a flood cannot keep the event loop from its streams."""
+"""Messages read per turn of the event loop, so that a flood cannot block the streams."""
 
 
 @dataclass(slots=True)
@@ -74,10 +74,10 @@ class KVReadySocket:
             raise OSError(error.errno, f"cannot listen on {self.address}: {error}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._read)
-        self._read()  # a message that has come already may have given its signal
+        self._read()  # the descriptor does not signal messages that came before
 
     def close(self) -> None:
-        """Stop listening; whoever waits is told that nothing came. Harmless when not started."""
+        """Stop listening; waiters get False. No effect if not started."""
         for wait in self._waits.values():
             _settle(wait, is_ready=False)
         if self._socket is not None:
@@ -91,7 +91,7 @@ class KVReadySocket:
     async def wait(self, transfer_id: str, count: int, timeout: float) -> bool:
         """Whether `count` ranks report `transfer_id` within `timeout` seconds.
 
-        Call it once per transfer: what was counted is forgotten.
+        Call it once per transfer: it clears the count.
         """
         missing = count - self._early.pop(transfer_id, 0)
         if missing <= 0:
@@ -107,7 +107,7 @@ class KVReadySocket:
             del self._waits[transfer_id]
 
     def _read(self) -> None:
-        """Read what is there. The descriptor signals anew only after all has been read."""
+        """Read all messages: the descriptor signals again only after that."""
         for _ in range(BATCH):
             if self._socket is None:
                 return

@@ -14,7 +14,8 @@ __all__ = ["EnginePool"]
 
 
 UNREPLAYABLE_SECONDS = 1.0
-"""A fifth of vLLM's keep-alive limit."""
+"""Longest idle time of a connection for requests that must not be sent twice: a fifth of vLLM's
+keep-alive limit."""
 
 
 class EnginePool:
@@ -37,7 +38,7 @@ class EnginePool:
         self.authority = origin.authority.encode()
         """The value of the Host header."""
         self.prefix = origin.prefix.encode("latin-1")
-        """What stands before every path."""
+        """The path prefix of the engine's URL."""
         self._addresses = Addresses(origin.host, origin.port)
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
@@ -61,10 +62,9 @@ class EnginePool:
         return len(self._idle)
 
     def take(self, *, replay: bool) -> EngineConnection | None:
-        """An idle connection that is fresh enough, or None.
+        """An idle connection, or None. `replay`: the request may be sent twice.
 
-        For a request that may not be sent twice only a connection that was in use a moment ago is
-        fresh enough: no engine closes one so soon.
+        If not, only a connection that was in use a moment ago will do: no engine closes it so soon.
         """
         seconds = self._idle_seconds if replay else min(self._idle_seconds, UNREPLAYABLE_SECONDS)
         oldest = time.monotonic() - seconds
@@ -91,8 +91,8 @@ class EnginePool:
             return Failure(FailureKind.REFUSED, text)
         except (OSError, UnicodeError) as error:  # UnicodeError: what is no host name
             return Failure(FailureKind.REFUSED, f"The engine at {name} cannot be reached: {error}.")
-        # Counted only now: uvloop does not tell a protocol of the end of its transport when the
-        # task that connects is cancelled.
+        # Counted only now: if the connecting task is cancelled, uvloop does not call the protocol's
+        # connection_lost.
         if not connection.is_closing:
             self._open.add(connection)
         return connection
@@ -105,7 +105,7 @@ class EnginePool:
         except OSError:
             if not is_cached:
                 raise
-            # They were looked up some time ago: the engine may have moved.
+            # The cached addresses may be outdated: the engine may have moved.
             found = [each for each in await self._addresses.get() if each not in tried]
             if not found:
                 raise
@@ -129,7 +129,7 @@ class EnginePool:
             address,
             origin.port,
             ssl=self._tls,
-            # What the certificate must be for, whatever the address.
+            # The certificate is checked against the name, not the address.
             server_hostname=None if self._tls is None else origin.host,
         )
         return connection

@@ -1,10 +1,10 @@
-"""Asks every engine, over and over: are you there, what do you serve, how loaded are you.
+"""Probes /health and /v1/models of every engine, and scrapes its /metrics.
 
-A probe connects anew: an engine that shuts down stops to listen first, and answers on old
-connections for as long as its streams last (vLLM with --shutdown-timeout).
+Each probe uses a new connection: an engine that shuts down stops listening first, and still answers
+on old connections while its streams last (vLLM with --shutdown-timeout).
 
-Each engine has its own two loops with jitter, so that a slow one delays nobody and a hundred are
-not asked in the same millisecond. Results leave as events; nothing is decided here.
+Each engine has two loops of its own, with jitter, so that a slow engine delays no other. Results
+leave as events; nothing is decided here.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import orjson
 from router.core import exposition, probing
 from router.core.events import Event, Probed, Scraped
 from router.core.fleet import Fleet
-from router.core.health import Sight
+from router.core.health import HealthSignal
 from router.core.member import Member
 from router.core.values import Endpoint, Gauges
 from router.net.tasks import TaskSet
@@ -31,7 +31,7 @@ __all__ = ["Prober"]
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 16 << 20
-"""vLLM's /metrics has 50 kB; an engine that sends more than this is not read to its end."""
+"""Largest answer that is read; vLLM's /metrics has 50 kB."""
 
 
 class Prober:
@@ -59,16 +59,16 @@ class Prober:
         self._rng = rng
         self._tasks = tasks
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
-        """One that connects anew for each probe, one that keeps its connections for scrapes."""
+        """One with a new connection for each probe, one that keeps connections for scrapes."""
 
-    async def look(self) -> None:
-        """Ask every engine once, all at the same time, for the time of one probe at most."""
+    async def probe_all(self) -> None:
+        """Probe all engines once, concurrently, within the time-out of one probe."""
         self._open()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_seconds):
-                await asyncio.gather(*map(self._look_at, self._fleet))
+                await asyncio.gather(*map(self._probe_member, self._fleet))
 
-    async def _look_at(self, member: Member) -> None:
+    async def _probe_member(self, member: Member) -> None:
         before = member.health.state
         self._observe(await self._probe(member.endpoint))
         if member.health.state is not before:
@@ -79,7 +79,7 @@ class Prober:
             self._sessions = self._make_sessions()
 
     def start(self) -> None:
-        """Ask for ever, from one interval after `look` on."""
+        """Start the loops; the first probes follow after one interval."""
         self._open()
         for member in self._fleet:
             url = member.endpoint.url
@@ -94,7 +94,7 @@ class Prober:
     async def _probe_for_ever(self, member: Member) -> None:
         while True:
             await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
-            await self._look_at(member)
+            await self._probe_member(member)
 
     async def _scrape_for_ever(self, member: Member) -> None:
         while True:
@@ -107,21 +107,21 @@ class Prober:
         fresh, _ = self._sessions
         status, _ = await self._get(fresh, endpoint, "/health")
         if status is None:
-            return Probed(endpoint, Sight.FAILED)
+            return Probed(endpoint, HealthSignal.FAILED)
         if status == 503:
-            return Probed(endpoint, Sight.UNWILLING)
+            return Probed(endpoint, HealthSignal.UNAVAILABLE)
         if status >= 400:
-            return Probed(endpoint, Sight.FAILED)
+            return Probed(endpoint, HealthSignal.FAILED)
         status, text = await self._get(fresh, endpoint, "/v1/models")
-        return Probed(endpoint, Sight.OK, _cards(text) if status == 200 else None)
+        return Probed(endpoint, HealthSignal.OK, _cards(text) if status == 200 else None)
 
     async def _scrape(self, endpoint: Endpoint) -> None:
         before = self._fleet.ledger.in_flight(endpoint)
         assert self._sessions is not None
         _, kept = self._sessions
         status, text = await self._get(kept, endpoint, "/metrics")
-        # The engine counted somewhere between: taking the larger count of our own never invents
-        # a request that others put there.
+        # The gauges are from some moment between: with the larger own count, no own request is
+        # taken for another client's.
         own = max(before, self._fleet.ledger.in_flight(endpoint))
         gauges: Gauges | None = exposition.read(text) if status == 200 else None
         self._observe(Scraped(endpoint, gauges, own))

@@ -1,6 +1,6 @@
-"""Asks engines that get no users' requests for a few tokens: have you recovered?
+"""Makes speed probes: tiny generations on stalled or slow engines, to see their recovery.
 
-Which ones, for what and how long is decided in `core/probing.py`.
+Which engines are probed, and how, is decided in `core/probing.py`.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ from random import Random
 
 from router.core import probing, usage
 from router.core.fleet import Fleet
-from router.core.leg import Leg
+from router.core.headers import HeaderPairs
+from router.core.leg_timer import LegTimer
 from router.core.member import Member
 from router.core.sse import DONE
 from router.core.values import Endpoint, Failure, Role
-from router.net.engine_connection import HeaderList
 from router.net.pool import EnginePool
 from router.net.tasks import TaskSet
 
@@ -25,9 +25,9 @@ JITTER = 0.2
 
 
 class SpeedProber:
-    """Probes those that need it every `seconds` or so, one at a time each; 0: never.
+    """Probes each engine that needs it about every `seconds`; 0: never.
 
-    `speed_roles` are those whose policy spares slow engines.
+    `speed_roles`: the roles whose policy avoids slow engines.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SpeedProber:
         self._tasks = tasks
 
     def start(self) -> None:
-        """Begin."""
+        """Start the loops."""
         if self._seconds:
             for member in self._fleet:
                 url = member.endpoint.url
@@ -65,13 +65,13 @@ class SpeedProber:
                 self._count(member.endpoint, await self._probe(member))
 
     async def _probe(self, member: Member) -> str:
-        """How it ended: ok, failed or timeout."""
+        """Probe once; returns ok, failed or timeout."""
         pool = self._pools[member.endpoint]
         connection = pool.take(replay=False) or await pool.connect()
         if isinstance(connection, Failure):
             return "failed"
         work = probing.SPEED_PROBE_PROMPT_TOKENS
-        leg = Leg(member.pace, None, work, time.monotonic(), is_heard=True)
+        leg = LegTimer(member.speed, None, work, time.monotonic(), tracks_first_token=True)
         sink = _Sink(leg)
         body = probing.speed_probe_body(member)
         try:
@@ -103,44 +103,44 @@ class SpeedProber:
 class _Sink:
     """Counts the tokens of a probe."""
 
-    def __init__(self, leg: Leg) -> None:
+    def __init__(self, leg: LegTimer) -> None:
         self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.is_over = False
-        """Whether the connection is out of our hands."""
+        """Whether the connection is back in its pool, or closed."""
         self._leg = leg
         self._events = 0
         self._end = b""
         self._is_good = False
 
-    def on_head(self, status: int, _headers: HeaderList) -> None:
-        """An error measures nothing."""
+    def on_head(self, status: int, _headers: HeaderPairs, *, has_body: bool) -> None:
+        """Errors are not measured."""
         self._is_good = status == 200
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
-        """It comes by on_data."""
+        """Refuse it, so that it comes by `on_data`."""
         return False
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """Events: the first one starts the clock. That of the usage is no token."""
+        """Count events with tokens, not usage and [DONE]; the first is the first token."""
         if not self._is_good:
             return
-        self._end = self._end[-usage.LOOKED_AT :] + data
+        self._end = self._end[-usage.TAIL_BYTES :] + data
         events = data.count(b"\n\n") - data.count(b'"choices":[]') - data.count(DONE)
         if not self._events:
-            self._leg.first(time.monotonic())
+            self._leg.first_token(time.monotonic())
             events -= 1
             self._events = 1
         self._events += events
-        self._leg.pace.tokens += events
+        self._leg.speed.tokens += events
 
     def on_end(self) -> None:
-        """All tokens came."""
+        """The answer is complete."""
         if self._is_good and (tokens := usage.generated_tokens(self._end)):
-            self._leg.used(tokens, self._events)
+            self._leg.calibrate(tokens, self._events)
         self._finish("ok" if self._is_good else "failed")
 
     def on_lost(self, _failure: Failure) -> None:
-        """They did not."""
+        """The answer broke off."""
         self._finish("failed")
 
     def _finish(self, outcome: str) -> None:

@@ -1,7 +1,6 @@
-"""Background loops that run as long as the router does: one that fails is started again.
+"""Background loops that run as long as the router does, and are restarted when they fail.
 
-Each failure is logged. Whether one keeps failing can be asked, so that a router whose engines are
-not watched any more does not pass for a healthy one.
+Each failure is logged. `failing` names those that keep failing, for /health and /ready.
 """
 
 import asyncio
@@ -15,14 +14,14 @@ __all__ = ["Loop", "TaskSet"]
 log = logging.getLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.25
-"""Before the first restart; each further one waits twice as long."""
+"""Delay of the first restart; it doubles with each further one."""
 
 LONGEST_DELAY_SECONDS = 10.0
-"""A loop that fails for good is tried six times a minute: its log lines stay readable."""
+"""Longest delay of a restart: six log lines a minute."""
 
 SETTLED_SECONDS = 10.0
-"""A loop that has run so long since its last failure is well again. A single failure ends within
-30 s, the patience of the liveness probe in deploy/kubernetes; one that goes on does not."""
+"""A loop that has run for this long since its restart counts as healthy: a single failure is over
+within 30 s, before the liveness probe in deploy/kubernetes restarts the pod."""
 
 Loop = Callable[[], Coroutine[Any, Any, None]]
 """Begins the loop; called again after a failure."""
@@ -48,7 +47,7 @@ class TaskSet:
     def spawn(self, loop: Loop, kind: str, of: str = "") -> None:
         """Run `loop` until it ends or the set is closed.
 
-        `kind` is told to whoever asks for the router's health; `of` says in the log which one.
+        `kind` appears in /health if it keeps failing; `of` says in the log which one it is.
         """
         task = asyncio.get_running_loop().create_task(
             self._run(loop, f"{kind} {of}".rstrip()), name=kind

@@ -1,4 +1,4 @@
-"""Tells the fleet four times a second that time passes, and the log what that led to."""
+"""Ticks the fleet four times a second, and logs changes of exclusions."""
 
 import asyncio
 import logging
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from router.core.events import Ejected
 from router.core.fleet import Fleet
-from router.core.member import Aside, Member
-from router.core.pace import TICK_SECONDS
+from router.core.member import Exclusion, Member
+from router.core.speed_estimator import TICK_SECONDS
 
 __all__ = ["tick_for_ever"]
 
@@ -16,38 +16,38 @@ log = logging.getLogger(__name__)
 
 
 async def tick_for_ever(
-    fleet: Fleet, tell: Callable[[Ejected], None], *, is_leader: bool = True
+    fleet: Fleet, publish: Callable[[Ejected], None], *, is_leader: bool = True
 ) -> None:
-    """Until it is cancelled. `tell` hears of ejections; of several processes one leads, and logs
-    what all of them see."""
-    known = [member.aside for member in fleet]
+    """Run until cancelled. Ejections are passed to `publish`; only the leader of several workers
+    logs."""
+    known = [member.exclusion for member in fleet]
     while True:
         await asyncio.sleep(TICK_SECONDS)
         fleet.tick(time.monotonic())
         for place, member in enumerate(fleet):
-            if member.aside is not known[place]:
-                known[place] = member.aside
+            if member.exclusion is not known[place]:
+                known[place] = member.exclusion
                 if is_leader:
                     _log(fleet, member)
-                _pass_on(member, tell)
+                _publish_ejection(member, publish)
 
 
-def _pass_on(member: Member, tell: Callable[[Ejected], None]) -> None:
+def _publish_ejection(member: Member, publish: Callable[[Ejected], None]) -> None:
     since, until = member.outlier.since, member.outlier.until
     if since is not None and until is not None:
-        tell(Ejected(member.endpoint, since, until))
+        publish(Ejected(member.endpoint, since, until))
 
 
 def _log(fleet: Fleet, member: Member) -> None:
-    endpoint, aside = member.endpoint, member.aside
-    if aside is None:
-        log.info("%s %s is no longer set aside", endpoint.role, endpoint.url)
-    elif aside is Aside.SLOW:
-        times = f"{member.view.ratio:.1f}"
-        usual = 1000 * (fleet.usual(endpoint.role) or 0.0)
+    endpoint, exclusion = member.endpoint, member.exclusion
+    if exclusion is None:
+        log.info("%s %s is no longer excluded", endpoint.role, endpoint.url)
+    elif exclusion is Exclusion.SLOW:
+        slowdown = f"{member.view.slowdown:.1f}"
+        median = 1000 * (fleet.pool_median(endpoint.role) or 0.0)
         log.warning(
             "%s %s is slow: %s times the pool's %.3g ms per token",
-            *(endpoint.role, endpoint.url, times, usual),
+            *(endpoint.role, endpoint.url, slowdown, median),
         )
     else:
-        log.warning("%s %s is %s: it gets nothing new", endpoint.role, endpoint.url, aside)
+        log.warning("%s %s is %s: it gets nothing new", endpoint.role, endpoint.url, exclusion)

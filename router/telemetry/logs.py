@@ -1,7 +1,7 @@
 """Logs: one line per request, as text or as JSON, on standard error.
 
-What clients and engines wrote is in there: a line of text can neither be broken nor forged by it,
-nor can it drive a terminal, and every line of JSON is valid.
+Text from clients and engines is escaped: it can neither break nor forge a line, nor control a
+terminal, and every line of JSON is valid.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from router.core.events import Chosen, Event, RequestEnded
 
 __all__ = ["AccessLog", "configure"]
 
-# Printable ASCII but for the three characters that words are told apart by.
+# Printable ASCII except space, quotes and the equals sign.
 _PLAIN = re.compile(r"""[!#-<>-~]+""")
 
 FLUSH_SECONDS = 0.1
-"""How late a line may be: nobody reads faster, and thousands of requests share one write."""
+"""Longest delay of a line: thousands of requests share one write."""
 
 _access = logging.getLogger("pd_router.access")
 
@@ -60,7 +60,7 @@ class _Json(logging.Formatter):
 def _dumps(line: dict[str, Any]) -> str:
     try:
         return orjson.dumps(line, default=str).decode()
-    except TypeError:  # half a surrogate pair, a number of more than 64 bits
+    except TypeError:  # a lone surrogate, or an integer over 64 bits
         return orjson.dumps({key: _utf8(str(value)) for key, value in line.items()}).decode()
 
 
@@ -86,7 +86,7 @@ def _pairs(fields: dict[str, Any]) -> str:
 
 
 def _word(value: object) -> str:
-    """One word: what a client sent must not look like another field."""
+    """One word: a client's text must not look like another field."""
     if isinstance(value, float):
         return f"{value:.4f}"
     text = str(value)
@@ -94,7 +94,7 @@ def _word(value: object) -> str:
 
 
 class _Batched(logging.StreamHandler[Any]):
-    """Writes the lines of a moment in one system call; a warning goes out at once."""
+    """Writes lines in batches, one system call each; a warning at once."""
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
@@ -102,7 +102,7 @@ class _Batched(logging.StreamHandler[Any]):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line for the next write."""
+        """Buffer the line."""
         try:
             self.add(self.format(record))
             if record.levelno >= logging.WARNING:
@@ -111,7 +111,7 @@ class _Batched(logging.StreamHandler[Any]):
             self.handleError(record)
 
     def add(self, line: str) -> None:
-        """Keep a line for the next write."""
+        """Buffer a line."""
         self._lines.append(line)
         if self._loop is None or self._loop.is_closed():
             self._loop = _running_loop()
@@ -121,7 +121,7 @@ class _Batched(logging.StreamHandler[Any]):
                 self._loop.call_later(FLUSH_SECONDS, self._flush_later)
 
     def flush(self) -> None:
-        """Write what is kept."""
+        """Write the buffered lines."""
         lines, self._lines = self._lines, []
         for block in _blocks(lines):
             self.stream.write(block)
@@ -133,7 +133,7 @@ class _Batched(logging.StreamHandler[Any]):
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[str]:
-    """Lines put together to what a pipe takes in one piece: other processes write into it, too."""
+    """Join lines into blocks that a pipe takes atomically: other processes write into it, too."""
     block: list[str] = []
     size = 0
     for line in lines:
@@ -158,17 +158,17 @@ def configure(level: str, form: str) -> None:
     out = _Batched()
     out.setFormatter(_Json() if form == "json" else _Text())
     logging.basicConfig(level=level.upper(), handlers=[out], force=True)
-    # What no format shows is not collected for each line (the logging HOWTO's "Optimization").
+    # Fields that no format shows are not collected (the logging HOWTO's "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001
-    # uvicorn's info tells of its own start and end; the router says where it listens.
+    # uvicorn's info messages are about its own start and end; the router logs where it listens.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 class AccessLog:
     """Writes a line for each request that ended.
 
-    It goes to the handler as it stands: a LogRecord for each costs three times as much as the line.
+    It goes straight to the handler: a LogRecord costs three times as much as the line.
     """
 
     def __init__(self) -> None:
@@ -185,14 +185,14 @@ class AccessLog:
 
     def _ended(self, event: RequestEnded) -> None:
         ours = [h for h in logging.getLogger().handlers if isinstance(h, _Batched)]
-        if not ours:  # somebody else's logging
+        if not ours:  # logging was not set up by `configure`
             _access.info("request", extra={"fields": _fields(event)})
         for handler in ours:
             is_text = isinstance(handler.formatter, _Text)
             handler.add(self._text(event) if is_text else self._json(event))
 
     def _now(self) -> str:
-        now = time.time()  # noqa: TID251 - a line tells the time of day
+        now = time.time()  # noqa: TID251 - the time of day
         if int(now * 1000) != self._millisecond:
             self._millisecond, self._time = int(now * 1000), _time(now)
         return self._time
@@ -209,8 +209,8 @@ class AccessLog:
         ]
         if e.model is not None:
             parts.append(f" model={_word(e.model)}")
-        if e.way is not None:
-            parts.append(f" way={e.way}")
+        if e.mode is not None:
+            parts.append(f" mode={e.mode}")
         if e.reason:
             parts.append(f" reason={e.reason}")
         parts.append(f" tokens={e.tokens}")
@@ -230,7 +230,7 @@ class AccessLog:
         return "".join(parts)
 
     def _known(self, text: str) -> str:
-        """The word for a text of which there are few: an engine's address."""
+        """`_word`, cached: there are few engine addresses."""
         word = self._words.get(text)
         if word is None:
             word = self._words[text] = _word(text)
@@ -257,7 +257,7 @@ def _fields(record: RequestEnded) -> dict[str, Any]:
         "status": record.status,
         "outcome": record.outcome,
         "model": record.model,
-        "way": record.way,
+        "mode": record.mode,
         "reason": record.reason or None,
         "tokens": record.tokens,
         "prefill": record.prefill and record.prefill.url,

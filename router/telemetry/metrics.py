@@ -5,9 +5,9 @@ code, never from a client.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 from prometheus_client import (
@@ -20,323 +20,274 @@ from prometheus_client import (
     generate_latest,
     values,
 )
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.registry import Collector
 
-from router import __version__
 from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
-from router.core.health import State
-from router.core.member import Aside
-from router.core.values import Endpoint, FailureKind, Role
+from router.core.values import Endpoint, FailureKind
+from router.telemetry.batched import BatchedCounter, BatchedHistogram
+from router.telemetry.fleet_gauges import Connections, FleetCollector
 from router.telemetry.processes import Processes
 
-__all__ = ["Connections", "Metrics", "Together"]
+__all__ = ["Metrics", "WorkerGroup"]
 
-Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
-"""Endpoint, open connections, idle ones among them."""
-
-# TTFT: 10 ms is a warm small model on loopback, 120 s a queue that nobody waits out.
+# TTFT: 10 ms is a warm small model on loopback, 120 s a hopeless queue.
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKEN_BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-# 20 ms is what streams should never wait for; 1 ms what timers are late by themselves.
+# Streams should never wait 20 ms; timers alone are up to 1 ms late.
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
-    """Several processes that answer for each other: where they count, and which they are."""
+class WorkerGroup:
+    """The workers whose metrics are exported together: their files and process ids."""
 
     folder: Path
     number: int
-    """This one's, from 0 on. One that is started anew goes on with the counts of the last."""
+    """This worker's number, from 0 on. A restarted one continues its predecessor's counts."""
     pids: Callable[[], Iterable[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """The children that requests of one kind count on: looking them up costs more than counting."""
+class _Families:
+    """The metrics that are counted, all in one registry."""
 
-    way: str
-    requests: Counter
-    duration: Histogram
-    decisions: Counter | None
-
-
-class Metrics:
-    """The router's metrics in a registry of their own, those of all its processes together."""
-
-    def __init__(
-        self, fleet: Fleet, connections: Connections, together: Together | None = None
-    ) -> None:
-        # Each counter's birth as a second series doubles the text and answers nobody's question.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        registry = CollectorRegistry()
-        self._counts = registry
-        self._state = CollectorRegistry()
-        self._state.register(_FleetCollector(fleet, connections))
-        self.are_merged = together is not None
-        """Whether counts are read from files, those of all processes: that takes a while."""
-        if together is not None:
-            _count_in(together.folder, together.number)
-            self._counts = CollectorRegistry()
-            MultiProcessCollector(self._counts, str(together.folder))  # type: ignore[no-untyped-call]
-        self._requests = Counter(
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.requests = counter(
             "pd_router_requests",
-            "Requests by route, way, status and outcome.",
-            ["route", "way", "status", "outcome"],
-            registry=registry,
+            "Requests by route, mode, status and outcome.",
+            ["route", "mode", "status", "outcome"],
         )
-        self._decisions = Counter(
-            "pd_router_decisions",
-            "Direct or remote prefill, and why.",
-            ["way", "reason"],
-            registry=registry,
+        self.decisions = counter(
+            "pd_router_decisions", "Direct or remote prefill, and why.", ["mode", "reason"]
         )
-        self._fallbacks = Counter(
-            "pd_router_fallbacks",
-            "Legs that did not go as planned, and why.",
-            ["leg", "reason"],
-            registry=registry,
+        self.fallbacks = counter(
+            "pd_router_fallbacks", "Legs that did not go as planned, and why.", ["leg", "reason"]
         )
-        self._answers = Counter(
+        self.answers = counter(
             "pd_router_engine_answers",
             "Answers that engines began, by status.",
             ["role", "endpoint", "status"],
-            registry=registry,
         )
-        self._failures = Counter(
+        self.failures = counter(
             "pd_router_engine_failures",
             "Legs that an engine did not answer or broke off.",
             ["role", "endpoint", "kind"],
-            registry=registry,
         )
-        self._probes = Counter(
+        self.probes = counter(
             "pd_router_speed_probes",
             "The router's own tiny generations on engines that get no users' requests.",
             ["role", "endpoint", "outcome"],
-            registry=registry,
         )
-        self._chunks = Counter(
-            "pd_router_relayed_chunks", "Reads passed on to clients.", registry=registry
-        )
-        self._bytes = Counter(
-            "pd_router_relayed_bytes", "Body bytes sent to clients.", registry=registry
-        )
-        self._ttft = Histogram(
+        self.chunks = counter("pd_router_relayed_chunks", "Reads passed on to clients.")
+        self.bytes = counter("pd_router_relayed_bytes", "Body bytes sent to clients.")
+        self.ttft = histogram(
             "pd_router_time_to_first_byte_seconds",
             "From a request's arrival to the first byte of its answer's body, errors left out. "
             "A unary answer (stream false) has none before all its tokens are made.",
-            ["way", "stream"],
+            ["mode", "stream"],
             buckets=TTFT_BUCKETS,
-            registry=registry,
         )
-        self._duration = Histogram(
+        self.duration = histogram(
             "pd_router_request_duration_seconds",
             "From the request's arrival to the end of its answer.",
-            ["way"],
+            ["mode"],
             buckets=DURATION_BUCKETS,
-            registry=registry,
         )
-        self._prefill = Histogram(
+        self.prefill = histogram(
             "pd_router_prefill_duration_seconds",
             "Remote prefills, from the request to the whole reply.",
             buckets=TTFT_BUCKETS,
-            registry=registry,
         )
-        self._tokens = Histogram(
+        self.tokens = histogram(
             "pd_router_estimated_input_tokens",
             "Estimated input tokens of requests.",
-            ["way"],
+            ["mode"],
             buckets=TOKEN_BUCKETS,
-            registry=registry,
         )
-        self._lag = Histogram(
+        self.lag = histogram(
             "pd_router_event_loop_lag_seconds",
             "How late the event loop was, looked at a hundred times a second: streams stood still.",
             buckets=LAG_BUCKETS,
-            registry=registry,
         )
-        self._worst_lag = Gauge(
+        self.worst_lag = Gauge(
             "pd_router_event_loop_lag_max_seconds",
             "The most it has ever been late.",
             registry=registry,
             multiprocess_mode="max",
         )
-        self._worst = 0.0
-        # `labels` builds and locks its way to a child each time; there are few children.
-        self._fallbacks_by = cache(self._fallbacks.labels)
-        self._answers_by = cache(self._answers.labels)
-        self._failures_by = cache(self._failures.labels)
-        self._ttft_by = cache(self._ttft.labels)
-        self._tokens_by = cache(self._tokens.labels)
-        self._known: dict[tuple[object, ...], _Known] = {}
-        if together is None:
+        self.accept_delay = histogram(
+            "pd_router_accept_delay_seconds",
+            "From a client's last bytes (or its connect) to the moment when its new connection is "
+            "accepted: what clients wait before the router sees them.",
+            buckets=LAG_BUCKETS,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Where requests of one kind are counted: looking that up costs more than counting."""
+
+    requests: BatchedCounter
+    duration: BatchedHistogram
+    decisions: BatchedCounter | None
+    """None for what was refused before a decision, like `tokens`."""
+    tokens: BatchedHistogram | None
+    ttft: BatchedHistogram | None
+    """None for errors: a refusal comes fast, and among the answers it would make them look so."""
+
+
+class Metrics:
+    """The router's metrics in a registry of their own, those of all its processes together.
+
+    Counts are flushed by `flush`, and before an exposition.
+    """
+
+    def __init__(
+        self, fleet: Fleet, connections: Connections, group: WorkerGroup | None = None
+    ) -> None:
+        # A _created series for each counter would double the text.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        registry = CollectorRegistry()
+        self._counts = registry
+        self._state = CollectorRegistry()
+        self._state.register(FleetCollector(fleet, connections))
+        self.are_merged = group is not None
+        """Whether counts of all workers are read from files, which is slow."""
+        if group is not None:
+            _use_files_of(group.folder, group.number)
+            self._counts = CollectorRegistry()
+            MultiProcessCollector(self._counts, str(group.folder))  # type: ignore[no-untyped-call]
+        self._families = families = _Families(registry)
+        self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
+        self._kinds: dict[tuple[object, ...], _Kind] = {}
+        self._answers: dict[tuple[Endpoint, int], BatchedCounter] = {}
+        self._lag = self._histogram(families.lag)
+        self._prefill = self._histogram(families.prefill)
+        self._chunks = self._counter(families.chunks)
+        self._bytes = self._counter(families.bytes)
+        self._worst_lag = 0.0
+        if group is None:
             ProcessCollector(namespace="pd_router", registry=registry)
         else:
-            self._counts.register(Processes(together.pids))
+            self._counts.register(Processes(group.pids))
         # A counter that first appears with 1 has not increased, so no alert on its rate fires.
         for member in fleet:
             for kind in FailureKind:
-                self._failures.labels(member.endpoint.role, member.endpoint.url, kind)
+                families.failures.labels(member.endpoint.role, member.endpoint.url, kind)
 
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
         """Count a generation of the router's own."""
-        self._probes.labels(endpoint.role, endpoint.url, outcome).inc()
+        self._families.probes.labels(endpoint.role, endpoint.url, outcome).inc()
 
-    def late(self, seconds: float) -> None:
-        """Count how late the event loop was."""
+    def accepted(self, seconds: float) -> None:
+        """Count how long a new connection waited."""
+        self._families.accept_delay.observe(seconds)
+
+    def observe_loop_lag(self, seconds: float) -> None:
+        """Count an event loop lag."""
         self._lag.observe(seconds)
-        if seconds > self._worst:
-            self._worst = seconds
-            self._worst_lag.set(seconds)
+        if seconds > self._worst_lag:
+            self._worst_lag = seconds
+            self._families.worst_lag.set(seconds)
+
+    def flush(self) -> None:
+        """Let what was counted be seen, by other processes too."""
+        for each in self._batched.values():
+            each.flush()
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
-        return self.counts() + self.state()
+        state = self.state()
+        return self.counts() + state
 
     def counts(self) -> bytes:
-        """The part that was counted; where counts are merged any thread may ask for it."""
+        """The part that was counted and flushed; where counts are merged any thread may ask."""
         return generate_latest(self._counts)
 
     def state(self) -> bytes:
         """The part that is read from the fleet, in the thread that changes it."""
+        self.flush()
         return generate_latest(self._state)
 
     def observe(self, event: Event) -> None:
         """Count an event."""
-        match event:
-            case LegAnswered(endpoint, status):
-                self._answers_by(endpoint.role, endpoint.url, status).inc()
-            case LegFailed(endpoint, kind):
-                self._failures_by(endpoint.role, endpoint.url, kind).inc()
-            case FellBack(leg, reason):
-                self._fallbacks_by(leg, reason).inc()
-            case RequestEnded():
-                self._ended(event)
+        if isinstance(event, RequestEnded):
+            self._ended(event)
+        elif isinstance(event, LegAnswered):
+            self._answered(event.endpoint, event.status)
+        elif isinstance(event, LegFailed):
+            endpoint = event.endpoint
+            self._families.failures.labels(endpoint.role, endpoint.url, event.kind).inc()
+        elif isinstance(event, FellBack):
+            self._families.fallbacks.labels(event.leg, event.reason).inc()
+
+    def _answered(self, endpoint: Endpoint, status: int) -> None:
+        counter = self._answers.get((endpoint, status))
+        if counter is None:
+            labels = endpoint.role, endpoint.url, status
+            counter = self._counter(self._families.answers, *labels)
+            self._answers[endpoint, status] = counter
+        counter.value += 1
 
     def _ended(self, record: RequestEnded) -> None:
-        kind = (record.route, record.way, record.status, record.outcome, record.reason)
-        known = self._known.get(kind)
-        if known is None:
-            known = self._known[kind] = self._of_kind(record)
-        known.requests.inc()
-        known.duration.observe(record.ended - record.started)
-        if known.decisions is not None:
-            known.decisions.inc()
-            self._tokens_by(known.way).observe(record.tokens)
-        # A refusal comes fast: among the answers it would make them look so.
-        if record.first_byte is not None and record.status < 400:
-            stream = "true" if record.stream else "false"
-            self._ttft_by(known.way, stream).observe(record.first_byte - record.started)
+        kind = self._kind_of(record)
+        kind.requests.value += 1
+        kind.duration.observe(record.ended - record.started)
+        if kind.decisions is not None:
+            kind.decisions.value += 1
+        if kind.tokens is not None:
+            kind.tokens.observe(record.tokens)
+        if kind.ttft is not None and record.first_byte is not None:
+            kind.ttft.observe(record.first_byte - record.started)
         if record.prefill_seconds is not None:
             self._prefill.observe(record.prefill_seconds)
-        if record.chunks:
-            self._chunks.inc(record.chunks)
-            self._bytes.inc(record.bytes_out)
+        self._chunks.value += record.chunks
+        self._bytes.value += record.bytes_out
 
-    def _of_kind(self, record: RequestEnded) -> "_Known":
-        way = record.way or "none"
-        status = record.status or "none"
-        return _Known(
-            way=way,
-            requests=self._requests.labels(record.route, way, status, record.outcome),
-            duration=self._duration.labels(way),
-            decisions=None if record.way is None else self._decisions.labels(way, record.reason),
-        )
+    def _kind_of(self, record: RequestEnded) -> _Kind:
+        mode, reason, stream = record.mode, record.reason, record.stream
+        key = record.route, mode, record.status, record.outcome, reason, stream
+        kind = self._kinds.get(key)
+        if kind is None:
+            families, name = self._families, mode or "none"
+            status, of_stream = record.status or "none", "true" if stream else "false"
+            kind = self._kinds[key] = _Kind(
+                requests=self._counter(
+                    families.requests, record.route, name, status, record.outcome
+                ),
+                duration=self._histogram(families.duration, name),
+                decisions=self._counter(families.decisions, name, reason) if mode else None,
+                tokens=self._histogram(families.tokens, name) if mode else None,
+                ttft=(
+                    self._histogram(families.ttft, name, of_stream)
+                    if 0 < record.status < 400
+                    else None
+                ),
+            )
+        return kind
+
+    def _counter(self, family: Counter, *labels: object) -> BatchedCounter:
+        key = family, *labels
+        found = self._batched.get(key)
+        if not isinstance(found, BatchedCounter):
+            found = BatchedCounter(family.labels(*labels) if labels else family)
+            self._batched[key] = found
+        return found
+
+    def _histogram(self, family: Histogram, *labels: object) -> BatchedHistogram:
+        key = family, *labels
+        found = self._batched.get(key)
+        if not isinstance(found, BatchedHistogram):
+            found = BatchedHistogram(family.labels(*labels) if labels else family)
+            self._batched[key] = found
+        return found
 
 
-def _count_in(folder: Path, number: int) -> None:
-    """Let values live in files there, one set for each process (prometheus-client's multiprocess
-    mode, which it otherwise takes from the environment when it is imported)."""
+def _use_files_of(folder: Path, number: int) -> None:
+    """Keep values in files in `folder`, one set per worker: prometheus-client's multiprocess mode,
+    which it otherwise reads from the environment when it is imported."""
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # noqa: TID251 - its only way in
     values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
-
-
-class _FleetCollector(Collector):
-    """Gauges that are derived from the fleet when they are asked for."""
-
-    def __init__(self, fleet: Fleet, connections: Connections) -> None:
-        self._fleet = fleet
-        self._connections = connections
-
-    def collect(self) -> Iterator[Metric]:
-        """The gauges of this moment."""
-        info = GaugeMetricFamily("pd_router_info", "The router's version.", labels=["version"])
-        info.add_metric([__version__], 1)
-        yield info
-        yield from self._endpoint_gauges()
-        yield from self._speed_gauges()
-        yield self._states()
-        yield self._connection_gauges()
-
-    def _endpoint_gauges(self) -> Iterator[Metric]:
-        in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
-        tokens = _gauge("endpoint_in_flight_tokens", "Their estimated input tokens.")
-        others = _gauge(
-            "endpoint_other_requests", "Requests of others there, by the engine's own gauges."
-        )
-        kv = _gauge("endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.")
-        ledger = self._fleet.ledger
-        for member in self._fleet:
-            names = _names(member.endpoint)
-            in_flight.add_metric(names, ledger.in_flight(member.endpoint))
-            tokens.add_metric(names, ledger.tokens(member.endpoint))
-            if not member.health.is_usable:
-                continue  # who is not up is not scraped: what it said last is of the past
-            if member.others is not None:
-                others.add_metric(names, member.others)
-            if member.gauges is not None and member.gauges.kv_usage is not None:
-                kv.add_metric(names, member.gauges.kv_usage)
-        yield from (in_flight, tokens, others, kv)
-
-    def _speed_gauges(self) -> Iterator[Metric]:
-        speed = _gauge(
-            "endpoint_speed",
-            "Tokens per second of one stream (prefill: prompt tokens), as relayed lately.",
-        )
-        relative = _gauge("endpoint_relative_speed", "Its speed over the pool's usual one.")
-        delay = _gauge(
-            "endpoint_expected_delay_seconds",
-            "How long a request of usual length is expected to take there now.",
-        )
-        aside = _gauge(
-            "endpoint_set_aside", "1 while it gets nothing new, or next to nothing.", "reason"
-        )
-        for member in self._fleet:
-            names = _names(member.endpoint)
-            is_prefill = member.endpoint.role is Role.PREFILL
-            gap = member.pace.per_prompt_token if is_prefill else member.pace.per_token
-            if gap:
-                speed.add_metric(names, 1 / gap)
-                relative.add_metric(names, 1 / member.view.ratio)
-            if (seconds := self._fleet.expected_seconds(member)) is not None:
-                delay.add_metric(names, seconds)
-            for reason in Aside:
-                aside.add_metric([*names, reason], float(member.aside is reason))
-        yield from (speed, relative, delay, aside)
-
-    def _states(self) -> Metric:
-        gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
-        for member in self._fleet:
-            for state in State:
-                is_in = float(member.health.state is state)
-                gauge.add_metric([*_names(member.endpoint), state], is_in)
-        return gauge
-
-    def _connection_gauges(self) -> Metric:
-        gauge = _gauge("engine_connections", "Connections to engines.", "state")
-        for endpoint, is_open, idle in self._connections():
-            gauge.add_metric([*_names(endpoint), "idle"], idle)
-            gauge.add_metric([*_names(endpoint), "active"], max(0, is_open - idle))
-        return gauge
-
-
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"pd_router_{name}", text, labels=["role", "endpoint", *labels])
-
-
-def _names(endpoint: Endpoint) -> list[str]:
-    return [endpoint.role, endpoint.url]

@@ -1,4 +1,4 @@
-"""CPU, memory and files of all worker processes, as one process's are shown elsewhere."""
+"""CPU, memory and open files of all worker processes together."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 __all__ = ["Processes"]
 
 LEAST = ("pd_router_process_start_time_seconds", "pd_router_process_max_fds")
-"""Of these the smallest is true of all; everything else is added up."""
+"""Metrics of which the smallest is exported; all others are summed."""
 
 
 class Processes(Collector):
@@ -19,7 +19,7 @@ class Processes(Collector):
         self._pids = pids
 
     def collect(self) -> Iterator[Metric]:
-        """The sums of this moment."""
+        """The current sums."""
         found: dict[str, Metric] = {}
         for pid in self._pids():
             one = ProcessCollector("pd_router", pid=lambda pid=pid: pid, registry=None)  # type: ignore[misc]

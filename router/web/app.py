@@ -16,88 +16,111 @@ import aiohttp
 from fastapi import FastAPI
 
 from router.core import outlier
-from router.core.care import Care
-from router.core.events import Ejected, Event, LegDone, News
+from router.core.events import Ejected, Event, LegDone, SharedEvent
 from router.core.fleet import Fleet
-from router.core.health import Rules
+from router.core.health import HealthThresholds
 from router.core.ledger import Ledger
-from router.core.pace import TICK_SECONDS, Pace
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
 from router.core.policies import POLICIES, Policy
+from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.schedule import Scheduler
+from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.urls import origin
-from router.core.values import Decision, Endpoint, Facts, Role, Way
-from router.net.crew import Mate
-from router.net.exchange import Network, Timeouts
+from router.core.values import Decision, Endpoint, Facts, Mode, Role
+from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.kv_ready import KVReadySocket
+from router.net.loop_lag import LoopLagMonitor
 from router.net.pool import EnginePool
 from router.net.prober import Prober
-from router.net.pulse import Pulse
-from router.net.silence import Silence
+from router.net.relay import Patience
+from router.net.served_request import Limits, Network, Timeouts
+from router.net.shared_state import WorkerContext
 from router.net.speed_prober import SpeedProber
+from router.net.start_limiter import StartLimiter
 from router.net.tasks import TaskSet
 from router.net.ticker import tick_for_ever
 from router.settings import Settings, SettingsError
-from router.telemetry.journal import Journal
+from router.telemetry.event_buffer import EventBuffer
 from router.telemetry.logs import AccessLog
-from router.telemetry.metrics import Metrics, Together
-from router.web.front import Front, Limits
+from router.telemetry.metrics import Metrics, WorkerGroup
 from router.web.operations import Lifecycle, create_operations
+from router.web.request_handler import RequestHandler
 
-__all__ = ["Router", "Worker", "create_app", "endpoints_of", "scheduler_of"]
+__all__ = ["Router", "Worker", "endpoints_of", "scheduler_of"]
+
+
+STARTS_PER_TURN = 32
+"""Requests that begin at once between two beats of the pulse, and, of those that come beyond that,
+in one turn of the event loop: each takes 35 us, and its engine connection 100 us in the next turn,
+if it needs a new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One of several processes that are one router: its part, and where they count together."""
+    """One of several worker processes: its context, and the folder of the shared metrics."""
 
-    mate: Mate
+    context: WorkerContext
     counts: Path
 
 
 class Router:
-    """A router's parts, for the server and for tests. `app` is the ASGI application.
+    """A router's parts, for the server and for tests. `handler` takes requests, `operations` is the
+    ASGI application for what is no inference.
 
-    With `worker` it is one of several processes that know the same and answer for each other.
+    With `worker` it is one of several processes with shared state and metrics.
     """
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.settings = settings
         self._tasks = TaskSet()
         self.lifecycle = Lifecycle(self._tasks.failing)
-        self._mate = None if worker is None else worker.mate
-        self.fleet = fleet_of(settings, self._mate)
+        self._context = None if worker is None else worker.context
+        self.fleet = fleet_of(settings, self._context)
         self.pools = _pools(settings)
-        together = None
+        group = None
         if worker is not None:
-            together = Together(worker.counts, worker.mate.number, worker.mate.column.board.pids)
-        self.metrics = Metrics(self.fleet, self._connections, together)
-        self._pulse = Pulse(self._beat)
-        self.journal = Journal([self.metrics.observe, AccessLog().observe])
+            group = WorkerGroup(
+                worker.counts, worker.context.number, worker.context.column.table.pids
+            )
+        self.metrics = Metrics(self.fleet, self._connections, group)
+        self._loop_lag = LoopLagMonitor(self._on_loop_lag)
+        listeners = [self.metrics.observe, AccessLog().observe]
+        # A worker's counts must not be lost with it, and others show them.
+        on_flushed = self.metrics.flush if self.metrics.are_merged else lambda: None
+        self.event_buffer = EventBuffer(listeners, on_flushed)
         scheduler = scheduler_of(settings, self.fleet)
         self._receivers = _receivers(settings)
         self._kv_ready = _kv_ready(settings)
         self._transfers = _transfer_ids()
-        self._silence = Silence(
+        self._idle_sweep = IdleTimeoutSweep(
             min(
                 settings.prefill_timeout,
                 settings.first_byte_timeout,
                 settings.stream_idle_timeout,
             )
         )
+        self.start_limiter = StartLimiter(STARTS_PER_TURN)
+        self.limits = Limits(
+            body_bytes=settings.max_body_bytes,
+            body_seconds=settings.body_timeout,
+            stall_seconds=settings.client_stall_timeout,
+            keep_alive_seconds=settings.keep_alive_timeout,
+        )
         network = Network(
             scheduler=scheduler,
+            plans=self._plan,
             pools=self.pools,
-            silence=self._silence,
+            idle_sweep=self._idle_sweep,
+            start_limiter=self.start_limiter,
+            limits=self.limits,
             timeouts=Timeouts(
                 prefill=settings.prefill_timeout,
-                first_byte=settings.first_byte_timeout,
-                idle=settings.stream_idle_timeout,
+                stream=Patience(settings.first_byte_timeout, settings.stream_idle_timeout),
                 kv_ready=settings.lmcache_notify_timeout,
             ),
             observe=self.observe,
@@ -126,57 +149,52 @@ class Router:
             count=self.metrics.probed,
             tasks=self._tasks,
         )
-        operations = create_operations(self.fleet, self.exposition, self.lifecycle, self._lifespan)
-        self.app = Front(
-            operations,
-            scheduler,
-            network,
-            self._plan,
-            self.observe,
-            Limits(settings.max_body_bytes, settings.body_timeout, settings.client_stall_timeout),
+        self.operations = create_operations(
+            self.fleet, self.exposition, self.lifecycle, self._lifespan
         )
+        self.handler = RequestHandler(network, self.operations)
 
     def observe(self, event: Event) -> None:
-        """The one door through which everything that was seen comes back."""
+        """Pass an event to the fleet, the metrics, the log and the other workers."""
         self.fleet.observe(event, time.monotonic())
-        if not isinstance(event, LegDone):  # the commonest, and nobody writes it down
-            self.journal.add(event)
-        if self._mate is not None:
-            self._mate.gossip.observe(event)
+        if not isinstance(event, LegDone):  # frequent, and neither counted nor logged
+            self.event_buffer.add(event)
+        if self._context is not None:
+            self._context.bus.observe(event)
 
-    def _hear(self, news: News) -> None:
-        self.fleet.hear(news, time.monotonic())
+    def _on_shared_event(self, event: SharedEvent) -> None:
+        self.fleet.observe_shared(event, time.monotonic())
 
-    def _ejected(self, news: Ejected) -> None:
-        if self._mate is not None:
-            self._mate.gossip.tell(news)
+    def _ejected(self, event: Ejected) -> None:
+        if self._context is not None:
+            self._context.bus.publish(event)
 
     async def exposition(self) -> bytes:
         """The text that Prometheus scrapes, up to this moment."""
-        self.journal.drain()
+        self.event_buffer.flush()
         if not self.metrics.are_merged:
             return self.metrics.exposition()
-        # Files of all workers are read and parsed: no stream should wait for that.
+        # Merging the files of all workers is slow: not on the event loop.
         state = self.metrics.state()
         return await asyncio.to_thread(self.metrics.counts) + state
 
     def _plan(self, facts: Facts, decision: Decision) -> Plan:
-        if decision.way is Way.DIRECT:
+        if decision.mode is Mode.DIRECT:
             return direct(facts)
         if not self._receivers:
             return nixl(facts)
         notify = self._kv_ready is not None
         return lmcache(facts, self._receivers, self._transfers.__next__, notify=notify)
 
-    def _beat(self, late: float) -> None:
-        self.metrics.late(late)
-        self.app.turns.renew()
+    def _on_loop_lag(self, late: float) -> None:
+        self.metrics.observe_loop_lag(late)
+        self.start_limiter.refill()
 
     def _connections(self) -> Iterator[tuple[Endpoint, int, int]]:
-        if self._mate is not None:
+        if self._context is not None:
             self._show_connections()
             for endpoint in self.pools:
-                yield endpoint, *self._mate.column.connections(endpoint)
+                yield endpoint, *self._context.column.connections(endpoint)
         else:
             for endpoint, pool in self.pools.items():
                 yield endpoint, pool.open, pool.idle
@@ -187,46 +205,40 @@ class Router:
             await asyncio.sleep(TICK_SECONDS)
 
     def _show_connections(self) -> None:
-        if self._mate is not None:
+        if self._context is not None:
             for endpoint, pool in self.pools.items():
-                self._mate.column.connected(endpoint, pool.open, pool.idle)
+                self._context.column.set_connections(endpoint, pool.open, pool.idle)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self._kv_ready is not None:
             self._kv_ready.start()
-        mate = self._mate
-        is_leader = mate is None or mate.is_leader
-        if mate is not None:
-            mate.gossip.listen(self._hear)
+        context = self._context
+        is_leader = context is None or context.is_leader
+        if context is not None:
+            context.bus.subscribe(self._on_shared_event)
             self._tasks.spawn(self._show_for_ever, "connection counts")
-        # Before clients are let in, and those that wait in a worker's socket: the first of them
-        # would be told that there is no engine.
-        await self._prober.look()
+        # Before connections are accepted: the first requests would get 503 otherwise.
+        await self._prober.probe_all()
         if is_leader:
             self._prober.start()
             self._speed_prober.start()
         ticks = partial(tick_for_ever, self.fleet, self._ejected, is_leader=is_leader)
         self._tasks.spawn(ticks, "fleet ticker")
-        self._pulse.start()
+        self._loop_lag.start()
         try:
             yield
         finally:
-            self._pulse.close()
-            if mate is not None:
-                mate.gossip.close()
+            self._loop_lag.close()
+            if context is not None:
+                context.bus.close()
             await self._tasks.close()
             await self._prober.close()
-            self._silence.close()
+            self._idle_sweep.close()
             if self._kv_ready is not None:
                 self._kv_ready.close()
             for pool in self.pools.values():
                 pool.close()
-
-
-def create_app(settings: Settings) -> Front:
-    """The ASGI application of a router."""
-    return Router(settings).app
 
 
 def endpoints_of(settings: Settings) -> list[Endpoint]:
@@ -237,27 +249,35 @@ def endpoints_of(settings: Settings) -> list[Endpoint]:
     ]
 
 
-def fleet_of(settings: Settings, mate: Mate | None = None) -> Fleet:
-    """The fleet that the settings name; nothing is known of it yet."""
+def fleet_of(settings: Settings, context: WorkerContext | None = None) -> Fleet:
+    """The fleet of the settings, with all engines in state `starting`."""
     stale_after = STALE_SCRAPES * settings.engine_stats_interval
-    care = Care(
+    exclusion_config = ExclusionConfig(
         stall_seconds=settings.stall_timeout,
-        outliers=outlier.Rules(
+        outliers=outlier.OutlierConfig(
             consecutive=settings.outlier_consecutive_failures,
             base_seconds=settings.outlier_ejection_time,
         ),
-        max_aside=settings.max_aside_percent / 100,
+        max_excluded=settings.max_excluded_percent / 100,
         slow_start_seconds=settings.slow_start,
     )
 
-    def pace_of(endpoint: Endpoint) -> Pace:
-        return Pace(None if mate is None else mate.column.pace(endpoint))
+    def speed_of(endpoint: Endpoint) -> SpeedEstimator:
+        return SpeedEstimator(None if context is None else context.column.speed(endpoint))
 
     def max_num_seqs(endpoint: Endpoint) -> int | None:
         return settings.max_num_seqs(endpoint.url) if endpoint.role is Role.DECODE else None
 
-    ledger = Ledger() if mate is None else Ledger(mate.column.load)
-    return Fleet(endpoints_of(settings), ledger, Rules(), stale_after, care, pace_of, max_num_seqs)
+    ledger = Ledger() if context is None else Ledger(context.column.load)
+    return Fleet(
+        endpoints_of(settings),
+        ledger,
+        HealthThresholds(),
+        stale_after,
+        exclusion_config,
+        speed_of,
+        max_num_seqs,
+    )
 
 
 def policies_of(settings: Settings) -> dict[Role, Policy]:
@@ -314,7 +334,7 @@ def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:
 
 
 def _session(settings: Settings, *, keep: bool) -> aiohttp.ClientSession:
-    """A client for probes; with `keep` it reuses connections, without it looks names up anew."""
+    """A client for probes. With `keep` it reuses connections, else it resolves names each time."""
     headers = {}
     if settings.engine_api_key is not None:
         headers["authorization"] = f"Bearer {settings.engine_api_key}"

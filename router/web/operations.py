@@ -105,7 +105,7 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
 
     @app.get("/endpoints")
     async def known() -> list[dict[str, Any]]:
-        """What is known of each engine: state, load, speed, and why it is set aside."""
+        """Each engine's state, load, speed, and why it is excluded."""
         return endpoints(fleet)
 
     @app.get("/version")

@@ -1,4 +1,10 @@
-"""Runs the application on uvicorn: our client protocol, uvloop, and a shutdown that drains."""
+"""Runs a router on uvicorn: its own connections, uvloop, and a shutdown that drains.
+
+This file is all that knows uvicorn. Of what is not its public interface it uses: `Server.startup`
+and `shutdown` (replaced), `capture_signals` and `handle_exit` (replaced),
+`lifespan`, `servers`, `started`, `should_exit`, `force_exit`, and `server_state` with its
+`connections`, `tasks` and `total_requests`. tests/web/test_uvicorn.py states what it relies on.
+"""
 
 import asyncio
 import contextlib
@@ -13,20 +19,19 @@ from types import FrameType
 import uvicorn
 
 from router import __version__
-from router.net.client import ClientProtocol
+from router.net.client_connection import HEAD_SECONDS, LINGER_SECONDS, ClientConnection
 from router.settings import Settings
 from router.web.app import Router
+from router.web.deadlines import DeadlineSweep
+from router.web.listener import Listener
+from router.web.sockets import listening_sockets
 
-__all__ = ["HURRY", "Server", "tune_process"]
+__all__ = ["FORCE_STOP", "Server", "tune_process"]
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 4096
-"""Connections that may wait for accept(): a load test's first burst is 2048, the kernel's cap
-(net.core.somaxconn) 4096."""
-
-HURRY = signal.SIGUSR1
-"""Ends at once what drains. What has no handler yet it kills, which is the same."""
+FORCE_STOP = signal.SIGUSR1
+"""The signal that ends a draining worker at once. It kills one that has no handler yet."""
 
 FLUSH_SECONDS = 1.0
 """For the last error frames to leave the process."""
@@ -64,14 +69,12 @@ class Server(uvicorn.Server):
         settings: Settings = router.settings
         super().__init__(
             uvicorn.Config(
-                router.app,
+                router.operations,
                 host=settings.host,
                 port=settings.port,
-                http=ClientProtocol,
                 loop="uvloop",
                 ws="none",
                 lifespan="on",
-                backlog=BACKLOG,
                 access_log=False,
                 log_config=None,
                 server_header=False,
@@ -79,27 +82,56 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
             )
         )
-        # Typed as integers by uvicorn, used as seconds in timers: half a second is not none.
-        self.config.timeout_keep_alive = settings.keep_alive_timeout  # type: ignore[assignment]
+        # Typed as an integer by uvicorn, and not used as one: half a second is not none.
         self.config.timeout_graceful_shutdown = settings.shutdown_grace  # type: ignore[assignment]
-        self._lifecycle = router.lifecycle
-        self._journal = router.journal
-        self._front = router.app
+        self._router = router
         self._lifeline = lifeline
+        self._deadlines: DeadlineSweep | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say where: with port 0 nobody else knows."""
-        await super().startup(sockets)
-        if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
-            url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            log.info("listening", extra={"fields": {"url": url, "version": __version__}})
+        """Begin the application's life, then listen, and say where: with port 0 nobody knows."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            self.should_exit = True
+            return
+        loop = asyncio.get_running_loop()
+        handler, state = self._router.handler, self.server_state
+        handler.tasks = state.tasks
+        listeners = [
+            Listener(
+                each,
+                lambda: ClientConnection(handler, state, loop),
+                self._router.metrics.accepted,
+                loop,
+            )
+            for each in sockets or listening_sockets(self.config.host, self.config.port, 1)[0]
+        ]
+        limits = self._router.limits
+        self._deadlines = DeadlineSweep(
+            state.connections,  # type: ignore[arg-type]
+            min(
+                HEAD_SECONDS,
+                LINGER_SECONDS,
+                limits.body_seconds,
+                limits.stall_seconds,
+                limits.keep_alive_seconds,
+            ),
+            loop,
+        )
+        for listener in listeners:
+            listener.start()
+        self.servers = listeners  # type: ignore[assignment]
+        self.started = True
+        host, port = listeners[0].sockets[0].getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        log.info("listening", extra={"fields": {"url": url, "version": __version__}})
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so in /ready, let streams finish within the grace, then end them with a frame."""
-        self._lifecycle.is_draining = True
+        handler = self._router.handler
+        self._router.lifecycle.is_draining = True
         fields = {
-            "requests": len(self._front.visits),
+            "requests": len(handler.active),
             "grace_seconds": self.config.timeout_graceful_shutdown,
         }
         log.info("shutting down; a second signal ends at once", extra={"fields": fields})
@@ -110,14 +142,16 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._ended(self.config.timeout_graceful_shutdown)
-        if ended := self._front.abort():
+        if ended := handler.abort():
             why = "because of a second signal" if self.force_exit else "when the grace was over"
             log.warning("%d requests were ended %s", ended, why)
         for task in self.server_state.tasks:
             task.cancel()
         await self._ended(FLUSH_SECONDS)
+        if self._deadlines is not None:
+            self._deadlines.close()
         await self.lifespan.shutdown()
-        self._journal.drain()
+        self._router.event_buffer.flush()
 
     async def _ended(self, seconds: float | None) -> None:
         """Wait until no client is left, so long at most; a second signal ends the wait."""
@@ -133,7 +167,7 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """End with status 0 after a graceful shutdown; uvicorn would raise the signal again."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM, HURRY)
+        signals = (signal.SIGINT, signal.SIGTERM, FORCE_STOP)
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         if self._lifeline is not None:
@@ -147,11 +181,11 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks for the graceful end, a second one for the end at once.
 
-        For a worker the second one is `HURRY`, from its parent: a service manager that signals all
-        processes of a service (systemd) reaches workers twice, by itself and through the parent.
+        For a worker the second one is `FORCE_STOP`, from its parent: workers get the first one
+        twice if a service manager (systemd) signals all processes of a service.
         """
         is_second = self.should_exit and self._lifeline is None
-        self.force_exit = self.force_exit or is_second or sig == HURRY
+        self.force_exit = self.force_exit or is_second or sig == FORCE_STOP
         self.should_exit = True
 
     def _orphaned(self, loop: asyncio.AbstractEventLoop, lifeline: int) -> None:

@@ -59,7 +59,7 @@ def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(expl
         "model tiny",
         "estimate 100 input tokens (characters / 4)",
         "threshold 100 tokens",
-        "way remote_prefill",
+        "mode remote_prefill",
         "reason at_or_above_threshold",
     ]
     assert lines[7:11] == [
@@ -96,7 +96,7 @@ def test_a_direct_request_has_neither_prefill_candidates_nor_a_prefill_request(e
     assert "http://p0" not in out
     document = facts(CHAT, *flags)
     assert document["prefill"] is document["prefill_request"] is None
-    assert (document["way"], document["reason"]) == ("direct", "below_threshold")
+    assert (document["mode"], document["reason"]) == ("direct", "below_threshold")
 
 
 def test_a_machine_gets_the_same_and_the_whole_body(facts):
@@ -105,9 +105,9 @@ def test_a_machine_gets_the_same_and_the_whole_body(facts):
     candidate = {
         "in_flight": 0,
         "tokens": 0,
-        "others": None,
-        "times_the_usual": 1.0,
-        "share": 1.0,
+        "other_requests": None,
+        "slowdown": 1.0,
+        "slow_start_weight": 1.0,
         "score": 0.0,
     }
     assert document == {
@@ -116,7 +116,7 @@ def test_a_machine_gets_the_same_and_the_whole_body(facts):
         "stream": False,
         "estimate": {"tokens": 100, "rule": "characters / 4"},
         "threshold": 0,
-        "way": "remote_prefill",
+        "mode": "remote_prefill",
         "reason": "at_or_above_threshold",
         "decode": {
             "strategy": "least_loaded",
@@ -153,7 +153,7 @@ def test_a_plain_pool_has_no_prefill(tmp_path, capsys):
 
 def test_a_pass_through_route_is_direct(facts):
     document = facts({"model": "tiny", "input": "x"}, "--route", "/v1/embeddings")
-    assert (document["way"], document["reason"]) == ("direct", "route")
+    assert (document["mode"], document["reason"]) == ("direct", "route")
     assert document["estimate"]["tokens"] == 0
 
 
@@ -170,7 +170,7 @@ def test_lmcache_shows_the_decision_but_no_prefill_request(facts):
     entry = {"receiver_host": "r", "receiver_init_port": [1], "receiver_alloc_port": [2]}
     registry = json.dumps({"http://d0": entry, "http://d1": entry})
     document = facts(CHAT, *flags, registry)
-    assert document["way"] == "remote_prefill"
+    assert document["mode"] == "remote_prefill"
     assert document["prefill_request"] is None
 
 

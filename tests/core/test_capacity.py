@@ -14,11 +14,11 @@ from router.core.capacity import (
     RECENT_SECONDS,
     SURE_SECONDS,
     Capacity,
-    QueueGauge,
+    QueueDetector,
     waits_for_slot,
 )
-from router.core.leg import Leg
-from router.core.pace import TICK_SECONDS, Pace
+from router.core.leg_timer import LegTimer
+from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.values import Gauges
 
 
@@ -36,7 +36,7 @@ def run(
     now = at
     for _ in range(round(seconds / TICK_SECONDS)):
         now += TICK_SECONDS
-        capacity.ran(running, now)
+        capacity.observe_running(running, now)
         capacity.tick(in_flight, first, now, is_queueing=queues)
     return now
 
@@ -119,7 +119,7 @@ def test_a_stated_limit_is_used_as_it_is() -> None:
 def test_another_engine_at_the_same_address_has_no_limit() -> None:
     capacity = Capacity()
     now = run(capacity, 1.0, 64, 80, 0.0, queues=True)
-    capacity.forget()
+    capacity.reset()
     assert capacity.slots == math.inf
     run(capacity, TICK_SECONDS, 4, 8, now, queues=True)
     assert capacity.slots == 4
@@ -133,7 +133,7 @@ def test_the_limit_is_never_below_what_ran_lately(ticks: list[tuple[int, int, bo
     seen: list[tuple[float, int]] = []
     for running, waiting, queues in ticks:
         now += TICK_SECONDS
-        capacity.ran(running, now)
+        capacity.observe_running(running, now)
         capacity.tick(running + waiting, 0.06, now, is_queueing=queues)
         seen.append((now, running))
         lately = [count for when, count in seen if when > now - SURE_SECONDS + 1]
@@ -143,68 +143,68 @@ def test_the_limit_is_never_below_what_ran_lately(ticks: list[tuple[int, int, bo
 # What this router's own requests show.
 
 
-def engine(gap: float = 0.02, streams: int = 4) -> Pace:
+def engine(gap: float = 0.02, streams: int = 4) -> SpeedEstimator:
     """An engine whose streams run."""
-    pace = Pace()
+    speed = SpeedEstimator()
     for _ in range(streams):
-        Leg(pace, None, 10, 0.0, is_heard=True).first(0.0)
-    pace.per_token = gap
-    return pace
+        LegTimer(speed, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
+    speed.per_token = gap
+    return speed
 
 
-def ask(pace: Pace, now: float, work: int = 10) -> Leg:
+def ask(speed: SpeedEstimator, now: float, work: int = 10) -> LegTimer:
     """One more request there."""
-    return Leg(pace, None, work, now, is_heard=True)
+    return LegTimer(speed, None, work, now, tracks_first_token=True)
 
 
 def test_a_long_wait_for_a_first_token_is_a_queue() -> None:
-    pace = engine()
-    ask(pace, 1.0)
-    assert not waits_for_slot(pace, 1.0 + QUEUE_SECONDS)
-    assert waits_for_slot(pace, 1.1 + QUEUE_SECONDS)
+    speed = engine()
+    ask(speed, 1.0)
+    assert not waits_for_slot(speed, 1.0 + QUEUE_SECONDS)
+    assert waits_for_slot(speed, 1.1 + QUEUE_SECONDS)
 
 
 def test_a_slow_engine_takes_its_steps() -> None:
-    pace = engine(gap=0.2)
-    ask(pace, 1.0)
-    assert not waits_for_slot(pace, 1.0 + QUEUE_STEPS * 0.2)
-    assert waits_for_slot(pace, 1.1 + QUEUE_STEPS * 0.2)
+    speed = engine(gap=0.2)
+    ask(speed, 1.0)
+    assert not waits_for_slot(speed, 1.0 + QUEUE_STEPS * 0.2)
+    assert waits_for_slot(speed, 1.1 + QUEUE_STEPS * 0.2)
 
 
 def test_a_long_prompt_takes_its_time() -> None:
-    pace = engine()
-    pace.best_per_prompt_token = 1e-4
-    ask(pace, 1.0, work=60_000)
-    assert not waits_for_slot(pace, 12.0)
-    assert waits_for_slot(pace, 14.0)
+    speed = engine()
+    speed.best_per_prompt_token = 1e-4
+    ask(speed, 1.0, work=60_000)
+    assert not waits_for_slot(speed, 12.0)
+    assert waits_for_slot(speed, 14.0)
 
 
 def test_a_request_that_later_ones_overtook_waits_for_something_else() -> None:
-    pace = engine()
-    ask(pace, 1.0)
-    ask(pace, 2.0).first(2.1)
-    pace.tick(2.25)
-    assert not waits_for_slot(pace, 9.0)
+    speed = engine()
+    ask(speed, 1.0)
+    ask(speed, 2.0).first_token(2.1)
+    speed.tick(2.25)
+    assert not waits_for_slot(speed, 9.0)
 
 
-def test_where_nothing_runs_nobody_waits_for_a_slot() -> None:
-    pace = engine(streams=0)
-    ask(pace, 1.0)
-    assert not waits_for_slot(pace, 9.0)
+def test_where_nothing_runs_no_request_waits_for_a_slot() -> None:
+    speed = engine(streams=0)
+    ask(speed, 1.0)
+    assert not waits_for_slot(speed, 9.0)
 
 
 def test_an_engine_that_has_stopped_has_no_queue() -> None:
-    pace = engine()
-    ask(pace, 1.0)
-    pace.is_stalled = True
-    assert not waits_for_slot(pace, 9.0)
+    speed = engine()
+    ask(speed, 1.0)
+    speed.is_stalled = True
+    assert not waits_for_slot(speed, 9.0)
 
 
 def test_whoever_has_an_answer_or_left_waits_no_more() -> None:
-    pace = engine()
-    for leave in (Leg.first, Leg.whole, Leg.end):
-        leave(ask(pace, 1.0), 2.0)
-        assert pace.oldest_waiting is None
+    speed = engine()
+    for leave in (LegTimer.first_token, LegTimer.unary_answer, LegTimer.end):
+        leave(ask(speed, 1.0), 2.0)
+        assert speed.oldest_waiting is None
 
 
 # What the engine's gauges show.
@@ -212,9 +212,9 @@ def test_whoever_has_an_answer_or_left_waits_no_more() -> None:
 
 def queueing(*gauges: Gauges | None, has_transfers: bool = False) -> bool:
     """After these scrapes."""
-    queue = QueueGauge()
+    queue = QueueDetector()
     for each in gauges:
-        queue.scraped(each, has_transfers=has_transfers)
+        queue.observe(each, has_transfers=has_transfers)
     return queue.is_queueing
 
 

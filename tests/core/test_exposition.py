@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.exposition import read
 from router.core.values import Gauges
-from tests.core.cast import sample
+from tests.core.fixtures import sample
 
 NOTHING = Gauges()
 

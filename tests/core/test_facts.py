@@ -11,7 +11,7 @@ from router.core import facts
 from router.core.errors import BadRequest
 from router.core.routes import ROUTES
 from router.core.values import Facts
-from tests.core.cast import (
+from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,

@@ -19,21 +19,21 @@ from router.core.events import (
     Probed,
     Scraped,
 )
-from router.core.fleet import WINDOW, Fleet
-from router.core.health import Rules, Sight, State
+from router.core.fleet import SUBSET_SIZE, Fleet
+from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
-from router.core.member import Aside
+from router.core.member import Exclusion
 from router.core.outlier import FINE
-from router.core.pace import TICK_SECONDS
+from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Gauges, Role
-from tests.core.cast import D0, D1, P0, P1
+from tests.core.fixtures import D0, D1, P0, P1
 
-NOBODY: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 def fleet_of(*endpoints: Endpoint, stale_after: float = 5.0) -> Fleet:
     """A fleet that has seen nothing yet."""
-    return Fleet(endpoints, Ledger(), Rules(), stale_after)
+    return Fleet(endpoints, Ledger(), HealthThresholds(), stale_after)
 
 
 def card(name: str, **members: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def card(name: str, **members: Any) -> dict[str, Any]:
 
 def up(endpoint: Endpoint, *cards: dict[str, Any]) -> Probed:
     """A good probe; without cards the engine has not told what it serves."""
-    return Probed(endpoint, Sight.OK, cards or None)
+    return Probed(endpoint, HealthSignal.OK, cards or None)
 
 
 def fleet_up(*endpoints: Endpoint) -> Fleet:
@@ -56,7 +56,7 @@ def fleet_up(*endpoints: Endpoint) -> Fleet:
 
 def taking(fleet: Fleet, role: Role, model: str | None = None) -> list[Endpoint]:
     """Who may take a request for a model."""
-    return [it.endpoint for it in fleet.candidates(role, model, NOBODY, 0.0)]
+    return [it.endpoint for it in fleet.candidates(role, model, NO_ENDPOINTS, 0.0)]
 
 
 # Who there is.
@@ -111,7 +111,7 @@ def test_an_engine_that_has_not_told_its_models_takes_any() -> None:
 
 def test_an_engine_that_lists_nothing_takes_no_model() -> None:
     fleet = fleet_of(D0)
-    fleet.observe(Probed(D0, Sight.OK, ()), 0.0)
+    fleet.observe(Probed(D0, HealthSignal.OK, ()), 0.0)
     assert taking(fleet, Role.DECODE, "a") == []
 
 
@@ -134,10 +134,10 @@ def test_a_fleet_is_ready_when_a_decode_engine_is_up() -> None:
 def test_leases_are_seen_at_once() -> None:
     fleet = fleet_up(D0)
     lease = fleet.lease(D0, 100)
-    (it,) = fleet.candidates(Role.DECODE, None, NOBODY, 0.0)
-    assert (it.in_flight, it.tokens, it.others) == (1, 100, None)
+    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0)
+    assert (it.in_flight, it.tokens, it.other_requests) == (1, 100, None)
     lease.release()
-    (it,) = fleet.candidates(Role.DECODE, None, NOBODY, 0.0)
+    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0)
     assert (it.in_flight, it.tokens) == (0, 0)
 
 
@@ -145,8 +145,8 @@ def others(gauges: Gauges | None, own: int = 0, at: float = 0.0, now: float = 0.
     """What a fleet says of the requests of others after one scrape."""
     fleet = fleet_up(D0)
     fleet.observe(Scraped(D0, gauges, own), at)
-    (it,) = fleet.candidates(Role.DECODE, None, NOBODY, now)
-    return it.others
+    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, now)
+    return it.other_requests
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ def test_a_failed_scrape_takes_the_last_one_back() -> None:
     fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
     fleet.observe(Scraped(D0, None, 0), 1.0)
     assert fleet.member(D0).gauges is None
-    (it,) = fleet.candidates(Role.DECODE, None, NOBODY, 1.0)
-    assert it.others is None
+    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 1.0)
+    assert it.other_requests is None
 
 
 # Models.
@@ -203,7 +203,7 @@ def test_the_first_usable_engine_that_lists_a_model_names_it() -> None:
 def test_an_engine_that_is_away_lists_nothing_and_is_still_known() -> None:
     fleet = fleet_of(D0)
     fleet.observe(up(D0, card("a")), 0.0)
-    fleet.observe(Probed(D0, Sight.UNWILLING), 0.0)
+    fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 0.0)
     assert fleet.models() == {}
     assert fleet.known_models() == {"a"}
 
@@ -284,17 +284,17 @@ def test_what_says_nothing_of_an_engine_is_ignored(event: Event) -> None:
 MANY = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(100)]
 
 
-@given(st.integers(WINDOW + 1, 100), st.randoms(use_true_random=False))
+@given(st.integers(SUBSET_SIZE + 1, 100), st.randoms(use_true_random=False))
 def test_of_a_large_pool_every_nth_is_looked_at(engines: int, rng: Random) -> None:
     fleet = fleet_up(P0, *MANY[:engines])
-    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NOBODY, 0.0, rng)]
-    assert WINDOW / 2 <= len(seen) <= WINDOW
+    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, rng)]
+    assert SUBSET_SIZE / 2 <= len(seen) <= SUBSET_SIZE
     assert len({after - before for before, after in pairwise(seen)}) == 1
 
 
 def test_every_engine_of_a_large_pool_is_looked_at_soon() -> None:
     fleet, rng = fleet_up(*MANY), Random(1)
-    draws = [fleet.candidates(Role.DECODE, None, NOBODY, 0.0, rng) for _ in range(40)]
+    draws = [fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, rng) for _ in range(40)]
     assert {it.ordinal for seen in draws for it in seen} == set(range(100))
 
 
@@ -302,11 +302,11 @@ def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
     fleet = fleet_of(*MANY)
     fleet.observe(up(MANY[99]), 0.0)
     for seed in range(10):
-        found = fleet.candidates(Role.DECODE, None, NOBODY, 0.0, Random(seed))
+        found = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, Random(seed))
         assert [it.endpoint for it in found] == [MANY[99]]
 
 
-# Who is set aside.
+# Exclusion.
 
 
 def eject(fleet: Fleet, endpoint: Endpoint) -> None:
@@ -327,7 +327,7 @@ def test_in_panic_all_take_requests() -> None:
     fleet = fleet_up(D0, D1)
     eject(fleet, D0)
     for _ in range(3):
-        fleet.observe(Probed(D1, Sight.FAILED), 0.0)
+        fleet.observe(Probed(D1, HealthSignal.FAILED), 0.0)
     fleet.tick(0.25)
     fleet.observe(up(D1), 0.3)
     assert taking(fleet, Role.DECODE) == [D0, D1]
@@ -338,14 +338,14 @@ def test_a_clients_errors_are_no_failures(status: int) -> None:
     fleet = fleet_up(D0, D1)
     for _ in range(20):
         fleet.observe(LegAnswered(D0, status, 0.1), 0.0)
-    assert fleet.member(D0).aside is None
+    assert fleet.member(D0).exclusion is None
 
 
 def test_what_may_be_another_engines_doing_is_blamed_on_nobody() -> None:
     fleet = fleet_up(D0, D1)
     for _ in range(20):
         fleet.observe(LegAnswered(D0, 500, 0.1, is_own_doing=False), 0.0)
-    assert fleet.member(D0).aside is None
+    assert fleet.member(D0).exclusion is None
 
 
 def test_a_good_answer_ends_a_streak() -> None:
@@ -353,15 +353,15 @@ def test_a_good_answer_ends_a_streak() -> None:
     for _ in range(10):
         fleet.observe(LegAnswered(D0, 500, 0.1), 0.0)
         fleet.observe(LegDone(D0), 0.0)
-    assert fleet.member(D0).aside is None
+    assert fleet.member(D0).exclusion is None
 
 
 def test_a_failed_prefill_says_nothing_of_the_decode_engine_at_that_address() -> None:
     prefill, decode = Endpoint("http://x", Role.PREFILL), Endpoint("http://x", Role.DECODE)
     fleet = fleet_up(prefill, decode, P0, D0)
     eject(fleet, prefill)
-    assert fleet.member(prefill).aside is Aside.EJECTED
-    assert fleet.member(decode).aside is None
+    assert fleet.member(prefill).exclusion is Exclusion.EJECTED
+    assert fleet.member(decode).exclusion is None
     assert fleet.member(decode).outlier == FINE
 
 
@@ -394,13 +394,13 @@ def test_what_this_router_sees_for_itself_needs_no_gauges() -> None:
     """Its own streams tell better: at the start of a wave a gauge shows a queue where none is."""
     fleet = fleet_up(D0)
     for number in range(9):
-        fleet.leg(fleet.lease(D0, 1), number / 10, is_heard=True).first(1.0)
+        fleet.leg(fleet.lease(D0, 1), number / 10, tracks_first_token=True).first_token(1.0)
     for now in (1.0, 2.0, 3.0):
         assert scraped(fleet, now, 4, 5) == math.inf
 
 
 def test_the_engines_limit_can_be_stated() -> None:
-    fleet = Fleet([D0, D1], Ledger(), Rules(), 3.0, max_num_seqs={D0: 48}.get)
+    fleet = Fleet([D0, D1], Ledger(), HealthThresholds(), 3.0, max_num_seqs={D0: 48}.get)
     fleet.tick(0.0)
     assert fleet.member(D0).view.slots == 48
     assert fleet.member(D1).view.slots == math.inf
@@ -416,7 +416,7 @@ def test_an_engine_that_breaks_every_stream_is_ejected_under_load() -> None:
     fleet = fleet_up(D0, D1)
     for number in range(6):
         break_stream(fleet, asked_at=number * 0.1, now=number * 0.1 + 0.05)
-    assert fleet.member(D0).aside is Aside.EJECTED
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
 
 
 def test_an_engine_that_breaks_the_streams_of_clients_that_come_back_is_ejected() -> None:
@@ -424,7 +424,7 @@ def test_an_engine_that_breaks_the_streams_of_clients_that_come_back_is_ejected(
     for asked_at in (0.0, 2.0):
         for _ in range(48):
             break_stream(fleet, asked_at, asked_at + 1.0)
-    assert fleet.member(D0).aside is Aside.EJECTED
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
 
 
 def test_streams_that_break_together_are_one_failure() -> None:
@@ -432,23 +432,23 @@ def test_streams_that_break_together_are_one_failure() -> None:
     for number in range(100):
         break_stream(fleet, asked_at=number / 100, now=1.0 + number / 1000)
         fleet.observe(LegDone(D0), 1.0 + number / 1000)
-    assert fleet.member(D0).aside is None
+    assert fleet.member(D0).exclusion is None
     assert fleet.member(D0).outlier.total == 101
 
 
 def test_legs_are_timed_and_ticks_turn_them_into_speed() -> None:
     fleet = fleet_up(D0, D1)
     with fleet.lease(D0, 100, 100) as lease:
-        leg = fleet.leg(lease, 0.0, is_heard=True)
-        leg.first(0.1)
+        leg = fleet.leg(lease, 0.0, tracks_first_token=True)
+        leg.first_token(0.1)
         for tick in range(1, 9):
-            fleet.member(D0).pace.tokens += 5
+            fleet.member(D0).speed.tokens += 5
             fleet.tick(tick * 0.25)
         leg.end(2.0)
-    assert fleet.usual(Role.DECODE) == pytest.approx(0.05, rel=0.1)
-    assert fleet.usual(Role.PREFILL) is None
-    assert fleet.expected_seconds(fleet.member(D0)) is not None
-    assert fleet.expected_seconds(fleet.member(D1)) is not None
+    assert fleet.pool_median(Role.DECODE) == pytest.approx(0.05, rel=0.1)
+    assert fleet.pool_median(Role.PREFILL) is None
+    assert fleet.expected_delay(fleet.member(D0)) is not None
+    assert fleet.expected_delay(fleet.member(D1)) is not None
 
 
 def test_others_follow_the_gauges_half_way_at_a_time() -> None:
@@ -456,7 +456,7 @@ def test_others_follow_the_gauges_half_way_at_a_time() -> None:
     seen = []
     for running in (10, 90, 90, 90, 90, 89, 0):
         fleet.observe(Scraped(D0, Gauges(running=running, waiting=0), 0), 0.0)
-        seen.append(fleet.member(D0).others)
+        seen.append(fleet.member(D0).other_requests)
     assert seen == [10, 50, 70, 80, 85, 87, 43]
 
 
@@ -470,15 +470,15 @@ def test_requests_that_have_just_ended_are_not_somebody_elses() -> None:
     for tick in (0.25, 0.5):
         fleet.tick(tick)
         fleet.observe(Scraped(D0, Gauges(running=105, waiting=0), 0), tick)
-        assert fleet.member(D0).others == 5 if tick == 0.25 else 55
+        assert fleet.member(D0).other_requests == 5 if tick == 0.25 else 55
 
 
 def test_requests_that_leave_a_stalled_engine_do_not_eject_it() -> None:
-    """It is set aside for as long as it is silent, not for thirty seconds more."""
+    """It is excluded for as long as it is silent, not for thirty seconds more."""
     fleet = fleet_up(D0, D1)
     for _ in range(50):
         fleet.observe(LegFailed(D0, FailureKind.STALLED), 1.0)
-    assert fleet.member(D0).aside is None
+    assert fleet.member(D0).exclusion is None
     assert fleet.member(D0).outlier == FINE
 
 
@@ -501,11 +501,11 @@ def test_an_engine_that_comes_back_has_nothing_of_its_last_life() -> None:
     for now in (0.0, 1.0):
         fleet.observe(Scraped(D0, Gauges(running=64, waiting=9, generated=5), 0), now)
     for _ in range(3):
-        fleet.observe(Probed(D0, Sight.FAILED), 2.0)
+        fleet.observe(Probed(D0, HealthSignal.FAILED), 2.0)
     fleet.observe(up(D0), 3.0)
     fleet.tick(3.25)
     member = fleet.member(D0)
-    assert (member.view.slots, member.others, member.counted) == (math.inf, None, None)
+    assert (member.view.slots, member.other_requests, member.counted) == (math.inf, None, None)
 
 
 def test_a_crash_is_one_failure_whatever_its_answers_end_in() -> None:
@@ -522,16 +522,16 @@ def test_a_crash_is_one_failure_whatever_its_answers_end_in() -> None:
 
 def test_a_probe_by_another_process_counts() -> None:
     fleet = fleet_of(D0, D1)
-    fleet.hear(up(D0, card("m")), 0.0)
-    fleet.hear(Scraped(D0, Gauges(running=5, waiting=1), own=2), 0.0)
+    fleet.observe_shared(up(D0, card("m")), 0.0)
+    fleet.observe_shared(Scraped(D0, Gauges(running=5, waiting=1), own=2), 0.0)
     assert taking(fleet, Role.DECODE, "m") == [D0]
-    assert fleet.member(D0).others == 4
+    assert fleet.member(D0).other_requests == 4
 
 
 def test_an_absence_that_another_process_met_counts() -> None:
     fleet = fleet_up(D0, D1)
-    for _ in range(Rules().down_after):
-        fleet.hear(LegFailed(D0, FailureKind.REFUSED), 1.0)
+    for _ in range(HealthThresholds().down_after):
+        fleet.observe_shared(LegFailed(D0, FailureKind.REFUSED), 1.0)
     assert taking(fleet, Role.DECODE) == [D1]
 
 
@@ -539,16 +539,16 @@ def test_other_failures_of_other_processes_do_not_count() -> None:
     """Each process counts its own; the ejection that they lead to is what the others hear of."""
     fleet = fleet_up(D0, D1)
     for _ in range(100):
-        fleet.hear(LegFailed(D0, FailureKind.TIMEOUT), 1.0)
+        fleet.observe_shared(LegFailed(D0, FailureKind.TIMEOUT), 1.0)
     assert taking(fleet, Role.DECODE) == [D0, D1]
 
 
 def test_an_ejection_by_another_process_holds_here_for_its_time() -> None:
     fleet = fleet_up(D0, D1)
-    fleet.hear(Ejected(D0, 1.0, 31.0), 1.0)
-    fleet.hear(Ejected(D0, 1.0, 99.0), 1.0)  # the echo of another one
+    fleet.observe_shared(Ejected(D0, 1.0, 31.0), 1.0)
+    fleet.observe_shared(Ejected(D0, 1.0, 99.0), 1.0)  # the echo of another one
     assert taking(fleet, Role.DECODE) == [D1]
-    assert fleet.member(D0).aside is Aside.EJECTED
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
     fleet.tick(30.9)
     assert taking(fleet, Role.DECODE) == [D1]
     fleet.tick(31.0)
@@ -557,6 +557,6 @@ def test_an_ejection_by_another_process_holds_here_for_its_time() -> None:
 
 def test_an_ejection_by_another_process_shuts_no_more_than_the_share() -> None:
     fleet = fleet_up(D0, D1)
-    fleet.hear(Ejected(D0, 1.0, 31.0), 1.0)
-    fleet.hear(Ejected(D1, 1.0, 31.0), 1.0)
+    fleet.observe_shared(Ejected(D0, 1.0, 31.0), 1.0)
+    fleet.observe_shared(Ejected(D1, 1.0, 31.0), 1.0)
     assert taking(fleet, Role.DECODE) == [D1]

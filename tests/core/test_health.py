@@ -1,4 +1,4 @@
-"""Is an engine there? What a row of sights amounts to."""
+"""Is an engine there? The state after a sequence of signals."""
 
 from itertools import product
 
@@ -7,43 +7,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.core.health import Health, Rules, Sight, State, after
+from router.core.health import Health, HealthSignal, HealthThresholds, State, after
 
-OK, UNWILLING, FAILED = Sight.OK, Sight.UNWILLING, Sight.FAILED
+OK, UNAVAILABLE, FAILED = HealthSignal.OK, HealthSignal.UNAVAILABLE, HealthSignal.FAILED
 STARTING, UP, DRAINING, DOWN = State.STARTING, State.UP, State.DRAINING, State.DOWN
 
 
-def seen(*sights: Sight, rules: Rules | None = None) -> State:
-    """The state after these sights of an engine that was never seen before."""
+def seen(*signals: HealthSignal, rules: HealthThresholds | None = None) -> State:
+    """The state after these signals of a new engine."""
     health = Health()
-    for sight in sights:
-        health = after(health, sight, rules or Rules())
+    for signal in signals:
+        health = after(health, signal, rules or HealthThresholds())
     return health.state
 
 
 @pytest.mark.parametrize(
-    ("sights", "state"),
+    ("signals", "state"),
     [
         ([], STARTING),
         ([FAILED] * 9, STARTING),
-        ([UNWILLING], STARTING),
+        ([UNAVAILABLE], STARTING),
         ([OK], UP),
         ([FAILED, OK], UP),
         ([OK, FAILED, FAILED], UP),
         ([OK, FAILED, FAILED, FAILED], DOWN),
         ([OK, FAILED, FAILED, OK, FAILED, FAILED], UP),
-        ([OK, UNWILLING], DRAINING),
-        ([OK, FAILED, UNWILLING], DRAINING),
-        ([OK, UNWILLING, OK], UP),
-        ([OK, UNWILLING, FAILED, FAILED], DRAINING),
-        ([OK, UNWILLING, FAILED, FAILED, FAILED], DOWN),
-        ([OK, UNWILLING, FAILED, UNWILLING, FAILED, FAILED], DRAINING),
-        ([OK, FAILED, FAILED, FAILED, UNWILLING], DOWN),
+        ([OK, UNAVAILABLE], DRAINING),
+        ([OK, FAILED, UNAVAILABLE], DRAINING),
+        ([OK, UNAVAILABLE, OK], UP),
+        ([OK, UNAVAILABLE, FAILED, FAILED], DRAINING),
+        ([OK, UNAVAILABLE, FAILED, FAILED, FAILED], DOWN),
+        ([OK, UNAVAILABLE, FAILED, UNAVAILABLE, FAILED, FAILED], DRAINING),
+        ([OK, FAILED, FAILED, FAILED, UNAVAILABLE], DOWN),
         ([OK, FAILED, FAILED, FAILED, OK], UP),
     ],
 )
-def test_sights_amount_to_a_state(sights: list[Sight], state: State) -> None:
-    assert seen(*sights) is state
+def test_signals_lead_to_a_state(signals: list[HealthSignal], state: State) -> None:
+    assert seen(*signals) is state
 
 
 @pytest.mark.parametrize("state", State)
@@ -51,52 +51,52 @@ def test_only_an_engine_that_is_up_takes_requests(state: State) -> None:
     assert Health(state).is_usable == (state is UP)
 
 
-@pytest.mark.parametrize(("state", "sight"), list(product(State, Sight)))
-def test_every_state_has_an_answer_to_every_sight(state: State, sight: Sight) -> None:
-    assert after(Health(state), sight, Rules(1, 1)).state in State
+@pytest.mark.parametrize(("state", "signal"), list(product(State, HealthSignal)))
+def test_every_state_has_an_answer_to_every_sight(state: State, signal: HealthSignal) -> None:
+    assert after(Health(state), signal, HealthThresholds(1, 1)).state in State
 
 
-def test_coming_up_can_take_several_good_sights_in_a_row() -> None:
-    rules = Rules(down_after=1, up_after=2)
+def test_coming_up_can_take_several_good_signals_in_a_row() -> None:
+    rules = HealthThresholds(down_after=1, up_after=2)
     assert seen(OK, rules=rules) is STARTING
     assert seen(OK, FAILED, OK, rules=rules) is STARTING
     assert seen(OK, OK, rules=rules) is UP
 
 
 def test_a_bad_sight_of_a_draining_engine_does_not_help_it_up() -> None:
-    rules = Rules(down_after=3, up_after=2)
-    assert seen(OK, OK, UNWILLING, FAILED, OK, rules=rules) is DRAINING
-    assert seen(OK, OK, UNWILLING, FAILED, OK, OK, rules=rules) is UP
+    rules = HealthThresholds(down_after=3, up_after=2)
+    assert seen(OK, OK, UNAVAILABLE, FAILED, OK, rules=rules) is DRAINING
+    assert seen(OK, OK, UNAVAILABLE, FAILED, OK, OK, rules=rules) is UP
 
 
 def test_a_sight_that_agrees_with_the_state_clears_the_doubts() -> None:
-    assert after(Health(UP, 2, DOWN), OK, Rules(down_after=3, up_after=2)) == Health(UP)
+    assert after(Health(UP, 2, DOWN), OK, HealthThresholds(down_after=3, up_after=2)) == Health(UP)
 
 
 class Watch(RuleBasedStateMachine):
-    """Any row of sights under any rules; what must be true is read off the row itself."""
+    """Any sequence of signals under any thresholds; the expectation is read off the sequence."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.limits = Rules()
+        self.limits = HealthThresholds()
         self.health = Health()
         self.before = Health()
-        self.sights: list[Sight] = []
+        self.signals: list[HealthSignal] = []
 
     @initialize(down_after=st.integers(1, 4), up_after=st.integers(1, 4))
     def choose(self, down_after: int, up_after: int) -> None:
         """Choose the rules."""
-        self.limits = Rules(down_after, up_after)
+        self.limits = HealthThresholds(down_after, up_after)
 
-    @rule(sight=st.sampled_from(Sight))
-    def see(self, sight: Sight) -> None:
+    @rule(signal=st.sampled_from(HealthSignal))
+    def see(self, signal: HealthSignal) -> None:
         """See something."""
-        self.sights.append(sight)
-        self.before, self.health = self.health, after(self.health, sight, self.limits)
+        self.signals.append(signal)
+        self.before, self.health = self.health, after(self.health, signal, self.limits)
 
-    def ends_with(self, sight: Sight, times: int) -> bool:
-        """Whether the last sights were all of one kind."""
-        return self.sights[-times:] == [sight] * times
+    def ends_with(self, signal: HealthSignal, times: int) -> bool:
+        """Whether the last signals were all of one kind."""
+        return self.signals[-times:] == [signal] * times
 
     @invariant()
     def enough_failures_bring_it_down(self) -> None:
@@ -105,7 +105,7 @@ class Watch(RuleBasedStateMachine):
             assert self.health.state in (DOWN, STARTING)
 
     @invariant()
-    def enough_good_sights_bring_it_up(self) -> None:
+    def enough_good_signals_bring_it_up(self) -> None:
         """An engine that answered often enough in a row is used."""
         if self.ends_with(OK, self.limits.up_after):
             assert self.health.state is UP
@@ -113,28 +113,31 @@ class Watch(RuleBasedStateMachine):
     @precondition(lambda self: self.before.state is not self.health.state)
     @invariant()
     def a_change_has_its_cause(self) -> None:
-        """It takes as many sights in a row as the rules say, and not one less."""
+        """It takes as many signals in a row as the thresholds say, and not one less."""
         match self.health.state:
             case State.UP:
                 assert self.ends_with(OK, self.limits.up_after)
             case State.DOWN:
                 assert self.ends_with(FAILED, self.limits.down_after)
             case State.DRAINING:
-                assert self.ends_with(UNWILLING, 1)
+                assert self.ends_with(UNAVAILABLE, 1)
                 assert self.before.state is UP
             case State.STARTING:
                 raise AssertionError("an engine starts once")
 
 
-TestAnyRowOfSights = Watch.TestCase
+TestAnySequenceOfSignals = Watch.TestCase
 
 
-@given(st.lists(st.sampled_from(Sight)), st.builds(Rules, st.integers(1, 4), st.integers(1, 4)))
+@given(
+    st.lists(st.sampled_from(HealthSignal)),
+    st.builds(HealthThresholds, st.integers(1, 4), st.integers(1, 4)),
+)
 def test_a_state_that_was_reached_owes_nothing_to_the_past(
-    sights: list[Sight], rules: Rules
+    signals: list[HealthSignal], rules: HealthThresholds
 ) -> None:
     health = Health()
-    for sight in sights:
-        before, health = health, after(health, sight, rules)
+    for signal in signals:
+        before, health = health, after(health, signal, rules)
         if before.state is not health.state:
             assert health == Health(health.state)

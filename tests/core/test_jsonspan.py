@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.jsonspan import member, value_end, with_member
-from tests.core.cast import sample
+from tests.core.fixtures import sample
 from tests.core.json_texts import Pair, gaps, objects, pairs, spaces, values, write_object
 
 

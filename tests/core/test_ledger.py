@@ -8,7 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from router.core.ledger import Lease, Ledger
 from router.core.values import Endpoint
-from tests.core.cast import D0, D1, P0
+from tests.core.fixtures import D0, D1, P0
 
 
 def test_a_lease_counts_until_it_is_released() -> None:

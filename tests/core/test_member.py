@@ -1,13 +1,13 @@
-"""A member's reasons to be set aside, the gravest first."""
+"""A member's exclusion: the gravest reason wins."""
 
 import pytest
 
-from router.core.leg import Leg
-from router.core.member import Aside, Member
+from router.core.leg_timer import LegTimer
+from router.core.member import Exclusion, Member
 from router.core.outlier import FINE, Outlier
 from router.core.stall import CLEAR, Stall
 from router.core.values import Candidate, Gauges
-from tests.core.cast import D0
+from tests.core.fixtures import D0
 
 
 @pytest.mark.parametrize("ejected", [False, True])
@@ -20,10 +20,10 @@ def test_the_gravest_reason_is_told(ejected: bool, stalled: bool, slow: bool) ->
         stall=Stall(1.0) if stalled else CLEAR,
         slow_since=1.0 if slow else None,
     )
-    reasons = [(ejected, Aside.EJECTED), (stalled, Aside.STALLED), (slow, Aside.SLOW)]
-    assert member.aside == next((reason for holds, reason in reasons if holds), None)
-    assert member.is_shut == (ejected or stalled)
-    assert (member.endpoint, member.ordinal, member.others) == (D0, 3, None)
+    reasons = [(ejected, Exclusion.EJECTED), (stalled, Exclusion.STALLED), (slow, Exclusion.SLOW)]
+    assert member.exclusion == next((reason for holds, reason in reasons if holds), None)
+    assert member.is_blocked == (ejected or stalled)
+    assert (member.endpoint, member.ordinal, member.other_requests) == (D0, 3, None)
 
 
 # What an event is worth, by the engine's counter of generated tokens.
@@ -32,13 +32,13 @@ def test_the_gravest_reason_is_told(ejected: bool, stalled: bool, slow: bool) ->
 def scraped(member: Member, generated: int | None, others: int = 0) -> float:
     """Tokens per event after a scrape with this counter."""
     member.calibrate(Gauges(generated=generated), others)
-    return member.pace.calibration.tokens_per_event
+    return member.speed.calibration.tokens_per_event
 
 
 def stream(member: Member, events: int) -> None:
     """A stream of this router begins and has so many events more."""
-    Leg(member.pace, None, 10, 0.0, is_heard=True).first(0.0)
-    member.pace.tokens += events
+    LegTimer(member.speed, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
+    member.speed.tokens += events
 
 
 def test_the_engines_counter_tells_what_an_event_is_worth() -> None:
@@ -60,8 +60,8 @@ def test_a_tick_between_two_scrapes_loses_no_event() -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 0)
     stream(member, 150)
-    member.pace.tick(0.25)
-    member.pace.tokens += 50
+    member.speed.tick(0.25)
+    member.speed.tokens += 50
     assert scraped(member, 1 + 4 * 200) == 4.0
 
 
@@ -86,7 +86,7 @@ def test_where_unary_answers_were_generated_the_counter_tells_nothing() -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 0)
     stream(member, 200)
-    Leg(member.pace, None, 10, 0.0, is_heard=False)
+    LegTimer(member.speed, None, 10, 0.0, tracks_first_token=False)
     assert scraped(member, 1600) == 1.0
 
 

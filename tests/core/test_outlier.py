@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import outlier
-from router.core.outlier import FINE, MINIMUM_REQUESTS, Outlier, Rules
+from router.core.outlier import FINE, MINIMUM_REQUESTS, Outlier, OutlierConfig
 
-RULES = Rules()
+RULES = OutlierConfig()
 
 
 @given(st.lists(st.booleans()))

@@ -5,7 +5,7 @@ import pytest
 
 from router.core import outlier
 from router.core.health import Health, State
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.member import Member
 from router.core.policies import POLICIES
 from router.core.probing import (
@@ -19,7 +19,7 @@ from router.core.probing import (
 )
 from router.core.stall import Stall
 from router.core.values import Role
-from tests.core.cast import D0, P0, candidate
+from tests.core.fixtures import D0, P0, candidate
 
 NO_ROLE: frozenset[Role] = frozenset()
 BOTH = frozenset(Role)
@@ -58,7 +58,7 @@ def test_a_stalled_engine_is_probed_under_every_policy(roles: frozenset[Role]) -
 @pytest.mark.parametrize("endpoint", [P0, D0])
 def test_a_slow_engine_is_probed_only_where_its_role_spares_it(endpoint) -> None:
     slow = member(endpoint, slow_since=1.0)
-    slow.view.ratio = 4.0
+    slow.view.slowdown = 4.0
     other = Role.PREFILL if endpoint.role is Role.DECODE else Role.DECODE
     assert needs_speed_probe(slow, frozenset({endpoint.role}))
     assert not needs_speed_probe(slow, frozenset({other}))
@@ -71,9 +71,9 @@ def test_an_engine_that_is_not_spared_is_measured_by_its_users() -> None:
 
 def test_an_engine_somewhat_slower_is_probed_while_it_has_nothing() -> None:
     slower = member()
-    slower.view.ratio = 1.5
+    slower.view.slowdown = 1.5
     assert needs_speed_probe(slower, BOTH)
-    Leg(slower.pace, None, 0, 0.0, is_heard=True)
+    LegTimer(slower.speed, None, 0, 0.0, tracks_first_token=True)
     assert not needs_speed_probe(slower, BOTH)
 
 

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.redact import redact
-from tests.core.cast import sample
+from tests.core.fixtures import sample
 from tests.core.json_texts import objects, scalars, strings, values, write_object
 
 KEYS = ("kv_transfer_params", "ec_transfer_params")

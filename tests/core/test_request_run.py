@@ -16,7 +16,7 @@ from router.core.events import (
     RequestEnded,
 )
 from router.core.fleet import Fleet
-from router.core.health import Rules, Sight
+from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
@@ -25,7 +25,7 @@ from router.core.policies import POLICIES
 from router.core.request_run import RequestRun
 from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
-from tests.core.cast import D0, D1, D2, P0, P1, REFUSED, RESET, RESPONSES, reply, request
+from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, RESET, RESPONSES, reply, request
 
 FACTS = request(prompt="x" * 400, stream=True)
 STORED = request(RESPONSES, input="x", store=True, stream=True)
@@ -39,21 +39,22 @@ class Shell:
 
     def __init__(self, *endpoints: Endpoint, facts: Facts = FACTS) -> None:
         self.events: list[Event] = []
-        self.fleet = Fleet(endpoints, Ledger(), Rules(), stale_after=5.0)
+        self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), stale_after=5.0)
         for endpoint in endpoints:
             self.up(endpoint)
         policies = dict.fromkeys(Role, POLICIES["round_robin"])
         scheduler = Scheduler(self.fleet, policies, threshold=1, rng=Random(0))
         self.record = RequestEnded("id", "/v1/completions", 0.0)
-        self.run = RequestRun(scheduler, self.events.append, facts, self.record, rng=Random(0))
+        self._facts = facts
+        self.run = RequestRun(scheduler, self.events.append, self.record, Random(0))
 
-    def up(self, endpoint: Endpoint, sight: Sight = Sight.OK) -> None:
+    def up(self, endpoint: Endpoint, signal: HealthSignal = HealthSignal.OK) -> None:
         """A probe saw this."""
-        self.fleet.observe(Probed(endpoint, sight), 0.0)
+        self.fleet.observe(Probed(endpoint, signal), 0.0)
 
     def start(self, plan: Plan) -> Endpoint:
         """The first engine that is asked."""
-        return self.asked(self.run.start(plan, 0.0))
+        return self.asked(self.run.start(self._facts, plan, 0.0))
 
     def fails(self, outcome: Failure) -> Endpoint:
         """The engine that is asked after this failure."""
@@ -108,7 +109,7 @@ def test_a_prompt_that_no_prefill_engine_takes_counts_on_the_decode_engine() -> 
     assert shell.start(nixl(FACTS)) == D0
     assert shell.pending(D0) == FACTS.tokens
     assert shell.record.fallbacks == [FellBack(Role.PREFILL, "no_prefill_engine")]
-    assert shell.run.leg(0.0).pace.open == 1
+    assert shell.run.leg(0.0).speed.open == 1
 
 
 def test_a_prompt_whose_prefill_failed_counts_on_the_decode_engine() -> None:
@@ -122,7 +123,7 @@ def test_a_prompt_whose_prefill_failed_counts_on_the_decode_engine() -> None:
 def test_a_decode_pool_that_empties_during_the_prefill_is_a_503() -> None:
     shell = Shell(P0, D0)
     shell.start(nixl(FACTS))
-    shell.up(D0, Sight.UNWILLING)
+    shell.up(D0, HealthSignal.UNAVAILABLE)
     with pytest.raises(NoEngine):
         shell.replies(PREFILLED)
     shell.run.close()
@@ -131,7 +132,7 @@ def test_a_decode_pool_that_empties_during_the_prefill_is_a_503() -> None:
 
 def test_no_prompt_is_prefilled_that_no_engine_could_decode() -> None:
     shell = Shell(P0, D0)
-    shell.up(D0, Sight.UNWILLING)
+    shell.up(D0, HealthSignal.UNAVAILABLE)
     with pytest.raises(NoEngine):
         shell.start(nixl(FACTS))
     assert shell.events == []
@@ -243,7 +244,7 @@ def test_a_kv_cache_is_waited_for() -> None:
         assert ready is True
         yield Send(reply(200))
 
-    assert shell.run.start(plan(), 0.0) == AwaitKV("t", 1)
+    assert shell.run.start(FACTS, plan(), 0.0) == AwaitKV("t", 1)
     assert shell.run.answer(True, 1.0) == Send(reply(200))
 
 

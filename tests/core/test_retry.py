@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
-from router.core.retry import error_of, may_move, may_replay, reason_of
+from router.core.retry import error_of, may_replay, may_retry_elsewhere, reason_of
 from router.core.values import Failure, FailureKind, Reply
-from tests.core.cast import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply, request
+from tests.core.fixtures import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply, request
 
 PLAIN = request(prompt="x")
 TRACES: list[dict[str, Any]] = [{"store": True}, {"background": True}]
@@ -15,14 +15,14 @@ TRACES: list[dict[str, Any]] = [{"store": True}, {"background": True}]
 
 @pytest.mark.parametrize("outcome", [REFUSED, RESET, BROKEN, reply(503)])
 def test_what_took_nothing_on_or_can_be_computed_twice_moves(outcome: Reply | Failure) -> None:
-    assert may_move(outcome, PLAIN)
+    assert may_retry_elsewhere(outcome, PLAIN)
 
 
 @pytest.mark.parametrize(
     "outcome", [SILENT, *(reply(status) for status in (200, 400, 429, 500, 502, 504))]
 )
 def test_an_answer_or_a_silence_does_not(outcome: Reply | Failure) -> None:
-    assert not may_move(outcome, PLAIN)
+    assert not may_retry_elsewhere(outcome, PLAIN)
 
 
 @pytest.mark.parametrize("body", TRACES)
@@ -32,7 +32,7 @@ def test_an_answer_or_a_silence_does_not(outcome: Reply | Failure) -> None:
 def test_what_leaves_traces_moves_only_if_no_engine_began_it(
     body: dict[str, Any], outcome: Reply | Failure, moves: bool
 ) -> None:
-    assert may_move(outcome, request(RESPONSES, **body)) is moves
+    assert may_retry_elsewhere(outcome, request(RESPONSES, **body)) is moves
 
 
 @pytest.mark.parametrize("body", TRACES)
@@ -43,7 +43,7 @@ def test_what_leaves_traces_is_never_sent_twice_to_one_engine(body: dict[str, An
 
 @pytest.mark.parametrize("body", [{"store": False}, {"store": None}, {"background": False}])
 def test_what_says_that_it_leaves_none_moves(body: dict[str, Any]) -> None:
-    assert may_move(RESET, request(RESPONSES, **body))
+    assert may_retry_elsewhere(RESET, request(RESPONSES, **body))
 
 
 @pytest.mark.parametrize(

@@ -12,23 +12,23 @@ from hypothesis import strategies as st
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.events import LegFailed, Probed
 from router.core.fleet import Fleet
-from router.core.health import Rules, Sight
+from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.policies import POLICIES, Policy
 from router.core.schedule import Scheduler
-from router.core.values import Candidate, Decision, Endpoint, Facts, FailureKind, Role, Way
-from tests.core.cast import D0, D1, D2, D3, P0, P1, request
+from router.core.values import Candidate, Decision, Endpoint, Facts, FailureKind, Mode, Role
+from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
 
-NOBODY: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 FACTS = request(prompt="x" * 40)
 
 
 def fleet_of(*endpoints: Endpoint, models: Sequence[str] | None = None) -> Fleet:
     """A fleet of engines that are up and serve these models; None: they have not told."""
-    fleet = Fleet(endpoints, Ledger(), Rules(), stale_after=5.0)
+    fleet = Fleet(endpoints, Ledger(), HealthThresholds(), stale_after=5.0)
     cards = None if models is None else tuple({"id": name} for name in models)
     for endpoint in endpoints:
-        fleet.observe(Probed(endpoint, Sight.OK, cards), 0.0)
+        fleet.observe(Probed(endpoint, HealthSignal.OK, cards), 0.0)
     return fleet
 
 
@@ -40,7 +40,7 @@ def scheduler_of(
 
 
 def chosen(
-    scheduler: Scheduler, times: int, exclude: frozenset[Endpoint] = NOBODY
+    scheduler: Scheduler, times: int, exclude: frozenset[Endpoint] = NO_ENDPOINTS
 ) -> list[Endpoint]:
     """The decode engines of so many requests, each of them over before the next."""
     endpoints = []
@@ -62,7 +62,7 @@ def test_a_check_finds_out_whether_a_lease_would_find_an_engine_and_takes_none()
     with pytest.raises(NoEngine, match="decode"):
         scheduler.check(Role.DECODE, FACTS, frozenset({D0, D1}), 0.0)
     with pytest.raises(NoEngine, match="prefill"):
-        scheduler.check(Role.PREFILL, FACTS, NOBODY, 0.0)
+        scheduler.check(Role.PREFILL, FACTS, NO_ENDPOINTS, 0.0)
 
 
 def test_round_robin_visits_all_in_order() -> None:
@@ -71,9 +71,9 @@ def test_round_robin_visits_all_in_order() -> None:
 
 def test_each_role_has_its_own_turn() -> None:
     scheduler = scheduler_of(fleet_of(P0, P1, D0, D1))
-    assert scheduler.lease(Role.PREFILL, FACTS, NOBODY, 0.0).endpoint == P0
+    assert scheduler.lease(Role.PREFILL, FACTS, NO_ENDPOINTS, 0.0).endpoint == P0
     assert chosen(scheduler, 2) == [D0, D1]
-    assert scheduler.lease(Role.PREFILL, FACTS, NOBODY, 0.0).endpoint == P1
+    assert scheduler.lease(Role.PREFILL, FACTS, NO_ENDPOINTS, 0.0).endpoint == P1
 
 
 def test_an_excluded_engine_is_passed_over_and_the_turn_goes_on() -> None:
@@ -86,10 +86,10 @@ def test_an_excluded_engine_is_passed_over_and_the_turn_goes_on() -> None:
 def test_requests_for_two_models_that_alternate_reach_all_engines_of_both() -> None:
     fleet = fleet_of(D0, D1, D2, D3)
     for endpoint, model in ((D0, "a"), (D1, "a"), (D2, "b"), (D3, "b")):
-        fleet.observe(Probed(endpoint, Sight.OK, ({"id": model},)), 0.0)
+        fleet.observe(Probed(endpoint, HealthSignal.OK, ({"id": model},)), 0.0)
     scheduler = scheduler_of(fleet)
     turns = [
-        scheduler.lease(Role.DECODE, replace(FACTS, model=model), NOBODY, 0.0).endpoint
+        scheduler.lease(Role.DECODE, replace(FACTS, model=model), NO_ENDPOINTS, 0.0).endpoint
         for model in "ab" * 4
     ]
     assert turns == [D0, D2, D1, D3] * 2
@@ -97,7 +97,7 @@ def test_requests_for_two_models_that_alternate_reach_all_engines_of_both() -> N
 
 def test_the_least_loaded_engine_is_chosen_and_equals_take_turns() -> None:
     scheduler = scheduler_of(fleet_of(D0, D1, D2), POLICIES["least_loaded"])
-    leases = [scheduler.lease(Role.DECODE, FACTS, NOBODY, 0.0) for _ in range(6)]
+    leases = [scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0) for _ in range(6)]
     assert [lease.endpoint for lease in leases] == [D0, D1, D2, D0, D1, D2]
     leases[4].release()
     leases[5].release()
@@ -106,7 +106,7 @@ def test_the_least_loaded_engine_is_chosen_and_equals_take_turns() -> None:
 
 def test_a_lease_counts_the_requests_tokens_at_once() -> None:
     fleet = fleet_of(D0)
-    scheduler_of(fleet).lease(Role.DECODE, FACTS, NOBODY, 0.0)
+    scheduler_of(fleet).lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0)
     assert (fleet.ledger.in_flight(D0), fleet.ledger.tokens(D0)) == (1, FACTS.tokens)
 
 
@@ -124,7 +124,7 @@ def test_ranking_takes_nothing_and_does_not_end_the_turn() -> None:
 @pytest.mark.parametrize("role", Role)
 def test_without_an_engine_the_client_is_told_to_come_back(role: Role) -> None:
     with pytest.raises(NoEngine, match=f"No {role} engine"):
-        scheduler_of(fleet_of()).lease(role, FACTS, NOBODY, 0.0)
+        scheduler_of(fleet_of()).lease(role, FACTS, NO_ENDPOINTS, 0.0)
 
 
 def test_a_policy_sees_the_facts_the_time_and_the_random_source() -> None:
@@ -136,7 +136,7 @@ def test_a_policy_sees_the_facts_the_time_and_the_random_source() -> None:
         seen.append((facts, now, rng.random()))
         return [0.0] * len(candidates)
 
-    scheduler_of(fleet_of(D0), policy).lease(Role.DECODE, FACTS, NOBODY, 3.5)
+    scheduler_of(fleet_of(D0), policy).lease(Role.DECODE, FACTS, NO_ENDPOINTS, 3.5)
     assert seen == [(FACTS, 3.5, Random(0).random())]
 
 
@@ -174,11 +174,11 @@ def test_equals_are_chosen_equally_often(engines: int, times: int) -> None:
 
 
 def test_the_threshold_and_the_prefill_pool_decide_the_way() -> None:
-    remote = Decision(Way.REMOTE, "at_or_above_threshold")
+    remote = Decision(Mode.REMOTE, "at_or_above_threshold")
     assert scheduler_of(fleet_of(P0, D0), threshold=10).decide(FACTS) == remote
-    assert scheduler_of(fleet_of(P0, D0), threshold=11).decide(FACTS).way is Way.DIRECT
+    assert scheduler_of(fleet_of(P0, D0), threshold=11).decide(FACTS).mode is Mode.DIRECT
     alone = scheduler_of(fleet_of(D0), threshold=10).decide(FACTS)
-    assert alone == Decision(Way.DIRECT, "no_prefill_pool")
+    assert alone == Decision(Mode.DIRECT, "no_prefill_pool")
 
 
 # Which model.
@@ -197,45 +197,45 @@ def test_an_unknown_model_is_not_found_in_vllms_words() -> None:
 
 @pytest.mark.parametrize("model", ["tiny", "alias"])
 def test_a_listed_model_is_served(model: str) -> None:
-    assert decide(fleet_of(D0, models=["tiny", "alias"]), model).way is Way.DIRECT
+    assert decide(fleet_of(D0, models=["tiny", "alias"]), model).mode is Mode.DIRECT
 
 
 def test_while_nothing_is_known_any_model_may_exist() -> None:
-    assert decide(fleet_of(D0), "big").way is Way.DIRECT
+    assert decide(fleet_of(D0), "big").mode is Mode.DIRECT
 
 
 def test_while_a_usable_engine_has_not_told_any_model_may_exist() -> None:
     fleet = fleet_of(D0, D1)
-    fleet.observe(Probed(D0, Sight.OK, ({"id": "tiny"},)), 0.0)
-    assert decide(fleet, "big").way is Way.DIRECT
+    fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "tiny"},)), 0.0)
+    assert decide(fleet, "big").mode is Mode.DIRECT
 
 
 def test_an_engine_that_is_away_and_never_told_leaves_no_doubt() -> None:
     fleet = fleet_of(D0, D1)
-    fleet.observe(Probed(D0, Sight.OK, ({"id": "tiny"},)), 0.0)
-    fleet.observe(Probed(D1, Sight.UNWILLING), 0.0)
+    fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "tiny"},)), 0.0)
+    fleet.observe(Probed(D1, HealthSignal.UNAVAILABLE), 0.0)
     with pytest.raises(NotFound):
         decide(fleet, "big")
 
 
 def test_while_every_engine_is_away_any_model_may_exist() -> None:
-    fleet = Fleet([D0], Ledger(), Rules(), stale_after=5.0)
-    assert decide(fleet, "big").way is Way.DIRECT
+    fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
+    assert decide(fleet, "big").mode is Mode.DIRECT
 
 
 def test_a_model_whose_engine_is_away_is_known_and_has_no_engine() -> None:
     fleet = fleet_of(D0, models=["tiny"])
-    fleet.observe(Probed(D0, Sight.UNWILLING), 0.0)
+    fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 0.0)
     scheduler = scheduler_of(fleet)
     facts = request(prompt="x", model="tiny")
-    assert scheduler.decide(facts).way is Way.DIRECT
+    assert scheduler.decide(facts).mode is Mode.DIRECT
     with pytest.raises(NoEngine):
-        scheduler.lease(Role.DECODE, facts, NOBODY, 0.0)
+        scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
 
 
 def test_a_request_without_a_model_goes_to_the_only_one() -> None:
-    assert decide(fleet_of(D0, models=["tiny"]), None).way is Way.DIRECT
-    assert decide(fleet_of(D0), None).way is Way.DIRECT
+    assert decide(fleet_of(D0, models=["tiny"]), None).mode is Mode.DIRECT
+    assert decide(fleet_of(D0), None).mode is Mode.DIRECT
 
 
 def test_a_request_without_a_model_is_refused_where_there_are_several() -> None:
@@ -250,14 +250,16 @@ def test_a_request_without_a_model_is_refused_where_there_are_several() -> None:
 def test_a_choice_is_explained_best_first_and_takes_nothing() -> None:
     fleet = fleet_of(D0, D1)
     scheduler = scheduler_of(fleet, POLICIES["least_loaded"])
-    lease = scheduler.lease(Role.DECODE, FACTS, NOBODY, 0.0)
+    lease = scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0)
     first, second = scheduler.explained(Role.DECODE, FACTS, 0.0)
-    assert first.startswith(f"{D1.url} score=0 in_flight=0 others=0 ratio=1 share=1")
+    assert first.startswith(
+        f"{D1.url} score=0 in_flight=0 other_requests=0 slowdown=1 slow_start_weight=1"
+    )
     assert second.startswith(f"{lease.endpoint.url} score=1 in_flight=1")
     assert fleet.ledger.total() == 1
 
 
-def test_a_request_could_go_where_nobody_is_set_aside() -> None:
+def test_a_request_could_go_to_an_engine_that_is_not_blocked() -> None:
     fleet = fleet_of(D0, D1)
     scheduler = scheduler_of(fleet)
     assert scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
@@ -271,11 +273,11 @@ def test_a_request_could_go_where_nobody_is_set_aside() -> None:
 def test_only_who_computes_the_prompt_has_it_ahead(computes: bool, pending: int) -> None:
     fleet = fleet_of(D0)
     scheduler = scheduler_of(fleet)
-    lease = scheduler.lease(Role.DECODE, FACTS, NOBODY, 0.0, computes=computes)
+    lease = scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0, computes=computes)
     assert fleet.ledger.load(D0).pending == lease.pending_there == pending
-    leg = scheduler.leg(lease, 0.0, is_heard=True)
-    leg.first(0.1)
+    leg = scheduler.leg(lease, 0.0, tracks_first_token=True)
+    leg.first_token(0.1)
     assert fleet.ledger.load(D0).pending == 0
     lease.release()
     leg.end(0.2)
-    assert (fleet.ledger.load(D0).pending, fleet.member(D0).pace.open) == (0, 0)
+    assert (fleet.ledger.load(D0).pending, fleet.member(D0).speed.open) == (0, 0)

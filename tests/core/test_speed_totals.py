@@ -3,23 +3,25 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.speed_totals import Shown
+from router.core.speed_totals import SpeedTotals
 
-SUMS = ("tokens", "whole_tokens", "begun", "first_seconds", "unheard", "stream_seconds")
-counts = st.builds(Shown, *[st.integers(0, 1000).map(float) for _ in Shown._fields])
+SUMS = ("tokens", "whole_tokens", "begun", "first_seconds", "untracked", "stream_seconds")
+counts = st.builds(SpeedTotals, *[st.integers(0, 1000).map(float) for _ in SpeedTotals._fields])
 
 
 @given(counts, counts)
-def test_two_processes_add_up(one: Shown, other: Shown) -> None:
+def test_two_processes_add_up(one: SpeedTotals, other: SpeedTotals) -> None:
     both = one.plus(other)
     for name in (*SUMS, "streams", "open"):
         assert getattr(both, name) == getattr(one, name) + getattr(other, name)
-    assert both.heard_at == max(one.heard_at, other.heard_at)
-    assert both.asked_at == max(one.asked_at, other.asked_at)
+    assert both.last_token_at == max(one.last_token_at, other.last_token_at)
+    assert both.busy_since == max(one.busy_since, other.busy_since)
 
 
 @given(counts, counts)
-def test_the_longest_wait_is_that_of_the_request_asked_first(one: Shown, other: Shown) -> None:
+def test_the_longest_wait_is_that_of_the_request_asked_first(
+    one: SpeedTotals, other: SpeedTotals
+) -> None:
     waits = [(s.waiting_since, s.waiting_work) for s in (one, other) if s.waiting_since]
     both = one.plus(other)
     assert (both.waiting_since, both.waiting_work) in waits or not waits
@@ -27,7 +29,9 @@ def test_the_longest_wait_is_that_of_the_request_asked_first(one: Shown, other: 
 
 
 @given(counts, counts)
-def test_what_was_added_is_the_difference_and_never_negative(before: Shown, now: Shown) -> None:
+def test_what_was_added_is_the_difference_and_never_negative(
+    before: SpeedTotals, now: SpeedTotals
+) -> None:
     added = now.since(before)
     for name in SUMS:
         assert getattr(added, name) == max(0.0, getattr(now, name) - getattr(before, name))

@@ -12,16 +12,16 @@ from router.core.errors import EngineFailed
 from router.core.sse import (
     DONE,
     MAX_EVENT_BYTES,
-    Cutter,
-    First,
+    EventKind,
+    EventSplitter,
     data_of,
     error_frame,
+    event_kind,
     events,
-    first_sign,
     keep_alive,
 )
 from router.core.values import RouteKind
-from tests.core.cast import sample
+from tests.core.fixtures import sample
 
 # Streams: of events, and of anything that looks like one.
 
@@ -51,20 +51,20 @@ def ends_an_event(data: bytes) -> bool:
 def test_however_a_stream_is_cut_whole_events_pass_and_nothing_is_lost(
     stream: bytes, places: list[int]
 ) -> None:
-    cutter = Cutter()
-    passed = [cutter.feed(piece) for piece in cut_up(stream, places)]
-    rest = cutter.rest()
+    splitter = EventSplitter()
+    passed = [splitter.feed(piece) for piece in cut_up(stream, places)]
+    rest = splitter.rest()
     assert b"".join(passed) + rest == stream
     assert all(ends_an_event(data) for data in passed)
-    assert cutter.rest() == b""
+    assert splitter.rest() == b""
 
 
 @given(streams, st.lists(st.integers(min_value=0, max_value=200), max_size=8))
 def test_nothing_whole_is_held_back(stream: bytes, places: list[int]) -> None:
-    cutter = Cutter()
+    splitter = EventSplitter()
     for piece in cut_up(stream, places):
-        cutter.feed(piece)
-    assert events(cutter.rest()) == []
+        splitter.feed(piece)
+    assert events(splitter.rest()) == []
 
 
 @given(well_formed.map(str.encode))
@@ -78,20 +78,20 @@ def test_what_follows_the_last_whole_event_is_no_event() -> None:
 
 
 def test_an_event_that_ends_with_the_next_piece_passes_with_it() -> None:
-    cutter = Cutter()
-    assert cutter.feed(b"data: a\n") == b""
-    assert cutter.feed(b"\ndata: b") == b"data: a\n\n"
-    assert cutter.rest() == b"data: b"
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: a\n") == b""
+    assert splitter.feed(b"\ndata: b") == b"data: a\n\n"
+    assert splitter.rest() == b"data: b"
 
 
 @pytest.mark.parametrize(("data", "is_empty"), [(b"a\n\n", True), (b"a\n", False), (b"", True)])
 def test_a_cutter_says_whether_it_keeps_something_back(data: bytes, is_empty: bool) -> None:
-    cutter = Cutter()
-    assert cutter.is_empty
-    cutter.feed(data)
-    assert cutter.is_empty == is_empty
-    cutter.rest()
-    assert cutter.is_empty
+    splitter = EventSplitter()
+    assert splitter.is_empty
+    splitter.feed(data)
+    assert splitter.is_empty == is_empty
+    splitter.rest()
+    assert splitter.is_empty
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\n\n"])
@@ -99,32 +99,32 @@ def test_a_cutter_says_whether_it_keeps_something_back(data: bytes, is_empty: bo
 def test_a_blank_line_ends_an_event_wherever_the_stream_is_cut(event: bytes, end: bytes) -> None:
     stream = event + end + b"rest"
     for place in range(len(stream)):
-        cutter = Cutter()
-        passed = cutter.feed(stream[:place]) + cutter.feed(stream[place:])
-        assert (passed, cutter.rest()) == (event + end, b"rest")
+        splitter = EventSplitter()
+        passed = splitter.feed(stream[:place]) + splitter.feed(stream[place:])
+        assert (passed, splitter.rest()) == (event + end, b"rest")
 
 
 def test_an_event_over_the_limit_passes_in_pieces() -> None:
-    cutter = Cutter()
+    splitter = EventSplitter()
     half = b"x" * (MAX_EVENT_BYTES // 2)
-    assert cutter.feed(half) == b""
-    assert cutter.feed(half) == b""
-    assert cutter.feed(b"x") == half + half + b"x"
-    assert cutter.feed(b"end\n\n") == b"end\n\n"
+    assert splitter.feed(half) == b""
+    assert splitter.feed(half) == b""
+    assert splitter.feed(b"x") == half + half + b"x"
+    assert splitter.feed(b"end\n\n") == b"end\n\n"
 
 
 def test_only_whole_events_pass_however_large_they_are() -> None:
-    cutter = Cutter()
+    splitter = EventSplitter()
     large = b"x" * MAX_EVENT_BYTES
-    assert cutter.feed(large) == b""
-    assert cutter.feed(b"\n\ndata: y") == large + b"\n\n"
-    assert cutter.rest() == b"data: y"
+    assert splitter.feed(large) == b""
+    assert splitter.feed(b"\n\ndata: y") == large + b"\n\n"
+    assert splitter.rest() == b"data: y"
 
 
 def test_a_large_event_passes_when_it_came_byte_by_byte() -> None:
-    cutter = Cutter()
+    splitter = EventSplitter()
     event = b"data: %b\r\n\r\n" % (b"x" * 50_000)
-    passed = [cutter.feed(bytes([byte])) for byte in event]
+    passed = [splitter.feed(bytes([byte])) for byte in event]
     # The last byte is the one that completes it.
     assert passed[-1] == event
     assert not any(passed[:-1])
@@ -133,10 +133,10 @@ def test_a_large_event_passes_when_it_came_byte_by_byte() -> None:
 def test_a_recorded_stream_passes_whole_however_it_is_cut() -> None:
     stream = sample("chat_stream.sse")
     for size in (1, 7, 100, 1460):
-        cutter = Cutter()
+        splitter = EventSplitter()
         pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
-        assert b"".join(cutter.feed(piece) for piece in pieces) == stream
-        assert cutter.rest() == b""
+        assert b"".join(splitter.feed(piece) for piece in pieces) == stream
+        assert splitter.rest() == b""
 
 
 @pytest.mark.parametrize(
@@ -228,17 +228,17 @@ ERRORS = [
 
 @pytest.mark.parametrize("event", PREAMBLE)
 def test_what_can_still_be_replaced_is_preamble(event: bytes) -> None:
-    assert first_sign(event) is First.PREAMBLE
+    assert event_kind(event) is EventKind.PREAMBLE
 
 
 @pytest.mark.parametrize("event", CONTENT)
 def test_an_answer_that_has_begun_is_content(event: bytes) -> None:
-    assert first_sign(event) is First.CONTENT
+    assert event_kind(event) is EventKind.CONTENT
 
 
 @pytest.mark.parametrize("event", ERRORS)
 def test_an_engines_failure_is_an_error(event: bytes) -> None:
-    assert first_sign(event) is First.ERROR
+    assert event_kind(event) is EventKind.ERROR
 
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -254,7 +254,7 @@ def test_what_keeps_a_connection_alive_is_a_comment_wherever_it_stands() -> None
     assert keep_alive(event(type="message_start", message={})) == b""
 
 
-P, C, E = First.PREAMBLE, First.CONTENT, First.ERROR
+P, C, E = EventKind.PREAMBLE, EventKind.CONTENT, EventKind.ERROR
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,8 @@ P, C, E = First.PREAMBLE, First.CONTENT, First.ERROR
         ("kv_load_failed_completions.sse", [E, C]),
     ],
 )
-def test_recorded_streams_are_understood(name: str, signs: list[First]) -> None:
-    assert [first_sign(event) for event in events(sample(name))][: len(signs)] == signs
+def test_recorded_streams_are_understood(name: str, signs: list[EventKind]) -> None:
+    assert [event_kind(event) for event in events(sample(name))][: len(signs)] == signs
 
 
 documents = st.recursive(
@@ -285,7 +285,7 @@ documents = st.recursive(
 
 @given(st.binary(max_size=40) | documents.map(lambda d: json.dumps(d).encode()))
 def test_any_data_is_understood_or_taken_for_content(data: bytes) -> None:
-    assert first_sign(b"data: %b\n\n" % data) in First
+    assert event_kind(b"data: %b\n\n" % data) in EventKind
 
 
 ERROR = EngineFailed("The engine broke off.")
@@ -306,4 +306,4 @@ def test_where_events_have_names_the_error_has_one_too(kind: RouteKind) -> None:
 
 @pytest.mark.parametrize("kind", RouteKind)
 def test_an_error_frame_is_itself_read_as_an_error(kind: RouteKind) -> None:
-    assert first_sign(events(error_frame(ERROR, kind))[0]) is First.ERROR
+    assert event_kind(events(error_frame(ERROR, kind))[0]) is EventKind.ERROR

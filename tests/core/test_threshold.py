@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from router.core.threshold import decide
-from router.core.values import Decision, Facts, Way
-from tests.core.cast import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, request
+from router.core.values import Decision, Facts, Mode
+from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, request
 
 N = 512
-BELOW = Decision(Way.DIRECT, "below_threshold")
-REMOTE = Decision(Way.REMOTE, "at_or_above_threshold")
+BELOW = Decision(Mode.DIRECT, "below_threshold")
+REMOTE = Decision(Mode.REMOTE, "at_or_above_threshold")
 
 
 def messages(text: str) -> list[dict[str, str]]:
@@ -92,19 +92,19 @@ def test_the_last_character_decides(path: str, characters: int, expected: Decisi
 def test_several_prompts_are_summed_and_go_direct_for_being_several(prompt: object) -> None:
     facts = request(COMPLETIONS, prompt=prompt)
     assert facts.tokens == N
-    assert decide(facts, N, has_prefill_pool=True) == Decision(Way.DIRECT, "several_prompts")
+    assert decide(facts, N, has_prefill_pool=True) == Decision(Mode.DIRECT, "several_prompts")
 
 
 def test_without_a_prefill_pool_everything_is_direct() -> None:
-    expected = Decision(Way.DIRECT, "no_prefill_pool")
+    expected = Decision(Mode.DIRECT, "no_prefill_pool")
     assert decide(of_tokens("string", N), 0, has_prefill_pool=False) == expected
     assert decide(request(n=2), 0, has_prefill_pool=False) == expected
 
 
 def test_a_reason_for_going_direct_outweighs_the_size() -> None:
     facts = request(COMPLETIONS, prompt="x" * (4 * N), n=2)
-    assert decide(facts, N, has_prefill_pool=True) == Decision(Way.DIRECT, "several_answers")
+    assert decide(facts, N, has_prefill_pool=True) == Decision(Mode.DIRECT, "several_answers")
 
 
 def test_what_generates_nothing_is_direct() -> None:
-    assert decide(request(EMBEDDINGS), 0, has_prefill_pool=True) == Decision(Way.DIRECT, "route")
+    assert decide(request(EMBEDDINGS), 0, has_prefill_pool=True) == Decision(Mode.DIRECT, "route")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.usage import LOOKED_AT, generated_tokens
-from tests.core.cast import sample
+from router.core.usage import TAIL_BYTES, generated_tokens
+from tests.core.fixtures import sample
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tests.core.cast import sample
         (b'{"completion_tokens":-4}', 0),
         (b"data: [DONE]\n\n", 0),
         (b"", 0),
-        (b'{"completion_tokens":50}' + b" " * LOOKED_AT, 0),
+        (b'{"completion_tokens":50}' + b" " * TAIL_BYTES, 0),
     ],
 )
 def test_the_generated_tokens_are_found(end: bytes, tokens: int) -> None:

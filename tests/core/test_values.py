@@ -7,7 +7,7 @@ import pytest
 
 from router.core.routes import ROUTES
 from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
-from tests.core.cast import COMPLETIONS, D0, request
+from tests.core.fixtures import COMPLETIONS, D0, request
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""The house of tests/net, and the event loop that the router runs on."""
+"""The harness of tests/net, and the event loop that the router runs on."""
 
-from tests.net.conftest import certificate, complaints, house, pytest_asyncio_loop_factories
+from tests.net.conftest import certificate, complaints, harness, pytest_asyncio_loop_factories
 
-__all__ = ["certificate", "complaints", "house", "pytest_asyncio_loop_factories"]
+__all__ = ["certificate", "complaints", "harness", "pytest_asyncio_loop_factories"]

@@ -16,10 +16,10 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.net.asks import CHAT, COMPLETIONS, DONE, EMBEDDINGS, KV, event, token
 from tests.net.client import Answer, Client, Truncated, request
 from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply, sse_head
-from tests.net.house import House, Running, eventually
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import CHAT, COMPLETIONS, DONE, EMBEDDINGS, KV, event, token
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "600"))
 AT_ONCE = 40
@@ -302,14 +302,14 @@ def _judge(answer: Answer, mark: str, *, stream: bool) -> str:
 
 
 async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A probe that meets `_nothing` has the patience of all others here, not 10 s.
     monkeypatch.setattr("router.core.probing.SPEED_PROBE_TIMEOUT_SECONDS", 1.0)
     chance = Random(1)
-    prefills = tuple([await house.engine() for _ in range(2)])
-    decodes = [await house.engine() for _ in range(4)]
-    router = await house.router(
+    prefills = tuple([await harness.engine() for _ in range(2)])
+    decodes = [await harness.engine() for _ in range(4)]
+    router = await harness.router(
         *decodes,
         prefill=prefills,
         routing_threshold=THRESHOLD,

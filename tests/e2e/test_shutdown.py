@@ -3,10 +3,10 @@
 import signal
 
 from tests.e2e.process import Process, serving
-from tests.net.asks import COMPLETIONS, DONE, STREAM, answer_remotely, error_frame, token
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine
-from tests.net.house import House, eventually
+from tests.net.harness import Harness, eventually
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, answer_remotely, error_frame, token
 
 
 async def _streaming(process: Process, engine: ScriptedEngine) -> tuple[Client, Answer, Call]:
@@ -19,8 +19,8 @@ async def _streaming(process: Process, engine: ScriptedEngine) -> tuple[Client, 
     return client, await answer.until(token("a")), call
 
 
-async def test_what_is_under_way_finishes_within_the_grace(house: House) -> None:
-    prefill, decode = await house.engine(), await house.engine()
+async def test_what_is_under_way_finishes_within_the_grace(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
     flags = ("--prefill", prefill.url, "--decode", decode.url, "--shutdown-grace", "3600")
     async with serving(*flags) as process:
         await process.ready()
@@ -56,9 +56,9 @@ async def test_what_is_under_way_finishes_within_the_grace(house: House) -> None
 
 
 async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
-    house: House,
+    harness: Harness,
 ) -> None:
-    engine = await house.engine()
+    engine = await harness.engine()
     async with serving("--decode", engine.url, "--shutdown-grace", "0.1") as process:
         await process.ready()
         streaming, answer, first = await _streaming(process, engine)
@@ -81,8 +81,8 @@ async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
     assert [r["outcome"] for r in records] == ["aborted", "aborted"]
 
 
-async def test_a_second_signal_does_not_wait_for_the_grace(house: House) -> None:
-    engine = await house.engine()
+async def test_a_second_signal_does_not_wait_for_the_grace(harness: Harness) -> None:
+    engine = await harness.engine()
     async with serving("--decode", engine.url, "--shutdown-grace", "3600") as process:
         await process.ready()
         _, answer, call = await _streaming(process, engine)
@@ -96,8 +96,8 @@ async def test_a_second_signal_does_not_wait_for_the_grace(house: House) -> None
         assert await process.status() == 0
 
 
-async def test_engines_may_be_absent_at_the_start_and_join_later(house: House) -> None:
-    engine = await house.engine(listening=False)
+async def test_engines_may_be_absent_at_the_start_and_join_later(harness: Harness) -> None:
+    engine = await harness.engine(listening=False)
     async with serving("--decode", engine.url) as process:
         client = await process.client()
         assert (await client.get("/health")).status == 200

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.process import SECONDS, Process, serving
-from tests.net.asks import COMPLETIONS, DONE, STREAM, error_frame, token
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine
-from tests.net.house import House, eventually
+from tests.net.harness import Harness, eventually
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, token
 
 WORKERS = 3
 LEAST = ("--load-balancing-strategy", "least_loaded", "--engine-stats-interval", "0.05")
@@ -128,9 +128,9 @@ def spread(found: Sequence[Stream]) -> list[int]:
     return sorted(Counter(stream.engine.url for stream in found).values())
 
 
-async def test_in_flight_counts_of_all_processes_are_one(house: House) -> None:
+async def test_in_flight_counts_of_all_processes_are_one(harness: Harness) -> None:
     """24 streams over connections that the kernel deals out at random: 8 engines get 3 each."""
-    engines = [await house.engine() for _ in range(8)]
+    engines = [await harness.engine() for _ in range(8)]
     async with serving(*flags(*engines)) as process:
         await process.ready()
         found = await streams(process, engines, 24)
@@ -149,8 +149,8 @@ async def test_in_flight_counts_of_all_processes_are_one(house: House) -> None:
     assert {line["level"] for line in others} == {"info"}
 
 
-async def test_metrics_are_those_of_all_processes_whichever_is_asked(house: House) -> None:
-    engine = await house.engine()
+async def test_metrics_are_those_of_all_processes_whichever_is_asked(harness: Harness) -> None:
+    engine = await harness.engine()
     async with serving(*flags(engine)) as process:
         await process.ready()
         engine.answer_all(_whole)
@@ -165,9 +165,9 @@ async def test_metrics_are_those_of_all_processes_whichever_is_asked(house: Hous
 
 
 async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten(
-    house: House,
+    harness: Harness,
 ) -> None:
-    engines = [await house.engine() for _ in range(2)]
+    engines = [await harness.engine() for _ in range(2)]
     async with serving(*flags(*engines, workers=2)) as process:
         await process.ready()
         for engine in engines:
@@ -201,7 +201,7 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         await everywhere(process, "pd_router_engine_answers_total", 20 + 12 + 20)
         assert set(folder.iterdir()) == files
         (line,) = [line for line in process.records if line["level"] == "error"]
-        assert line["message"].endswith("ended; starting it anew")
+        assert line["message"].endswith("ended; restarting it")
         process.signal(signal.SIGTERM)
         for stream in kept:
             stream.end()
@@ -209,8 +209,8 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         assert await process.status() == 0
 
 
-async def test_workers_end_when_their_parent_is_killed(house: House) -> None:
-    engine = await house.engine()
+async def test_workers_end_when_their_parent_is_killed(harness: Harness) -> None:
+    engine = await harness.engine()
     async with serving(*flags(engine)) as process:
         await process.ready()
         pids = workers_of(process)
@@ -226,9 +226,9 @@ async def test_workers_end_when_their_parent_is_killed(house: House) -> None:
 
 
 async def test_workers_are_watched_even_if_whoever_started_the_router_ignores_children(
-    house: House,
+    harness: Harness,
 ) -> None:
-    engine = await house.engine()
+    engine = await harness.engine()
     async with serving(*flags(engine), launcher=(sys.executable, "-c", IGNORING)) as process:
         await process.ready()
         victim = workers_of(process)[0]
@@ -243,8 +243,8 @@ async def test_workers_are_watched_even_if_whoever_started_the_router_ignores_ch
         assert await process.status() == 0
 
 
-async def test_a_port_that_is_taken_is_refused(house: House) -> None:
-    engine = await house.engine()
+async def test_a_port_that_is_taken_is_refused(harness: Harness) -> None:
+    engine = await harness.engine()
     async with serving(*flags(engine)) as process:
         command = ("serve", "--host", "127.0.0.1", "--port", str(process.port), *flags(engine))
         other = await asyncio.create_subprocess_exec(
@@ -260,10 +260,10 @@ async def test_a_port_that_is_taken_is_refused(house: House) -> None:
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["kill", "terminal"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_streams_finish_and_nobody_new_is_taken(
-    house: House, number: int, send: Callable[[int, int], None]
+    harness: Harness, number: int, send: Callable[[int, int], None]
 ) -> None:
     """Ctrl-C in a terminal signals the whole process group."""
-    engine = await house.engine()
+    engine = await harness.engine()
     async with serving(*flags(engine), "--shutdown-grace", "3600") as process:
         await process.ready()
         found = await streams(process, [engine], 6)
@@ -275,8 +275,8 @@ async def test_streams_finish_and_nobody_new_is_taken(
         assert await process.status() == 0
 
 
-async def test_a_second_signal_ends_all_workers_at_once(house: House) -> None:
-    engine = await house.engine()
+async def test_a_second_signal_ends_all_workers_at_once(harness: Harness) -> None:
+    engine = await harness.engine()
     async with serving(*flags(engine), "--shutdown-grace", "3600") as process:
         await process.ready()
         found = await streams(process, [engine], 6)

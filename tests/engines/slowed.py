@@ -85,9 +85,9 @@ class Run:
     seen: list[tuple[float, dict[str, Any]]]
     failed: int
 
-    def asides(self, phase: Phase) -> list[str | None]:
-        """Why the slowed engine was set aside, look by look."""
-        return [entry["set_aside"] for at, entry in self.seen if phase.begun <= at <= phase.ended]
+    def exclusions(self, phase: Phase) -> list[str | None]:
+        """Why the slowed engine was excluded, look by look."""
+        return [entry["exclusion"] for at, entry in self.seen if phase.begun <= at <= phase.ended]
 
 
 def plain_engines(where: Layout) -> list[Service]:
@@ -214,12 +214,12 @@ def _router(policy: str, engines: Sequence[Service], where: Layout) -> Service:
 
 def _print(result: Run) -> None:
     for phase in result.phases:
-        found = [reason for reason in result.asides(phase) if reason]
+        found = [reason for reason in result.exclusions(phase) if reason]
         print(
             f"| {result.policy} | {phase.name} | {phase.per_second:.1f} "
             f"| {1000 * phase.ttft(0.5):.0f} | {1000 * phase.ttft(0.99):.0f} "
             f"| {100 * phase.share(result.slowed):.0f} % "
-            f"| {len(found)} of {len(result.asides(phase))} {' '.join(sorted(set(found)))} |"
+            f"| {len(found)} of {len(result.exclusions(phase))} {' '.join(sorted(set(found)))} |"
         )
     if result.failed:
         print(f"{result.failed} requests failed")
@@ -230,7 +230,7 @@ def main(policies: Sequence[str]) -> None:
     where = layout()
     engines = plain_engines(where)
     started = lab.start(where, engines)
-    print("| policy | phase | answers/s | TTFT p50, ms | TTFT p99, ms | its share | set aside |")
+    print("| policy | phase | answers/s | TTFT p50, ms | TTFT p99, ms | its share | exclusion |")
     print("|---|---|---|---|---|---|---|")
     try:
         for policy in policies:

@@ -22,8 +22,8 @@ async def test_a_slowed_engine_is_found_spared_and_taken_back() -> None:
     healthy, slow, recovered = result.phases
     assert result.failed == 0
     assert healthy.share(result.slowed) > FAIR / 2
-    assert "slow" in result.asides(slow)
+    assert "slow" in result.exclusions(slow)
     # From 4 s on: the requests that it had must have ended, and its speed be known.
     assert slow.share(result.slowed, since=4.0) < FAIR / 4
-    assert result.asides(recovered)[-1] is None
+    assert result.exclusions(recovered)[-1] is None
     assert recovered.share(result.slowed, since=10.0) > FAIR / 2

@@ -10,7 +10,7 @@ import aiohttp
 
 from router.core.events import Probed
 from router.core.fleet import Fleet
-from router.core.health import Rules, Sight
+from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.probing import SPEED_PROBE_PATH, SPEED_PROBE_TOKENS, speed_probe_body
 from router.core.values import Endpoint, Role
@@ -48,7 +48,7 @@ async def test_others_answer_while_it_is_frozen_and_its_streams_end_whole(
     frozen.freeze()
     await observe.eventually(
         lambda: _entry(session, router, frozen),
-        lambda e: e["set_aside"] == "stalled" or e["state"] == "down",
+        lambda e: e["exclusion"] == "stalled" or e["state"] == "down",
         NOTICED,
     )
     for text in SHORT_PROMPTS[1:5]:
@@ -61,7 +61,7 @@ async def test_others_answer_while_it_is_frozen_and_its_streams_end_whole(
         assert answer.words == expected
     await observe.eventually(
         lambda: _entry(session, router, frozen),
-        lambda e: (e["set_aside"], e["state"]) == (None, "up"),
+        lambda e: (e["exclusion"], e["state"]) == (None, "up"),
         RETURNED,
     )
 
@@ -74,8 +74,8 @@ async def test_the_routers_own_questions_are_answered_by_every_engine(
         *((Role.DECODE, decode) for decode in engines.decodes),
     ]:
         endpoint = Endpoint(engine.url, role)
-        fleet = Fleet([endpoint], Ledger(), Rules(), 5.0)
-        fleet.observe(Probed(endpoint, Sight.OK, ({"id": MODEL},)), 0.0)
+        fleet = Fleet([endpoint], Ledger(), HealthThresholds(), 5.0)
+        fleet.observe(Probed(endpoint, HealthSignal.OK, ({"id": MODEL},)), 0.0)
         headers = {"content-type": "application/json"}
         data = speed_probe_body(fleet.member(endpoint))
         async with session.post(

@@ -1,4 +1,4 @@
-"""The house: engines and routers of one test. A test fails if a router logs an error."""
+"""The harness: engines and routers of one test. A test fails if a router logs an error."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.net.house import Complaints, House
+from tests.net.harness import Complaints, Harness
 from tests.net.tls import make_certificate
 
 
@@ -36,13 +36,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def house(complaints: list[str], certificate: Path) -> AsyncIterator[House]:
+async def harness(complaints: list[str], certificate: Path) -> AsyncIterator[Harness]:
     """Engines and routers; at the end none may hold anything or have failed in a callback."""
-    house = House(certificate)
+    harness = Harness(certificate)
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
-    yield house
-    await house.close()
+    yield harness
+    await harness.close()
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     assert not tasks
     assert failures == []

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from router.net.addresses import FRESH_SECONDS, STALE_SECONDS, Addresses
-from tests.net.house import eventually
+from tests.net.harness import eventually
 
 
 class Lookups:

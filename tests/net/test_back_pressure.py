@@ -4,16 +4,8 @@ import asyncio
 
 import pytest
 
-from router.net.legs import Relay
-from tests.net.asks import (
-    COMPLETIONS,
-    DONE,
-    EMBEDDINGS,
-    STREAM,
-    answer_remotely,
-    completion,
-    token,
-)
+from router.net.client_connection import NEVER
+from router.net.relay import Relay
 from tests.net.client import Client, request
 from tests.net.engine import (
     LAST_CHUNK,
@@ -24,7 +16,16 @@ from tests.net.engine import (
     json_reply,
     sse_head,
 )
-from tests.net.house import House, Running, eventually
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import (
+    COMPLETIONS,
+    DONE,
+    EMBEDDINGS,
+    STREAM,
+    answer_remotely,
+    completion,
+    token,
+)
 
 SMALL = 4096
 """A receive buffer; the kernel doubles it."""
@@ -81,48 +82,48 @@ def _is_read_from(router: Running, engine: ScriptedEngine) -> bool:
     return connection._transport.is_reading()
 
 
-async def _streaming(house: House, way: str) -> tuple[Running, Client, Call]:
+async def _streaming(harness: Harness, mode: str) -> tuple[Running, Client, Call]:
     """A client with a small buffer, and the decode engine's call for it."""
-    prefill, decode = await house.engine(), await house.engine()
+    prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
-    router = await house.router(decode, prefill=(prefill,) if way == "remote" else ())
+    router = await harness.router(decode, prefill=(prefill,) if mode == "remote" else ())
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, STREAM))
     return router, client, await decode.call()
 
 
-@pytest.mark.parametrize("way", ["direct", "remote"])
+@pytest.mark.parametrize("mode", ["direct", "remote"])
 async def test_a_client_that_stops_reading_stops_its_engine_and_gets_all_bytes_later(
-    house: House, way: str
+    harness: Harness, mode: str
 ) -> None:
-    router, client, call = await _streaming(house, way)
+    router, client, call = await _streaming(harness, mode)
     call.send(sse_head())
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
     assert 0 < _buffered(router) < ROUTER_KEEPS
-    assert not _is_read_from(router, house.engines[1])
+    assert not _is_read_from(router, harness.engines[1])
     call.send(chunk(DONE), LAST_CHUNK)
     answer = await (await client.begin()).rest()
     assert answer.body == EVENT * (pump.written // len(EVENT)) + DONE
     await router.is_quiet()
-    assert router.pool(house.engines[1]).idle == 1
+    assert router.pool(harness.engines[1]).idle == 1
 
 
-async def test_one_client_that_does_not_read_delays_nobody_else(house: House) -> None:
-    router, _, call = await _streaming(house, "direct")
+async def test_one_client_that_does_not_read_delays_nobody_else(harness: Harness) -> None:
+    router, _, call = await _streaming(harness, "direct")
     call.send(sse_head())
     await Pump(router, call, EVENT).until_stuck()
     other = await router.client()
     await other.send(request(COMPLETIONS, STREAM))
-    second = await house.engines[1].call()
+    second = await harness.engines[1].call()
     second.stream(token("a"), DONE)
     second.end()
     assert (await other.answer()).body == token("a") + DONE
 
 
-async def test_a_passed_through_answer_waits_for_its_client_too(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_passed_through_answer_waits_for_its_client_too(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(EMBEDDINGS, {"input": "x"}))
     call = await engine.call()
@@ -135,13 +136,13 @@ async def test_a_passed_through_answer_waits_for_its_client_too(house: House) ->
     assert answer.body == bytes(range(256)) * 8 * (pump.written // 2048)
 
 
-async def test_a_reused_connection_is_read_from_after_a_slow_client(house: House) -> None:
-    router, client, call = await _streaming(house, "direct")
+async def test_a_reused_connection_is_read_from_after_a_slow_client(harness: Harness) -> None:
+    router, client, call = await _streaming(harness, "direct")
     call.send(sse_head())
     await Pump(router, call, EVENT).until_stuck()
     call.send(LAST_CHUNK)
     await client.answer()
-    engine = house.engines[1]
+    engine = harness.engines[1]
     assert router.pool(engine).idle == 1
     await client.send(request(COMPLETIONS, STREAM))
     again = await engine.call()
@@ -151,9 +152,9 @@ async def test_a_reused_connection_is_read_from_after_a_slow_client(house: House
     assert (await client.answer()).body == DONE
 
 
-async def test_a_client_that_never_reads_again_is_cut_off(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, client_stall_timeout=0.05)
+async def test_a_client_that_never_reads_again_is_cut_off(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -165,11 +166,11 @@ async def test_a_client_that_never_reads_again_is_cut_off(house: House) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
-    house: House, path: str
+    harness: Harness, path: str
 ) -> None:
     """The request is over then; what is left is a buffer and a socket."""
-    engine = await house.engine()
-    router = await house.router(engine, client_stall_timeout=0.05)
+    engine = await harness.engine()
+    router = await harness.router(engine, client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
     engine.answer_all(lambda call: call.send(json_reply(b'"' + b"x" * 20_000_000 + b'"')))
     await client.send(request(path, completion()))
@@ -177,10 +178,10 @@ async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
     await eventually(lambda: not router.connections)
 
 
-async def test_a_client_that_asked_to_close_and_never_reads_is_cut_off(house: House) -> None:
+async def test_a_client_that_asked_to_close_and_never_reads_is_cut_off(harness: Harness) -> None:
     """Its answer lies in a buffer that is not full enough to count as a stall by itself."""
-    engine = await house.engine()
-    router = await house.router(engine, client_stall_timeout=0.05)
+    engine = await harness.engine()
+    router = await harness.router(engine, client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, completion(), (b"connection", b"close")))
     call = await engine.call()
@@ -191,10 +192,10 @@ async def test_a_client_that_asked_to_close_and_never_reads_is_cut_off(house: Ho
     await eventually(lambda: not router.connections)
 
 
-async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(house: House) -> None:
+async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(harness: Harness) -> None:
     """Each time its buffer has emptied the patience begins anew."""
-    engine = await house.engine()
-    router = await house.router(engine, client_stall_timeout=3600)
+    engine = await harness.engine()
+    router = await harness.router(engine, client_stall_timeout=3600)
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -202,83 +203,83 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(house: House)
     (connection,) = router.connections
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
-    first = connection._stall_timer
-    assert first is not None
+    first = connection.deadline
+    assert first < NEVER
     answer = await client.begin()
-    while connection._stall_timer is first:
+    while connection.deadline == first:
         pump.fill()
         await answer.more()
-    assert first.cancelled()
+    assert connection.deadline > first
     call.end()
     await answer.rest()
-    await eventually(lambda: connection._stall_timer is None)
+    await eventually(lambda: not connection.write_paused)
 
 
 async def test_a_silent_engine_is_not_blamed_while_its_client_does_not_read(
-    house: House,
+    harness: Harness,
 ) -> None:
-    router, client, call = await _streaming(house, "direct")
+    router, client, call = await _streaming(harness, "direct")
     call.send(sse_head())
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
-    (relay,) = router.router._silence._watched
+    (relay,) = router.router._idle_sweep._watched
     now = asyncio.get_running_loop().time()
     for hours in range(1, 4):
-        relay.check_silence(now + hours * 3600)
+        relay.check_idle(now + hours * 3600)
     call.send(LAST_CHUNK)
     assert (await client.answer()).body == EVENT * (pump.written // len(EVENT))
 
 
-@pytest.mark.parametrize("way", ["direct", "remote"])
+@pytest.mark.parametrize("mode", ["direct", "remote"])
 async def test_while_a_client_does_not_read_its_stream_tells_nothing_of_the_engine(
-    house: House, way: str
+    harness: Harness, mode: str
 ) -> None:
-    router, client, call = await _streaming(house, way)
-    engine = house.engines[1]
-    pace = router.router.fleet.member(router.endpoint(engine)).pace
+    router, client, call = await _streaming(harness, mode)
+    engine = harness.engines[1]
+    speed = router.router.fleet.member(router.endpoint(engine)).speed
     call.send(sse_head())
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
-    assert (pace.open, pace.streams) == (0, 0)
-    silence = router.router._silence
-    silence._disarm()  # from here on the test sweeps
-    (relay,) = silence._watched
+    assert (speed.open, speed.streams) == (0, 0)
+    idle_sweep = router.router._idle_sweep
+    idle_sweep._disarm()  # from here on the test sweeps
+    (relay,) = idle_sweep._watched
     assert isinstance(relay, Relay)
     answer = await client.begin()
-    while relay._reply.is_paused or len(answer.body) < pump.written:
+    while relay._is_paused or len(answer.body) < pump.written:
         await answer.more()
     # What had piled up came at once. It is timed again when the client has kept up for a while.
-    silence._sweep()
-    silence._disarm()
-    assert (pace.open, pace.streams) == (0, 0)
-    assert relay._counter is not pace
-    silence._sweep()
-    assert (pace.open, pace.streams) == (1, 1)
-    assert relay._counter is pace
+    idle_sweep._sweep()
+    idle_sweep._disarm()
+    assert (speed.open, speed.streams) == (0, 0)
+    assert relay._counter is not speed
+    idle_sweep._sweep()
+    assert (speed.open, speed.streams) == (1, 1)
+    assert relay._counter is speed
     call.send(chunk(DONE), LAST_CHUNK)
     await answer.rest()
     assert answer.body.endswith(DONE)
     await router.is_quiet()
-    assert (pace.open, pace.streams) == (0, 0)
+    assert (speed.open, speed.streams) == (0, 0)
 
 
-async def test_a_stream_ends_well_while_its_client_does_not_read(house: House) -> None:
-    router, client, call = await _streaming(house, "direct")
-    pace = router.router.fleet.member(router.endpoint(house.engines[1])).pace
+async def test_a_stream_ends_well_while_its_client_does_not_read(harness: Harness) -> None:
+    router, client, call = await _streaming(harness, "direct")
+    speed = router.router.fleet.member(router.endpoint(harness.engines[1])).speed
     call.send(sse_head())
     await Pump(router, call, EVENT).until_stuck()
     client.leave()
     await call.left()
     await router.is_quiet()
-    assert (pace.open, pace.streams) == (0, 0)
+    assert (speed.open, speed.streams) == (0, 0)
 
 
 # The other way: an engine that reads slowly.
 
 
-async def test_a_large_body_waits_for_a_slow_engine_and_arrives_whole(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_large_body_waits_for_a_slow_engine_and_arrives_whole(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
 
     def pause(connection: Connection) -> None:
         connection.transport.pause_reading()
@@ -295,10 +296,10 @@ async def test_a_large_body_waits_for_a_slow_engine_and_arrives_whole(house: Hou
     assert (await client.answer()).status == 200
 
 
-async def test_an_upload_is_not_read_faster_than_it_is_taken(house: House) -> None:
+async def test_an_upload_is_not_read_faster_than_it_is_taken(harness: Harness) -> None:
     """A body is refused as soon as it is too large: what is held is bounded by the limit."""
-    engine = await house.engine()
-    router = await house.router(engine, max_body_bytes=100_000)
+    engine = await harness.engine()
+    router = await harness.router(engine, max_body_bytes=100_000)
     client = await router.client()
     await client.send(
         request(COMPLETIONS, chunk(b"x" * 90_000), (b"transfer-encoding", b"chunked"))

@@ -2,17 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import cast
 
 import pytest
-from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
-from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, token
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
-from tests.net.house import House, eventually, flow_of
+from tests.net.harness import Harness, eventually, flow_of
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 
 OK = json_reply({"choices": [{"text": "ok"}]})
 
@@ -23,9 +21,9 @@ def stream(call: Call) -> None:
     call.end()
 
 
-async def test_a_connection_serves_streams_and_unary_answers_in_turn(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_connection_serves_streams_and_unary_answers_in_turn(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: stream(call) if call.json.get("stream") else call.send(OK))
     client = await router.client()
     for _ in range(5):
@@ -35,9 +33,9 @@ async def test_a_connection_serves_streams_and_unary_answers_in_turn(house: Hous
     assert len(router.connections) == 1
 
 
-async def test_a_client_that_asks_to_close_is_answered_and_closed(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_client_that_asks_to_close_is_answered_and_closed(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(stream)
     client = await router.client()
     answer = await client.ask(COMPLETIONS, STREAM, (b"connection", b"close"))
@@ -48,10 +46,10 @@ async def test_a_client_that_asks_to_close_is_answered_and_closed(house: House) 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 3), (1, 300_000, 2), (300_000, 300_000, 300_000)])
 async def test_pipelined_requests_are_answered_in_order(
-    house: House, sizes: tuple[int, ...]
+    harness: Harness, sizes: tuple[int, ...]
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(stream)
     client = await router.client()
     prompts = [letter * size for letter, size in zip("abc", sizes, strict=True)]
@@ -62,9 +60,9 @@ async def test_pipelined_requests_are_answered_in_order(
     assert engine.seen == 3
 
 
-async def test_pipelined_requests_run_one_after_the_other(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_pipelined_requests_run_one_after_the_other(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion("a")) + request(COMPLETIONS, completion("b")))
     first = await engine.call()
@@ -76,9 +74,9 @@ async def test_pipelined_requests_run_one_after_the_other(house: House) -> None:
     await client.answer()
 
 
-async def test_many_pipelined_requests_are_all_answered(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_many_pipelined_requests_are_all_answered(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(stream)
     client = await router.client()
     number = 100
@@ -89,9 +87,9 @@ async def test_many_pipelined_requests_are_all_answered(house: House) -> None:
         assert (await client.answer()).body == token(str(n)) + DONE
 
 
-async def test_a_pipelined_flood_is_not_read_ahead(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_pipelined_flood_is_not_read_ahead(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -100,7 +98,7 @@ async def test_a_pipelined_flood_is_not_read_ahead(house: House) -> None:
     client.writer.write(one * 100_000)
     await eventually(lambda: flow_of(connection).read_paused)
     # What was read in one go is queued; nothing more is read until an answer is over.
-    assert len(connection.pipeline) * len(one) <= 1 << 19
+    assert len(connection._waiting or ()) * len(one) <= 1 << 19
     client.leave()
     call.stream()
 
@@ -112,10 +110,12 @@ async def test_a_pipelined_flood_is_not_read_ahead(house: House) -> None:
     await eventually(write_more)
 
 
-async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(house: House) -> None:
+async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(
+    harness: Harness,
+) -> None:
     """The one that breaks off has no place to be told in before the first answer is over."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -130,9 +130,11 @@ async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(hous
     assert (await router.record()).outcome == "client_left"
 
 
-async def test_pipelined_requests_of_a_client_that_asks_to_close_end_there(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_pipelined_requests_of_a_client_that_asks_to_close_end_there(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(stream)
     client = await router.client()
     close = (b"connection", b"close")
@@ -147,10 +149,10 @@ async def test_pipelined_requests_of_a_client_that_asks_to_close_end_there(house
 
 @pytest.mark.parametrize("body", [STREAM, completion()], ids=["stream", "unary"])
 async def test_an_http_1_0_client_gets_no_chunks_and_a_closed_connection(
-    house: House, body: dict[str, object]
+    harness: Harness, body: dict[str, object]
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: stream(call) if call.json.get("stream") else call.send(OK))
     client = await router.client()
     keep = (b"connection", b"keep-alive")
@@ -162,9 +164,9 @@ async def test_an_http_1_0_client_gets_no_chunks_and_a_closed_connection(
     assert await client.ended() == b""
 
 
-async def test_a_stream_that_breaks_ends_with_a_frame_for_http_1_0_too(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_stream_that_breaks_ends_with_a_frame_for_http_1_0_too(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
 
     def script(call: Call) -> None:
         call.stream(token("a"))
@@ -181,9 +183,9 @@ async def test_a_stream_that_breaks_ends_with_a_frame_for_http_1_0_too(house: Ho
 # Expect.
 
 
-async def test_100_continue_is_sent_when_the_body_is_wanted(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_100_continue_is_sent_when_the_body_is_wanted(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     data = request(COMPLETIONS, completion(), (b"expect", b"100-continue"))
@@ -194,8 +196,8 @@ async def test_100_continue_is_sent_when_the_body_is_wanted(house: House) -> Non
     assert (await client.answer()).status == 200
 
 
-async def test_100_continue_is_not_sent_for_a_body_that_is_refused(house: House) -> None:
-    router = await house.router(await house.engine(), max_body_bytes=1024)
+async def test_100_continue_is_not_sent_for_a_body_that_is_refused(harness: Harness) -> None:
+    router = await harness.router(await harness.engine(), max_body_bytes=1024)
     client = await router.client()
     expect = (b"expect", b"100-continue")
     await client.send(request(COMPLETIONS, b"", expect, (b"content-length", b"2000")))
@@ -204,9 +206,9 @@ async def test_100_continue_is_not_sent_for_a_body_that_is_refused(house: House)
     assert await client.ended() == b""
 
 
-async def test_a_client_that_expects_and_does_not_wait_is_served(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_client_that_expects_and_does_not_wait_is_served(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     answer = await client.ask(COMPLETIONS, completion(), (b"expect", b"100-continue"))
@@ -218,9 +220,11 @@ async def test_a_client_that_expects_and_does_not_wait_is_served(house: House) -
 
 
 @pytest.mark.parametrize("size", [1, 10, 100_000, 1_000_000])
-async def test_a_chunked_body_reaches_the_engine_with_its_length(house: House, size: int) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_chunked_body_reaches_the_engine_with_its_length(
+    harness: Harness, size: int
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(json_reply({"got": len(call.json["prompt"])})))
     client = await router.client()
     raw = request(COMPLETIONS, completion("x" * size)).partition(b"\r\n\r\n")[2]
@@ -231,9 +235,9 @@ async def test_a_chunked_body_reaches_the_engine_with_its_length(house: House, s
         assert (await client.ask(COMPLETIONS, body, chunked)).json == {"got": size}
 
 
-async def test_a_body_in_single_bytes_arrives(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_body_in_single_bytes_arrives(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(json_reply(call.json)))
     client = await router.client()
     data = request(COMPLETIONS, completion())
@@ -242,9 +246,9 @@ async def test_a_body_in_single_bytes_arrives(house: House) -> None:
     assert (await client.answer()).json == completion()
 
 
-async def test_every_request_leaves_one_record(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_every_request_leaves_one_record(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(stream)
     client = await router.client()
     for number in range(3):
@@ -260,10 +264,10 @@ async def test_every_request_leaves_one_record(house: House) -> None:
     assert router.all(RequestEnded) == records
 
 
-async def test_an_operation_waits_for_a_client_that_does_not_read(house: House) -> None:
-    """uvicorn's own requests share the connection's flow control."""
-    router = await house.router(await house.engine())
-    operations = cast("FastAPI", router.router.app._operations)
+async def test_an_operation_waits_for_a_client_that_does_not_read(harness: Harness) -> None:
+    """Operations have the same flow control as inference."""
+    router = await harness.router(await harness.engine())
+    operations = router.router.operations
     text = b"x" * (8 << 20)
     went_on = asyncio.Event()
 

@@ -6,7 +6,10 @@ import pytest
 
 from router.core.events import LegFailed
 from router.core.values import FailureKind
-from tests.net.asks import (
+from tests.net.client import Answer, Truncated, request
+from tests.net.engine import Call, Connection, chunk, json_reply, sse_head
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import (
     COMPLETIONS,
     DONE,
     EMBEDDINGS,
@@ -17,9 +20,6 @@ from tests.net.asks import (
     event,
     token,
 )
-from tests.net.client import Answer, Truncated, request
-from tests.net.engine import Call, Connection, chunk, json_reply, sse_head
-from tests.net.house import House, Running, eventually
 
 OK = json_reply({"choices": [{"text": "ok"}]})
 BODY = b'{"choices":[{"text":"ok"}]}'
@@ -51,10 +51,10 @@ UNARY = {
 @pytest.mark.parametrize("wire", UNARY.values(), ids=UNARY)
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 async def test_every_framing_of_a_unary_answer_is_understood(
-    house: House, wire: bytes, path: str
+    harness: Harness, wire: bytes, path: str
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(wire))
     client = await router.client()
     for _ in range(3):
@@ -68,10 +68,10 @@ async def test_every_framing_of_a_unary_answer_is_understood(
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_an_answer_that_ends_with_its_connection_is_understood(
-    house: House, path: str, version: bytes
+    harness: Harness, path: str, version: bytes
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     head = JSON_HEAD.replace(b"1.1", version) + b"connection: close\r\n\r\n"
 
     def script(call: Call) -> None:
@@ -86,9 +86,9 @@ async def test_an_answer_that_ends_with_its_connection_is_understood(
     assert router.pool(engine).open == 0
 
 
-async def test_an_http_1_0_answer_with_a_length_is_not_waited_for(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_http_1_0_answer_with_a_length_is_not_waited_for(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK.replace(b"HTTP/1.1", b"HTTP/1.0")))
     answer = await router.ask(COMPLETIONS, completion())
     assert (answer.status, answer.body, answer.version) == (200, BODY, b"1.1")
@@ -96,9 +96,9 @@ async def test_an_http_1_0_answer_with_a_length_is_not_waited_for(house: House) 
 
 
 @pytest.mark.parametrize("status", [204, 304])
-async def test_an_answer_that_has_no_body_ends_with_its_head(house: House, status: int) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_answer_that_has_no_body_ends_with_its_head(harness: Harness, status: int) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(b"HTTP/1.1 %d X\r\nx-own: 1\r\n\r\n" % status))
     client = await router.client()
     for path in (EMBEDDINGS, COMPLETIONS):
@@ -108,9 +108,9 @@ async def test_an_answer_that_has_no_body_ends_with_its_head(house: House, statu
             assert answer.values(b"x-own") == [b"1"]
 
 
-async def test_a_status_without_a_name_passes(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_status_without_a_name_passes(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK.replace(b" 200 X", b" 599 X")))
     assert (await router.ask(COMPLETIONS, completion())).status == 599
     engine.answer_all(lambda call: call.send(OK.replace(b" 200 X", b" 799 X")))
@@ -121,9 +121,9 @@ async def test_a_status_without_a_name_passes(house: House) -> None:
 
 
 @pytest.mark.parametrize("name", [b"X-Trailer", b"content-type", b"x-request-id"])
-async def test_trailers_do_not_reach_the_next_answer(house: House, name: bytes) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_trailers_do_not_reach_the_next_answer(harness: Harness, name: bytes) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -144,9 +144,9 @@ async def test_trailers_do_not_reach_the_next_answer(house: House, name: bytes) 
 # Early answers.
 
 
-async def test_an_answer_before_the_body_was_read_is_passed_on(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_answer_before_the_body_was_read_is_passed_on(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.on_connect = lambda connection: connection.transport.set_write_buffer_limits(0)
     refusal = json_reply({"error": {"message": "too large"}}, 413)
 
@@ -175,10 +175,10 @@ BEHIND = {
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 async def test_what_comes_behind_an_answer_is_given_to_nobody(
-    house: House, behind: bytes, path: str
+    harness: Harness, behind: bytes, path: str
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK + behind))
     client = await router.client()
     for _ in range(3):
@@ -188,9 +188,9 @@ async def test_what_comes_behind_an_answer_is_given_to_nobody(
 
 
 @pytest.mark.parametrize("behind", [BEHIND["garbage"], BEHIND["another answer"]])
-async def test_what_an_idle_connection_says_closes_it(house: House, behind: bytes) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_what_an_idle_connection_says_closes_it(harness: Harness, behind: bytes) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
@@ -202,10 +202,10 @@ async def test_what_an_idle_connection_says_closes_it(house: House, behind: byte
     assert (await client.ask(COMPLETIONS, completion())).body == BODY
 
 
-async def test_what_is_said_before_the_request_is_no_answer_to_it(house: House) -> None:
+async def test_what_is_said_before_the_request_is_no_answer_to_it(harness: Harness) -> None:
     """The first connection speaks too early; the request goes to the second engine."""
-    bad, good = await house.engine(), await house.engine()
-    router = await house.router(bad, good)
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good)
     bad.on_connect = lambda connection: connection.transport.write(OK)
     bad.answer_all(lambda call: None)
     good.answer_all(lambda call: call.send(json_reply({"from": "good"})))
@@ -230,9 +230,9 @@ NO_ANSWER = {
 
 @pytest.mark.parametrize("wire", NO_ANSWER.values(), ids=NO_ANSWER)
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
-async def test_what_is_not_http_is_502(house: House, wire: bytes, path: str) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_what_is_not_http_is_502(harness: Harness, wire: bytes, path: str) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(wire))
     answer = await router.ask(path, completion())
     assert answer.status == 502
@@ -243,9 +243,9 @@ async def test_what_is_not_http_is_502(house: House, wire: bytes, path: str) -> 
 # Pass-through.
 
 
-async def test_multipart_and_binary_bodies_pass_unchanged(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_multipart_and_binary_bodies_pass_unchanged(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     body = (
         b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n'
@@ -264,9 +264,9 @@ async def test_multipart_and_binary_bodies_pass_unchanged(house: House) -> None:
 
 
 @pytest.mark.parametrize("framing", ["content-length", "chunked"])
-async def test_a_binary_answer_is_streamed_unchanged(house: House, framing: str) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_binary_answer_is_streamed_unchanged(harness: Harness, framing: str) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request("/v1/audio/speech", {"model": "m", "input": "hi"}))
     call = await engine.call()
@@ -287,9 +287,9 @@ async def test_a_binary_answer_is_streamed_unchanged(house: House, framing: str)
     assert answer.values(b"content-length") == ([b"500000"] if framing != "chunked" else [])
 
 
-async def test_a_compressed_answer_passes_unchanged(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_compressed_answer_passes_unchanged(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     body = {"model": "m", "input": "x"}
     await client.send(request(EMBEDDINGS, body, (b"accept-encoding", b"gzip")))
@@ -301,9 +301,9 @@ async def test_a_compressed_answer_passes_unchanged(house: House) -> None:
     assert answer.values(b"content-encoding") == [b"gzip"]
 
 
-async def test_no_compression_is_asked_for_where_answers_must_be_read(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_no_compression_is_asked_for_where_answers_must_be_read(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion(), (b"accept-encoding", b"gzip")))
     call = await engine.call()
@@ -314,11 +314,11 @@ async def test_no_compression_is_asked_for_where_answers_must_be_read(house: Hou
 
 @pytest.mark.parametrize("end", ["close", "reset"])
 async def test_a_passed_through_answer_that_breaks_breaks_for_the_client_too(
-    house: House, end: str
+    harness: Harness, end: str
 ) -> None:
     """Its end cannot be made up: a client must not take half an answer for a whole one."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(EMBEDDINGS, {"input": "x"}))
     call = await engine.call()
@@ -334,10 +334,10 @@ async def test_a_passed_through_answer_that_breaks_breaks_for_the_client_too(
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
 
 
-async def test_a_stream_of_a_pass_through_route_passes_as_bytes(house: House) -> None:
+async def test_a_stream_of_a_pass_through_route_passes_as_bytes(harness: Harness) -> None:
     """Its events are not understood, so no error frame is made up for it."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request("/v1/audio/transcriptions", b"x", (b"content-type", b"audio/wav")))
     call = await engine.call()
@@ -354,13 +354,14 @@ async def test_a_stream_of_a_pass_through_route_passes_as_bytes(house: House) ->
 
 @pytest.fixture
 def small_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.net.legs.MAX_REPLY_BYTES", 100_000)
+    for module in ("relay", "collector"):
+        monkeypatch.setattr(f"router.net.{module}.MAX_REPLY_BYTES", 100_000)
 
 
 @pytest.mark.usefixtures("small_replies")
-async def test_a_unary_answer_without_end_is_not_collected_for_ever(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_unary_answer_without_end_is_not_collected_for_ever(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
@@ -373,9 +374,9 @@ async def test_a_unary_answer_without_end_is_not_collected_for_ever(house: House
 
 
 @pytest.mark.usefixtures("small_replies")
-async def test_a_prefill_reply_without_end_is_done_without(house: House) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+async def test_a_prefill_reply_without_end_is_done_without(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     decode.answer_all(lambda call: call.send(OK))
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
@@ -386,9 +387,9 @@ async def test_a_prefill_reply_without_end_is_done_without(house: House) -> None
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
 
 
-async def test_an_event_of_a_megabyte_arrives_whole(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_event_of_a_megabyte_arrives_whole(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     big = event({"prompt_token_ids": list(range(200_000))})
 
     def answer(call: Call) -> None:
@@ -411,10 +412,10 @@ async def test_an_event_of_a_megabyte_arrives_whole(house: House) -> None:
     ],
 )
 async def test_an_error_event_without_a_status_counts_as_500(
-    house: House, error: bytes, status: int
+    harness: Harness, error: bytes, status: int
 ) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(answer_remotely)
 
     def script(call: Call) -> None:
@@ -429,9 +430,9 @@ async def test_an_error_event_without_a_status_counts_as_500(
         assert (answer.status, answer.body) == (status, error)
 
 
-async def test_a_connection_is_reused_for_any_request_to_its_engine(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_connection_is_reused_for_any_request_to_its_engine(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     seen: set[Connection] = set()
 
     def script(call: Call) -> None:
@@ -457,10 +458,10 @@ def _open(router: Running) -> int:
 
 
 async def test_an_error_in_the_middle_of_a_stream_passes_as_the_engine_says_it(
-    house: House,
+    harness: Harness,
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     failed = event({"error": {"message": "out of memory", "code": 500}})
 
     def script(call: Call) -> None:

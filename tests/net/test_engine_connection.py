@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from router.core.headers import HeaderPairs
 from router.core.values import Failure
-from router.net.engine_connection import EngineConnection, HeaderList
+from router.net.engine_connection import EngineConnection
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -47,7 +48,7 @@ class Sink:
         self.whole: list[bytes] = []
         self.ended: object = None
 
-    def on_head(self, status: int, headers: HeaderList) -> None:
+    def on_head(self, status: int, headers: HeaderPairs, *, has_body: bool) -> None:
         """A head."""
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:

@@ -5,20 +5,20 @@ from typing import Any
 import pytest
 
 from router.core.urls import origin
-from tests.net.asks import COMPLETIONS, DONE, EMBEDDINGS, STREAM, completion, prefilled, token
 from tests.net.client import request
 from tests.net.engine import Call, json_reply
-from tests.net.house import House, Running
+from tests.net.harness import Harness, Running
+from tests.net.payloads import COMPLETIONS, DONE, EMBEDDINGS, STREAM, completion, prefilled, token
 
 OK = json_reply({})
 
 
 async def _both_legs(
-    house: House, *headers: tuple[bytes, bytes], **settings: Any
+    harness: Harness, *headers: tuple[bytes, bytes], **settings: Any
 ) -> tuple[Call, Call, Running]:
     """The calls of a remote prefill and its decode, answered."""
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,), **settings)
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,), **settings)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion(), *headers))
     first = await prefill.call()
@@ -43,17 +43,17 @@ PASS = [
 ]
 
 
-async def test_end_to_end_headers_reach_both_engines(house: House) -> None:
-    first, second, _ = await _both_legs(house, *PASS)
+async def test_end_to_end_headers_reach_both_engines(harness: Harness) -> None:
+    first, second, _ = await _both_legs(harness, *PASS)
     for call in (first, second):
         for name, value in PASS:
             assert call.values(name) == [value], name
         assert call.values(b"content-type") == [b"application/json"]
 
 
-async def test_a_header_that_comes_twice_reaches_engines_twice(house: House) -> None:
+async def test_a_header_that_comes_twice_reaches_engines_twice(harness: Harness) -> None:
     twice = [(b"x-tag", b"a"), (b"x-other", b"-"), (b"x-tag", b"b")]
-    for call in (await _both_legs(house, *twice))[:2]:
+    for call in (await _both_legs(harness, *twice))[:2]:
         assert call.values(b"x-tag") == [b"a", b"b"]
 
 
@@ -69,8 +69,8 @@ DROP = [
 ]
 
 
-async def test_hop_by_hop_headers_reach_no_engine(house: House) -> None:
-    for call in (await _both_legs(house, *DROP))[:2]:
+async def test_hop_by_hop_headers_reach_no_engine(harness: Harness) -> None:
+    for call in (await _both_legs(harness, *DROP))[:2]:
         names = {name for name, _ in call.headers}
         assert not names & {name for name, _ in DROP}
         assert call.values(b"host") == [b"127.0.0.1:%d" % call.connection._engine.port]
@@ -78,9 +78,9 @@ async def test_hop_by_hop_headers_reach_no_engine(house: House) -> None:
         assert len(names) == len(call.headers)
 
 
-async def test_an_offer_to_upgrade_is_declined_by_answering(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_offer_to_upgrade_is_declined_by_answering(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     offers = [
@@ -95,18 +95,18 @@ async def test_an_offer_to_upgrade_is_declined_by_answering(house: House) -> Non
     assert engine.seen == 4
 
 
-async def test_a_get_that_offers_a_websocket_is_answered(house: House) -> None:
-    router = await house.router(await house.engine())
+async def test_a_get_that_offers_a_websocket_is_answered(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
     offer = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
     client = await router.client()
     await client.send(request("/health", None, *offer, method="GET"))
     assert (await client.answer("GET")).status == 200
 
 
-async def test_offers_to_upgrade_are_not_taken_behind_one_another(house: House) -> None:
+async def test_offers_to_upgrade_are_not_taken_behind_one_another(harness: Harness) -> None:
     """Each costs a parser: a connection that sends thousands in one go is closed instead."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     offer = ((b"connection", b"Upgrade"), (b"upgrade", b"h2c"))
@@ -116,10 +116,10 @@ async def test_offers_to_upgrade_are_not_taken_behind_one_another(house: House) 
     assert engine.seen == 1
 
 
-async def test_a_client_cannot_name_what_the_router_writes_itself(house: House) -> None:
+async def test_a_client_cannot_name_what_the_router_writes_itself(harness: Harness) -> None:
     names = b"host, content-length, content-type, x-request-id, authorization"
     key = {"engine_api_key": "key"}
-    first, second, _ = await _both_legs(house, (b"connection", names), **key)
+    first, second, _ = await _both_legs(harness, (b"connection", names), **key)
     for call in (first, second):
         assert call.values(b"host") != []
         assert call.values(b"content-length") == [b"%d" % len(call.body)]
@@ -127,10 +127,10 @@ async def test_a_client_cannot_name_what_the_router_writes_itself(house: House) 
         assert call.values(b"authorization") == [b"Bearer key"]
 
 
-async def test_trailers_of_a_request_are_not_headers(house: House) -> None:
+async def test_trailers_of_a_request_are_not_headers(harness: Harness) -> None:
     """RFC 9110 6.5.1: they would slip in behind whoever checked the headers."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     head = request(COMPLETIONS, b"", (b"transfer-encoding", b"chunked"), (b"x-user", b"a"))
     trailers = b"0\r\nx-user: admin\r\nauthorization: Bearer x\r\nx-request-id: forged\r\n\r\n"
@@ -145,25 +145,25 @@ async def test_trailers_of_a_request_are_not_headers(house: House) -> None:
     assert answer.values(b"x-request-id") != [b"forged"]
 
 
-async def test_the_engines_key_replaces_the_clients(house: House) -> None:
+async def test_the_engines_key_replaces_the_clients(harness: Harness) -> None:
     client_key = (b"authorization", b"Bearer client")
-    for call in (await _both_legs(house, client_key, engine_api_key="engine"))[:2]:
+    for call in (await _both_legs(harness, client_key, engine_api_key="engine"))[:2]:
         assert call.values(b"authorization") == [b"Bearer engine"]
 
 
-async def test_without_a_key_of_ours_the_clients_passes(house: House) -> None:
+async def test_without_a_key_of_ours_the_clients_passes(harness: Harness) -> None:
     client_key = (b"authorization", b"Bearer client")
-    for call in (await _both_legs(house, client_key))[:2]:
+    for call in (await _both_legs(harness, client_key))[:2]:
         assert call.values(b"authorization") == [b"Bearer client"]
 
 
-async def test_without_any_key_none_is_invented(house: House) -> None:
-    for call in (await _both_legs(house))[:2]:
+async def test_without_any_key_none_is_invented(harness: Harness) -> None:
+    for call in (await _both_legs(harness))[:2]:
         assert call.values(b"authorization") == []
 
 
-async def test_probes_carry_the_engines_key(house: House) -> None:
-    engine = await house.engine()
+async def test_probes_carry_the_engines_key(harness: Harness) -> None:
+    engine = await harness.engine()
     keys: list[list[bytes]] = []
     probed = engine.probed
 
@@ -172,7 +172,7 @@ async def test_probes_carry_the_engines_key(house: House) -> None:
         return probed(call)
 
     engine.probed = note  # type: ignore[method-assign]
-    await house.router(engine, engine_api_key="engine")
+    await harness.router(engine, engine_api_key="engine")
     assert keys
     assert all(key == [b"Bearer engine"] for key in keys)
 
@@ -180,17 +180,17 @@ async def test_probes_carry_the_engines_key(house: House) -> None:
 # Request ids.
 
 
-async def test_the_clients_id_comes_back_and_engines_get_ids_made_from_it(house: House) -> None:
-    first, second, router = await _both_legs(house, (b"x-request-id", b"mine-1"))
+async def test_the_clients_id_comes_back_and_engines_get_ids_made_from_it(harness: Harness) -> None:
+    first, second, router = await _both_legs(harness, (b"x-request-id", b"mine-1"))
     ids = {*first.values(b"x-request-id"), *second.values(b"x-request-id")}
     assert len(ids) == 2
     assert all(one.startswith(b"mine-1-") and one != b"mine-1" for one in ids)
     assert (await router.record()).request_id == "mine-1"
 
 
-async def test_two_requests_with_one_id_have_distinct_ids_at_the_engine(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_two_requests_with_one_id_have_distinct_ids_at_the_engine(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     ids = set()
     calls = []
     for _ in range(5):
@@ -208,9 +208,9 @@ BAD_IDS = [b"", b"x" * 129, b"a b", b'a"b', b"a\tb", b"\xc3\xa9", b"a,b", b"<scr
 
 
 @pytest.mark.parametrize("given", BAD_IDS)
-async def test_an_id_that_is_long_or_odd_is_replaced(house: House, given: bytes) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_id_that_is_long_or_odd_is_replaced(harness: Harness, given: bytes) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion(), (b"x-request-id", given)))
     call = await engine.call()
@@ -220,18 +220,18 @@ async def test_an_id_that_is_long_or_odd_is_replaced(house: House, given: bytes)
     assert call.values(b"x-request-id")[0].startswith(made)
 
 
-async def test_an_id_of_128_characters_is_kept(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_id_of_128_characters_is_kept(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK))
     given = b"aZ09._:@+/=-" * 10 + b"12345678"
     answer = await router.ask(COMPLETIONS, completion(), (b"x-request-id", given))
     assert answer.values(b"x-request-id") == [given]
 
 
-async def test_ids_that_are_made_differ(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_ids_that_are_made_differ(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK))
     answers = [await router.ask(COMPLETIONS, completion()) for _ in range(5)]
     assert len({answer.values(b"x-request-id")[0] for answer in answers}) == 5
@@ -261,10 +261,10 @@ HOP_LINES = [
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 @pytest.mark.parametrize("status", [200, 404, 503])
 async def test_an_answers_end_to_end_headers_reach_the_client(
-    house: House, path: str, status: int
+    harness: Harness, path: str, status: int
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(
         lambda call: call.send(json_reply({"a": 1}, status, *ANSWER_LINES, *HOP_LINES))
     )
@@ -280,9 +280,9 @@ async def test_an_answers_end_to_end_headers_reach_the_client(
     assert answer.values(b"content-length") == [b"%d" % len(answer.body)]
 
 
-async def test_a_streams_headers_are_those_of_its_engine(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_streams_headers_are_those_of_its_engine(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
 
     def script(call: Call) -> None:
         lines = b"".join(line + b"\r\n" for line in [*ANSWER_LINES, *HOP_LINES])
@@ -299,9 +299,9 @@ async def test_a_streams_headers_are_those_of_its_engine(house: House) -> None:
     assert len(answer.values(b"x-request-id")) == 1
 
 
-async def test_the_router_adds_nothing_of_its_own_but_the_id(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_the_router_adds_nothing_of_its_own_but_the_id(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(OK))
     answer = await router.ask(COMPLETIONS, completion())
     assert {name for name, _ in answer.headers} == {
@@ -311,9 +311,9 @@ async def test_the_router_adds_nothing_of_its_own_but_the_id(house: House) -> No
     }
 
 
-async def test_a_query_reaches_both_engines_as_it_was_sent(house: House) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+async def test_a_query_reaches_both_engines_as_it_was_sent(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     client = await router.client()
     await client.send(request(COMPLETIONS + "?a=%0d%0ax:y&b=%20", completion()))
     first = await prefill.call()
@@ -324,9 +324,9 @@ async def test_a_query_reaches_both_engines_as_it_was_sent(house: House) -> None
     assert first.target == second.target == b"/v1/completions?a=%0d%0ax:y&b=%20"
 
 
-async def test_a_path_prefix_of_an_engine_stands_before_the_route(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_path_prefix_of_an_engine_stands_before_the_route(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     router.pool(engine).prefix = origin(f"{engine.url}/base").prefix.encode()
     client = await router.client()
     await client.send(request(COMPLETIONS + "?a=b", completion()))
@@ -339,10 +339,10 @@ async def test_a_path_prefix_of_an_engine_stands_before_the_route(house: House) 
 @pytest.mark.parametrize("body", [completion(), STREAM], ids=["unary", "stream"])
 @pytest.mark.parametrize("word", ["on", "off"])
 async def test_an_answer_names_its_engine_where_that_is_wanted(
-    house: House, word: str, body: object
+    harness: Harness, word: str, body: object
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, engine_header=word)
+    engine = await harness.engine()
+    router = await harness.router(engine, engine_header=word)
     client = await router.client()
     await client.send(request(COMPLETIONS, body))
     call = await engine.call()

@@ -12,8 +12,11 @@ import pytest
 
 from router.core.events import LegFailed
 from router.core.urls import origin
-from router.net.turns import Turns
-from tests.net.asks import (
+from router.net.start_limiter import StartLimiter
+from tests.net.client import SECONDS, Client, request
+from tests.net.engine import Call, json_reply
+from tests.net.harness import Harness, Running, eventually, flow_of
+from tests.net.payloads import (
     COMPLETIONS,
     EMBEDDINGS,
     STREAM,
@@ -21,9 +24,6 @@ from tests.net.asks import (
     completion,
     token,
 )
-from tests.net.client import SECONDS, Client, request
-from tests.net.engine import Call, json_reply
-from tests.net.house import House, Running, eventually, flow_of
 
 BIG = "x" * 300_000
 """More than uvicorn takes in before it stops reading, and more than one read of the event loop."""
@@ -63,12 +63,12 @@ async def _is_over(router: Running, *calls: Call) -> None:
 
 
 @ways
-async def test_during_the_bodys_upload(house: House, leave: Leave) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_during_the_bodys_upload(harness: Harness, leave: Leave) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM)[:-5])
-    await eventually(lambda: router.router.app.visits)
+    await eventually(lambda: router.router.handler.active)
     leave(client)
     await _is_over(router)
     assert (await router.record()).status == 0
@@ -76,9 +76,9 @@ async def test_during_the_bodys_upload(house: House, leave: Leave) -> None:
 
 
 @ways
-async def test_before_the_head_is_whole(house: House, leave: Leave) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_before_the_head_is_whole(harness: Harness, leave: Leave) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(b"POST /v1/completions HTTP/1.1\r\nhost:")
     leave(client)
@@ -87,26 +87,26 @@ async def test_before_the_head_is_whole(house: House, leave: Leave) -> None:
 
 
 @ways
-async def test_while_others_that_came_with_it_are_begun(house: House, leave: Leave) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    turns = router.router.app.turns = Turns(0)
+async def test_while_others_that_came_with_it_are_begun(harness: Harness, leave: Leave) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    start_limiter = router.router.handler.network.start_limiter = StartLimiter(0)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
-    await eventually(lambda: turns._waiting)
+    await eventually(lambda: start_limiter._waiting)
     leave(client)
     await _is_over(router)
-    for work in turns._waiting:
+    for work in start_limiter._waiting:
         work()
     await router.is_quiet()
     assert engine.seen == 0
 
 
 @ways
-async def test_while_a_connection_is_being_made(house: House, leave: Leave) -> None:
+async def test_while_a_connection_is_being_made(harness: Harness, leave: Leave) -> None:
     """An engine that accepts and then says nothing of TLS leaves the router half connected."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     pool = router.pool(engine)
     has_come, is_gone = asyncio.Event(), asyncio.Event()
 
@@ -131,9 +131,9 @@ async def test_while_a_connection_is_being_made(house: House, leave: Leave) -> N
 
 @ways
 @bodies
-async def test_during_the_prefill(house: House, leave: Leave, prompt: str) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+async def test_during_the_prefill(harness: Harness, leave: Leave, prompt: str) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     client = await router.client()
     await client.send(request(COMPLETIONS, completion(prompt, stream=True)))
     call = await prefill.call()
@@ -143,9 +143,9 @@ async def test_during_the_prefill(house: House, leave: Leave, prompt: str) -> No
 
 
 @ways
-async def test_in_the_middle_of_the_prefills_reply(house: House, leave: Leave) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+async def test_in_the_middle_of_the_prefills_reply(harness: Harness, leave: Leave) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await prefill.call()
@@ -156,24 +156,24 @@ async def test_in_the_middle_of_the_prefills_reply(house: House, leave: Leave) -
 
 @ways
 @bodies
-@pytest.mark.parametrize("way", ["direct", "remote"])
+@pytest.mark.parametrize("mode", ["direct", "remote"])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
 async def test_before_the_decode_engines_head(
-    house: House, leave: Leave, prompt: str, way: str, stream: bool
+    harness: Harness, leave: Leave, prompt: str, mode: str, stream: bool
 ) -> None:
-    router, client, call = await _decoding(house, way, completion(prompt, stream=stream))
+    router, client, call = await _decoding(harness, mode, completion(prompt, stream=stream))
     leave(client)
     await _is_over(router, call)
     assert (await router.record()).status == 0
 
 
 async def _decoding(
-    house: House, way: str, body: object, path: str = COMPLETIONS
+    harness: Harness, mode: str, body: object, path: str = COMPLETIONS
 ) -> tuple[Running, Client, Call]:
     """A request that has come to the decode engine."""
-    prefill, decode = await house.engine(), await house.engine()
+    prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
-    router = await house.router(decode, prefill=(prefill,) if way == "remote" else ())
+    router = await harness.router(decode, prefill=(prefill,) if mode == "remote" else ())
     client = await router.client()
     await client.send(request(path, body))
     return router, client, await decode.call()
@@ -181,9 +181,11 @@ async def _decoding(
 
 @ways
 @bodies
-@pytest.mark.parametrize("way", ["direct", "remote"])
-async def test_in_the_middle_of_a_stream(house: House, leave: Leave, prompt: str, way: str) -> None:
-    router, client, call = await _decoding(house, way, completion(prompt, stream=True))
+@pytest.mark.parametrize("mode", ["direct", "remote"])
+async def test_in_the_middle_of_a_stream(
+    harness: Harness, leave: Leave, prompt: str, mode: str
+) -> None:
+    router, client, call = await _decoding(harness, mode, completion(prompt, stream=True))
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))
@@ -194,8 +196,8 @@ async def test_in_the_middle_of_a_stream(house: House, leave: Leave, prompt: str
 
 
 @ways
-async def test_between_a_streams_head_and_its_first_event(house: House, leave: Leave) -> None:
-    router, client, call = await _decoding(house, "direct", STREAM)
+async def test_between_a_streams_head_and_its_first_event(harness: Harness, leave: Leave) -> None:
+    router, client, call = await _decoding(harness, "direct", STREAM)
     call.stream()
     await client.begin()
     leave(client)
@@ -203,16 +205,16 @@ async def test_between_a_streams_head_and_its_first_event(house: House, leave: L
 
 
 @ways
-async def test_while_the_head_is_held_back(house: House, leave: Leave) -> None:
-    router, client, call = await _decoding(house, "remote", STREAM)
+async def test_while_the_head_is_held_back(harness: Harness, leave: Leave) -> None:
+    router, client, call = await _decoding(harness, "remote", STREAM)
     call.stream(b": keep-alive\n\n")
     leave(client)
     await _is_over(router, call)
 
 
 @ways
-async def test_in_the_middle_of_a_unary_answer(house: House, leave: Leave) -> None:
-    router, client, call = await _decoding(house, "direct", completion())
+async def test_in_the_middle_of_a_unary_answer(harness: Harness, leave: Leave) -> None:
+    router, client, call = await _decoding(harness, "direct", completion())
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
     leave(client)
     await _is_over(router, call)
@@ -220,8 +222,8 @@ async def test_in_the_middle_of_a_unary_answer(house: House, leave: Leave) -> No
 
 
 @ways
-async def test_in_the_middle_of_a_passed_through_answer(house: House, leave: Leave) -> None:
-    router, client, call = await _decoding(house, "direct", {"input": "x"}, EMBEDDINGS)
+async def test_in_the_middle_of_a_passed_through_answer(harness: Harness, leave: Leave) -> None:
+    router, client, call = await _decoding(harness, "direct", {"input": "x"}, EMBEDDINGS)
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
     answer = await client.begin()
     await answer.until(b"{")
@@ -229,12 +231,12 @@ async def test_in_the_middle_of_a_passed_through_answer(house: House, leave: Lea
     await _is_over(router, call)
 
 
-async def test_while_it_does_not_read(house: House) -> None:
-    router, client, call = await _decoding(house, "direct", STREAM)
+async def test_while_it_does_not_read(harness: Harness) -> None:
+    router, client, call = await _decoding(harness, "direct", STREAM)
     client = await router.client(receive_buffer=4096)
     call.close()
     await client.send(request(COMPLETIONS, STREAM))
-    call = await house.engines[1].call()
+    call = await harness.engines[1].call()
     call.stream(*[token("x" * 10_000)] * 2000)
     await eventually(lambda: any(flow_of(c).write_paused for c in router.connections))
     client.leave()
@@ -243,10 +245,12 @@ async def test_while_it_does_not_read(house: House) -> None:
 
 
 @ways
-async def test_with_a_second_request_waiting_behind_the_first(house: House, leave: Leave) -> None:
+async def test_with_a_second_request_waiting_behind_the_first(
+    harness: Harness, leave: Leave
+) -> None:
     """Reading stops behind a pipelined request, so what tells of the client's end is a write."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM) + request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -265,10 +269,10 @@ async def test_with_a_second_request_waiting_behind_the_first(house: House, leav
     assert engine.seen == 1
 
 
-async def test_an_engine_that_goes_on_writing_meanwhile_is_not_heard(house: House) -> None:
+async def test_an_engine_that_goes_on_writing_meanwhile_is_not_heard(harness: Harness) -> None:
     """The engine's bytes and the client's end may come in the same turn of the event loop."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     for _ in range(30):
         client = await router.client()
         await client.send(request(COMPLETIONS, STREAM))
@@ -282,9 +286,9 @@ async def test_an_engine_that_goes_on_writing_meanwhile_is_not_heard(house: Hous
     await router.is_quiet()
 
 
-async def test_others_on_the_same_engine_are_not_touched(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_others_on_the_same_engine_are_not_touched(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     leaving, staying = await router.client(), await router.client()
     await leaving.send(request(COMPLETIONS, STREAM))
     first = await engine.call()
@@ -299,9 +303,9 @@ async def test_others_on_the_same_engine_are_not_touched(house: House) -> None:
     assert (await staying.answer()).body == token("b")
 
 
-async def test_a_client_that_left_does_not_bring_its_engine_down(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_client_that_left_does_not_bring_its_engine_down(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     for _ in range(5):
         client = await router.client()
         await client.send(request(COMPLETIONS, STREAM))
@@ -313,10 +317,10 @@ async def test_a_client_that_left_does_not_bring_its_engine_down(house: House) -
     assert router.all(LegFailed) == []
 
 
-async def test_an_answer_in_time_beats_the_clients_leaving(house: House) -> None:
+async def test_an_answer_in_time_beats_the_clients_leaving(harness: Harness) -> None:
     """A client that closes after it has read all is a client that was answered."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(json_reply({})))
     client = await router.client()
     await client.ask(COMPLETIONS, completion())

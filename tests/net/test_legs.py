@@ -5,39 +5,39 @@ from typing import Any
 import pytest
 
 from router.core.values import Failure, FailureKind
-from tests.net.asks import COMPLETIONS, EMBEDDINGS, STREAM, answer_remotely, completion, token
 from tests.net.client import Client, request
 from tests.net.engine import Call
-from tests.net.house import House, Running, eventually
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, EMBEDDINGS, STREAM, answer_remotely, completion, token
 
 HEAD = [(b"content-type", b"text/event-stream")]
 BROKEN = Failure(FailureKind.BROKEN, "broken")
 
 SAYS = {
-    "head": lambda relay: relay.on_head(200, list(HEAD)),
+    "head": lambda relay: relay.on_head(200, list(HEAD), has_body=False),
     "data": lambda relay: relay.on_data(token("late"), is_last=False),
     "last data": lambda relay: relay.on_data(token("late"), is_last=True),
     "end": lambda relay: relay.on_end(),
     "break": lambda relay: relay.on_lost(BROKEN),
-    "silence": lambda relay: relay.check_silence(1e9),
+    "idle_sweep": lambda relay: relay.check_idle(1e9),
 }
 
 
 async def _relaying(
-    house: House, way: str, path: str, body: object
+    harness: Harness, mode: str, path: str, body: object
 ) -> tuple[Running, Client, Call, Any]:
     """A request that is with the decode engine, and the relay that waits for its answer."""
-    prefill, decode = await house.engine(), await house.engine()
+    prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
-    router = await house.router(decode, prefill=(prefill,) if way == "remote" else ())
+    router = await harness.router(decode, prefill=(prefill,) if mode == "remote" else ())
     client = await router.client()
     await client.send(request(path, body))
     call = await decode.call()
-    (relay,) = router.router._silence._watched
+    (relay,) = router.router._idle_sweep._watched
     return router, client, call, relay
 
 
-@pytest.mark.parametrize("way", ["direct", "remote"])
+@pytest.mark.parametrize("mode", ["direct", "remote"])
 @pytest.mark.parametrize(
     ("path", "body"),
     [(COMPLETIONS, STREAM), (COMPLETIONS, completion()), (EMBEDDINGS, {"input": "x"})],
@@ -45,17 +45,17 @@ async def _relaying(
 )
 @pytest.mark.parametrize("says", SAYS.values(), ids=SAYS)
 async def test_what_an_engine_says_after_its_client_has_left_goes_nowhere(
-    house: House, way: str, path: str, body: object, says: Any
+    harness: Harness, mode: str, path: str, body: object, says: Any
 ) -> None:
-    router, client, call, relay = await _relaying(house, way, path, body)
-    reply = relay._reply
+    router, client, call, relay = await _relaying(harness, mode, path, body)
+    response = relay._response
     # In one turn: the client's connection is lost, then the engine's bytes are read.
-    (connection,) = [c for c in router.connections if c.cycle]
+    (connection,) = [c for c in router.connections if c.active]
     connection.connection_lost(None)
     says(relay)
     says(relay)
-    assert not reply.is_started
-    assert reply._head == b""
+    assert not response.is_started
+    assert response._head == b""
     await call.left()
     await router.is_quiet()
     assert (await router.record()).outcome == "client_left"
@@ -63,8 +63,8 @@ async def test_what_an_engine_says_after_its_client_has_left_goes_nowhere(
 
 
 @pytest.mark.parametrize("says", SAYS.values(), ids=SAYS)
-async def test_what_an_engine_says_behind_its_end_goes_nowhere(house: House, says: Any) -> None:
-    _, client, call, relay = await _relaying(house, "direct", COMPLETIONS, STREAM)
+async def test_what_an_engine_says_behind_its_end_goes_nowhere(harness: Harness, says: Any) -> None:
+    _, client, call, relay = await _relaying(harness, "direct", COMPLETIONS, STREAM)
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))
@@ -77,9 +77,9 @@ async def test_what_an_engine_says_behind_its_end_goes_nowhere(house: House, say
     assert b"late" not in answer.body
 
 
-async def test_the_clients_end_in_the_turn_of_the_engines_end(house: House) -> None:
+async def test_the_clients_end_in_the_turn_of_the_engines_end(harness: Harness) -> None:
     """All was written; whether the client has read it nobody knows. It counts as answered."""
-    router, client, call, relay = await _relaying(house, "direct", COMPLETIONS, STREAM)
+    router, client, call, relay = await _relaying(harness, "direct", COMPLETIONS, STREAM)
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))
@@ -88,5 +88,5 @@ async def test_the_clients_end_in_the_turn_of_the_engines_end(house: House) -> N
     connection.transport.abort()
     record = await router.record()
     assert (record.status, record.outcome) == (200, "ok")
-    await eventually(lambda: router.pool(house.engines[1]).idle == 1)
+    await eventually(lambda: router.pool(harness.engines[1]).idle == 1)
     client.leave()

@@ -9,10 +9,10 @@ import zmq
 from router.core.events import FellBack, LegFailed
 from router.core.values import Role
 from router.settings import SettingsError
-from tests.net.asks import CHAT, COMPLETIONS, DONE, event
 from tests.net.client import request
 from tests.net.engine import Call, ScriptedEngine, json_reply
-from tests.net.house import House, Running, eventually
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import CHAT, COMPLETIONS, DONE, event
 
 LMCACHE: dict[str, Any] = {
     "disagg_connector_type": "lmcache",
@@ -26,11 +26,11 @@ TOKENS = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 4}
 
 
 async def _router(
-    house: House, *, notify: bool = True, **settings: Any
+    harness: Harness, *, notify: bool = True, **settings: Any
 ) -> tuple[Running, ScriptedEngine, ScriptedEngine]:
-    prefill, decode = await house.engine(), await house.engine()
+    prefill, decode = await harness.engine(), await harness.engine()
     unchecked = {"lmcache_notify_bind": "tcp://127.0.0.1:*"} if notify else {}
-    router = await house.router(
+    router = await harness.router(
         decode, prefill=(prefill,), unchecked=unchecked, **{**LMCACHE, **settings}
     )
     return router, prefill, decode
@@ -52,8 +52,8 @@ async def _is_waiting(router: Running) -> None:
     await eventually(lambda: len(waits._waits) == 1)
 
 
-async def test_the_decode_leg_waits_until_the_kv_cache_has_arrived(house: House) -> None:
-    router, prefill, decode = await _router(house)
+async def test_the_decode_leg_waits_until_the_kv_cache_has_arrived(harness: Harness) -> None:
+    router, prefill, decode = await _router(harness)
     client = await router.client()
     await client.send(request(CHAT, ASK))
     call = await prefill.call()
@@ -70,9 +70,9 @@ async def test_the_decode_leg_waits_until_the_kv_cache_has_arrived(house: House)
 
 @pytest.mark.parametrize("leave", ["leave", "hang_up"])
 async def test_a_client_that_leaves_between_the_legs_ends_the_wait(
-    house: House, leave: str
+    harness: Harness, leave: str
 ) -> None:
-    router, prefill, decode = await _router(house)
+    router, prefill, decode = await _router(harness)
     client = await router.client()
     await client.send(request(CHAT, ASK))
     (await prefill.call()).send(OK)
@@ -87,9 +87,9 @@ async def test_a_client_that_leaves_between_the_legs_ends_the_wait(
 
 
 async def test_without_a_notification_in_time_the_decode_engine_computes_the_prompt(
-    house: House,
+    harness: Harness,
 ) -> None:
-    router, prefill, decode = await _router(house, lmcache_notify_timeout=0.05)
+    router, prefill, decode = await _router(harness, lmcache_notify_timeout=0.05)
     client = await router.client()
     await client.send(request(CHAT, ASK))
     (await prefill.call()).send(OK)
@@ -105,8 +105,8 @@ def _sampled(call: Call) -> None:
     call.send(json_reply({"id": "p", "choices": [choice], "kv_transfer_params": {"first_tok": 7}}))
 
 
-async def test_a_unary_answer_is_made_of_both_engines(house: House) -> None:
-    router, prefill, decode = await _router(house, notify=False)
+async def test_a_unary_answer_is_made_of_both_engines(harness: Harness) -> None:
+    router, prefill, decode = await _router(harness, notify=False)
     prefill.answer_all(_sampled)
     client = await router.client()
     await client.send(request(COMPLETIONS, TOKENS))
@@ -120,8 +120,8 @@ async def test_a_unary_answer_is_made_of_both_engines(house: House) -> None:
     assert answer.values(b"content-length") == [b"%d" % len(answer.body)]
 
 
-async def test_a_stream_is_made_of_both_engines(house: House) -> None:
-    router, prefill, decode = await _router(house, notify=False)
+async def test_a_stream_is_made_of_both_engines(harness: Harness) -> None:
+    router, prefill, decode = await _router(harness, notify=False)
     prefill.answer_all(_sampled)
     client = await router.client()
     await client.send(request(COMPLETIONS, {**TOKENS, "stream": True}))
@@ -135,11 +135,11 @@ async def test_a_stream_is_made_of_both_engines(house: House) -> None:
 
 
 async def test_a_missing_package_is_named_when_the_router_is_built(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(address: str) -> None:
         raise ImportError("KV-ready notifications need zmq")
 
     monkeypatch.setattr("router.web.app.KVReadySocket", missing)
     with pytest.raises(SettingsError, match="--lmcache-notify-bind: KV-ready notifications"):
-        await _router(house)
+        await _router(harness)

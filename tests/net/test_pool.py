@@ -10,19 +10,19 @@ from router.core.values import Failure, FailureKind
 from router.net.addresses import Addresses
 from router.net.engine_connection import EngineConnection
 from router.net.pool import EnginePool
-from tests.net.asks import COMPLETIONS, completion
 from tests.net.client import request
 from tests.net.engine import Connection, json_reply
-from tests.net.house import House, Running, eventually, flow_of
+from tests.net.harness import Harness, Running, eventually, flow_of
+from tests.net.payloads import COMPLETIONS, completion
 from tests.net.test_addresses import Lookups
 
 OK = json_reply({})
 
 
-async def _busy(house: House, number: int, **settings: Any) -> tuple[Running, EnginePool]:
+async def _busy(harness: Harness, number: int, **settings: Any) -> tuple[Running, EnginePool]:
     """A router that has had `number` requests at once on its only engine."""
-    engine = await house.engine()
-    router = await house.router(engine, **settings)
+    engine = await harness.engine()
+    router = await harness.router(engine, **settings)
     clients = [await router.client() for _ in range(number)]
     for client in clients:
         await client.send(request(COMPLETIONS, completion()))
@@ -34,31 +34,31 @@ async def _busy(house: House, number: int, **settings: Any) -> tuple[Running, En
     return router, router.pool(engine)
 
 
-async def test_connections_in_use_are_not_limited_idle_ones_are(house: House) -> None:
-    router, pool = await _busy(house, 20, max_idle_connections=3)
+async def test_connections_in_use_are_not_limited_idle_ones_are(harness: Harness) -> None:
+    router, pool = await _busy(harness, 20, max_idle_connections=3)
     await router.is_quiet()
     assert (pool.open, pool.idle) == (3, 3)
     assert repr(pool).endswith("[3 open, 3 idle]>")
 
 
-async def test_without_idle_connections_each_request_has_its_own(house: House) -> None:
-    router, pool = await _busy(house, 2, max_idle_connections=0)
+async def test_without_idle_connections_each_request_has_its_own(harness: Harness) -> None:
+    router, pool = await _busy(harness, 2, max_idle_connections=0)
     await router.is_quiet()
     assert pool.open == 0
 
 
-async def test_idle_connections_are_closed_before_their_engine_does(house: House) -> None:
-    router, pool = await _busy(house, 3, idle_connection_timeout=0.05)
+async def test_idle_connections_are_closed_before_their_engine_does(harness: Harness) -> None:
+    router, pool = await _busy(harness, 3, idle_connection_timeout=0.05)
     await eventually(lambda: pool.open == 0)
     assert pool.idle == 0
     assert pool._reaper is None
     client = await router.client()
-    house.engines[0].answer_all(lambda call: call.send(OK))
+    harness.engines[0].answer_all(lambda call: call.send(OK))
     assert (await client.ask(COMPLETIONS, completion())).status == 200
 
 
-async def test_only_connections_that_are_too_old_are_closed(house: House) -> None:
-    _, pool = await _busy(house, 3, idle_connection_timeout=3600)
+async def test_only_connections_that_are_too_old_are_closed(harness: Harness) -> None:
+    _, pool = await _busy(harness, 3, idle_connection_timeout=3600)
     old, young = pool._idle[0], pool._idle[-1]
     old.idle_since -= 3600
     pool._reap()
@@ -68,20 +68,20 @@ async def test_only_connections_that_are_too_old_are_closed(house: House) -> Non
     assert pool._reaper is not None
 
 
-async def test_what_the_engine_closes_is_forgotten(house: House) -> None:
-    router, pool = await _busy(house, 3)
+async def test_what_the_engine_closes_is_forgotten(harness: Harness) -> None:
+    router, pool = await _busy(harness, 3)
     await eventually(lambda: pool.idle == 3)
-    for connection in list(house.engines[0].connections):
+    for connection in list(harness.engines[0].connections):
         connection.transport.close()
     await eventually(lambda: (pool.open, pool.idle) == (0, 0))
-    house.engines[0].answer_all(lambda call: call.send(OK))
+    harness.engines[0].answer_all(lambda call: call.send(OK))
     assert (await router.ask(COMPLETIONS, completion())).status == 200
 
 
-async def test_the_connection_used_last_is_used_first(house: House) -> None:
-    router, pool = await _busy(house, 3)
+async def test_the_connection_used_last_is_used_first(harness: Harness) -> None:
+    router, pool = await _busy(harness, 3)
     last = pool._idle[-1]
-    engine = house.engines[0]
+    engine = harness.engines[0]
     seen: set[Connection] = set()
     engine.on_call = lambda call: seen.add(call.connection)
     engine.answer_all(lambda call: call.send(OK))
@@ -91,8 +91,8 @@ async def test_the_connection_used_last_is_used_first(house: House) -> None:
     assert pool._idle[-1] is last
 
 
-async def test_an_idle_connection_that_is_closing_is_passed_over(house: House) -> None:
-    _, pool = await _busy(house, 3)
+async def test_an_idle_connection_that_is_closing_is_passed_over(harness: Harness) -> None:
+    _, pool = await _busy(harness, 3)
     good = pool._idle[0]
     for connection in list(pool._idle)[1:]:
         connection._transport.abort()
@@ -102,9 +102,9 @@ async def test_an_idle_connection_that_is_closing_is_passed_over(house: House) -
 
 
 async def test_connections_that_are_all_too_old_are_closed_when_one_is_wanted(
-    house: House,
+    harness: Harness,
 ) -> None:
-    _, pool = await _busy(house, 3)
+    _, pool = await _busy(harness, 3)
     for connection in pool._idle:
         connection.idle_since -= 3600
     assert pool.take(replay=False) is None  # they stay for requests that may be replayed
@@ -113,10 +113,10 @@ async def test_connections_that_are_all_too_old_are_closed_when_one_is_wanted(
     await eventually(lambda: pool.open == 0)
 
 
-async def test_a_connection_closed_under_a_request_tells_it(house: House) -> None:
+async def test_a_connection_closed_under_a_request_tells_it(harness: Harness) -> None:
     """Between the moment it was made or taken and the moment it is used it may have closed."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     pool = router.pool(engine)
     connection = await pool.connect()
     assert isinstance(connection, EngineConnection)
@@ -142,9 +142,9 @@ async def test_a_connection_closed_under_a_request_tells_it(house: House) -> Non
     connection.abort()
 
 
-async def test_a_pool_that_is_closed_closes_what_is_idle_and_what_is_not(house: House) -> None:
-    router, pool = await _busy(house, 2)
-    engine = house.engines[0]
+async def test_a_pool_that_is_closed_closes_what_is_idle_and_what_is_not(harness: Harness) -> None:
+    router, pool = await _busy(harness, 2)
+    engine = harness.engines[0]
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
@@ -156,9 +156,9 @@ async def test_a_pool_that_is_closed_closes_what_is_idle_and_what_is_not(house: 
     client.leave()
 
 
-async def test_an_engine_whose_name_is_no_name_cannot_be_reached(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_engine_whose_name_is_no_name_cannot_be_reached(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     pool = router.pool(engine)
     pool.origin = type(pool.origin)("a" * 70 + ".invalid", 80, False, "")
     pool._addresses = Addresses(pool.origin.host, pool.origin.port)
@@ -167,9 +167,9 @@ async def test_an_engine_whose_name_is_no_name_cannot_be_reached(house: House) -
     assert "cannot be reached" in answer.error["message"]
 
 
-async def test_a_cancelled_connect_leaves_nothing_behind(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_cancelled_connect_leaves_nothing_behind(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     pool = router.pool(engine)
     await eventually(lambda: b"/metrics" in engine.probes)  # whose connection is kept
     before = len(engine.connections)
@@ -211,15 +211,15 @@ GOOD, DEAD = "127.0.0.1", "127.0.0.2"
 """The engines of these tests listen on the first one only."""
 
 
-async def test_a_name_is_looked_up_once_for_many_connections(house: House) -> None:
-    _, pool = await _busy(house, 1)
+async def test_a_name_is_looked_up_once_for_many_connections(harness: Harness) -> None:
+    _, pool = await _busy(harness, 1)
     lookups = _named(pool, [GOOD])
     assert all(await asyncio.gather(*(_connects(pool) for _ in range(20))))
     assert lookups.seen == 1
 
 
-async def test_a_refused_connection_goes_to_the_next_address(house: House) -> None:
-    _, pool = await _busy(house, 1)
+async def test_a_refused_connection_goes_to_the_next_address(harness: Harness) -> None:
+    _, pool = await _busy(harness, 1)
     lookups = _named(pool, [DEAD, GOOD])
     assert await _connects(pool)
     assert pool._addresses._known == [GOOD]
@@ -227,16 +227,16 @@ async def test_a_refused_connection_goes_to_the_next_address(house: House) -> No
     assert lookups.seen == 1
 
 
-async def test_an_engine_that_has_moved_is_found_at_once(house: House) -> None:
-    _, pool = await _busy(house, 1)
+async def test_an_engine_that_has_moved_is_found_at_once(harness: Harness) -> None:
+    _, pool = await _busy(harness, 1)
     lookups = _named(pool, [DEAD], [GOOD])
     await pool._addresses.get()
     assert await _connects(pool)
     assert lookups.seen == 2
 
 
-async def test_an_engine_that_is_down_is_looked_up_once_per_attempt(house: House) -> None:
-    _, pool = await _busy(house, 1)
+async def test_an_engine_that_is_down_is_looked_up_once_per_attempt(harness: Harness) -> None:
+    _, pool = await _busy(harness, 1)
     lookups = _named(pool, [DEAD], [DEAD], [DEAD])
     for number in (1, 2):
         failure = await pool.connect()
@@ -247,8 +247,8 @@ async def test_an_engine_that_is_down_is_looked_up_once_per_attempt(house: House
     assert isinstance(await pool.connect(), Failure)
 
 
-async def test_an_address_that_never_answers_is_not_used_again(house: House) -> None:
-    _, pool = await _busy(house, 1)
+async def test_an_address_that_never_answers_is_not_used_again(harness: Harness) -> None:
+    _, pool = await _busy(harness, 1)
     _named(pool, [DEAD, GOOD])
     pool._connect_seconds = 0.05
     hanging = asyncio.Event()
@@ -262,9 +262,9 @@ async def test_an_address_that_never_answers_is_not_used_again(house: House) -> 
     assert pool._addresses._known == [GOOD]
 
 
-async def test_a_certificate_is_checked_for_the_name_not_the_address(house: House) -> None:
-    engine = await house.engine(tls=True)
-    router = await house.router(engine)
+async def test_a_certificate_is_checked_for_the_name_not_the_address(harness: Harness) -> None:
+    engine = await harness.engine(tls=True)
+    router = await harness.router(engine)
     pool = router.pool(engine)
     _named(pool, [GOOD])  # the certificate is for 127.0.0.1 alone
     failure = await pool.connect()
@@ -278,11 +278,11 @@ async def test_a_certificate_is_checked_for_the_name_not_the_address(house: Hous
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_engine_with_a_certificate_of_our_ca_is_talked_to_over_tls(
-    house: House, stream: bool
+    harness: Harness, stream: bool
 ) -> None:
-    engine = await house.engine(tls=True)
+    engine = await harness.engine(tls=True)
     assert engine.url.startswith("https://")
-    router = await house.router(engine)
+    router = await harness.router(engine)
     client = await router.client()
     body = completion("x" * 500_000, stream=stream)
     for _ in range(2):
@@ -299,9 +299,9 @@ async def test_an_engine_with_a_certificate_of_our_ca_is_talked_to_over_tls(
     assert router.pool(engine).open == 1
 
 
-async def test_an_engine_whose_certificate_is_unknown_is_never_up(house: House) -> None:
-    engine = await house.engine(tls=True)
-    router = await house.router(engine, ready=False, engine_ca_file=None)
+async def test_an_engine_whose_certificate_is_unknown_is_never_up(harness: Harness) -> None:
+    engine = await harness.engine(tls=True)
+    router = await harness.router(engine, ready=False, engine_ca_file=None)
     answer = await router.ask(COMPLETIONS, completion())
     assert answer.status == 503
     failure = await router.pool(engine).connect()
@@ -309,9 +309,9 @@ async def test_an_engine_whose_certificate_is_unknown_is_never_up(house: House) 
     assert "CERTIFICATE_VERIFY_FAILED" in failure.message  # type: ignore[union-attr]
 
 
-async def test_a_client_that_leaves_ends_a_tls_connection(house: House) -> None:
-    engine = await house.engine(tls=True)
-    router = await house.router(engine)
+async def test_a_client_that_leaves_ends_a_tls_connection(harness: Harness) -> None:
+    engine = await harness.engine(tls=True)
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion(stream=True)))
     call = await engine.call()
@@ -323,9 +323,9 @@ async def test_a_client_that_leaves_ends_a_tls_connection(house: House) -> None:
     await router.is_quiet()
 
 
-async def test_a_slow_client_stops_a_tls_engine(house: House) -> None:
-    engine = await house.engine(tls=True)
-    router = await house.router(engine)
+async def test_a_slow_client_stops_a_tls_engine(harness: Harness) -> None:
+    engine = await harness.engine(tls=True)
+    router = await harness.router(engine)
     client = await router.client(receive_buffer=4096)
     await client.send(request(COMPLETIONS, completion(stream=True)))
     call = await engine.call()

@@ -9,11 +9,11 @@ import orjson
 import pytest
 
 from router.core.events import Probed, Scraped
-from router.core.health import Sight, State
-from tests.net.asks import COMPLETIONS, completion
+from router.core.health import HealthSignal, State
 from tests.net.client import SECONDS
 from tests.net.engine import Call, ScriptedEngine, json_reply
-from tests.net.house import House, Running, eventually
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, completion
 
 OFTEN: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
 
@@ -26,9 +26,9 @@ async def _becomes(router: Running, engine: ScriptedEngine, state: State) -> Non
     await eventually(lambda: _state(router, engine) is state, lambda: router.router.events[-5:])
 
 
-async def test_an_engine_comes_up_goes_down_and_comes_back(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, **OFTEN)
+async def test_an_engine_comes_up_goes_down_and_comes_back(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN)
     engine.refuse()
     engine.drop()
     await _becomes(router, engine, State.DOWN)
@@ -37,9 +37,9 @@ async def test_an_engine_comes_up_goes_down_and_comes_back(house: House) -> None
     await _becomes(router, engine, State.UP)
 
 
-async def test_an_engine_that_is_unwilling_drains(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, **OFTEN)
+async def test_an_engine_that_is_unwilling_drains(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN)
     engine.health = json_reply({}, 503)
     await _becomes(router, engine, State.DRAINING)
     engine.health = json_reply({})
@@ -47,9 +47,9 @@ async def test_an_engine_that_is_unwilling_drains(house: House) -> None:
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
-async def test_what_is_no_health_answer_is_a_failure(house: House, status: int) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, **OFTEN)
+async def test_what_is_no_health_answer_is_a_failure(harness: Harness, status: int) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN)
     lines = [b"location: /elsewhere"] if status == 302 else []
     engine.health = json_reply({}, status, *lines)
     if status == 302:  # not followed; a redirect is an answer of something that lives
@@ -61,9 +61,9 @@ async def test_what_is_no_health_answer_is_a_failure(house: House, status: int) 
         await _becomes(router, engine, State.DOWN)
 
 
-async def test_an_engine_that_does_not_answer_in_time_is_down(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, **OFTEN, health_check_timeout=0.5)
+async def test_an_engine_that_does_not_answer_in_time_is_down(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN, health_check_timeout=0.5)
     engine.probed = lambda call: True  # type: ignore[method-assign]
     await _becomes(router, engine, State.DOWN)
 
@@ -77,11 +77,11 @@ MODELS: list[tuple[Any, list[str]]] = [
 
 @pytest.mark.parametrize(("listed", "models"), MODELS)
 async def test_the_models_of_an_engine_are_those_it_lists(
-    house: House, listed: Any, models: list[str]
+    harness: Harness, listed: Any, models: list[str]
 ) -> None:
-    engine = await house.engine()
+    engine = await harness.engine()
     engine.models = json_reply(listed)
-    router = await house.router(engine)
+    router = await harness.router(engine)
     assert sorted(router.router.fleet.models()) == models
     answer = await (await router.client()).get("/v1/models")
     assert [card["id"] for card in answer.json["data"]] == models
@@ -92,19 +92,19 @@ NO_MODELS = [b"", b"[]", b"null", b'{"data":{}}', b'{"data":1}', b"<html>", b"\x
 
 @pytest.mark.parametrize("text", NO_MODELS)
 async def test_an_engine_that_does_not_tell_its_models_may_be_asked_for_any(
-    house: House, text: bytes
+    harness: Harness, text: bytes
 ) -> None:
-    engine = await house.engine()
+    engine = await harness.engine()
     engine.models = json_reply(text)
-    router = await house.router(engine)
+    router = await harness.router(engine)
     engine.answer_all(lambda call: call.send(json_reply({})))
     assert (await router.ask(COMPLETIONS, completion())).status == 200
 
 
-async def test_an_engine_that_guards_its_models_is_up(house: House) -> None:
-    engine = await house.engine()
+async def test_an_engine_that_guards_its_models_is_up(harness: Harness) -> None:
+    engine = await harness.engine()
     engine.models = json_reply({"error": "Unauthorized"}, 401)
-    router = await house.router(engine)
+    router = await harness.router(engine)
     assert router.all(Probed)[-1].cards is None
     assert _state(router, engine) is State.UP
 
@@ -121,21 +121,21 @@ async def test_an_engine_that_guards_its_models_is_up(house: House) -> None:
         b"vllm:num_requests_running{" * 1000,
     ],
 )
-async def test_no_metrics_text_ends_the_scraping(house: House, text: bytes) -> None:
-    engine = await house.engine()
+async def test_no_metrics_text_ends_the_scraping(harness: Harness, text: bytes) -> None:
+    engine = await harness.engine()
     engine.metrics = json_reply(text)
-    router = await house.router(engine, **OFTEN)
+    router = await harness.router(engine, **OFTEN)
     await eventually(lambda: len(router.all(Scraped)) > 2)
     assert all(not s.gauges or not s.gauges.running for s in router.all(Scraped))
 
 
-async def test_gauges_are_read_and_age(house: House) -> None:
-    engine = await house.engine()
+async def test_gauges_are_read_and_age(harness: Harness) -> None:
+    engine = await harness.engine()
     engine.metrics = json_reply(
         b"vllm:num_requests_running 3.0\nvllm:num_requests_waiting 2.0\n"
         b"vllm:kv_cache_usage_perc 0.5\n"
     )
-    router = await house.router(engine, **OFTEN)
+    router = await harness.router(engine, **OFTEN)
     await eventually(lambda: router.all(Scraped))
     gauges = router.all(Scraped)[-1].gauges
     assert gauges is not None
@@ -143,33 +143,33 @@ async def test_gauges_are_read_and_age(house: House) -> None:
 
 
 async def test_an_endless_answer_is_not_read_to_its_end(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.net.prober.MAX_ANSWER_BYTES", 10_000)
-    engine = await house.engine()
-    router = await house.router(engine, **OFTEN)
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN)
     engine.metrics = json_reply(b"x" * 20_000)
     await eventually(lambda: router.all(Scraped) and router.all(Scraped)[-1].gauges is None)
     assert _state(router, engine) is State.UP
 
 
-async def test_requests_of_ours_are_not_taken_for_those_of_others(house: House) -> None:
-    engine = await house.engine()
+async def test_requests_of_ours_are_not_taken_for_those_of_others(harness: Harness) -> None:
+    engine = await harness.engine()
     engine.metrics = json_reply(b"vllm:num_requests_running 1.0\n")
-    router = await house.router(engine, **OFTEN)
+    router = await harness.router(engine, **OFTEN)
     task = asyncio.ensure_future(router.ask(COMPLETIONS, completion()))
     call: Call = await engine.call()
     before = len(router.all(Scraped))
     await eventually(lambda: len(router.all(Scraped)) > before + 2)
     assert router.all(Scraped)[-1].own == 1
-    assert router.router.fleet.member(router.endpoint(engine)).others == 0
+    assert router.router.fleet.member(router.endpoint(engine)).other_requests == 0
     call.send(json_reply({}))
     assert (await task).status == 200
 
 
-async def test_slow_engines_delay_nobodys_probes(house: House) -> None:
-    slow, quick = await house.engine(), await house.engine()
-    router = await house.router(quick, slow, **OFTEN, health_check_timeout=3600)
+async def test_slow_engines_delay_nobodys_probes(harness: Harness) -> None:
+    slow, quick = await harness.engine(), await harness.engine()
+    router = await harness.router(quick, slow, **OFTEN, health_check_timeout=3600)
     asked: list[Call] = []
 
     def keeps_silent(call: Call) -> bool:
@@ -181,38 +181,40 @@ async def test_slow_engines_delay_nobodys_probes(house: House) -> None:
     router.router.events.clear()
     await eventually(lambda: len(router.all(Probed)) > 5)
     assert {p.endpoint for p in router.all(Probed)} == {router.endpoint(quick)}
-    assert {p.sight for p in router.all(Probed)} == {Sight.OK}
+    assert {p.signal for p in router.all(Probed)} == {HealthSignal.OK}
 
 
 async def test_engines_are_known_before_the_first_client_is_let_in(
-    house: House, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "router.net.prober")
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,), ready=False)
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,), ready=False)
     for engine in (prefill, decode):  # at once, without waiting for anything
         assert _state(router, engine) is State.UP
     assert sorted(caplog.messages) == [f"decode {decode.url} is up", f"prefill {prefill.url} is up"]
 
 
 async def test_engines_that_do_not_answer_delay_the_start_by_one_probe_at_most(
-    house: House,
+    harness: Harness,
 ) -> None:
-    dead, good = await house.engine(), await house.engine()
-    router = await house.router(good, dead, health_check_timeout=0.2)
+    dead, good = await harness.engine(), await harness.engine()
+    router = await harness.router(good, dead, health_check_timeout=0.2)
     prober = router.router._prober
     prober._timeout = aiohttp.ClientTimeout(total=None)  # only the look's own limit is left
     dead.probed = lambda call: True  # type: ignore[method-assign]
     router.router.events.clear()
     async with asyncio.timeout(SECONDS):
-        await prober.look()
+        await prober.probe_all()
     assert [p.endpoint for p in router.all(Probed)] == [router.endpoint(good)]
 
 
-async def test_changes_of_state_are_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changes_of_state_are_logged(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "router.net.prober")
-    engine = await house.engine()
-    router = await house.router(engine, **OFTEN)
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN)
     engine.health = json_reply({}, 503)
     await _becomes(router, engine, State.DRAINING)
     await eventually(lambda: len(caplog.messages) == 2)

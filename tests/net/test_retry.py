@@ -7,7 +7,10 @@ import pytest
 
 from router.core.events import FellBack, LegAnswered, LegFailed
 from router.core.values import FailureKind, Role
-from tests.net.asks import (
+from tests.net.client import request
+from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply, sse_head
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import (
     CHAT,
     COMPLETIONS,
     DONE,
@@ -22,9 +25,6 @@ from tests.net.asks import (
     prefilled,
     token,
 )
-from tests.net.client import request
-from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply, sse_head
-from tests.net.house import House, Running, eventually
 
 OK = json_reply({"choices": [{"text": "ok"}]})
 CREATED = event({"type": "response.created"})
@@ -111,10 +111,10 @@ BEFORE_ANY_BYTE = {
 
 @pytest.mark.parametrize(("fault", "kind"), BEFORE_ANY_BYTE.items())
 async def test_what_fails_before_the_clients_first_byte_is_answered_by_another_engine(
-    house: House, fault: Fault, kind: FailureKind | None
+    harness: Harness, fault: Fault, kind: FailureKind | None
 ) -> None:
-    bad, good = await house.engine(), await house.engine()
-    router = await house.router(bad, good)
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good)
     fault(bad)
     good.answer_all(lambda call: call.send(OK))
     for _ in range(4):
@@ -131,10 +131,10 @@ async def test_what_fails_before_the_clients_first_byte_is_answered_by_another_e
 
 @pytest.mark.parametrize("fault", BEFORE_ANY_BYTE)
 async def test_when_all_engines_fail_the_client_gets_the_last_ones_failure(
-    house: House, fault: Fault
+    harness: Harness, fault: Fault
 ) -> None:
-    engines = [await house.engine() for _ in range(5)]
-    router = await house.router(*engines)
+    engines = [await harness.engine() for _ in range(5)]
+    router = await harness.router(*engines)
     for engine in engines:
         fault(engine)
     answer = await router.ask(COMPLETIONS, completion())
@@ -143,9 +143,9 @@ async def test_when_all_engines_fail_the_client_gets_the_last_ones_failure(
     assert len(router.all(FellBack)) == 2  # three engines are tried, never all
 
 
-async def test_an_engines_500_is_the_answer_on_the_direct_way(house: House) -> None:
-    engines = [await house.engine(), await house.engine()]
-    router = await house.router(*engines)
+async def test_an_engines_500_is_the_answer_on_the_direct_way(harness: Harness) -> None:
+    engines = [await harness.engine(), await harness.engine()]
+    router = await harness.router(*engines)
     for engine in engines:
         engine.answer_all(lambda call: call.send(json_reply({"error": "x"}, 500)))
     assert (await router.ask(COMPLETIONS, completion())).status == 500
@@ -153,9 +153,9 @@ async def test_an_engines_500_is_the_answer_on_the_direct_way(house: House) -> N
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 429, 500, 501, 502, 504])
-async def test_no_status_but_503_moves_a_direct_request(house: House, status: int) -> None:
-    engines = [await house.engine(), await house.engine()]
-    router = await house.router(*engines)
+async def test_no_status_but_503_moves_a_direct_request(harness: Harness, status: int) -> None:
+    engines = [await harness.engine(), await harness.engine()]
+    router = await harness.router(*engines)
     for engine in engines:
         engine.answer_all(lambda call: call.send(json_reply({"error": "x"}, status)))
     assert (await router.ask(COMPLETIONS, STREAM)).status == status
@@ -163,9 +163,9 @@ async def test_no_status_but_503_moves_a_direct_request(house: House, status: in
     assert router.all(FellBack) == []
 
 
-async def test_nothing_is_tried_again_after_the_clients_first_byte(house: House) -> None:
-    engines = [await house.engine(), await house.engine()]
-    router = await house.router(*engines)
+async def test_nothing_is_tried_again_after_the_clients_first_byte(harness: Harness) -> None:
+    engines = [await harness.engine(), await harness.engine()]
+    router = await harness.router(*engines)
     for engine in engines:
 
         def script(call: Call) -> None:
@@ -181,10 +181,10 @@ async def test_nothing_is_tried_again_after_the_clients_first_byte(house: House)
 
 @pytest.mark.parametrize("before", [b"", CREATED, ROLE, b": ping\n\n"], ids=repr)
 async def test_a_stream_that_breaks_before_its_first_content_goes_on_from_another_engine(
-    house: House, before: bytes
+    harness: Harness, before: bytes
 ) -> None:
-    bad, good = await house.engine(), await house.engine()
-    router = await house.router(bad, good)
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good)
     client = await router.client()
     await client.send(request(RESPONSES, {"model": "m", "input": "x", "stream": True}))
     call = await bad.call()
@@ -200,9 +200,9 @@ async def test_a_stream_that_breaks_before_its_first_content_goes_on_from_anothe
     assert (await router.record()).outcome == "ok"
 
 
-async def test_a_stream_that_no_engine_begins_ends_with_one_error_frame(house: House) -> None:
-    engines = [await house.engine() for _ in range(5)]
-    router = await house.router(*engines)
+async def test_a_stream_that_no_engine_begins_ends_with_one_error_frame(harness: Harness) -> None:
+    engines = [await harness.engine() for _ in range(5)]
+    router = await harness.router(*engines)
     for engine in engines:
 
         def script(call: Call) -> None:
@@ -219,9 +219,9 @@ async def test_a_stream_that_no_engine_begins_ends_with_one_error_frame(house: H
     assert (record.status, record.outcome, record.first_byte) == (200, "error", None)
 
 
-async def test_a_stream_that_leaves_traces_is_not_begun_twice(house: House) -> None:
-    engines = [await house.engine(), await house.engine()]
-    router = await house.router(*engines)
+async def test_a_stream_that_leaves_traces_is_not_begun_twice(harness: Harness) -> None:
+    engines = [await harness.engine(), await harness.engine()]
+    router = await harness.router(*engines)
     for engine in engines:
 
         def script(call: Call) -> None:
@@ -235,9 +235,11 @@ async def test_a_stream_that_leaves_traces_is_not_begun_twice(house: House) -> N
     assert sum(engine.seen for engine in engines) == 1
 
 
-async def test_a_request_that_leaves_traces_is_not_sent_to_a_second_engine(house: House) -> None:
-    engines = [await house.engine(), await house.engine()]
-    router = await house.router(*engines)
+async def test_a_request_that_leaves_traces_is_not_sent_to_a_second_engine(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine(), await harness.engine()]
+    router = await harness.router(*engines)
     for engine in engines:
         resets_unanswered(engine)
     answer = await router.ask("/v1/responses", {"model": "m", "input": "x", "background": True})
@@ -248,7 +250,7 @@ async def test_a_request_that_leaves_traces_is_not_sent_to_a_second_engine(house
 # Stale connections of the pool.
 
 
-async def _pooled(house: House, router: Running, engine: ScriptedEngine) -> Connection:
+async def _pooled(harness: Harness, router: Running, engine: ScriptedEngine) -> Connection:
     """A connection that the router keeps for reuse."""
     answer = asyncio.ensure_future(router.ask(COMPLETIONS, completion()))
     call = await engine.call()
@@ -260,11 +262,11 @@ async def _pooled(house: House, router: Running, engine: ScriptedEngine) -> Conn
 
 @pytest.mark.parametrize("end", [Call.close, Call.reset])
 async def test_a_stale_connection_is_replayed_once_on_a_fresh_one(
-    house: House, end: Callable[[Call], None]
+    harness: Harness, end: Callable[[Call], None]
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    stale = await _pooled(house, router, engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    stale = await _pooled(harness, router, engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     first = await engine.call()
@@ -281,10 +283,10 @@ async def test_a_stale_connection_is_replayed_once_on_a_fresh_one(
 
 
 @pytest.mark.parametrize("key", ["store", "background"])
-async def test_a_request_that_leaves_traces_is_not_replayed(house: House, key: str) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    stale = await _pooled(house, router, engine)
+async def test_a_request_that_leaves_traces_is_not_replayed(harness: Harness, key: str) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    stale = await _pooled(harness, router, engine)
     client = await router.client()
     await client.send(request("/v1/responses", {"model": "m", "input": "x", key: True}))
     first = await engine.call()
@@ -294,10 +296,10 @@ async def test_a_request_that_leaves_traces_is_not_replayed(house: House, key: s
     assert engine.seen == 2
 
 
-async def test_a_replay_that_is_reset_too_is_a_failure(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    await _pooled(house, router, engine)
+async def test_a_replay_that_is_reset_too_is_a_failure(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    await _pooled(harness, router, engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     (await engine.call()).reset()
@@ -307,10 +309,10 @@ async def test_a_replay_that_is_reset_too_is_a_failure(house: House) -> None:
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.RESET]
 
 
-async def test_a_stale_connection_that_answered_one_byte_is_not_replayed(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    await _pooled(house, router, engine)
+async def test_a_stale_connection_that_answered_one_byte_is_not_replayed(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    await _pooled(harness, router, engine)
     client = await router.client()
     await client.send(request(EMBEDDINGS, {"input": "x"}))
     call = await engine.call()
@@ -323,9 +325,9 @@ async def test_a_stale_connection_that_answered_one_byte_is_not_replayed(house: 
     assert engine.seen == 2
 
 
-async def test_a_stale_connection_to_a_prefill_engine_is_replayed(house: House) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+async def test_a_stale_connection_to_a_prefill_engine_is_replayed(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     decode.answer_all(lambda call: call.send(OK))
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
@@ -338,11 +340,11 @@ async def test_a_stale_connection_to_a_prefill_engine_is_replayed(house: House) 
     assert router.all(FellBack) == []
 
 
-async def test_a_kv_reference_is_never_sent_twice(house: House) -> None:
+async def test_a_kv_reference_is_never_sent_twice(harness: Harness) -> None:
     """The engine that reset may have read the blocks; they are not there any more."""
-    prefill, decode = await house.engine(), await house.engine()
-    other = await house.engine()
-    router = await house.router(decode, other, prefill=(prefill,))
+    prefill, decode = await harness.engine(), await harness.engine()
+    other = await harness.engine()
+    router = await harness.router(decode, other, prefill=(prefill,))
     used: list[object] = []
     number = 0
 
@@ -372,9 +374,9 @@ async def test_a_kv_reference_is_never_sent_twice(house: House) -> None:
     assert {f.reason for f in router.all(FellBack)} == {"reset"}
 
 
-async def test_an_old_connection_is_not_used_for_a_kv_reference(house: House) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+async def test_an_old_connection_is_not_used_for_a_kv_reference(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(answer_remotely)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
@@ -391,9 +393,9 @@ async def test_an_old_connection_is_not_used_for_a_kv_reference(house: House) ->
     assert router.pool(decode).idle == 2
 
 
-async def test_a_refused_connection_leaves_the_reference_unused(house: House) -> None:
-    prefill, bad, good = await house.engine(), await house.engine(), await house.engine()
-    router = await house.router(bad, good, prefill=(prefill,))
+async def test_a_refused_connection_leaves_the_reference_unused(harness: Harness) -> None:
+    prefill, bad, good = await harness.engine(), await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good, prefill=(prefill,))
     prefill.answer_all(answer_remotely)
     bad.refuse()
     good.answer_all(lambda call: call.send(OK))
@@ -418,11 +420,11 @@ PREFILL_FAULTS: list[Fault] = [
 
 @pytest.mark.parametrize("fault", PREFILL_FAULTS)
 async def test_a_prefill_that_fails_is_tried_once_more_and_then_done_without(
-    house: House, fault: Fault
+    harness: Harness, fault: Fault
 ) -> None:
-    prefills = [await house.engine() for _ in range(3)]
-    decode = await house.engine()
-    router = await house.router(decode, prefill=tuple(prefills))
+    prefills = [await harness.engine() for _ in range(3)]
+    decode = await harness.engine()
+    router = await harness.router(decode, prefill=tuple(prefills))
     for prefill in prefills:
         fault(prefill)
     client = await router.client()
@@ -434,9 +436,9 @@ async def test_a_prefill_that_fails_is_tried_once_more_and_then_done_without(
     assert [m.leg for m in router.all(FellBack)] == [Role.PREFILL] * 2
 
 
-async def test_a_failed_prefill_does_not_wait_for_anything(house: House) -> None:
-    bad, good, decode = await house.engine(), await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(bad, good))
+async def test_a_failed_prefill_does_not_wait_for_anything(harness: Harness) -> None:
+    bad, good, decode = await harness.engine(), await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(bad, good))
     resets_unanswered(bad)
     good.answer_all(answer_remotely)
     decode.answer_all(lambda call: call.send(OK))
@@ -446,10 +448,10 @@ async def test_a_failed_prefill_does_not_wait_for_anything(house: House) -> None
 
 
 async def test_a_prefill_reply_without_parameters_is_decoded_from_the_prompt(
-    house: House,
+    harness: Harness,
 ) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(lambda call: call.send(json_reply({"kv_transfer_params": None})))
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
@@ -463,10 +465,10 @@ async def test_a_prefill_reply_without_parameters_is_decoded_from_the_prompt(
 
 
 async def test_three_failures_in_a_row_bring_an_engine_down_without_a_probe(
-    house: House,
+    harness: Harness,
 ) -> None:
-    bad, good = await house.engine(), await house.engine()
-    router = await house.router(bad, good)
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good)
     good.answer_all(lambda call: call.send(OK))
     resets_unanswered(bad)
     fleet = router.router.fleet
@@ -479,9 +481,9 @@ async def test_three_failures_in_a_row_bring_an_engine_down_without_a_probe(
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.RESET] * 3
 
 
-async def test_an_answer_between_failures_clears_them(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_answer_between_failures_clears_them(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     for _ in range(3):
         for fault in (Call.reset, Call.reset, lambda call: call.send(OK)):
             client = await router.client()
@@ -494,9 +496,9 @@ async def test_an_answer_between_failures_clears_them(house: House) -> None:
     assert router.router.fleet.is_ready
 
 
-async def test_answers_with_errors_do_not_bring_an_engine_down(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_answers_with_errors_do_not_bring_an_engine_down(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     for status in (400, 500, 503, 404) * 3:
         engine.answer_all(lambda call, s=status: call.send(json_reply({}, s)))  # type: ignore[misc]
         assert (await router.ask(COMPLETIONS, completion())).status == status
@@ -504,9 +506,9 @@ async def test_answers_with_errors_do_not_bring_an_engine_down(house: House) -> 
     assert [a.status for a in router.all(LegAnswered)] == [400, 500, 503, 404] * 3
 
 
-async def test_each_leg_is_observed_with_its_engine_and_status(house: House) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+async def test_each_leg_is_observed_with_its_engine_and_status(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(answer_remotely)
     decode.answer_all(lambda call: call.send(json_reply({}, 418)))
     await router.ask(COMPLETIONS, completion())
@@ -515,9 +517,9 @@ async def test_each_leg_is_observed_with_its_engine_and_status(house: House) -> 
     assert all(a.seconds >= 0 for a in router.all(LegAnswered))
 
 
-async def test_a_503_as_the_first_event_moves_like_a_503(house: House) -> None:
-    prefill, bad, good = await house.engine(), await house.engine(), await house.engine()
-    router = await house.router(bad, good, prefill=(prefill,))
+async def test_a_503_as_the_first_event_moves_like_a_503(harness: Harness) -> None:
+    prefill, bad, good = await harness.engine(), await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good, prefill=(prefill,))
     prefill.answer_all(answer_remotely)
 
     def full(call: Call) -> None:

@@ -11,9 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.core.events import LegFailed
-from router.core.pace import Pace
+from router.core.speed_estimator import SpeedEstimator
 from router.core.values import FailureKind
-from tests.net.asks import (
+from tests.net.client import request
+from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, json_reply, sse_head
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import (
     CHAT,
     COMPLETIONS,
     DONE,
@@ -28,9 +31,6 @@ from tests.net.asks import (
     prefilled,
     token,
 )
-from tests.net.client import request
-from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, json_reply, sse_head
-from tests.net.house import House, Running, eventually
 
 ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 USAGE = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
@@ -46,18 +46,20 @@ over_http = settings(
 """Each example is a request of its own to the same router."""
 
 
-async def remote(house: House, **settings: Any) -> tuple[Running, ScriptedEngine, ScriptedEngine]:
+async def remote(
+    harness: Harness, **settings: Any
+) -> tuple[Running, ScriptedEngine, ScriptedEngine]:
     """A router that prefills everything remotely; the prefill engine answers by itself."""
-    prefill, decode = await house.engine(), await house.engine()
+    prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
-    return await house.router(decode, prefill=(prefill,), **settings), prefill, decode
+    return await harness.router(decode, prefill=(prefill,), **settings), prefill, decode
 
 
 async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
-    house: House,
+    harness: Harness,
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -72,9 +74,9 @@ async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
     assert answer.body == token("a") + token("b") + token("c") + DONE
 
 
-async def test_a_direct_streams_head_does_not_wait_for_an_event(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_direct_streams_head_does_not_wait_for_an_event(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -82,9 +84,9 @@ async def test_a_direct_streams_head_does_not_wait_for_an_event(house: House) ->
     assert (await client.begin()).status == 200
 
 
-async def test_comments_usage_and_named_events_survive(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_comments_usage_and_named_events_survive(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     parts = [COMMENT, ROLE, token("a"), COMMENT, NAMED, CRLF, USAGE, DONE, COMMENT]
 
     def script(call: Call) -> None:
@@ -113,15 +115,15 @@ def split_streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     return body, [wire[a:b] for a, b in itertools.pairwise(edges)]
 
 
-@pytest.mark.parametrize("way", ["direct", "remote"])
+@pytest.mark.parametrize("mode", ["direct", "remote"])
 async def test_any_split_of_the_engines_bytes_gives_the_client_the_same_events(
-    house: House, way: str
+    harness: Harness, mode: str
 ) -> None:
-    if way == "direct":
-        engine = await house.engine()
-        router = await house.router(engine)
+    if mode == "direct":
+        engine = await harness.engine()
+        router = await harness.router(engine)
     else:
-        router, _, engine = await remote(house)
+        router, _, engine = await remote(harness)
     client = await router.client()
 
     @over_http
@@ -135,7 +137,7 @@ async def test_any_split_of_the_engines_bytes_gives_the_client_the_same_events(
             await asyncio.sleep(0)  # the loop sends what was written; when it is read may vary
         answer = await client.answer()
         assert answer.status == 200
-        if way == "direct":  # comments may go ahead of what has no content yet
+        if mode == "direct":  # comments may go ahead of what has no content yet
             assert answer.body.count(COMMENT) == body.count(COMMENT)
             assert answer.body.replace(COMMENT, b"") == body.replace(COMMENT, b"")
         else:
@@ -161,10 +163,10 @@ async def _run(example: Any) -> None:
     ["text/event-stream", "text/event-stream; charset=utf-8", "Text/Event-Stream;charset=UTF-8"],
 )
 async def test_a_streams_content_type_and_headers_are_the_engines(
-    house: House, content_type: str
+    harness: Harness, content_type: str
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -179,9 +181,9 @@ async def test_a_streams_content_type_and_headers_are_the_engines(
     await answer.rest()
 
 
-async def test_an_engines_error_status_and_body_pass_unchanged(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_engines_error_status_and_body_pass_unchanged(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     for status in (400, 401, 404, 409, 422, 429, 500, 501):
         body = orjson.dumps({"error": {"message": "no", "code": status, "kept": None}})
         engine.answer_all(lambda call, s=status, b=body: call.send(json_reply(b, s)))  # type: ignore[misc]
@@ -190,9 +192,11 @@ async def test_an_engines_error_status_and_body_pass_unchanged(house: House) -> 
         assert answer.values(b"content-type") == [b"application/json"]
 
 
-async def test_an_event_stream_that_ends_without_a_terminator_passes_whole(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_event_stream_that_ends_without_a_terminator_passes_whole(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
 
     def script(call: Call) -> None:
         call.stream(token("a"), b"data: no newline")
@@ -203,8 +207,8 @@ async def test_an_event_stream_that_ends_without_a_terminator_passes_whole(house
     assert answer.body == token("a") + b"data: no newline"
 
 
-async def test_a_stream_without_any_event_passes(house: House) -> None:
-    router, _, decode = await remote(house)
+async def test_a_stream_without_any_event_passes(harness: Harness) -> None:
+    router, _, decode = await remote(harness)
 
     def script(call: Call) -> None:
         call.stream()
@@ -234,9 +238,9 @@ CONTENTS = {
 ASKED = {"model": "m", "prompt": "x", "input": "x", "messages": [], "stream": True}
 
 
-def _timed(pace: Pace) -> tuple[int, int, int]:
+def _timed(speed: SpeedEstimator) -> tuple[int, int, int]:
     """What is open at an engine, the streams among it, and the prompts measured lately."""
-    return pace.open, pace.streams, pace._prompt_work
+    return speed.open, speed.streams, speed._prompt_work
 
 
 def _has_first_byte(relay: Any) -> bool:
@@ -244,10 +248,10 @@ def _has_first_byte(relay: Any) -> bool:
 
 
 @pytest.mark.parametrize("path", PREAMBLES)
-async def test_the_first_token_is_the_first_content(house: House, path: str) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    pace = router.router.fleet.member(router.endpoint(engine)).pace
+async def test_the_first_token_is_the_first_content(harness: Harness, path: str) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    speed = router.router.fleet.member(router.endpoint(engine)).speed
     client = await router.client()
     await client.send(request(path, ASKED))
     call = await engine.call()
@@ -255,12 +259,12 @@ async def test_the_first_token_is_the_first_content(house: House, path: str) -> 
     answer = await client.begin()  # the head does not wait
     relay = await _relay(router, engine)
     await eventually(lambda: b"".join(relay._parts) == PREAMBLES[path])
-    assert _timed(pace) == (1, 0, 0)
+    assert _timed(speed) == (1, 0, 0)
     assert not _has_first_byte(relay)
-    assert relay._asker._run.facts is not None  # it can still go elsewhere
+    assert relay._listener.facts is not None  # it can still go elsewhere
     call.events(CONTENTS[path])
     await answer.until(PREAMBLES[path] + CONTENTS[path])
-    assert _timed(pace)[:2] == (1, 1)
+    assert _timed(speed)[:2] == (1, 1)
     assert _has_first_byte(relay)
     assert relay._parts == []
     call.events(CONTENTS[path], DONE)
@@ -273,10 +277,10 @@ async def test_the_first_token_is_the_first_content(house: House, path: str) -> 
     ("path", "sent", "seen"), [(CHAT, COMMENT, COMMENT), (MESSAGES, PING, b": ping\n\n")]
 )
 async def test_what_keeps_a_connection_alive_is_not_held_back(
-    house: House, path: str, sent: bytes, seen: bytes
+    harness: Harness, path: str, sent: bytes, seen: bytes
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(path, ASKED))
     call = await engine.call()
@@ -294,11 +298,13 @@ async def test_what_keeps_a_connection_alive_is_not_held_back(
     assert answer.body == seen * 3 + held + CONTENTS[path] + DONE
 
 
-async def test_what_is_held_back_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    monkeypatch.setattr("router.net.legs.MAX_HELD_EVENTS", 3)
-    monkeypatch.setattr("router.net.legs.MAX_HELD_BYTES", 10_000)
+async def test_what_is_held_back_is_bounded(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    monkeypatch.setattr("router.net.relay.MAX_HELD_EVENTS", 3)
+    monkeypatch.setattr("router.net.relay.MAX_HELD_BYTES", 10_000)
     for number, preamble in ((4, token("")), (1, token("", more="x" * 10_000))):
         client = await router.client()
         await client.send(request(COMPLETIONS, STREAM))
@@ -311,11 +317,11 @@ async def test_what_is_held_back_is_bounded(house: House, monkeypatch: pytest.Mo
 
 
 async def test_an_error_event_behind_a_direct_streams_head_passes_with_what_came_before(
-    house: House,
+    harness: Harness,
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    pace = router.router.fleet.member(router.endpoint(engine)).pace
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    speed = router.router.fleet.member(router.endpoint(engine)).speed
     failed = event({"error": {"message": "no", "type": "T", "param": None, "code": 500}})
     client = await router.client()
     await client.send(request(CHAT, ASKED))
@@ -324,19 +330,19 @@ async def test_an_error_event_behind_a_direct_streams_head_passes_with_what_came
     answer = await client.begin()
     call.events(failed)
     await answer.until(ROLE + failed)
-    assert _timed(pace) == (0, 0, 0)  # it was no token
+    assert _timed(speed) == (0, 0, 0)  # it was no token
     call.events(DONE)
     call.end()
     await answer.rest()
     assert (answer.status, answer.body) == (200, ROLE + failed + DONE)
 
 
-@pytest.mark.parametrize("way", ["direct", "remote"])
-async def test_a_stream_without_content_passes_at_its_end(house: House, way: str) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
-    if way == "remote":
-        router, _, engine = await remote(house)
+@pytest.mark.parametrize("mode", ["direct", "remote"])
+async def test_a_stream_without_content_passes_at_its_end(harness: Harness, mode: str) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    if mode == "remote":
+        router, _, engine = await remote(harness)
     client = await router.client()
     await client.send(request(CHAT, ASKED))
     call = await engine.call()
@@ -346,9 +352,9 @@ async def test_a_stream_without_content_passes_at_its_end(house: House, way: str
     assert (answer.status, answer.body) == (200, ROLE)
 
 
-async def test_a_break_behind_done_is_none_although_all_came_at_once(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_break_behind_done_is_none_although_all_came_at_once(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -363,8 +369,10 @@ async def test_a_break_behind_done_is_none_although_all_came_at_once(house: Hous
 # After a remote prefill.
 
 
-async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(house: House) -> None:
-    router, _, decode = await remote(house)
+async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(
+    harness: Harness,
+) -> None:
+    router, _, decode = await remote(harness)
     client = await router.client()
     await client.send(request(CHAT, {"model": "m", "messages": [], "stream": True}))
     call = await decode.call()
@@ -373,7 +381,7 @@ async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(house
     # What the engine sent has been read and kept: all is known of it, nothing was passed on.
     relay = await _relay(router, decode)
     await eventually(lambda: b"".join(relay._parts) == COMMENT + ROLE)
-    assert not relay._reply.is_started
+    assert not relay._response.is_started
     content = event({"choices": [{"index": 0, "delta": {"content": "a"}}]})
     call.events(content)
     answer = await client.begin()
@@ -395,9 +403,9 @@ async def _relay(router: Running, engine: ScriptedEngine) -> Any:
 
 @pytest.mark.parametrize("status", [400, 404, 422, 500, 503])
 async def test_an_error_event_before_any_content_gets_its_true_status(
-    house: House, status: int
+    harness: Harness, status: int
 ) -> None:
-    router, prefill, decode = await remote(house)
+    router, prefill, decode = await remote(harness)
     failed = event({"error": {"message": "no", "type": "T", "param": None, "code": status}})
 
     def script(call: Call) -> None:
@@ -414,8 +422,8 @@ async def test_an_error_event_before_any_content_gets_its_true_status(
     assert answer.error["message"] == "no"
 
 
-async def test_a_failed_kv_load_is_not_the_clients_business(house: House) -> None:
-    router, prefill, decode = await remote(house)
+async def test_a_failed_kv_load_is_not_the_clients_business(harness: Harness) -> None:
+    router, prefill, decode = await remote(harness)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     first = await decode.call()
@@ -442,16 +450,16 @@ LEAKS: list[tuple[bytes, bytes]] = [
 ]
 
 
-@pytest.mark.parametrize("way", ["direct", "remote"])
+@pytest.mark.parametrize("mode", ["direct", "remote"])
 @pytest.mark.parametrize(("engine_says", "client_hears"), LEAKS)
 async def test_no_kv_parameters_reach_the_client(
-    house: House, way: str, engine_says: bytes, client_hears: bytes
+    harness: Harness, mode: str, engine_says: bytes, client_hears: bytes
 ) -> None:
-    if way == "direct":
-        decode = await house.engine()
-        router = await house.router(decode)
+    if mode == "direct":
+        decode = await harness.engine()
+        router = await harness.router(decode)
     else:
-        router, _, decode = await remote(house)
+        router, _, decode = await remote(harness)
     client = await router.client()
 
     await client.send(request(COMPLETIONS, STREAM))
@@ -468,10 +476,10 @@ async def test_no_kv_parameters_reach_the_client(
 
 
 async def test_a_prefill_engines_refusal_reaches_the_client_without_kv_parameters(
-    house: House,
+    harness: Harness,
 ) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     refusal = {"error": {"message": "too long", "code": 400}, "kv_transfer_params": KV}
     prefill.answer_all(lambda call: call.send(json_reply(refusal, 400)))
     answer = await router.ask(COMPLETIONS, STREAM)
@@ -487,10 +495,10 @@ EVENTS = [token("a"), ROLE, COMMENT, CRLF, token("b" * 50)]
 
 @pytest.mark.parametrize("end", ["close", "reset", "garbage"])
 async def test_a_stream_that_breaks_ends_with_an_error_frame_behind_whole_events(
-    house: House, end: str
+    harness: Harness, end: str
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     whole = b"".join(EVENTS)
     ends = [sum(map(len, EVENTS[:n])) for n in range(len(EVENTS) + 1)]
     for cut in range(1, len(whole), 7):
@@ -518,10 +526,10 @@ def _break(call: Call, how: str) -> None:
         call.send(b"this is no chunk\r\n")
 
 
-async def test_events_before_bytes_that_are_not_http_are_passed_on(house: House) -> None:
+async def test_events_before_bytes_that_are_not_http_are_passed_on(harness: Harness) -> None:
     """Whether they come in one read or in two must make no difference."""
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     engine.answer_all(
         lambda call: call.send(sse_head(), chunk(token("a")), b"this is no chunk\r\n")
     )
@@ -533,10 +541,10 @@ async def test_events_before_bytes_that_are_not_http_are_passed_on(house: House)
 
 @pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
 async def test_a_named_event_stream_that_breaks_ends_with_a_named_error(
-    house: House, path: str
+    harness: Harness, path: str
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(path, {"model": "m", "input": "x", "messages": [], "stream": True}))
     call = await engine.call()
@@ -550,9 +558,9 @@ async def test_a_named_event_stream_that_breaks_ends_with_a_named_error(
     assert error_frame(frame)["code"] == 502
 
 
-async def test_a_break_is_recorded_and_observed(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_break_is_recorded_and_observed(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -569,9 +577,9 @@ async def test_a_break_is_recorded_and_observed(house: House) -> None:
     assert failed.asked_at <= time.monotonic()
 
 
-async def test_an_engine_that_breaks_off_behind_done_has_said_everything(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_engine_that_breaks_off_behind_done_has_said_everything(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -587,9 +595,9 @@ async def test_an_engine_that_breaks_off_behind_done_has_said_everything(house: 
 # Other framings.
 
 
-async def test_a_close_delimited_stream_passes(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_close_delimited_stream_passes(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -603,10 +611,10 @@ async def test_a_close_delimited_stream_passes(house: House) -> None:
 
 
 async def test_a_reset_does_not_pass_for_the_end_of_a_close_delimited_stream(
-    house: House,
+    harness: Harness,
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -618,9 +626,9 @@ async def test_a_reset_does_not_pass_for_the_end_of_a_close_delimited_stream(
     assert error_frame(answer.body)["code"] == 502
 
 
-async def test_a_unary_answer_is_whole_with_its_length(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_a_unary_answer_is_whole_with_its_length(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     body = orjson.dumps({"choices": [{"text": "é" * 200_000}]})
 
     def script(call: Call) -> None:
@@ -634,8 +642,8 @@ async def test_a_unary_answer_is_whole_with_its_length(house: House) -> None:
     assert answer.values(b"content-length") == [b"%d" % len(body)]
 
 
-async def test_the_client_of_a_remote_prefill_sees_the_decode_engine_only(house: House) -> None:
-    router, prefill, decode = await remote(house)
+async def test_the_client_of_a_remote_prefill_sees_the_decode_engine_only(harness: Harness) -> None:
+    router, prefill, decode = await remote(harness)
     decode.answer_all(lambda call: call.send(json_reply({"choices": [{"text": "d"}]})))
     answer = await router.ask(COMPLETIONS, completion())
     assert answer.json == {"choices": [{"text": "d"}]}

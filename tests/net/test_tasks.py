@@ -14,7 +14,7 @@ from router.net.tasks import (
     SETTLED_SECONDS,
     TaskSet,
 )
-from tests.net.house import House, eventually
+from tests.net.harness import Harness, eventually
 
 
 class Bench:
@@ -119,22 +119,22 @@ async def test_what_ends_by_itself_has_not_failed(bench: Bench) -> None:
     ],
 )
 async def test_a_router_whose_loop_keeps_failing_is_not_healthy_until_it_runs_again(
-    house: House,
+    harness: Harness,
     monkeypatch: pytest.MonkeyPatch,
     complaints: list[str],
     where: str,
     kind: str,
 ) -> None:
     monkeypatch.setattr("router.net.tasks.FIRST_DELAY_SECONDS", 0.001)
-    engine = await house.engine()
+    engine = await harness.engine()
     often: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
-    router = await house.router(engine, speed_probe_interval=0.01, **often)
+    router = await harness.router(engine, speed_probe_interval=0.01, **often)
     member = router.router.fleet.member(router.endpoint(engine))
     client = await router.client()
     assert (await client.get("/health")).status == 200
     with monkeypatch.context() as broken:
         broken.setattr(where, None)
-        if kind == "speed probe":  # only engines that are set aside get one
+        if kind == "speed probe":  # only excluded engines get one
             broken.setattr(member, "stall", Stall(time.monotonic()))
         await eventually(router.router._tasks.failing)
         for path in ("/health", "/ready"):

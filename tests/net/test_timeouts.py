@@ -10,8 +10,11 @@ import pytest
 
 from router.core.events import FellBack, LegFailed
 from router.core.values import FailureKind, Role
-from router.net.silence import Silence
-from tests.net.asks import (
+from router.net.idle_sweep import IdleTimeoutSweep
+from tests.net.client import SECONDS, Truncated, request
+from tests.net.engine import json_reply
+from tests.net.harness import Harness, eventually
+from tests.net.payloads import (
     COMPLETIONS,
     DONE,
     EMBEDDINGS,
@@ -21,9 +24,6 @@ from tests.net.asks import (
     error_frame,
     token,
 )
-from tests.net.client import SECONDS, Truncated, request
-from tests.net.engine import json_reply
-from tests.net.house import House, eventually
 
 SOON = 0.05
 OK = json_reply({})
@@ -31,10 +31,10 @@ OK = json_reply({})
 
 @pytest.mark.parametrize("body", [STREAM, completion()], ids=["stream", "unary"])
 async def test_an_engine_that_never_answers_is_504_and_is_told_to_stop(
-    house: House, body: dict[str, object]
+    harness: Harness, body: dict[str, object]
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, first_byte_timeout=SOON)
+    engine = await harness.engine()
+    router = await harness.router(engine, first_byte_timeout=SOON)
     client = await router.client()
     await client.send(request(COMPLETIONS, body))
     call = await engine.call()
@@ -47,9 +47,9 @@ async def test_an_engine_that_never_answers_is_504_and_is_told_to_stop(
     assert router.router.fleet.is_ready  # slow is not dead
 
 
-async def test_a_unary_answer_that_stops_half_way_is_504(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, stream_idle_timeout=SOON)
+async def test_a_unary_answer_that_stops_half_way_is_504(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, stream_idle_timeout=SOON)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
@@ -58,9 +58,9 @@ async def test_a_unary_answer_that_stops_half_way_is_504(house: House) -> None:
     assert (await client.answer()).status == 504
 
 
-async def test_a_stream_that_falls_silent_ends_with_an_error_frame(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, stream_idle_timeout=SOON)
+async def test_a_stream_that_falls_silent_ends_with_an_error_frame(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, stream_idle_timeout=SOON)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -76,10 +76,10 @@ async def test_a_stream_that_falls_silent_ends_with_an_error_frame(house: House)
 
 
 async def test_a_stream_whose_head_came_and_no_event_ends_with_an_error_frame(
-    house: House,
+    harness: Harness,
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, first_byte_timeout=SOON)
+    engine = await harness.engine()
+    router = await harness.router(engine, first_byte_timeout=SOON)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -89,9 +89,9 @@ async def test_a_stream_whose_head_came_and_no_event_ends_with_an_error_frame(
     assert error_frame(answer.body)["code"] == 504
 
 
-async def test_a_passed_through_answer_that_falls_silent_breaks(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, stream_idle_timeout=SOON)
+async def test_a_passed_through_answer_that_falls_silent_breaks(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, stream_idle_timeout=SOON)
     client = await router.client()
     await client.send(request(EMBEDDINGS, {"input": "x"}))
     call = await engine.call()
@@ -102,10 +102,10 @@ async def test_a_passed_through_answer_that_falls_silent_breaks(house: House) ->
     assert (await router.record()).outcome == "error"
 
 
-async def test_after_a_remote_prefill_silence_is_504_and_not_a_stream(house: House) -> None:
-    prefill, decode = await house.engine(), await house.engine()
+async def test_after_a_remote_prefill_silence_is_504_and_not_a_stream(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
-    router = await house.router(decode, prefill=(prefill,), stream_idle_timeout=SOON)
+    router = await harness.router(decode, prefill=(prefill,), stream_idle_timeout=SOON)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await decode.call()
@@ -116,9 +116,9 @@ async def test_after_a_remote_prefill_silence_is_504_and_not_a_stream(house: Hou
     assert prefill.seen == 1  # it is not begun anew: the client has waited long enough
 
 
-async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(house: House) -> None:
-    slow, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(slow,), prefill_timeout=SOON)
+async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(harness: Harness) -> None:
+    slow, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(slow,), prefill_timeout=SOON)
     decode.answer_all(lambda call: call.send(OK))
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
@@ -132,10 +132,10 @@ async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(house: House) ->
     assert record.prefill_seconds is not None
 
 
-async def test_a_connection_that_is_never_made_counts_as_refused(house: House) -> None:
+async def test_a_connection_that_is_never_made_counts_as_refused(harness: Harness) -> None:
     """On 127.0.0.1 only a TLS handshake can hang."""
-    engine = await house.engine(tls=True)
-    router = await house.router(engine, connect_timeout=SECONDS)
+    engine = await harness.engine(tls=True)
+    router = await harness.router(engine, connect_timeout=SECONDS)
     pool = router.pool(engine)
     pool._connect_seconds = SOON
     has_come, is_gone = asyncio.Event(), asyncio.Event()
@@ -158,34 +158,34 @@ async def test_a_connection_that_is_never_made_counts_as_refused(house: House) -
             await is_gone.wait()  # the attempt was given up
 
 
-async def test_an_engine_that_sends_now_and_then_is_never_silent(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_an_engine_that_sends_now_and_then_is_never_silent(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
     call.stream()
     answer = await client.begin()
-    (relay,) = router.router._silence._watched
+    (relay,) = router.router._idle_sweep._watched
     limit = router.router.settings.stream_idle_timeout
     for letter in "abc":
         call.events(token(letter))
         await answer.until(token(letter))
-        relay.check_silence(relay._heard_at + limit * 0.99)  # type: ignore[attr-defined]
+        relay.check_idle(relay._heard_at + limit * 0.99)  # type: ignore[attr-defined]
     call.events(DONE)
     call.end()
     await answer.rest()
     assert answer.body.endswith(token("c") + DONE)
 
 
-async def test_the_first_byte_has_a_limit_of_its_own(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, first_byte_timeout=500, stream_idle_timeout=1)
+async def test_the_first_byte_has_a_limit_of_its_own(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, first_byte_timeout=500, stream_idle_timeout=1)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
-    (relay,) = router.router._silence._watched
-    relay.check_silence(relay._asked_at + 499)  # type: ignore[attr-defined]
+    (relay,) = router.router._idle_sweep._watched
+    relay.check_idle(relay._started_at + 499)  # type: ignore[attr-defined]
     assert not call.connection.closed.is_set()
     call.send(OK)
     assert (await client.answer()).status == 200
@@ -197,54 +197,54 @@ async def test_the_first_byte_has_a_limit_of_its_own(house: House) -> None:
 class Sleeper:
     """Notes when it is looked at."""
 
-    def __init__(self, silence: Silence) -> None:
+    def __init__(self, idle_sweep: IdleTimeoutSweep) -> None:
         self.checks = 0
-        self.silence = silence
+        self.idle_sweep = idle_sweep
 
-    def check_silence(self, now: float) -> None:
+    def check_idle(self, now: float) -> None:
         self.checks += 1
 
 
 async def test_one_timer_serves_all_and_rests_when_there_is_nothing_to_watch() -> None:
-    silence = Silence(0.004)
-    one, other = Sleeper(silence), Sleeper(silence)
-    silence.watch(one)
-    timer = silence._timer
-    silence.watch(other)
-    assert silence._timer is timer
+    idle_sweep = IdleTimeoutSweep(0.004)
+    one, other = Sleeper(idle_sweep), Sleeper(idle_sweep)
+    idle_sweep.watch(one)
+    timer = idle_sweep._timer
+    idle_sweep.watch(other)
+    assert idle_sweep._timer is timer
     await eventually(lambda: one.checks > 2 and other.checks > 2)
-    silence.forget(one)
-    silence.forget(one)
+    idle_sweep.forget(one)
+    idle_sweep.forget(one)
     before = one.checks
-    silence.forget(other)
-    await eventually(lambda: silence._timer is None)
+    idle_sweep.forget(other)
+    await eventually(lambda: idle_sweep._timer is None)
     assert one.checks == before
-    silence.watch(one)
+    idle_sweep.watch(one)
     await eventually(lambda: one.checks > before)
-    silence.close()
-    assert silence._timer is None
-    silence.close()
+    idle_sweep.close()
+    assert idle_sweep._timer is None
+    idle_sweep.close()
 
 
 async def test_one_that_is_forgotten_during_a_sweep_does_no_harm() -> None:
-    silence = Silence(0.004)
+    idle_sweep = IdleTimeoutSweep(0.004)
 
     class Quitter(Sleeper):
-        def check_silence(self, now: float) -> None:
-            super().check_silence(now)
-            self.silence.forget(self)
+        def check_idle(self, now: float) -> None:
+            super().check_idle(now)
+            self.idle_sweep.forget(self)
 
-    quitters = [Quitter(silence) for _ in range(5)]
+    quitters = [Quitter(idle_sweep) for _ in range(5)]
     for one in quitters:
-        silence.watch(one)
-    await eventually(lambda: silence._timer is None)
+        idle_sweep.watch(one)
+    await eventually(lambda: idle_sweep._timer is None)
     assert [one.checks for one in quitters] == [1] * 5
 
 
 async def test_however_many_begin_elsewhere_during_a_sweep_there_is_one_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    silence = Silence(3600)
+    idle_sweep = IdleTimeoutSweep(3600)
     armed: list[asyncio.TimerHandle] = []
 
     class Loop:
@@ -261,19 +261,19 @@ async def test_however_many_begin_elsewhere_during_a_sweep_there_is_one_timer(
             return armed[-1]
 
     loop = Loop()
-    monkeypatch.setattr("router.net.silence.asyncio.get_running_loop", lambda: loop)
+    monkeypatch.setattr("router.net.idle_sweep.asyncio.get_running_loop", lambda: loop)
 
     class Mover(Sleeper):
         """Leaves its engine at every sweep; its next attempt is watched in its stead."""
 
-        def check_silence(self, now: float) -> None:
-            self.silence.forget(self)
-            self.silence.watch(Mover(self.silence))
+        def check_idle(self, now: float) -> None:
+            self.idle_sweep.forget(self)
+            self.idle_sweep.watch(Mover(self.idle_sweep))
 
-    silence.watch(Mover(silence))
-    silence.watch(Mover(silence))
+    idle_sweep.watch(Mover(idle_sweep))
+    idle_sweep.watch(Mover(idle_sweep))
     for _ in range(20):
-        silence._sweep()
-        assert [timer for timer in armed if not timer.cancelled()] == [silence._timer]
+        idle_sweep._sweep()
+        assert [timer for timer in armed if not timer.cancelled()] == [idle_sweep._timer]
     assert len(armed) == 21
-    silence.close()
+    idle_sweep.close()

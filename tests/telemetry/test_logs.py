@@ -15,7 +15,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from router.core.events import FellBack, LegFailed, RequestEnded
-from router.core.values import Endpoint, FailureKind, Role, Way
+from router.core.values import Endpoint, FailureKind, Mode, Role
 from router.telemetry.logs import AccessLog, _fields, _pairs, configure
 
 QUICK = examples(
@@ -64,7 +64,7 @@ def a_request(**changes: object) -> RequestEnded:
 WHOLE = {
     "model": "tiny",
     "tokens": 7,
-    "way": Way.REMOTE,
+    "mode": Mode.REMOTE,
     "reason": "at_or_above_threshold",
     "prefill": Endpoint("http://p0", Role.PREFILL),
     "decode": Endpoint("http://d0", Role.DECODE),
@@ -103,7 +103,7 @@ def test_a_request_is_one_line_of_text(lines):
         "status": "200",
         "outcome": "ok",
         "model": "tiny",
-        "way": "remote_prefill",
+        "mode": "remote_prefill",
         "reason": "at_or_above_threshold",
         "tokens": "7",
         "prefill": "http://p0",
@@ -130,7 +130,7 @@ def test_a_request_is_one_line_of_json(lines):
         "status": 200,
         "outcome": "ok",
         "model": "tiny",
-        "way": "remote_prefill",
+        "mode": "remote_prefill",
         "reason": "at_or_above_threshold",
         "tokens": 7,
         "prefill": "http://p0",
@@ -147,7 +147,7 @@ def test_a_request_is_one_line_of_json(lines):
 
 def test_what_is_not_known_is_not_in_a_text_line(lines):
     [line] = lines(lambda: AccessLog().observe(a_request()))
-    assert not {"model", "way", "prefill", "decode", "first_byte_s", "error"} & set(parse(line))
+    assert not {"model", "mode", "prefill", "decode", "first_byte_s", "error"} & set(parse(line))
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
             "fallbacks": st.just([FellBack(Role.PREFILL, "timeout"), FellBack(Role.DECODE, "x")]),
             "prefill_seconds": st.floats(0, 1e3),
             "first_byte": st.floats(100, 1e3),
-            "way": st.just(Way.REMOTE),
+            "mode": st.just(Mode.REMOTE),
             "reason": st.just("at_threshold"),
         },
     )

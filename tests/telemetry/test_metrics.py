@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from router import __version__
 from router.core.events import FellBack, LegAnswered, LegFailed, Probed, RequestEnded, Scraped
 from router.core.fleet import Fleet
-from router.core.health import Rules, Sight, State
+from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
-from router.core.values import Endpoint, FailureKind, Gauges, Role, Way
+from router.core.values import Endpoint, FailureKind, Gauges, Mode, Role
 from router.telemetry.metrics import Metrics
 
 P0 = Endpoint("http://p0", Role.PREFILL)
@@ -26,7 +26,7 @@ class Bench:
     """A fleet with its metrics, and a reader of the exposition."""
 
     def __init__(self, endpoints: Iterable[Endpoint] = (P0, D0)) -> None:
-        self.fleet = Fleet(endpoints, Ledger(), Rules(), stale_after=3.0)
+        self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), stale_after=3.0)
         self.connections: list[tuple[Endpoint, int, int]] = []
         self.metrics = Metrics(self.fleet, lambda: self.connections)
 
@@ -53,7 +53,7 @@ def bench() -> Bench:
 def a_request(**changes: object) -> RequestEnded:
     record = RequestEnded("id-1", "/v1/completions", started=100.0, ended=104.0)
     story = {
-        "way": Way.REMOTE,
+        "mode": Mode.REMOTE,
         "reason": "at_or_above_threshold",
         "status": 200,
         "outcome": "ok",
@@ -71,7 +71,7 @@ def a_request(**changes: object) -> RequestEnded:
 def full(bench: Bench) -> Bench:
     """Every kind of event, so that every family has samples."""
     for endpoint in (P0, D0):
-        bench.fleet.observe(Probed(endpoint, Sight.OK), 0.0)
+        bench.fleet.observe(Probed(endpoint, HealthSignal.OK), 0.0)
         bench.fleet.observe(Scraped(endpoint, Gauges(3, 1, 0.5), own=1), 0.0)
     bench.connections = [(endpoint, 3, 2) for endpoint in (P0, D0)]
     for event in (
@@ -79,7 +79,7 @@ def full(bench: Bench) -> Bench:
         LegFailed(D0, FailureKind.TIMEOUT),
         FellBack(Role.PREFILL, "busy"),
         a_request(),
-        a_request(way=None, reason="", status=0, outcome="client_left", first_byte=None),
+        a_request(mode=None, reason="", status=0, outcome="client_left", first_byte=None),
     ):
         bench.metrics.observe(event)
     return bench
@@ -164,26 +164,26 @@ def test_the_process_is_told(bench):
 
 def test_a_request_is_counted_once_by_each(bench):
     bench.metrics.observe(a_request())
-    way = "remote_prefill"
+    mode = "remote_prefill"
     route = "/v1/completions"
-    assert bench.value("pd_router_requests_total", route=route, way=way, status="200") == 1
+    assert bench.value("pd_router_requests_total", route=route, mode=mode, status="200") == 1
     reason = "at_or_above_threshold"
-    assert bench.value("pd_router_decisions_total", way=way, reason=reason) == 1
-    assert bench.value("pd_router_request_duration_seconds_sum", way=way) == 4.0
-    assert bench.value("pd_router_time_to_first_byte_seconds_sum", way=way) == 1.0
+    assert bench.value("pd_router_decisions_total", mode=mode, reason=reason) == 1
+    assert bench.value("pd_router_request_duration_seconds_sum", mode=mode) == 4.0
+    assert bench.value("pd_router_time_to_first_byte_seconds_sum", mode=mode) == 1.0
     assert bench.value("pd_router_prefill_duration_seconds_sum") == 0.5
-    assert bench.value("pd_router_estimated_input_tokens_sum", way=way) == 300
+    assert bench.value("pd_router_estimated_input_tokens_sum", mode=mode) == 300
     assert bench.value("pd_router_relayed_chunks_total") == 3
     assert bench.value("pd_router_relayed_bytes_total") == 99
 
 
 def test_a_request_that_was_never_decided_is_counted_without_a_decision(bench):
-    changes = {"way": None, "reason": "", "status": 0, "outcome": "client_left"}
+    changes = {"mode": None, "reason": "", "status": 0, "outcome": "client_left"}
     bench.metrics.observe(a_request(**changes, first_byte=None, prefill_seconds=None))
     [(labels, value)] = bench.samples("pd_router_requests_total")
-    assert (labels["way"], labels["status"], labels["outcome"]) == ("none", "none", "client_left")
+    assert (labels["mode"], labels["status"], labels["outcome"]) == ("none", "none", "client_left")
     assert value == 1
-    assert bench.value("pd_router_request_duration_seconds_count", way="none") == 1
+    assert bench.value("pd_router_request_duration_seconds_count", mode="none") == 1
     assert bench.samples("pd_router_decisions_total") == []
     assert bench.samples("pd_router_estimated_input_tokens_count") == []
     assert bench.value("pd_router_prefill_duration_seconds_count") == 0
@@ -222,7 +222,7 @@ def test_failures_are_there_before_the_first_so_that_it_is_an_increase(bench):
 
 
 def test_events_that_count_nothing_change_nothing(bench):
-    bench.metrics.observe(Probed(P0, Sight.OK))
+    bench.metrics.observe(Probed(P0, HealthSignal.OK))
     assert bench.samples("pd_router_engine_answers_total") == []
 
 
@@ -239,7 +239,11 @@ def test_gauges_are_what_the_fleet_says_at_the_moment_of_the_scrape(bench):
 
 
 def test_an_endpoint_is_in_one_state(bench):
-    for sight, state in ((None, "starting"), (Sight.OK, "up"), (Sight.UNWILLING, "draining")):
+    for sight, state in (
+        (None, "starting"),
+        (HealthSignal.OK, "up"),
+        (HealthSignal.UNAVAILABLE, "draining"),
+    ):
         if sight is not None:
             bench.fleet.observe(Probed(D0, sight), 0.0)
         states = {
@@ -253,7 +257,7 @@ def test_an_endpoint_is_in_one_state(bench):
 def test_gauges_of_engines_are_told_while_they_are_scraped(bench):
     d0 = {"endpoint": "http://d0", "role": "decode"}
     assert bench.value("pd_router_endpoint_other_requests", **d0) is None
-    bench.fleet.observe(Probed(D0, Sight.OK), 0.0)
+    bench.fleet.observe(Probed(D0, HealthSignal.OK), 0.0)
     bench.fleet.observe(Scraped(D0, Gauges(3, 1, 0.5), own=1), 0.0)
     assert bench.value("pd_router_endpoint_other_requests", **d0) == 3
     assert bench.value("pd_router_endpoint_kv_cache_usage_ratio", **d0) == 0.5
@@ -261,17 +265,17 @@ def test_gauges_of_engines_are_told_while_they_are_scraped(bench):
 
 
 def test_an_engine_that_went_away_takes_its_gauges_along(bench):
-    bench.fleet.observe(Probed(D0, Sight.OK), 0.0)
+    bench.fleet.observe(Probed(D0, HealthSignal.OK), 0.0)
     bench.fleet.observe(Scraped(D0, Gauges(3, 1, 0.5), own=1), 0.0)
     for _ in range(3):
-        bench.fleet.observe(Probed(D0, Sight.FAILED), 1.0)
+        bench.fleet.observe(Probed(D0, HealthSignal.FAILED), 1.0)
     assert bench.samples("pd_router_endpoint_other_requests") == []
     assert bench.samples("pd_router_endpoint_kv_cache_usage_ratio") == []
     assert bench.value("pd_router_endpoint_in_flight_requests", endpoint=D0.url) == 0
 
 
 def test_a_missing_gauge_is_absent_not_zero(bench):
-    bench.fleet.observe(Probed(D0, Sight.OK), 0.0)
+    bench.fleet.observe(Probed(D0, HealthSignal.OK), 0.0)
     bench.fleet.observe(Scraped(D0, Gauges(running=1), own=1), 0.0)
     assert bench.value("pd_router_endpoint_other_requests", endpoint=D0.url) == 0
     assert bench.samples("pd_router_endpoint_kv_cache_usage_ratio") == []

@@ -1,5 +1,5 @@
-"""The house of tests/net, for what the router says at its front door."""
+"""The harness of tests/net, for the router's HTTP interface."""
 
-from tests.net.conftest import certificate, complaints, house, pytest_asyncio_loop_factories
+from tests.net.conftest import certificate, complaints, harness, pytest_asyncio_loop_factories
 
-__all__ = ["certificate", "complaints", "house", "pytest_asyncio_loop_factories"]
+__all__ = ["certificate", "complaints", "harness", "pytest_asyncio_loop_factories"]

@@ -9,29 +9,29 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router import __version__
 from router.core.health import State
-from tests.net.asks import COMPLETIONS, DONE, STREAM, answer_remotely, completion, token
 from tests.net.client import SECONDS, request
 from tests.net.engine import Call, json_reply
-from tests.net.house import House, Running, eventually
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, answer_remotely, completion, token
 
 OFTEN: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
 
 
-async def test_health_says_that_the_process_lives(house: House) -> None:
-    router = await house.router(await house.engine(listening=False), ready=False)
+async def test_health_says_that_the_process_lives(harness: Harness) -> None:
+    router = await harness.router(await harness.engine(listening=False), ready=False)
     answer = await (await router.client()).get("/health")
     assert (answer.status, answer.body) == (200, b"")
 
 
-async def test_version_is_the_packages(house: House) -> None:
-    router = await house.router(await house.engine())
+async def test_version_is_the_packages(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
     assert (await (await router.client()).get("/version")).json == {"version": __version__}
 
 
-async def test_ready_follows_the_decode_engines(house: House) -> None:
-    prefill = await house.engine()
-    decode = await house.engine(listening=False)
-    router = await house.router(decode, prefill=(prefill,), ready=False, **OFTEN)
+async def test_ready_follows_the_decode_engines(harness: Harness) -> None:
+    prefill = await harness.engine()
+    decode = await harness.engine(listening=False)
+    router = await harness.router(decode, prefill=(prefill,), ready=False, **OFTEN)
     await router.usable(prefill)
     client = await router.client()
     answer = await client.get("/ready")
@@ -49,20 +49,20 @@ async def test_ready_follows_the_decode_engines(house: House) -> None:
     assert (await client.get("/ready")).status == 503
 
 
-async def test_without_prefill_engines_requests_are_answered_directly(house: House) -> None:
-    prefill = await house.engine(listening=False)
-    decode = await house.engine()
-    router = await house.router(decode, prefill=(prefill,), ready=False)
+async def test_without_prefill_engines_requests_are_answered_directly(harness: Harness) -> None:
+    prefill = await harness.engine(listening=False)
+    decode = await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,), ready=False)
     await router.usable(decode)
     decode.answer_all(lambda call: call.send(json_reply({})))
     assert (await router.ask(COMPLETIONS, completion())).status == 200
 
 
-async def test_models_are_those_of_usable_decode_engines(house: House) -> None:
-    one, other = await house.engine(), await house.engine()
+async def test_models_are_those_of_usable_decode_engines(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
     one.serve_model("a", "shared")
     other.serve_model("shared", "b")
-    router = await house.router(one, other)
+    router = await harness.router(one, other)
     client = await router.client()
     answer = await client.get("/v1/models")
     assert answer.json["object"] == "list"
@@ -70,28 +70,28 @@ async def test_models_are_those_of_usable_decode_engines(house: House) -> None:
     assert (await client.get("/v1/models/a")).json == {"id": "a", "object": "model"}
 
 
-async def test_a_model_name_may_hold_a_slash(house: House) -> None:
-    engine = await house.engine()
+async def test_a_model_name_may_hold_a_slash(harness: Harness) -> None:
+    engine = await harness.engine()
     engine.serve_model("org/name")
-    router = await house.router(engine)
+    router = await harness.router(engine)
     client = await router.client()
     for path in ("/v1/models/org/name", "/v1/models/org%2Fname"):
         assert (await client.get(path)).json["id"] == "org/name"
 
 
-async def test_a_model_that_nobody_lists_is_404(house: House) -> None:
-    router = await house.router(await house.engine())
+async def test_a_model_that_nobody_lists_is_404(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
     answer = await (await router.client()).get("/v1/models/none")
     assert answer.status == 404
     assert answer.error["param"] == "model"
     assert answer.error["message"] == "The model `none` does not exist."
 
 
-async def test_requests_go_only_to_engines_that_serve_their_model(house: House) -> None:
-    one, other = await house.engine(), await house.engine()
+async def test_requests_go_only_to_engines_that_serve_their_model(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
     one.serve_model("a")
     other.serve_model("b")
-    router = await house.router(one, other)
+    router = await harness.router(one, other)
     for engine in (one, other):
         engine.answer_all(lambda call: call.send(json_reply({})))
     for _ in range(4):
@@ -103,16 +103,16 @@ async def test_requests_go_only_to_engines_that_serve_their_model(house: House) 
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/v1/models/", "/favicon.ico", "/%00", "/a%0d%0ab"])
-async def test_an_unknown_path_is_404_in_openais_shape(house: House, path: str) -> None:
-    router = await house.router(await house.engine())
+async def test_an_unknown_path_is_404_in_openais_shape(harness: Harness, path: str) -> None:
+    router = await harness.router(await harness.engine())
     answer = await (await router.client()).get(path)
     assert answer.status == 404
     assert answer.error["type"] == "NotFoundError"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-async def test_a_wrong_method_is_405_and_told_which(house: House, method: str) -> None:
-    router = await house.router(await house.engine())
+async def test_a_wrong_method_is_405_and_told_which(harness: Harness, method: str) -> None:
+    router = await harness.router(await harness.engine())
     answer = await (await router.client()).get("/health", method)
     assert answer.status == 405
     assert answer.values(b"allow") == [b"GET"]
@@ -120,8 +120,8 @@ async def test_a_wrong_method_is_405_and_told_which(house: House, method: str) -
 
 
 @pytest.mark.parametrize("host", [b"", b"[", b"a b", b"a/b", b"]:x", b"\xff", b"h:99999999"])
-async def test_whatever_the_host_says_an_error_has_its_shape(house: House, host: bytes) -> None:
-    router = await house.router(await house.engine())
+async def test_whatever_the_host_says_an_error_has_its_shape(harness: Harness, host: bytes) -> None:
+    router = await harness.router(await harness.engine())
     client = await router.client()
     await client.send(b"GET /nothing HTTP/1.1\r\nhost: %b\r\n\r\n" % host)
     answer = await client.answer("GET")
@@ -130,9 +130,9 @@ async def test_whatever_the_host_says_an_error_has_its_shape(house: House, host:
 
 
 async def test_a_fault_of_our_own_is_500_in_openais_shape(
-    house: House, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+    harness: Harness, complaints: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    router = await house.router(await house.engine())
+    router = await harness.router(await harness.engine())
 
     def broken() -> bytes:
         raise ZeroDivisionError("secret")
@@ -173,9 +173,9 @@ async def _metrics(router: Running) -> Metrics:
     return Metrics(answer.body.decode())
 
 
-async def test_metrics_tell_of_requests_legs_and_connections(house: House) -> None:
-    prefill, decode = await house.engine(), await house.engine()
-    router = await house.router(decode, prefill=(prefill,))
+async def test_metrics_tell_of_requests_legs_and_connections(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(answer_remotely)
 
     def script(call: Call) -> None:
@@ -191,8 +191,8 @@ async def test_metrics_tell_of_requests_legs_and_connections(house: House) -> No
     await eventually(lambda: decode.seen == 2)
     value = await _metrics(router)
     ours = {"route": COMPLETIONS}
-    assert value("requests_total", **ours, way="remote_prefill", status="200", outcome="ok") == 1
-    assert value("requests_total", **ours, way="none", status="400", outcome="error") == 1
+    assert value("requests_total", **ours, mode="remote_prefill", status="200", outcome="ok") == 1
+    assert value("requests_total", **ours, mode="none", status="400", outcome="error") == 1
     assert value("engine_answers_total", role="prefill", status="200") == 2
     assert value("engine_answers_total", role="decode", status="200") == 1
     assert value("engine_failures_total", role="decode", kind="reset") == 0
@@ -209,9 +209,9 @@ async def test_metrics_tell_of_requests_legs_and_connections(house: House) -> No
 
 
 async def test_the_counts_of_several_processes_are_merged_beside_the_event_loop(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    router = await house.router(await house.engine())
+    router = await harness.router(await harness.engine())
     metrics = router.router.metrics
     count, see = metrics.counts, metrics.state
     asked_in: list[threading.Thread] = []
@@ -239,9 +239,9 @@ async def test_the_counts_of_several_processes_are_merged_beside_the_event_loop(
     assert asked_in[1] is not threading.main_thread()
 
 
-async def test_what_clients_send_never_becomes_a_label(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine)
+async def test_what_clients_send_never_becomes_a_label(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
     for number in range(5):
         await router.ask(f"/v1/path-{number}", completion())
         await router.ask(COMPLETIONS, {"model": f"model-{number}", "prompt": "x"})

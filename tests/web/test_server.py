@@ -4,32 +4,29 @@ import asyncio
 import logging
 import os
 import signal
-from typing import Any, ClassVar
 
 import pytest
-import uvicorn
 
 from router.core.events import RequestEnded
 from router.settings import Settings
-from router.web.app import Router, create_app
-from router.web.front import Front
-from router.web.server import HURRY, Server, tune_process
-from tests.net.asks import COMPLETIONS, DONE, STREAM, completion, error_frame, token
+from router.web.app import Router
+from router.web.server import FORCE_STOP, Server, tune_process
 from tests.net.client import SECONDS, request
 from tests.net.engine import json_reply
-from tests.net.house import House, Running, eventually, flow_of
+from tests.net.harness import Harness, Running, eventually, flow_of
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame, token
 
 NEVER = 3600.0
 
 
 def _shut_down(router: Running) -> asyncio.Task[None]:
-    """Begin the graceful end; afterwards the house has nothing left to end."""
+    """Begin the graceful end; afterwards the harness has nothing left to end."""
     return asyncio.ensure_future(router.server.shutdown())
 
 
-async def test_a_stream_in_flight_is_finished(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, shutdown_grace=NEVER)
+async def test_a_stream_in_flight_is_finished(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, shutdown_grace=NEVER)
     client, idle = await router.client(), await router.client()
     assert (await idle.get("/ready")).status == 200
     await client.send(request(COMPLETIONS, STREAM))
@@ -53,10 +50,10 @@ async def test_a_stream_in_flight_is_finished(house: House) -> None:
 
 
 async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
-    house: House, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, shutdown_grace=0.05)
+    engine = await harness.engine()
+    router = await harness.router(engine, shutdown_grace=0.05)
     streaming, waiting = await router.client(), await router.client()
     await streaming.send(request(COMPLETIONS, STREAM))
     first = await engine.call()
@@ -80,9 +77,9 @@ async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
     assert "2 requests were ended when the grace was over" in caplog.messages
 
 
-async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(house: House) -> None:
-    engine = await house.engine()
-    router = await house.router(engine, shutdown_grace=0.05)
+async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, shutdown_grace=0.05)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM) + request(COMPLETIONS, completion()))
     call = await engine.call()
@@ -99,8 +96,8 @@ async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(house: Ho
     assert [r.outcome for r in router.all(RequestEnded)] == ["aborted", "aborted"]
 
 
-async def test_a_router_on_its_way_out_is_not_ready(house: House) -> None:
-    router = await house.router(await house.engine())
+async def test_a_router_on_its_way_out_is_not_ready(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
     client = await router.client()
     router.router.lifecycle.is_draining = True
     answer = await client.get("/ready")
@@ -110,11 +107,11 @@ async def test_a_router_on_its_way_out_is_not_ready(house: House) -> None:
 
 
 async def test_a_client_that_does_not_read_does_not_hold_up_the_end(
-    house: House, complaints: list[str], monkeypatch: pytest.MonkeyPatch
+    harness: Harness, complaints: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.web.server.FLUSH_SECONDS", 0.05)
-    engine = await house.engine()
-    router = await house.router(engine, shutdown_grace=0.05)
+    engine = await harness.engine()
+    router = await harness.router(engine, shutdown_grace=0.05)
     client = await router.client(receive_buffer=4096)
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -128,8 +125,8 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_asks_for_the_graceful_end(house: House, number: int) -> None:
-    router = await house.router(await house.engine())
+async def test_a_signal_asks_for_the_graceful_end(harness: Harness, number: int) -> None:
+    router = await harness.router(await harness.engine())
     with router.server.capture_signals():
         os.kill(os.getpid(), number)
         await eventually(lambda: router.server.should_exit)
@@ -138,11 +135,11 @@ async def test_a_signal_asks_for_the_graceful_end(house: House, number: int) -> 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_what_the_first_one_let_finish(
-    house: House, second: int, caplog: pytest.LogCaptureFixture
+    harness: Harness, second: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
-    engine = await house.engine()
-    router = await house.router(engine, shutdown_grace=NEVER)
+    engine = await harness.engine()
+    router = await harness.router(engine, shutdown_grace=NEVER)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -165,7 +162,7 @@ async def test_a_second_signal_ends_what_the_first_one_let_finish(
     assert vars(line)["fields"] == {"requests": 1, "grace_seconds": NEVER}
 
 
-async def test_a_workers_second_signal_is_its_parents_alone(house: House) -> None:
+async def test_a_workers_second_signal_is_its_parents_alone(harness: Harness) -> None:
     """systemd signals all processes of a service: workers hear the first signal twice."""
     reading, writing = os.pipe()
     try:
@@ -175,7 +172,7 @@ async def test_a_workers_second_signal_is_its_parents_alone(house: House) -> Non
                 os.kill(os.getpid(), number)
             await eventually(lambda: server.should_exit)
             assert not server.force_exit
-            os.kill(os.getpid(), HURRY)
+            os.kill(os.getpid(), FORCE_STOP)
             await eventually(lambda: server.force_exit)
             asyncio.get_running_loop().remove_reader(reading)
     finally:
@@ -184,66 +181,65 @@ async def test_a_workers_second_signal_is_its_parents_alone(house: House) -> Non
 
 
 async def test_the_address_is_logged_with_the_port_that_was_taken(
-    house: House, caplog: pytest.LogCaptureFixture
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
-    router = await house.router(await house.engine())
+    router = await harness.router(await harness.engine())
     (record,) = [r for r in caplog.records if r.message == "listening"]
     assert vars(record)["fields"]["url"] == f"http://127.0.0.1:{router.port}"
 
 
 async def test_an_ipv6_address_is_logged_in_brackets(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
-
-    class Listener:
-        sockets: ClassVar[list[Any]] = [
-            type("Socket", (), {"getsockname": lambda self: ("::1", 8000, 0, 0)})()
-        ]
-
-    async def startup(server: Any, sockets: object = None) -> None:
-        server.servers = [Listener()]
-        server.started = True
-
-    monkeypatch.setattr(uvicorn.Server, "startup", startup)
-    await Server(Router(Settings(decode=["http://127.0.0.1:9"]))).startup()
+    server = Server(Router(Settings(decode=["http://127.0.0.1:9"], host="::1", port=0)))
+    await _start(server)
+    port = server.servers[0].sockets[0].getsockname()[1]
     (record,) = [r for r in caplog.records if r.message == "listening"]
-    assert vars(record)["fields"]["url"] == "http://[::1]:8000"
+    assert vars(record)["fields"]["url"] == f"http://[::1]:{port}"
+    await server.shutdown()
 
 
 async def test_a_server_that_did_not_start_says_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
+    router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
 
-    async def startup(server: Any, sockets: object = None) -> None:
-        """As after a failure of the lifespan."""
+    async def fail() -> None:
+        raise OSError
 
-    monkeypatch.setattr(uvicorn.Server, "startup", startup)
-    await Server(Router(Settings(decode=["http://127.0.0.1:9"]))).startup()
-    assert caplog.messages == []
+    monkeypatch.setattr(router._prober, "probe_all", fail)
+    server = Server(router)
+    await _start(server)
+    assert server.should_exit
+    assert not [r for r in caplog.records if r.name == "router.web.server"]
+
+
+async def _start(server: Server) -> None:
+    """As uvicorn's `serve` does."""
+    config = server.config
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
 
 
 async def test_fractions_of_seconds_count() -> None:
     settings = Settings(decode=["http://d"], keep_alive_timeout=0.5, shutdown_grace=0.25)
-    config = Server(Router(settings)).config
-    assert config.timeout_keep_alive == 0.5
-    assert config.timeout_graceful_shutdown == 0.25
+    router = Router(settings)
+    assert router.handler.keep_alive_seconds == 0.5
+    assert Server(router).config.timeout_graceful_shutdown == 0.25
 
 
-async def test_two_routers_live_in_one_process(house: House) -> None:
-    one, other = await house.engine(), await house.engine()
-    first, second = await house.router(one), await house.router(other)
+async def test_two_routers_live_in_one_process(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    first, second = await harness.router(one), await harness.router(other)
     one.answer_all(lambda call: call.send(json_reply({"from": 1})))
     other.answer_all(lambda call: call.send(json_reply({"from": 2})))
     assert (await first.ask(COMPLETIONS, completion())).json == {"from": 1}
     assert (await second.ask(COMPLETIONS, completion())).json == {"from": 2}
     assert len(first.all(RequestEnded)) == len(second.all(RequestEnded)) == 1
-
-
-async def test_an_application_is_made_of_settings_alone() -> None:
-    assert isinstance(create_app(Settings(decode=["http://d"])), Front)
 
 
 def test_a_process_may_open_all_the_files_that_it_is_allowed(

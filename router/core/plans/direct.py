@@ -1,4 +1,4 @@
-"""direct: the client's own request to one decode engine, or to the next one if that is safe."""
+"""direct: the client's own request on a decode engine, retried on another where that is safe."""
 
 from collections.abc import Generator
 from typing import Any
@@ -6,32 +6,39 @@ from typing import Any
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
-from router.core.retry import ATTEMPTS, BUSY, error_of, may_move, may_replay, reason_of
+from router.core.retry import ATTEMPTS, BUSY, error_of, may_replay, may_retry_elsewhere, reason_of
 from router.core.values import Endpoint, Facts, Reply, Role
 
-__all__ = ["conclude", "direct", "move", "plain", "plain_on"]
+__all__ = [
+    "decode_directly",
+    "decode_directly_on",
+    "direct",
+    "finish_with",
+    "release_and_lease_other",
+]
 
-NOBODY: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 def direct(facts: Facts) -> Plan:
     """Choose a decode engine and let it do everything."""
-    yield from plain(facts)
+    yield from decode_directly(facts)
 
 
-def plain(facts: Facts, tried: frozenset[Endpoint] = NOBODY) -> Plan:
-    """Lease a decode engine that computes the prompt, send it the client's body; move on while
-    that is safe.
+def decode_directly(facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS) -> Plan:
+    """Lease a decode engine, send it the client's body; retry on others where that is safe.
 
-    Those in `tried` have failed this request before: they are not asked again, and count. Raises
-    NoEngine when there is none at all.
+    Engines in `tried` have failed this request: they are excluded and count as attempts. Raises
+    NoEngine when there is none.
     """
     endpoint = yield Lease(Role.DECODE, tried)
-    yield from plain_on(facts, endpoint, tried)
+    yield from decode_directly_on(facts, endpoint, tried)
 
 
-def plain_on(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBODY) -> Plan:
-    """The same, beginning with an engine that is leased."""
+def decode_directly_on(
+    facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NO_ENDPOINTS
+) -> Plan:
+    """The same, beginning with a leased engine."""
     replay = may_replay(facts)
     while True:
         outcome = yield Stream(endpoint, facts.path, facts.raw, keep=BUSY, replay=replay)
@@ -39,18 +46,18 @@ def plain_on(facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NOBO
             return
         tried |= {endpoint}
         other = None
-        if len(tried) < ATTEMPTS and may_move(outcome, facts):
-            other = yield from move(endpoint, tried, outcome)
+        if len(tried) < ATTEMPTS and may_retry_elsewhere(outcome, facts):
+            other = yield from release_and_lease_other(endpoint, tried, outcome)
         if other is None:
-            yield from conclude(outcome)
+            yield from finish_with(outcome)
             return
         endpoint = other
 
 
-def move(
+def release_and_lease_other(
     endpoint: Endpoint, tried: frozenset[Endpoint], outcome: Outcome, *, computes: bool = True
 ) -> Generator[Step, Any, Endpoint | None]:
-    """Give an endpoint back and lease another one; None when there is no other."""
+    """Release an endpoint and lease another one; None when there is no other."""
     yield Release(endpoint)
     try:
         other = yield Lease(endpoint.role, tried, computes)
@@ -60,8 +67,8 @@ def move(
     return other  # type: ignore[no-any-return]
 
 
-def conclude(outcome: Outcome) -> Plan:
-    """Give the client the engine's own answer, or raise what its failure means."""
+def finish_with(outcome: Outcome) -> Plan:
+    """Send the engine's own answer to the client, or raise the error of its failure."""
     if not isinstance(outcome, Reply):
         raise error_of(outcome)
     yield Send(outcome)

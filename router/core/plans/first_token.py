@@ -1,8 +1,8 @@
-"""LMCache's short cut: the prefill engine samples the first token, the decode engine goes on.
+"""LMCache: the prefill engine samples the first token, the decode engine continues after it.
 
-Which requests may take it, and what each of the two engines is asked. The decode engine sees the
-first token as the end of its prompt, so this is exact only for what treats a token of the prompt
-and a token of the answer alike. Every other request is decoded from the client's own body.
+Decides which requests qualify, and writes the bodies for both engines. The decode engine sees the
+first token as the end of its prompt, so only parameters that treat prompt and answer tokens alike
+are exact. All other requests are decoded from the client's own body.
 """
 
 from collections.abc import Callable, Mapping
@@ -116,13 +116,13 @@ _OFF: Mapping[str, tuple[object, ...]] = {
 
 
 def is_exact(facts: Facts) -> bool:
-    """Whether the answer is the same when two engines share it at its first token."""
+    """Whether the answer stays the same when it is split after its first token."""
     body = facts.body
     return (
         facts.route.kind is RouteKind.COMPLETIONS
         and "prompt" in body
         and all(_is_fit(key, value) for key, value in body.items())
-        # A seeded generator would start anew on the decode engine.
+        # A seeded generator would restart on the decode engine.
         and (body.get("seed") is None or body.get("temperature") == 0)
         # These two are errors that the prefill engine would not see.
         and body.get("min_tokens", 0) <= limit(body)
@@ -139,7 +139,7 @@ def _is_fit(key: str, value: object) -> bool:
 
 
 def limit(body: Mapping[str, Any]) -> int:
-    """The tokens that the client wants at most."""
+    """The request's max_tokens."""
     wanted: int = body.get("max_tokens", DEFAULT_LIMIT)
     return wanted
 
@@ -148,13 +148,13 @@ def limit(body: Mapping[str, Any]) -> int:
 
 
 def own_tokens(body: Mapping[str, Any]) -> list[int] | None:
-    """The client's prompt if it is token ids; None when it is text."""
+    """The client's prompt if it is token ids; None if it is text."""
     prompt = prompts(body["prompt"])[0]
     return prompt if isinstance(prompt, list) else None
 
 
 def tokenize_body(body: Mapping[str, Any]) -> bytes:
-    """What /tokenize is asked for the tokens of a prompt that is text."""
+    """The /tokenize request for a text prompt."""
     kept = {key: body[key] for key in ("model", "add_special_tokens") if key in body}
     return orjson.dumps({**kept, "prompt": prompts(body["prompt"])[0]})
 
@@ -166,7 +166,7 @@ def read_tokens(reply: Reply) -> list[int] | None:
 
 
 def prefill_body(body: Mapping[str, Any], tokens: list[int]) -> dict[str, Any]:
-    """One token, sampled as the client asked: nothing forces it, since the client will see it."""
+    """The prefill request: one token, sampled with the client's parameters, since it is shown."""
     asked = _with_prompt(body, tokens) | {"max_tokens": 1, "stream": False}
     asked.pop("stream_options", None)  # 400 without stream
     if asked.pop("min_tokens", 0):
@@ -175,7 +175,7 @@ def prefill_body(body: Mapping[str, Any], tokens: list[int]) -> dict[str, Any]:
 
 
 def decode_body(body: Mapping[str, Any], tokens: list[int], first: int) -> dict[str, Any]:
-    """The rest of the answer: one token less is wanted, at most and at least."""
+    """The decode request: max_tokens and min_tokens are one less."""
     asked = _with_prompt(body, [*tokens, first]) | {"max_tokens": limit(body) - 1}
     if "min_tokens" in asked:
         asked["min_tokens"] = max(asked["min_tokens"] - 1, 0)
@@ -195,7 +195,7 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the prefill engine made of the first token."""
+    """The first token, as the prefill engine's reply states it."""
 
     document: dict[str, Any]
     token: int | None
@@ -204,12 +204,12 @@ class Sampled:
     finish: str | None
 
     def ends(self, most: int) -> bool:
-        """Whether it is the whole answer: an end of sequence, or `most` is one token."""
+        """Whether it is the whole answer: end of sequence, or `most` (max_tokens) is 1."""
         return self.finish == "stop" or (self.finish == "length" and most == 1)
 
     @property
     def goes_on(self) -> bool:
-        """Whether a decode engine can go on from it; an aborted prefill finishes with "abort"."""
+        """Whether a decode engine can continue; an aborted prefill finishes with "abort"."""
         return self.finish == "length" and self.token is not None
 
     @property

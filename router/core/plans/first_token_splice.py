@@ -1,8 +1,8 @@
-"""Puts a first token that one engine sampled before the rest that another one generates.
+"""Splices the first token, sampled by the prefill engine, into the decode engine's answer.
 
-The client must see one answer: one id, the first token's text as the first chunk, and the usage
-of the prompt that it sent. The decode engine's prompt was one token longer, its answer one shorter.
-A stream's first chunk is parsed, and after it only those that carry usage.
+The client sees one answer: one id, the first token's text as the first chunk, and the usage of its
+own prompt. (The decode engine's prompt was one token longer, its answer one shorter.) Of a stream,
+only the first chunk and those with usage are parsed.
 """
 
 import re
@@ -35,7 +35,7 @@ class FirstToken:
     _is_out: bool = field(default=False, init=False)
 
     def events(self, data: bytes) -> bytes:
-        """Put the first chunk before the first event that can name it; mend every usage."""
+        """Insert the first token's chunk before the first event; correct every usage."""
         if self._is_out and _USAGE_KEY not in data:
             return data
         events = sse.events(data)
@@ -43,7 +43,7 @@ class FirstToken:
         return b"".join([*map(self._event, events), rest])
 
     def body(self, data: bytes) -> bytes:
-        """Put the text before that of a whole answer, and mend its usage."""
+        """Prepend the text to a unary answer, and correct its usage."""
         document = _chunk(data)
         if document is None:
             return data
@@ -52,7 +52,7 @@ class FirstToken:
             choice["text"] = self.text + choice["text"]
         except (LookupError, TypeError):
             return data
-        _mend(document)
+        _correct_usage(document)
         return orjson.dumps(document)
 
     def _event(self, event: bytes) -> bytes:
@@ -62,11 +62,11 @@ class FirstToken:
         if document is None:
             return event
         head = b""
-        is_mended = _mend(document)
+        is_corrected = _correct_usage(document)
         if not self._is_out:
             self._is_out = True
             head = _frame(self._head(document))
-        return head + (_frame(document) if is_mended else event)
+        return head + (_frame(document) if is_corrected else event)
 
     def _head(self, document: Json) -> Json:
         """The first token's chunk, in the shape of the decode engine's own (already mended)."""
@@ -84,7 +84,7 @@ class FirstToken:
 
 
 def _chunk(data: bytes) -> Json | None:
-    """A part of an answer; None for anything else, as `[DONE]` or an error."""
+    """A chunk of an answer; None for anything else, as `[DONE]` or an error."""
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -99,7 +99,7 @@ def _members(document: Json) -> Iterable[str]:
     return choices[0] if is_one else ("index", "text", "finish_reason")
 
 
-def _mend(document: Json) -> bool:
+def _correct_usage(document: Json) -> bool:
     """Count the first token to the answer and not to the prompt; False if nothing is counted."""
     usage = document.get("usage")
     if not isinstance(usage, dict):

@@ -1,18 +1,18 @@
 """lmcache: the prefill engine pushes its KV cache to the decode engine, which finds it by tokens.
 
 The protocol is that of LMCache's disaggregated prefill (examples/disagg_prefill/
-disagg_proxy_server.py, 0.3.7 to 0.5.6). A request takes one of two ways:
+disagg_proxy_server.py, 0.3.7 to 0.5.6). There are two kinds of requests:
 
-- /v1/completions whose answer can be shared exactly (`first_token.is_exact`): the prefill engine
-  gets token ids and samples the first token, the decode engine goes on behind it.
+- /v1/completions whose answer can be split exactly (`first_token.is_exact`): the prefill engine
+  gets token ids and samples the first token, the decode engine continues after it.
 - All others: both engines get the client's own request, so that messages, tools, response_format
   and logprobs mean what they mean on one engine. The decode engine samples the first token.
 
 What this file guards:
 
-- A transfer's id is used for one attempt: the ranks' notifications are counted by it.
-- The KV cache is at one decode engine. Another one gets the client's own body and computes the
-  prompt; so does this one when anything goes wrong, which is slow and always correct.
+- A transfer id is used for one attempt: the ranks' notifications are counted by it.
+- The KV cache is at one decode engine. Any other gets the client's own body and computes the
+  prompt; so does this one when anything fails, which is slow and always correct.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -23,13 +23,18 @@ import orjson
 from router.core.events import FellBack
 from router.core.jsonspan import with_member
 from router.core.plans import first_token
-from router.core.plans.direct import conclude, move, plain, plain_on
+from router.core.plans.direct import (
+    decode_directly,
+    decode_directly_on,
+    finish_with,
+    release_and_lease_other,
+)
 from router.core.plans.first_token import Sampled
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.prefill import body_for_prefill, prefill_by
 from router.core.plans.steps import AwaitKV, Call, Lease, Outcome, Plan, Release, Step, Stream
-from router.core.retry import BUSY, may_move, may_replay
+from router.core.retry import BUSY, may_replay, may_retry_elsewhere
 from router.core.values import Endpoint, Facts, Reply, Role
 
 __all__ = ["lmcache"]
@@ -43,8 +48,8 @@ LOAD_FAILED = frozenset({500})
 """The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
 
 REFUSALS = frozenset(range(400, 500))
-"""Of a body that the client did not write: a prompt of the engine's full length has no place for
-the first token, and the client must hear of its own request only."""
+"""Errors about a body that the router wrote: a prompt of the engine's full length has no room for
+the first token, and clients must only get errors about their own request."""
 
 
 def lmcache(
@@ -56,8 +61,8 @@ def lmcache(
 ) -> Plan:
     """Lease a decode engine, prefill into its receiver, decode.
 
-    `receivers` holds every decode engine. `new_transfer_id` must never return an id twice, nor one
-    of another router's. `notify` says that the prefill engines report finished transfers.
+    `receivers` holds every decode engine. `new_transfer_id` returns ids that are unique across
+    routers. `notify`: the prefill engines report finished transfers.
     """
     # Before the prefill, which has to name the receiver.
     decode = yield Lease(Role.DECODE, computes=False)
@@ -65,7 +70,7 @@ def lmcache(
     if not transfer.can_ask:
         yield FellBack(Role.PREFILL, "nested_too_deep")
         yield Release(decode)
-        yield from plain(facts)
+        yield from decode_directly(facts)
         return
     for _ in range(PREFILLS):
         reply = yield from prefill_by(transfer.ask)
@@ -73,7 +78,7 @@ def lmcache(
             break
         answer = transfer.take(reply)
         if answer is not None:
-            yield from conclude(answer)
+            yield from finish_with(answer)
             return
         if not (yield from transfer.arrives(notify=notify)):
             break
@@ -83,19 +88,19 @@ def lmcache(
             return
         if leg.splice is not None and _has(outcome, REFUSALS):
             yield FellBack(Role.DECODE, "splice_refused")
-            yield from plain_on(facts, decode)  # it has the KV cache
+            yield from decode_directly_on(facts, decode)  # it has the KV cache
             return
         if not _has(outcome, LOAD_FAILED):
-            yield from _elsewhere(facts, decode, outcome)
+            yield from _decode_elsewhere(facts, decode, outcome)
             return
         yield FellBack(Role.DECODE, "kv_load_failed")
-    # Whoever computes the prompt is chosen, and counted, as one that does.
+    # Leased again: the engine that computes the prompt is chosen and counted as such.
     yield Release(decode)
-    yield from plain(facts)
+    yield from decode_directly(facts)
 
 
 class _Transfer:
-    """One request's prefill into one receiver: what is asked, and what the reply allows."""
+    """One request's prefill into one receiver: its requests, and how to decode after it."""
 
     def __init__(
         self, facts: Facts, receiver: Receiver, new_transfer_id: Callable[[], str]
@@ -112,11 +117,11 @@ class _Transfer:
 
     @property
     def can_ask(self) -> bool:
-        """Whether there is a body to ask prefill engines."""
+        """Whether the prefill request can be written."""
         return self._shares or self._own_body is not None
 
     def ask(self, endpoint: Endpoint) -> Generator[Step, Any, Outcome]:
-        """Tokenise where that is still to be done, then prefill under an id of its own."""
+        """Tokenise if needed, then prefill with a new transfer id."""
         if self._shares and self._tokens is None:
             failed = yield from self._tokenize(endpoint)
             if failed is not None:
@@ -126,14 +131,14 @@ class _Transfer:
         return outcome
 
     def _tokenize(self, endpoint: Endpoint) -> Generator[Step, Any, Outcome | None]:
-        """Ask for the prompt's tokens; returns what came instead if the engine has failed."""
+        """Get the prompt's tokens; returns the outcome if the engine failed."""
         body = first_token.tokenize_body(self._facts.body)
-        outcome: Outcome = yield Call(endpoint, "/tokenize", body)
+        outcome: Outcome = yield Call(endpoint, "/tokenize", body, is_prefill=False)
         if not isinstance(outcome, Reply) or outcome.status >= 500:
             return outcome
         self._tokens = first_token.read_tokens(outcome)
         if self._tokens is None:
-            # Perhaps a gateway that serves /v1 only: the client's own prompt does on both engines.
+            # Perhaps a gateway that serves only /v1: send the client's own prompt to both engines.
             yield FellBack(Role.PREFILL, "tokenize_failed")
             self._shares = False
             self._own_body = _own_body(self._facts)
@@ -149,7 +154,7 @@ class _Transfer:
         return with_member(body, KV_KEY, orjson.dumps(params))
 
     def take(self, reply: Reply) -> Reply | None:
-        """Note what the prefill engine made; the client's answer if that is all of it."""
+        """Keep the sampled token; returns the client's answer if it is complete or an error."""
         if reply.status >= 400:
             return reply
         if not self._shares:
@@ -160,7 +165,7 @@ class _Transfer:
         return None
 
     def arrives(self, *, notify: bool) -> Generator[Step, Any, bool]:
-        """Whether the decode engine may expect the KV cache; recorded when it may not."""
+        """Whether the KV cache reaches the decode engine; a fallback event if not."""
         if self._shares and (self._sampled is None or not self._sampled.goes_on):
             yield FellBack(Role.PREFILL, "no_first_tok")
             return False
@@ -170,7 +175,7 @@ class _Transfer:
         return True
 
     def decode(self, endpoint: Endpoint) -> Stream:
-        """The decode leg: behind the first token if that can be shown, else the client's own."""
+        """The decode leg: after the first token if it can be shown, else the client's request."""
         facts, sampled = self._facts, self._sampled
         keep = BUSY | LOAD_FAILED
         if self._tokens is None or sampled is None or sampled.token is None or not sampled.is_shown:
@@ -193,13 +198,13 @@ def _has(outcome: Outcome, statuses: frozenset[int]) -> bool:
     return isinstance(outcome, Reply) and outcome.status in statuses
 
 
-def _elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
-    """Let another decode engine compute the prompt, if the request may move at all."""
+def _decode_elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
+    """Let another decode engine compute the prompt, if the request may be retried."""
     other = None
     tried = frozenset({decode})
-    if may_move(outcome, facts):
-        other = yield from move(decode, tried, outcome)
+    if may_retry_elsewhere(outcome, facts):
+        other = yield from release_and_lease_other(decode, tried, outcome)
     if other is None:
-        yield from conclude(outcome)
+        yield from finish_with(outcome)
     else:
-        yield from plain_on(facts, other, tried)
+        yield from decode_directly_on(facts, other, tried)

@@ -3,10 +3,10 @@
 The protocol is vLLM's NixlConnector in pull mode (tests/v1/kv_connector/nixl_integration/
 toy_proxy_server.py, 0.11 to 0.33). What this file guards:
 
-- The reference is opaque and goes on byte for byte: keys and types differ by version.
+- The KV reference is opaque and forwarded byte for byte: keys and types differ by version.
 - It is used once. The decode engine's read frees the prefill engine's blocks, so a second use can
   read another request's cache (vllm#52234). Only a refused connection proves that it was not used.
-- A failed KV load is not the client's business: prefill again once, then decode plainly.
+- A failed KV load is hidden from the client: prefill again once, then decode directly.
 """
 
 from collections.abc import Generator
@@ -17,10 +17,10 @@ import orjson
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.jsonspan import member, with_member
-from router.core.plans.direct import conclude, move, plain
+from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.prefill import body_for_prefill, prefill
 from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Step, Stream
-from router.core.retry import ATTEMPTS, BUSY, may_move, reason_of
+from router.core.retry import ATTEMPTS, BUSY, may_retry_elsewhere, reason_of
 from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
 
 __all__ = ["nixl"]
@@ -39,8 +39,7 @@ ASK = {
 pull_scheduler.py); the rest is what every vLLM proxy sends."""
 
 PREFILLS = 2
-"""A failed decode is worth one more prefill; a second failure is no chance, and the decode engine
-can compute the prompt itself."""
+"""Prefills per request, at most; after two failed decodes the decode engine computes the prompt."""
 
 LOAD_FAILED = frozenset({500})
 """The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
@@ -49,8 +48,8 @@ LOAD_FAILED = frozenset({500})
 def nixl(facts: Facts) -> Plan:
     """Prefill remotely, then lease a decode engine, which decodes with the reference.
 
-    A prefill may take minutes: a decode engine leased before it would be chosen by what was true
-    then, and count as busy meanwhile. That there is one at all is checked before.
+    A prefill may take minutes: a decode engine leased before it would be chosen by old data, and
+    count as busy meanwhile. Before the prefill it is only checked that there is one.
     """
     tried: frozenset[Endpoint] = frozenset()
     yield Check(Role.DECODE)
@@ -59,7 +58,7 @@ def nixl(facts: Facts) -> Plan:
         assert body is not None
         reply = yield from prefill(facts, facts.path, body)
         if reply is not None and reply.status >= 400:
-            yield from conclude(reply)
+            yield from finish_with(reply)
             return
         reference = yield from _reference(reply)
         if reference is None:
@@ -70,12 +69,12 @@ def nixl(facts: Facts) -> Plan:
         try:
             yield Check(Role.DECODE, tried)
         except NoEngine:
-            if _is_load_failure(outcome):  # not a word that a client could do something with
+            if _is_load_failure(outcome):  # its message is of no use to the client
                 raise
-            yield from conclude(outcome)
+            yield from finish_with(outcome)
             return
         yield FellBack(Role.DECODE, _reason(outcome))
-    yield from plain(facts, tried)
+    yield from decode_directly(facts, tried)
 
 
 def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
@@ -87,14 +86,14 @@ def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
 
 
 def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
-    """The KV reference in a prefill reply; None, and counted, when there is none to use."""
+    """The KV reference in a prefill reply; None, with a fallback event, when there is none."""
     if reply is None:
         return None
     try:
         reference = member(reply.body, KV_KEY)
     except ValueError:
         reference = None
-    # Partial or empty parameters kill vLLM's decode engine: what is no object is not passed on.
+    # Partial or empty parameters crash vLLM's decode engine: only objects are forwarded.
     if reference is None or not reference.startswith(b"{") or reference[1:].lstrip() == b"}":
         yield FellBack(Role.PREFILL, "no_kv_params")
         return None
@@ -106,9 +105,9 @@ def _decode(
 ) -> Generator[Step, Any, tuple[frozenset[Endpoint], Outcome | None]]:
     """Lease a decode engine and send it the client's own body with the reference.
 
-    A refused connection leaves the reference unused, so it goes to another engine as it is. None
-    is returned once the client has its answer; an outcome when another prefill can mend it, and
-    then nothing is leased. Raises NoEngine when all decode engines went away during the prefill.
+    After a refused connection the reference is unused and goes to another engine. Returns the tried
+    engines and None once the client has its answer, or an outcome that needs another prefill; then
+    nothing is leased. Raises NoEngine when all decode engines went down during the prefill.
     """
     body = with_member(facts.raw, KV_KEY, reference)
     decode = yield Lease(Role.DECODE, tried, computes=False)
@@ -122,17 +121,17 @@ def _decode(
         if not is_load_failure:
             tried |= {decode}
         if _is_refused(outcome) and len(tried) < ATTEMPTS:
-            other = yield from move(decode, tried, outcome, computes=False)
+            other = yield from release_and_lease_other(decode, tried, outcome, computes=False)
             # Python 3.11 traces no frame that goes on after a throw() into a generator below it.
             if other is None:  # pragma: no cover - test_with_no_other_decode_engine_...
-                yield from conclude(outcome)
+                yield from finish_with(outcome)
                 return tried, None
             decode = other
-        elif is_load_failure or may_move(outcome, facts):
+        elif is_load_failure or may_retry_elsewhere(outcome, facts):
             yield Release(decode)
             return tried, outcome
         else:
-            yield from conclude(outcome)
+            yield from finish_with(outcome)
             return tried, None
 
 

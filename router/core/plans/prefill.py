@@ -1,4 +1,4 @@
-"""The prefill leg, common to all connectors: the body that is asked, and who is asked next."""
+"""The prefill leg, common to all connectors: its request body, and its retries."""
 
 from collections.abc import Callable, Generator
 from typing import Any
@@ -12,16 +12,16 @@ from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
 __all__ = ["Ask", "body_for_prefill", "prefill", "prefill_by"]
 
 ATTEMPTS = 2
-"""Prefill engines that are asked before the decode engine computes the prompt itself: each try
-adds its whole delay to the time to first token."""
+"""Prefill engines tried before the decode engine computes the prompt: each attempt delays the first
+token."""
 
 
 Ask = Callable[[Endpoint], Generator[Step, Any, Outcome]]
-"""What one leased prefill engine is asked, and what came of it."""
+"""The steps of one attempt on a leased prefill engine; returns its outcome."""
 
 
 def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply | None]:
-    """Ask each engine the same; see `prefill_by`."""
+    """`prefill_by` with the same request for each engine."""
 
     def ask(endpoint: Endpoint) -> Generator[Step, Any, Outcome]:
         outcome: Outcome = yield Call(endpoint, path, body)
@@ -80,7 +80,7 @@ def body_for_prefill(facts: Facts) -> dict[str, Any]:
         body["n"] = 1
     if _forces_a_tool(body.get("tool_choice")):
         body["tool_choice"] = _no_tool(body["tool_choice"])
-    if body.get("store"):  # one token is no answer that anybody wants to find again
+    if body.get("store"):  # only the decode engine's answer is to be stored
         body["store"] = False
     body["ignore_eos"] = True
     body["stream"] = False

@@ -1,7 +1,7 @@
-"""The steps of a plan, and what each is answered with.
+"""The steps of a plan, and the answer to each.
 
-A plan is a generator: it yields steps and is sent their answers, and never touches a socket or a
-clock. Whoever runs it (`core/request_run.py`, or a test) answers:
+A plan is a generator: it yields steps and is sent their answers, and uses neither sockets nor a
+clock. Its driver (`core/request_run.py`, or a test) answers:
 
 | step | answer |
 |---|---|
@@ -50,7 +50,7 @@ class Splice(Protocol):
 
 @dataclass(slots=True)
 class Check:
-    """Find out whether an endpoint of `role`, not one of `exclude`, could be leased; take none."""
+    """Check that an endpoint of `role`, not in `exclude`, could be leased; leases none."""
 
     role: Role
     exclude: frozenset[Endpoint] = frozenset()
@@ -58,9 +58,9 @@ class Check:
 
 @dataclass(slots=True)
 class Lease:
-    """Choose an endpoint of `role`, not one of `exclude`, and count this request there.
+    """Choose an endpoint of `role`, not in `exclude`, and lease it.
 
-    `computes`: the engine has to compute the prompt; False where it reads the prompt's KV cache.
+    `computes`: the engine computes the prompt; False where it loads the prompt's KV cache.
     """
 
     role: Role
@@ -70,23 +70,27 @@ class Lease:
 
 @dataclass(slots=True)
 class Release:
-    """Stop counting this request on an endpoint."""
+    """Release the lease of an endpoint."""
 
     endpoint: Endpoint
 
 
 @dataclass(slots=True)
 class Call:
-    """POST and read the whole reply into memory."""
+    """POST and read the whole reply into memory.
+
+    `is_prefill`: the engine computes the prompt for it, so it is timed; False for tokenizing.
+    """
 
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
+    is_prefill: bool = True
 
 
 @dataclass(slots=True)
 class Stream:
-    """POST and pass the reply on to the client, unless it turns out to be one to keep back.
+    """POST and relay the reply to the client, unless the plan keeps it.
 
     Replies with a status in `keep` come back to the plan. With `hold` the head waits for the
     first content: an error event before it comes back as a `Reply` with that error's status.

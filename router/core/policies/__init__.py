@@ -1,7 +1,7 @@
 """Policies: one file each, one signature, and this table of names.
 
-A policy gives each candidate a score, lower is better. It is a pure function; the rotation that
-decides between equals belongs to the scheduler, so that no policy has to be fair by itself.
+A policy is a pure function that gives each candidate a score, lower is better. The scheduler breaks
+ties (least recently chosen first), so no policy has to be fair by itself.
 """
 
 from collections.abc import Callable, Sequence

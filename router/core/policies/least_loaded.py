@@ -1,4 +1,4 @@
-"""least_loaded: the fewest requests in flight, this router's and everybody else's."""
+"""least_loaded: the fewest requests in flight, this router's and other clients'."""
 
 from collections.abc import Sequence
 from random import Random
@@ -11,10 +11,11 @@ __all__ = ["least_loaded"]
 def least_loaded(
     candidates: Sequence[Candidate], _facts: Facts, _now: float, _rng: Random
 ) -> Sequence[float]:
-    """Own in-flight requests, which are exact and immediate, plus what the gauges say of others.
+    """This router's requests in flight, which are exact, plus other clients', by the gauges.
 
-    A candidate whose gauges are missing counts its own requests only. With no counts to tell
-    engines apart all scores are equal, and the choice is round-robin. One that comes back gets its
-    share little by little.
+    Without gauges only this router's count. During slow start an engine gets less.
     """
-    return [(c.load.requests + (c.others or 0) + 1) / c.ramp - 1 for c in candidates]
+    return [
+        (c.load.requests + (c.other_requests or 0) + 1) / c.slow_start_weight - 1
+        for c in candidates
+    ]

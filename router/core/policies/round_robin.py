@@ -1,4 +1,4 @@
-"""round_robin: all candidates are equal, so the rotation decides."""
+"""round_robin: all candidates are equal, so the least recently chosen is taken."""
 
 from collections.abc import Sequence
 from random import Random
@@ -11,5 +11,5 @@ __all__ = ["round_robin"]
 def round_robin(
     candidates: Sequence[Candidate], _facts: Facts, _now: float, _rng: Random
 ) -> Sequence[float]:
-    """The same score for everybody."""
+    """The same score for all."""
     return [0.0] * len(candidates)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from enum import IntEnum
 
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 
 __all__ = ["Answer", "Attempt", "Stage"]
 
@@ -50,7 +50,7 @@ class Attempt:
         "transfer_seconds",
     )
 
-    leg: Leg
+    leg: LegTimer
 
     def __init__(
         self,

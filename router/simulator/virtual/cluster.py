@@ -5,9 +5,9 @@ from functools import partial
 from random import Random
 
 from router.core import probing
-from router.core.care import Care
-from router.core.pace import TICK_SECONDS
+from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import JITTER
+from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda, Event
 from router.simulator.virtual.clients import Clients
@@ -29,7 +29,7 @@ from router.simulator.virtual.values import (
 __all__ = ["SWEEP_SECONDS", "simulate"]
 
 SWEEP_SECONDS = 1.0
-"""Between two looks at requests that wait; as router/net/silence.py has it."""
+"""Between two looks at requests that wait; as router/net/idle_sweep.py has it."""
 
 QUEUE_SECONDS = 0.05
 """Between two looks at queues: a few steps."""
@@ -38,7 +38,9 @@ HORIZON_SECONDS = 100_000.0
 """Virtual; what is not over by then never will be."""
 
 
-def simulate(scenario: Scenario, policy: str, *, seed: int, care: Care | None = None) -> Result:
+def simulate(
+    scenario: Scenario, policy: str, *, seed: int, exclusion_config: ExclusionConfig | None = None
+) -> Result:
     """Run a scenario under a policy; the same arguments give the same result.
 
     Raises KeyError for an unknown policy.
@@ -50,11 +52,18 @@ def simulate(scenario: Scenario, policy: str, *, seed: int, care: Care | None = 
     ]
     policies = dict.fromkeys(Role, make_policy(policy, engines))
     replicas = [
-        Replica(n, engines, scenario, policies, Random(f"replica {seed} {n}"), care or Care())
+        Replica(
+            n,
+            engines,
+            scenario,
+            policies,
+            Random(f"replica {seed} {n}"),
+            exclusion_config or ExclusionConfig(),
+        )
         for n in range(scenario.replicas)
     ]
     for place, engine in enumerate(engines):
-        engine.paces = [replica.members[place].pace for replica in replicas]
+        engine.speeds = [replica.members[place].speed for replica in replicas]
     clients = Clients(scenario.workload, replicas, agenda, Random(f"clients {seed}"))
     speed_roles = probing.roles_that_use_speed(policies)
     probes = [_watch(replica, agenda, speed_roles, scenario.replicas) for replica in replicas]

@@ -3,8 +3,8 @@
 import time
 from random import Random
 
-from router.core.care import Care
 from router.core.policies import POLICIES
+from router.core.pool_monitor import ExclusionConfig
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
@@ -30,10 +30,12 @@ def selection_microseconds(
     agenda, rng = Agenda(), Random(0)
     modelled = [Engine(EngineModel(), agenda, rng, 1) for _ in range(engines)]
     scenario = Scenario("cost", engines, EngineModel(), Workload(1, 1, Lengths(1), Lengths(1)))
-    replica = Replica(0, modelled, scenario, dict.fromkeys(Role, POLICIES[policy]), rng, Care())
+    replica = Replica(
+        0, modelled, scenario, dict.fromkeys(Role, POLICIES[policy]), rng, ExclusionConfig()
+    )
     scheduler, facts = replica.scheduler, request_of(128)
     for member in replica.members[:slow]:
-        member.view.ratio = 8.0
+        member.view.slowdown = 8.0
     held = [
         scheduler.lease(Role.DECODE, facts, frozenset(), 0.0) for _ in range(IN_FLIGHT * engines)
     ]

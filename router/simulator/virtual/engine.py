@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from random import Random
 
-from router.core.pace import Pace
+from router.core.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
@@ -22,7 +22,7 @@ TOLERANCE = 1e-9
 
 
 class Engine:
-    """One engine. `paces` are those that each router replica keeps of it."""
+    """One engine. `speeds` are those that each router replica keeps of it."""
 
     def __init__(
         self, spec: EngineSpec | EngineModel, agenda: Agenda, rng: Random, replicas: int
@@ -33,7 +33,7 @@ class Engine:
         self.factor = 1.0
         self.frozen_until = 0.0
         self.is_up = True
-        self.paces: list[Pace] = []
+        self.speeds: list[SpeedEstimator] = []
         self._gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
         self.running = 0
         """Slots taken."""
@@ -266,8 +266,8 @@ class Engine:
         """Hand out the tokens of a step, and go on."""
         self._steps += 1
         self.stepped_at = now
-        for pace, tokens in zip(self.paces, self._decoding, strict=True):
-            pace.tokens += tokens
+        for speed, tokens in zip(self.speeds, self._decoding, strict=True):
+            speed.tokens += tokens
         ended = self._ending.pop(self._steps, [])
         for attempt in ended:
             if attempt.stage is Stage.DECODE:

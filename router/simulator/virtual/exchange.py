@@ -1,4 +1,4 @@
-"""The I/O of one request in virtual time: what `net/exchange.py` and `net/legs.py` do for sockets.
+"""The I/O of one request in virtual time, as `net/served_request.py` has it for sockets.
 
 What is decided is decided by `core/request_run.py`, for both.
 """
@@ -137,7 +137,7 @@ class VirtualExchange:
     def on_first(self, attempt: "_Asked", now: float) -> None:
         """A first token; that of a prefill is its whole answer."""
         if isinstance(self.run.step, Stream):
-            attempt.leg.first(now)
+            attempt.leg.first_token(now)
             self.request.first = now
             self.run.begun()
 
@@ -155,7 +155,7 @@ class VirtualExchange:
         engine = replica.engines[attempt.place]
         self._prefilled_by = (engine, engine.life)
         self.run.answered(200, now)
-        attempt.leg.whole(now)
+        attempt.leg.unary_answer(now)
         attempt.leg.end(now)
         body = b'{"%b":{"remote_engine":%d}}' % (KV_KEY.encode(), attempt.place)
         self._go_on(Reply(200, (), body), None, 200, now)
@@ -176,8 +176,8 @@ class VirtualExchange:
         """Whether the client has had nothing."""
         return isinstance(self.run.step, Call) or self.request.first is None
 
-    def check_silence(self, now: float) -> None:
-        """As the sinks of net/legs.py have it."""
+    def check_idle(self, now: float) -> None:
+        """As `net/relay.py` has it."""
         attempt, replica = self._attempt, self.replica
         if attempt is None:
             return
@@ -193,7 +193,7 @@ class VirtualExchange:
             failure = Failure(FailureKind.TIMEOUT, "silent")
         elif (
             self._is_unheard
-            and attempt.leg.pace.is_stalled
+            and attempt.leg.speed.is_stalled
             and (is_call or self.run.may_leave_stalled(now))
         ):
             failure = Failure(FailureKind.STALLED, "stalled")

@@ -26,7 +26,8 @@ def power_of_two(
     scores = [2.0] * len(candidates)
     places = rng.sample(range(len(candidates)), min(2, len(candidates)))
     best = min(
-        places, key=lambda place: candidates[place].in_flight + (candidates[place].others or 0)
+        places,
+        key=lambda place: candidates[place].in_flight + (candidates[place].other_requests or 0),
     )
     scores[best] = 0.0
     return scores

@@ -7,21 +7,21 @@ What is decided is decided by the classes of `router/core` that `router/net` use
 from collections.abc import Mapping, Sequence
 from random import Random
 
-from router.core.care import Care
 from router.core.errors import RouterError
 from router.core.events import Event, Probed, RequestEnded, Scraped
 from router.core.fleet import Fleet
-from router.core.health import Rules, Sight
+from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
-from router.core.member import Aside, Member
+from router.core.member import Exclusion, Member
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.policies import Policy
+from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import SCRAPE_SECONDS, STALE_SCRAPES
 from router.core.request_run import RequestRun
 from router.core.routes import ROUTES
 from router.core.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Role, Way
+from router.core.values import Endpoint, Facts, Mode, Role
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.exchange import VirtualExchange
 from router.simulator.virtual.request import Request
@@ -46,7 +46,7 @@ class Replica:
         scenario: Scenario,
         policies: Mapping[Role, Policy],
         rng: Random,
-        care: Care,
+        exclusion_config: ExclusionConfig,
     ) -> None:
         self.number = number
         self.now = 0.0
@@ -59,7 +59,7 @@ class Replica:
         """Requests that each engine got while it was set aside and another was better."""
         self._policies = dict(policies)
         self._rng = rng
-        self._care = care
+        self._exclusion_config = exclusion_config
         self._facts: dict[tuple[int, str | None], Facts] = {}
         self._open: dict[VirtualExchange, None] = {}
         self._make_state()
@@ -70,14 +70,16 @@ class Replica:
             for place, engine in enumerate(self.engines)
         ]
         stale_after = STALE_SCRAPES * SCRAPE_SECONDS
-        self.fleet = Fleet(endpoints, Ledger(), Rules(), stale_after, self._care)
+        self.fleet = Fleet(
+            endpoints, Ledger(), HealthThresholds(), stale_after, self._exclusion_config
+        )
         self.scheduler = Scheduler(
             self.fleet, self._policies, threshold=self.scenario.threshold, rng=self._rng
         )
         self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
         for member, engine in zip(self.members, self.engines, strict=True):
-            if engine.paces:
-                engine.paces[self.number] = member.pace
+            if engine.speeds:
+                engine.speeds[self.number] = member.speed
         for place in range(len(self.engines)):
             self.probe(place, 0.0)
 
@@ -103,17 +105,16 @@ class Replica:
         run = RequestRun(
             self.scheduler,
             self.observe,
-            facts,
             RequestEnded(str(request.number), facts.path, now),
-            rng=self._rng,
+            self._rng,
         )
         exchange = VirtualExchange(self, request, run)
         self._open[exchange] = None
         self.now = now
         try:
             decision = self.scheduler.decide(facts)
-            plan = direct(facts) if decision.way is Way.DIRECT else nixl(facts)
-            action = run.start(plan, now)
+            plan = direct(facts) if decision.mode is Mode.DIRECT else nixl(facts)
+            action = run.start(facts, plan, now)
         except RouterError:
             exchange.finish(now)
         else:
@@ -137,7 +138,7 @@ class Replica:
     def note_choice(self, place: int, request: Request) -> None:
         """Count a choice of an engine that was set aside though another was free and faster."""
         chosen, engine = self.members[place], self.engines[place]
-        if chosen.aside is None:
+        if chosen.exclusion is None:
             return
         peers = [
             (member, other)
@@ -146,22 +147,23 @@ class Replica:
             and member.health.is_usable
             and other.serves(request.model)
         ]
-        shut = sum(member.aside not in (None, Aside.SLOW) for member, _ in peers)
-        if shut > self._care.max_aside * len(peers):  # panic: all are used
+        shut = sum(member.exclusion not in (None, Exclusion.SLOW) for member, _ in peers)
+        if shut > self._exclusion_config.max_excluded * len(peers):  # panic: all are used
             return
         output = 1 if chosen.endpoint.role is Role.PREFILL else request.output
         own = engine.seconds(request.prompt, output)
         self.misdirected[place] += any(
-            member.aside is None and FREE_FROM_BIAS * other.seconds(request.prompt, output) < own
+            member.exclusion is None
+            and FREE_FROM_BIAS * other.seconds(request.prompt, output) < own
             for member, other in peers
         )
 
     # What happens again and again.
 
     def sweep(self, now: float) -> None:
-        """What net/silence.py does: leave engines that have stalled or are silent for too long."""
+        """As net/idle_sweep.py: leave engines that have stalled or are silent for too long."""
         for exchange in list(self._open):
-            exchange.check_silence(now)
+            exchange.check_idle(now)
 
     def tick(self, now: float) -> None:
         """Judge engines."""
@@ -177,11 +179,11 @@ class Replica:
     def probe(self, place: int, now: float) -> Member:
         """Probe an engine's presence."""
         engine, member = self.engines[place], self.members[place]
-        sight = Sight.OK if engine.is_up else Sight.FAILED
+        signal = HealthSignal.OK if engine.is_up else HealthSignal.FAILED
         cards = None
         if engine.is_up and engine.spec.serves:
             cards = tuple({"id": name} for name in engine.spec.serves)
-        self.fleet.observe(Probed(member.endpoint, sight, cards), now)
+        self.fleet.observe(Probed(member.endpoint, signal, cards), now)
         return member
 
 

@@ -5,7 +5,7 @@ engines, where net/speed_prober.py has a task for each.
 """
 
 from router.core import probing
-from router.core.leg import Leg
+from router.core.leg_timer import LegTimer
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt
@@ -49,7 +49,7 @@ class SpeedProbes:
         self.count += 1
         self._open[place] = probe
         work = probing.SPEED_PROBE_PROMPT_TOKENS
-        probe.leg = Leg(member.pace, None, work, now, is_heard=True)
+        probe.leg = LegTimer(member.speed, None, work, now, tracks_first_token=True)
 
         def give_up(then: float) -> None:
             if self._open.get(place) is probe:
@@ -73,7 +73,7 @@ class _Probe(Attempt):
 
     def on_first(self, now: float) -> None:
         """The clock starts."""
-        self.leg.first(now)
+        self.leg.first_token(now)
 
     def on_last(self, now: float) -> None:
         """Measured."""

@@ -154,7 +154,7 @@ def sampled(seen: Run, interval: float = 0.1, *, router: bool = True) -> Run:
                     waiting=held - running,
                     kv_usage=0.1,
                     in_flight=held if router else None,
-                    set_aside=None,
+                    exclusion=None,
                     seconds_per_token=0.02,
                 )
             )

@@ -33,7 +33,7 @@ samples = st.builds(
     waiting=st.none() | finite,
     kv_usage=st.none() | finite,
     in_flight=st.none() | st.integers(0, 10**6),
-    set_aside=st.none() | st.text(),
+    exclusion=st.none() | st.text(),
     seconds_per_token=st.none() | finite,
 )
 runs = st.builds(

@@ -54,7 +54,7 @@ async def served(routes: Mapping[str, Handler]) -> AsyncIterator[str]:
 
 
 def view(url: str, **changes: object) -> dict[str, Any]:
-    plain = {"url": url, "role": "decode", "state": "up", "set_aside": None, "in_flight": 5}
+    plain = {"url": url, "role": "decode", "state": "up", "exclusion": None, "in_flight": 5}
     return {**plain, "seconds_per_token": 0.01, **changes}
 
 
@@ -94,11 +94,11 @@ async def test_without_a_list_nobody_is_known_and_that_is_said(found: list[objec
         ([view("a"), view("b", state="down")], None, "1 of 2 workers are usable; b is down"),
         ([view("a"), view("b", state="starting")], 1, "1 of 2 workers are usable; b is starting"),
         (
-            [view("a"), view("b", set_aside="stalled")],
+            [view("a"), view("b", exclusion="stalled")],
             None,
             "1 of 2 workers are usable; b is set aside: stalled",
         ),
-        ([view("a"), view("b", set_aside="slow")], None, None),
+        ([view("a"), view("b", exclusion="slow")], None, None),
         ([view("a"), view("p", role="prefill")], 2, "1 of 2 workers are usable"),
         (
             [view("a"), view("p", role="prefill", state="down")],
@@ -154,7 +154,7 @@ async def test_samples_join_what_worker_and_router_say() -> None:
     async with (
         served({"/metrics": sound.metrics}) as a,
         served({"/metrics": silent.metrics}) as b,
-        served(listing(view(a), view(b, set_aside="slow", in_flight=9))) as url,
+        served(listing(view(a), view(b, exclusion="slow", in_flight=9))) as url,
         asking(url, {}) as asked,
     ):
         begin = time.monotonic()
@@ -168,9 +168,9 @@ async def test_samples_join_what_worker_and_router_say() -> None:
     known = {each.worker: each for each in found if each.in_flight is not None}
     good, bad = known[a], known[b]
     assert (good.running, good.waiting, good.kv_usage, good.in_flight) == (3.0, 2.0, 0.25, 5)
-    assert (good.set_aside, good.seconds_per_token) == (None, 0.01)
+    assert (good.exclusion, good.seconds_per_token) == (None, 0.01)
     assert (bad.running, bad.waiting, bad.kv_usage, bad.in_flight) == (None, None, None, 9)
-    assert bad.set_aside == "slow"
+    assert bad.exclusion == "slow"
     assert all(0 <= each.at < 60 for each in found)
 
 

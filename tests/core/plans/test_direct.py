@@ -7,10 +7,10 @@ import pytest
 
 from router.core.errors import EngineFailed, EngineTimedOut, NoEngine
 from router.core.events import FellBack
-from router.core.plans.direct import direct, plain_on
+from router.core.plans.direct import decode_directly_on, direct
 from router.core.plans.steps import Lease, Plan, Release, Send, Stream
 from router.core.values import Endpoint, Facts, Failure, Reply, Role
-from tests.core.cast import (
+from tests.core.fixtures import (
     BROKEN,
     D0,
     D1,
@@ -29,7 +29,7 @@ Converse = Callable[[Plan], Conversation]
 
 FACTS = request(prompt="Hello", model="tiny")
 BUSY = reply(503, sample("queue_full.json"))
-NOBODY = NoEngine("no decode engine")
+NO_ENGINE = NoEngine("no decode engine")
 
 
 def asks(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:
@@ -42,7 +42,7 @@ def test_one_engine_answers_and_that_is_all(converse: Converse) -> None:
 
 
 def test_without_an_engine_the_client_gets_the_503(converse: Converse) -> None:
-    converse(direct(FACTS)) << Lease(Role.DECODE) >> NOBODY << Raises(NoEngine)
+    converse(direct(FACTS)) << Lease(Role.DECODE) >> NO_ENGINE << Raises(NoEngine)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_with_no_other_engine_the_client_gets_the_engines_own_503(converse: Conv
         >> BUSY
         << Release(D0)
         << Lease(Role.DECODE, frozenset({D0}))
-        >> NOBODY
+        >> NO_ENGINE
         << Send(BUSY)
         << END
     )
@@ -140,20 +140,20 @@ def test_with_no_other_engine_a_refusal_becomes_a_502(converse: Converse) -> Non
         >> REFUSED
         << Release(D0)
         << Lease(Role.DECODE, frozenset({D0}))
-        >> NOBODY
+        >> NO_ENGINE
         << Raises(EngineFailed, "connection refused")
     )
 
 
 def test_the_query_string_goes_along() -> None:
-    plan = plain_on(Facts(FACTS.route, None, False, 0, "", None, b"{}", query=b"a=1"), D0)
+    plan = decode_directly_on(Facts(FACTS.route, None, False, 0, "", None, b"{}", query=b"a=1"), D0)
     step = next(plan)
     assert isinstance(step, Stream)
     assert step.path == "/v1/completions?a=1"
 
 
 def test_engines_tried_before_are_not_tried_again(converse: Converse) -> None:
-    plan = plain_on(FACTS, D1, tried=frozenset({D0}))
+    plan = decode_directly_on(FACTS, D1, tried=frozenset({D0}))
     step = next(plan)
     assert step == asks(D1)
     assert plan.send(REFUSED) == Release(D1)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.core.plans import first_token
-from tests.core.cast import CHAT, read, request
+from tests.core.fixtures import CHAT, read, request
 
 PROMPT = {"prompt": "Hello"}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core import sse
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.values import Reply
-from tests.core.cast import reply, request, sample
+from tests.core.fixtures import reply, request, sample
 
 STREAM = sample("completions_stream.sse")
 HEAD = (

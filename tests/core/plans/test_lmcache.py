@@ -13,7 +13,7 @@ from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Release, Send, Stream
 from router.core.values import Endpoint, Facts, Reply, Role
-from tests.core.cast import (
+from tests.core.fixtures import (
     BROKEN,
     CHAT,
     COMPLETIONS,
@@ -47,7 +47,7 @@ TEXT = read(
 IDS = read(COMPLETIONS, b'{ "prompt":[5,6,7], "temperature":0, "add_special_tokens":true }')
 TALK = read(CHAT, b'{ "messages":[{"role":"user","content":"Hi"}], "max_tokens":9, "stream":true }')
 
-NOBODY = NoEngine("no such engine")
+NO_ENGINE = NoEngine("no such engine")
 BUSY = reply(503, sample("queue_full.json"))
 LOAD_FAILED = reply(500, b'{"error":{"message":"Internal server error","code":500}}')
 TOKENS = reply(200, b'{"count":3,"max_model_len":4096,"tokens":[5,6,7],"token_strs":null}')
@@ -69,7 +69,7 @@ def spec(transfer_id: str, host: str = "d0-kv", ranks: int = 2) -> str:
 
 
 def tokenizes(endpoint: Endpoint) -> Call:
-    return Call(endpoint, "/tokenize", b'{"model":"tiny","prompt":"Hello"}')
+    return Call(endpoint, "/tokenize", b'{"model":"tiny","prompt":"Hello"}', is_prefill=False)
 
 
 def prefills_text(endpoint: Endpoint, transfer_id: str = "t1") -> Call:
@@ -456,7 +456,7 @@ def test_without_prefill_engines_the_decode_engine_computes(
         << Lease(Role.DECODE, computes=False)
         >> D0
         << Lease(Role.PREFILL)
-        >> NOBODY
+        >> NO_ENGINE
         << FellBack(Role.PREFILL, "no_prefill_engine")
         << Release(D0)
         << Lease(Role.DECODE)
@@ -468,7 +468,7 @@ def test_without_prefill_engines_the_decode_engine_computes(
 
 
 def test_without_decode_engines_there_is_no_answer(converse: Converse) -> None:
-    _ = converse(plan(IDS)) << Lease(Role.DECODE, computes=False) >> NOBODY << Raises(NoEngine)
+    _ = converse(plan(IDS)) << Lease(Role.DECODE, computes=False) >> NO_ENGINE << Raises(NoEngine)
 
 
 def test_a_body_that_cannot_be_written_anew_is_computed(converse: Converse) -> None:
@@ -573,7 +573,7 @@ def test_with_no_other_decode_engine_the_client_hears_of_the_failure(converse: C
         >> BROKEN
         << Release(D0)
         << Lease(Role.DECODE, frozenset({D0}))
-        >> NOBODY
+        >> NO_ENGINE
         << Raises(EngineFailed, "broken off")
     )
 

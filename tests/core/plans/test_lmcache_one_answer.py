@@ -19,7 +19,7 @@ from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.steps import AwaitKV, Call, Lease, Send, Stream
 from router.core.values import Facts, Reply, Role
-from tests.core.cast import D0, P0, request
+from tests.core.fixtures import D0, P0, request
 
 END_OF_SEQUENCE = 0
 BYTES = [b"", b"a", b" b", b"\xc3", b"\xa9", "é".encode()]

@@ -18,7 +18,7 @@ from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan, Release, Send, Step, Stream
 from router.core.retry import ATTEMPTS
 from router.core.values import Endpoint, Facts, Failure, Reply, Role
-from tests.core.cast import (
+from tests.core.fixtures import (
     BROKEN,
     CHAT,
     D0,
@@ -56,7 +56,7 @@ PREFILL_BODY = (
 REFERENCE = b'{"remote_block_ids": [[18446744073709551617]],"remote_host":"p0","expiry":1.50}'
 REFERENCE_2 = b'{"remote_block_ids":[[2]],"remote_host":"p1"}'
 
-NOBODY = NoEngine("no such engine")
+NO_ENGINE = NoEngine("no such engine")
 BUSY = reply(503, sample("queue_full.json"))
 # What the relay makes of an error event that came first, and of a plain 500 alike.
 LOAD_FAILED = reply(500, b'{"error":{"message":"Internal server error","code":500}}')
@@ -136,7 +136,7 @@ def test_a_recorded_reference_goes_on_byte_for_byte(name: str) -> None:
 
 
 def test_without_a_decode_engine_nothing_is_prefilled(converse: Converse) -> None:
-    converse(nixl(FACTS)) << Check(Role.DECODE) >> NOBODY << Raises(NoEngine)
+    converse(nixl(FACTS)) << Check(Role.DECODE) >> NO_ENGINE << Raises(NoEngine)
 
 
 def test_decode_engines_that_went_away_during_the_prefill_are_a_503(converse: Converse) -> None:
@@ -150,7 +150,7 @@ def test_decode_engines_that_went_away_during_the_prefill_are_a_503(converse: Co
         >> prefilled(REFERENCE)
         << Release(P0)
         << Lease(Role.DECODE, computes=False)
-        >> NOBODY
+        >> NO_ENGINE
         << Raises(NoEngine)
     )
 
@@ -163,10 +163,10 @@ def test_decode_engines_that_went_away_during_a_failed_prefill_are_a_503(
         << Check(Role.DECODE)
         >> None
         << Lease(Role.PREFILL)
-        >> NOBODY
+        >> NO_ENGINE
         << FellBack(Role.PREFILL, "no_prefill_engine")
         << Lease(Role.DECODE)
-        >> NOBODY
+        >> NO_ENGINE
         << Raises(NoEngine)
     )
 
@@ -178,7 +178,7 @@ def test_decode_engines_that_went_away_after_a_failed_load_are_a_503(converse: C
         >> LOAD_FAILED
         << Release(D0)
         << Check(Role.DECODE)
-        >> NOBODY
+        >> NO_ENGINE
         << Raises(NoEngine)
     )
 
@@ -283,7 +283,7 @@ class TestAPrefillEngineThatFails:
             << Release(P0)
             << FellBack(Role.PREFILL, reason)
             << Lease(Role.PREFILL, frozenset({P0}))
-            >> NOBODY
+            >> NO_ENGINE
             << Lease(Role.DECODE)
             >> D0
             << computes(D0)
@@ -300,7 +300,7 @@ def test_without_a_prefill_engine_the_decode_engine_computes_the_prompt(
         << Check(Role.DECODE)
         >> None
         << Lease(Role.PREFILL)
-        >> NOBODY
+        >> NO_ENGINE
         << FellBack(Role.PREFILL, "no_prefill_engine")
         << Lease(Role.DECODE)
         >> D0
@@ -411,7 +411,7 @@ def test_a_spent_reference_and_no_new_one_leave_it_to_the_decode_engine(
         >> None
         << FellBack(Role.DECODE, "reset")
         << Lease(Role.PREFILL)
-        >> NOBODY
+        >> NO_ENGINE
         << FellBack(Role.PREFILL, "no_prefill_engine")
         << Lease(Role.DECODE, frozenset({D0}))
         >> D1
@@ -507,7 +507,7 @@ def test_with_no_other_decode_engine_the_client_gets_the_engines_503(converse: C
         >> BUSY
         << Release(D0)
         << Check(Role.DECODE, frozenset({D0}))
-        >> NOBODY
+        >> NO_ENGINE
         << Send(BUSY)
         << END
     )
@@ -520,7 +520,7 @@ def test_with_no_other_decode_engine_a_refusal_becomes_a_502(converse: Converse)
         >> REFUSED
         << Release(D0)
         << Lease(Role.DECODE, frozenset({D0}), computes=False)
-        >> NOBODY
+        >> NO_ENGINE
         << Raises(EngineFailed, "connection refused")
     )
 
@@ -538,12 +538,12 @@ def test_an_engine_that_refused_is_not_asked_again_after_a_reset(converse: Conve
         >> RESET
         << Release(D1)
         << Check(Role.DECODE, frozenset({D0, D1}))
-        >> NOBODY
+        >> NO_ENGINE
         << Raises(EngineFailed, "reset")
     )
 
 
-def test_three_refusals_end_the_round_and_the_prompt_is_prefilled_anew(
+def test_three_refusals_end_the_round_and_the_prompt_is_prefilled_again(
     converse: Converse,
 ) -> None:
     (
@@ -652,7 +652,7 @@ class Shell(Books):
     def _answer_to(self, step: Step) -> object:
         match step:
             case Check():
-                return self._choose((None, NOBODY), f"check {step.role}")
+                return self._choose((None, NO_ENGINE), f"check {step.role}")
             case Lease():
                 return self._lease(step)
             case Call():
@@ -669,7 +669,7 @@ class Shell(Books):
             self._excluded |= step.exclude
         self._computes = step.computes
         free = [engine for engine in self._engines[step.role] if engine not in step.exclude]
-        return self._choose((*free, NOBODY), f"lease {step.role}")
+        return self._choose((*free, NO_ENGINE), f"lease {step.role}")
 
     def _stream(self, step: Stream) -> object:
         kept = [reply(status) for status in sorted(step.keep)]

@@ -10,7 +10,7 @@ from router.core.events import FellBack
 from router.core.plans.prefill import body_for_prefill, prefill
 from router.core.plans.steps import Call, Lease, Release, Step
 from router.core.values import Failure, Reply, Role
-from tests.core.cast import (
+from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
@@ -24,7 +24,7 @@ from tests.core.cast import (
     request,
 )
 
-NOBODY = NoEngine("no prefill engine")
+NO_ENGINE = NoEngine("no prefill engine")
 FACTS = request(prompt="Hello")
 
 
@@ -111,7 +111,7 @@ def test_two_engines_are_asked_and_no_more() -> None:
 def test_without_an_engine_the_decode_engine_must_do_without_and_that_is_recorded() -> None:
     leg = Leg()
     leg.says()
-    assert leg.says(NOBODY) == FellBack(Role.PREFILL, "no_prefill_engine")
+    assert leg.says(NO_ENGINE) == FellBack(Role.PREFILL, "no_prefill_engine")
     assert leg.says() is None
     assert leg.result is None
 
@@ -123,7 +123,7 @@ def test_a_failure_with_no_engine_left_is_recorded_once() -> None:
     leg.says(REFUSED)
     assert leg.says() == FellBack(Role.PREFILL, "refused")
     leg.says()
-    assert leg.says(NOBODY) is None
+    assert leg.says(NO_ENGINE) is None
     assert leg.is_over
 
 

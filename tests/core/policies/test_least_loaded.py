@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.policies.least_loaded import least_loaded
 from router.core.values import Candidate
-from tests.core.cast import D0, candidate, request
+from tests.core.fixtures import D0, candidate, request
 
 
 def score(it: Candidate) -> float:

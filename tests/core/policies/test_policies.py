@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from router.core.policies import POLICIES
-from tests.core.cast import D0, D1, D2, candidate, request
+from tests.core.fixtures import D0, D1, D2, candidate, request
 
 CANDIDATES = [
     candidate(D0, in_flight=2, ordinal=0),

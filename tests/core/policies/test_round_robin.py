@@ -1,9 +1,9 @@
-"""round_robin: nobody is better than anybody."""
+"""round_robin: all candidates are equal."""
 
 from random import Random
 
 from router.core.policies.round_robin import round_robin
-from tests.core.cast import D0, D1, candidate, request
+from tests.core.fixtures import D0, D1, candidate, request
 
 
 def test_all_candidates_score_the_same_whatever_their_load() -> None:

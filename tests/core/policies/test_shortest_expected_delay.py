@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from router.core.policies.least_loaded import least_loaded
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
-from router.core.speed import SLOW
+from router.core.pool_speed import SLOW
 from router.core.values import Candidate
-from tests.core.cast import D0, candidate, request
+from tests.core.fixtures import D0, candidate, request
 
 FACTS = request(prompt="x" * 400)
 
@@ -19,16 +19,21 @@ FACTS = request(prompt="x" * 400)
 def engine(
     requests: int = 0,
     *,
-    ratio: float = 1.0,
+    slowdown: float = 1.0,
     slots: float = math.inf,
-    ramp: float = 1.0,
+    slow_start_weight: float = 1.0,
     pending: int = 0,
     cost: float = 0.0,
 ) -> Candidate:
     """A candidate with so many requests."""
     it = candidate(D0, requests)
-    it.ratio, it.slots, it.ramp, it.prompt_cost = ratio, slots, ramp, cost
-    it.is_slow = ratio >= SLOW
+    it.slowdown, it.slots, it.slow_start_weight, it.prompt_cost = (
+        slowdown,
+        slots,
+        slow_start_weight,
+        cost,
+    )
+    it.is_slow = slowdown >= SLOW
     it.load.add(0, 0, pending)
     return it
 
@@ -59,33 +64,33 @@ def test_among_engines_that_are_alike_it_is_least_loaded(
 
 
 def test_an_engine_at_half_the_speed_gets_an_eighth() -> None:
-    slower, usual = spread([engine(ratio=2.0), engine()], 180)
+    slower, usual = spread([engine(slowdown=2.0), engine()], 180)
     assert slower == pytest.approx(180 / 9, abs=2)
     assert slower + usual == 180
 
 
 def test_an_engine_at_twice_the_speed_gets_twice_the_work() -> None:
-    quick, usual = spread([engine(ratio=0.5), engine()], 90)
+    quick, usual = spread([engine(slowdown=0.5), engine()], 90)
     assert quick == pytest.approx(2 * usual, abs=2)
 
 
 def test_a_slow_engine_gets_nothing_while_others_have_room() -> None:
-    assert spread([engine(ratio=8.0), engine(slots=64), engine(slots=64)], 128) == [0, 64, 64]
+    assert spread([engine(slowdown=8.0), engine(slots=64), engine(slots=64)], 128) == [0, 64, 64]
 
 
 def test_a_slow_engine_gets_what_it_finishes_sooner() -> None:
     # 8 times as slow: it pays when the others' queues are 7 answers long.
-    slow, usual = spread([engine(ratio=8.0, slots=64), engine(slots=64)], 64 * 8 + 10)
+    slow, usual = spread([engine(slowdown=8.0, slots=64), engine(slots=64)], 64 * 8 + 10)
     assert usual == pytest.approx(64 * 8, abs=2)
     assert slow == 64 * 8 + 10 - usual
 
 
 def test_slow_engines_among_themselves_share_by_speed() -> None:
-    assert best(engine(5, ratio=SLOW), engine(5, ratio=2 * SLOW)) == 0
+    assert best(engine(5, slowdown=SLOW), engine(5, slowdown=2 * SLOW)) == 0
 
 
 def test_a_free_slot_on_a_slower_engine_is_better_than_a_queue() -> None:
-    assert best(engine(66, slots=64), engine(20, ratio=2.0, slots=64)) == 1
+    assert best(engine(66, slots=64), engine(20, slowdown=2.0, slots=64)) == 1
 
 
 def test_a_long_prompt_ahead_is_more_than_one_request_ahead() -> None:
@@ -94,7 +99,7 @@ def test_a_long_prompt_ahead_is_more_than_one_request_ahead() -> None:
 
 
 def test_an_engine_that_comes_back_gets_its_share_of_the_ramp() -> None:
-    back, usual = spread([engine(ramp=0.1), engine(50)], 12)
+    back, usual = spread([engine(slow_start_weight=0.1), engine(50)], 12)
     assert back == pytest.approx(5, abs=1)
     assert usual == 62 - back
 
@@ -104,9 +109,9 @@ def test_an_engine_that_comes_back_gets_its_share_of_the_ramp() -> None:
         st.builds(
             engine,
             st.integers(0, 2000),
-            ratio=st.floats(0.5, 100),
+            slowdown=st.floats(0.5, 100),
             slots=st.just(math.inf) | st.integers(1, 1024).map(float),
-            ramp=st.floats(0.1, 1),
+            slow_start_weight=st.floats(0.1, 1),
             pending=st.integers(0, 10**7),
             cost=st.floats(0, 1),
         ),

@@ -172,7 +172,7 @@ class Cluster:
                 except aiohttp.ClientError:  # it is on its way out
                     continue
                 for entry in entries:
-                    told = (entry[name] for name in ("set_aside", "times_the_usual", "slots"))
+                    told = (entry[name] for name in ("exclusion", "slowdown", "slots"))
                     self.looks[entry["url"]].append(Look(loop.time(), *told))
             await asyncio.sleep(LOOK_S)
 

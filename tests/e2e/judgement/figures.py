@@ -26,9 +26,9 @@ class Look(NamedTuple):
     """What a router said of an engine at one moment."""
 
     at: float
-    aside: str | None
+    exclusion: str | None
     """ejected, stalled or slow."""
-    ratio: float | None
+    slowdown: float | None
     """Its seconds per token in times of the pool's usual ones, as far as that is known."""
     slots: float | None
     """Requests that it is thought to serve side by side; None for no known limit."""
@@ -53,9 +53,9 @@ class Row:
     """What routers said of it."""
 
     @property
-    def aside(self) -> list[str]:
+    def exclusion(self) -> list[str]:
         """What it was called: ejected, stalled or slow."""
-        return sorted({look.aside for look in self.looks if look.aside is not None})
+        return sorted({look.exclusion for look in self.looks if look.exclusion is not None})
 
     @property
     def queue(self) -> float:
@@ -100,7 +100,7 @@ class Figures:
 
     def called(self, *reasons: str) -> set[str]:
         """The names of engines that were called ejected, stalled or slow."""
-        return {row.name for row in self.rows if set(reasons) & set(row.aside)}
+        return {row.name for row in self.rows if set(reasons) & set(row.exclusion)}
 
     def is_even(self, least: float = 0.5, most: float = 2.0) -> bool:
         """Whether every engine has between `least` and `most` fair shares."""
@@ -121,11 +121,11 @@ class Figures:
 
 
 def _line(row: Row, share: float) -> str:
-    ratios = [look.ratio for look in row.looks if look.ratio is not None]
+    slowdowns = [look.slowdown for look in row.looks if look.slowdown is not None]
     return (
         f"{row.name:<7}{row.requests:>8} {share:>5.0%} {row.failed:>6} {row.moved:>5} "
-        f"{row.queue:>5.1f}  {_timeline(row.in_flight, 0):<22}  {_timeline(ratios, 1):<28}  "
-        f"{_least_slots(row):<5} {' '.join(row.aside)}"
+        f"{row.queue:>5.1f}  {_timeline(row.in_flight, 0):<22}  {_timeline(slowdowns, 1):<28}  "
+        f"{_least_slots(row):<5} {' '.join(row.exclusion)}"
     )
 
 

@@ -35,7 +35,7 @@ async def test_an_engine_that_fails_a_fifth_of_its_requests_is_ejected() -> None
     async with cluster([engine(step_s=0.01) for _ in range(5)], strategy=EVEN) as it:
         await it.engines[0].set_faults(status=500, rate=0.2)
         load = it.load(3 * INTERVAL_REQUESTS, rate=RATE, tokens=4)
-        await it.until_known(it.engines[0], set_aside="ejected")
+        await it.until_known(it.engines[0], exclusion="ejected")
         before = load.sent
         await it.until_sent(load, before + 150)
         await load.close()

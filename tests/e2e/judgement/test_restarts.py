@@ -58,7 +58,7 @@ async def test_a_router_that_is_replaced_under_load_loses_nothing() -> None:
         assert whole.failed == 0, str(whole)
 
         async def none_in_flight() -> bool:
-            return not any(e["in_flight"] or e["others"] for e in await it.endpoints(new))
+            return not any(e["in_flight"] or e["other_requests"] for e in await it.endpoints(new))
 
         await it.until(none_in_flight, "counts are right")
         assert not any(each.in_flight for each in it.engines)

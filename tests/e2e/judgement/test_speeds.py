@@ -40,7 +40,7 @@ async def test_small_engines_have_no_queue_while_large_ones_have_room() -> None:
 
 
 @scenario
-async def test_nobody_is_set_aside_when_all_are_slow_at_once() -> None:
+async def test_no_engine_is_excluded_when_all_are_slow_at_once() -> None:
     async with cluster([engine() for _ in range(6)]) as it:
         load = it.load(240, rate=40)
         await it.until_sent(load, 60)

@@ -1,4 +1,4 @@
-"""An engine whose API answers while it makes no token is set aside; a slow reader is no stall."""
+"""An engine whose API answers while it makes no token is excluded; a slow reader is no stall."""
 
 from statistics import fmean
 
@@ -10,7 +10,7 @@ CHOICES = 8
 
 
 @scenario
-async def test_an_engine_that_hangs_is_set_aside_until_it_recovers() -> None:
+async def test_an_engine_that_hangs_is_excluded_until_it_recovers() -> None:
     """d0 hangs while it is idle, d1 in the middle of its streams. /health says 200 all the time."""
     async with cluster([engine() for _ in range(8)]) as it:
         idle, busy = it.engines[:2]
@@ -21,7 +21,7 @@ async def test_an_engine_that_hangs_is_set_aside_until_it_recovers() -> None:
         await busy.set_faults(stall=True)
         begun = busy.running
         for each in (idle, busy):
-            await it.until_known(each, set_aside="stalled")
+            await it.until_known(each, exclusion="stalled")
         marked = load.sent
         # What waited there for a first token has gone elsewhere; what had begun cannot.
         await it.until(lambda: idle.in_flight <= 1 and busy.waiting == 0, "they moved")
@@ -29,7 +29,7 @@ async def test_an_engine_that_hangs_is_set_aside_until_it_recovers() -> None:
         during = it.figures(load.requests[marked + 1 :])
         assert during[0].requests == 0, str(during)
         assert during[1].requests == 0, str(during)
-        looks = [look.aside for row in during.rows[:2] for look in row.looks]
+        looks = [look.exclusion for row in during.rows[:2] for look in row.looks]
         assert set(looks) == {"stalled"}, f"{looks}{during}"
         assert during.called("ejected", "stalled") == {"d0", "d1"}, str(during)
         served = len(idle.visits), len(busy.visits)

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from router.core.pace import Pace
+from router.core.speed_estimator import SpeedEstimator
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
 from router.simulator.virtual.engine import Engine
@@ -49,7 +49,7 @@ def make(agenda):
 
     def engine(model: EngineModel = MODEL) -> Engine:
         made = Engine(model, agenda, Random(1), replicas=1)
-        made.paces = [Pace()]
+        made.speeds = [SpeedEstimator()]
         return made
 
     return engine
@@ -67,7 +67,7 @@ def test_a_request_is_prefilled_in_a_step_and_then_has_a_token_per_step(make, ag
     assert engine.submit(told, 0.0) is Answer.ACCEPTED
     play(agenda, 9.0)
     assert told.seen == [("first", 1.1), ("last", 3.1)]
-    assert engine.paces[0].tokens == 2  # the first one is told by the leg
+    assert engine.speeds[0].tokens == 2  # the first one is told by the leg
     assert (engine.running, engine.load, engine.served) == (0, 0, 1)
 
 

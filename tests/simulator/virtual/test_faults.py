@@ -74,14 +74,14 @@ def test_an_engine_that_restarts_comes_back_to_its_share():
     assert sum(late) / len(late) == pytest.approx(48, rel=0.15)
 
 
-def test_a_router_that_restarts_loses_its_streams_and_learns_anew():
+def test_a_router_that_restarts_loses_its_streams_and_learns_again():
     result = result_of("router-restart")
     assert 0 < result.failed <= 384 / 3 + 8
     assert result.leases_left == 0
     assert all(engine.longest_starved < 10 for engine in result.engines)
 
 
-def test_where_all_are_slow_nobody_is_set_aside():
+def test_where_all_are_slow_none_is_excluded():
     result = result_of("all-slow")
     assert result.probes == 0
     assert spread(list(result.engines)) < 1.1

@@ -176,7 +176,7 @@ def test_no_request_queues_for_longer_than_a_scrape_while_another_engine_has_roo
 
 @given(clusters(most_changes=2))
 @examples
-def test_what_is_set_aside_gets_work_only_where_it_ends_first(scenario: Scenario) -> None:
+def test_an_excluded_engine_gets_work_only_where_it_ends_first(scenario: Scenario) -> None:
     result = run(scenario)
     assert sum(engine.misdirected for engine in result.engines) == 0
 

@@ -16,7 +16,7 @@ from router.simulator.virtual.policies import (
 )
 from router.simulator.virtual.replica import request_of
 from router.simulator.virtual.values import EngineModel
-from tests.core.cast import D0, D1, D2, candidate
+from tests.core.fixtures import D0, D1, D2, candidate
 
 THREE = [
     candidate(D0, in_flight=3, ordinal=0),

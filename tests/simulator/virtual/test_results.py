@@ -61,10 +61,12 @@ def test_a_run_in_which_nothing_went_well_has_no_percentiles():
 
 # Engines.
 
-ALIKE = [Totals("decode", "g", served, 0.5, 0) for served in (30, 10)]
+SAME_SPEED = [Totals("decode", "g", served, 0.5, 0) for served in (30, 10)]
 
 
-def engines_of(samples: list[Sample], totals: list[Totals] = ALIKE) -> tuple[EngineResult, ...]:
+def engines_of(
+    samples: list[Sample], totals: list[Totals] = SAME_SPEED
+) -> tuple[EngineResult, ...]:
     requests = [ended(n, 0, 0.0, 0.1, float(at)) for n, at in enumerate((0, 9))]
     result = result_of(
         ("s", "p", 1),
@@ -83,7 +85,7 @@ def engines_of(samples: list[Sample], totals: list[Totals] = ALIKE) -> tuple[Eng
 def test_an_engines_share_is_that_of_its_role():
     prefill = Totals("prefill", "p", 7, 0.0, 2)
     fit, none = (True,) * 3, (False,) * 3
-    engines = engines_of([Sample(0.0, 1, (4, 4, 0), fit, none)], [*ALIKE, prefill])
+    engines = engines_of([Sample(0.0, 1, (4, 4, 0), fit, none)], [*SAME_SPEED, prefill])
     assert [engine.share for engine in engines] == [0.75, 0.25, 1.0]
     assert (engines[2].misdirected, engines[0].longest_wait) == (2, 0.5)
 
@@ -112,7 +114,7 @@ def test_an_engine_that_is_not_well_or_not_like_the_others_is_not_starved():
     ill = [Sample(float(at), 1, (8, 1), (True, at % 2 == 0), none) for at in range(5)]
     assert engines_of(ill)[1].longest_starved == 1.0
     assert not engines_of(ill)[1].is_fit
-    other = [ALIKE[0], Totals("decode", "h", 10, 0.0, 0)]
+    other = [SAME_SPEED[0], Totals("decode", "h", 10, 0.0, 0)]
     fit = [Sample(float(at), 1, (8, 1), (True, True), none) for at in range(5)]
     assert engines_of(fit, other)[1].starved_seconds == 0.0
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from router.net import silence
+from router.net import idle_sweep
 from router.settings import Settings
 from router.simulator.virtual import (
     EngineModel,
@@ -59,7 +59,7 @@ def test_patience_is_that_of_the_settings_and_of_the_shell():
         first_byte=given["first_byte_timeout"],
         idle=given["stream_idle_timeout"],
     )
-    assert silence.SWEEP_SECONDS == SWEEP_SECONDS
+    assert idle_sweep.SWEEP_SECONDS == SWEEP_SECONDS
 
 
 def test_pools_name_every_engine_and_serve_what_is_asked_for():

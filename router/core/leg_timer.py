@@ -1,0 +1,109 @@
+"""Times one leg for the engine's speed estimate.
+
+The relay counts tokens (`SpeedEstimator.tokens`); the timer reports the first token, the end, and
+the usage that the engine states.
+"""
+
+from router.core.ledger import Lease
+from router.core.speed_estimator import SpeedEstimator
+
+__all__ = ["MIN_UNARY_TOKENS", "LegTimer"]
+
+MIN_UNARY_TOKENS = 32
+"""Tokens from which a unary answer is used to estimate seconds per token: its prefill and network
+time hardly count then. Answers that waited for a KV transfer are not used."""
+
+
+class LegTimer:
+    """Times one leg, to its first token and to its end."""
+
+    __slots__ = (
+        "_has_begun",
+        "_is_open",
+        "_is_paused",
+        "_lease",
+        "sequences",
+        "speed",
+        "started",
+        "work",
+    )
+
+    def __init__(
+        self,
+        speed: SpeedEstimator,
+        lease: Lease | None,
+        work: int,
+        now: float,
+        *,
+        tracks_first_token: bool,
+        sequences: int = 1,
+    ) -> None:
+        """`work`: prompt tokens to compute before its first token.
+
+        `tracks_first_token`: its first token is seen as it comes (a stream or a prefill, not a
+        unary answer). `sequences`: answers generated side by side (the request's `n`).
+        """
+        self.speed = speed
+        self.work = work
+        self.started = now
+        self.sequences = sequences
+        self._lease = lease
+        self._has_begun = False
+        self._is_paused = False
+        self._is_open = tracks_first_token
+        if tracks_first_token:
+            speed.on_request(self, now)
+        else:
+            speed.untracked += 1
+
+    def first_token(self, now: float) -> None:
+        """The first token of a stream came."""
+        self._answered(now)
+        self._has_begun = self._is_open
+        if self._is_open and not self._is_paused:
+            self.speed.on_stream_start(self, now)
+
+    def unary_answer(self, now: float, tokens: int = 0) -> None:
+        """The whole answer came at once, with `tokens` generated tokens (0: not known)."""
+        self._answered(now)
+        if tokens >= MIN_UNARY_TOKENS * self.sequences and self.work:
+            self.speed.on_unary_answer(tokens, self.sequences * max(0.0, now - self.started))
+
+    def calibrate(self, tokens: int, events: int) -> None:
+        """The stream's usage states `tokens`, which arrived in `events`. The first token of each
+        sequence has an event of its own."""
+        first = self.sequences
+        self.speed.calibration.learn(tokens - first, events - first, by_usage=True)
+
+    def end(self, now: float) -> None:
+        """The leg is over. Idempotent."""
+        if self._is_open:
+            self.pause(now)
+            self._is_open = False
+
+    def _answered(self, now: float) -> None:
+        if self._lease is not None:
+            self._lease.prefilled()
+        if self._is_open and not self._is_paused:
+            self.speed.on_first_token(self, now)
+
+    # While the client does not read, neither the engine's speed nor a stall can be seen. A leg that
+    # was paused before its first token is not used for prefill speed.
+
+    def pause(self, now: float) -> None:
+        """Do not count it as open, nor as a stream. Idempotent."""
+        if self._is_open and not self._is_paused:
+            self._is_paused = True
+            self.work = 0
+            self.speed.on_end(self, now, was_stream=self._has_begun)
+
+    def resume(self, now: float) -> None:
+        """Count it again. No effect if it is over or not paused."""
+        if not self._is_open or not self._is_paused:
+            return
+        self._is_paused = False
+        if self._has_begun:
+            self.speed.on_resume(self, now)
+        else:
+            self.started = now  # as if it were sent only now, behind those that wait already
+            self.speed.on_request(self, now)

@@ -1,0 +1,274 @@
+"""Watches one pool: excludes engines that are slow, stalled or failing, and takes them back.
+
+Every tick it turns measurements into what policies see (`Candidate`). No exclusion is permanent;
+if more than a share of the pool is stalled or ejected, all are used (panic).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.core import outlier, pool_speed, stall
+from router.core.capacity import QueueDetector, waits_for_slot
+from router.core.health import State
+from router.core.member import Member
+from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.values import Role
+
+__all__ = ["ExclusionConfig", "PoolMonitor"]
+
+DECAY = 0.99
+"""Factor per tick on the mean length of answers, which so spans half a minute."""
+
+LATE_SECONDS = 2 * TICK_SECONDS
+"""Since the last tick. Two workers on one core delay it by some hundredths of a second."""
+
+SILENT_ENGINES = 2
+SILENT_TOKENS = 16
+"""If at least so many engines miss at least so many tokens at once, the cause is not theirs."""
+
+MIN_SLOW_START_WEIGHT = 0.1
+"""Weight with which slow start begins; Envoy's min_weight_percent."""
+
+PREFILL_TOKENS_PER_REQUEST = 64
+"""Fixed cost of a request on a prefill engine, in prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusionConfig:
+    """When engines are excluded, and how they return."""
+
+    stall_seconds: float = 2.0
+    """Seconds without tokens, with open streams, that exclude an engine; 0: never."""
+    outliers: outlier.OutlierConfig = field(default_factory=outlier.OutlierConfig)
+    max_excluded: float = 0.5
+    """Share of a pool, 0 to 1, that may be stalled or ejected; beyond it all are used (panic)."""
+    slow_start_seconds: float = 5.0
+    """Seconds from an engine's return to its full share; 0: at once."""
+
+
+class PoolMonitor:
+    """Watches one pool."""
+
+    def __init__(self, role: Role, members: Sequence[Member], config: ExclusionConfig) -> None:
+        self._role = role
+        self._members = members
+        self._config = config
+        self._tokens = self._streams = 0.0
+        self._interval_ends: float | None = None
+        self._ticked_at = math.inf
+        self.is_panic = False
+        """Whether so many are excluded that exclusions are ignored."""
+        self.pool_median: float | None = None
+        """Median seconds per token (prefill: per prompt token); None if not known."""
+
+    def answered(self, member: Member, now: float, *, is_good: bool) -> None:
+        """Count an answer or a failure of the engine."""
+        rules = self._config.outliers
+        member.outlier = outlier.after(member.outlier, is_good=is_good)
+        streak = member.outlier.streak
+        if rules.consecutive and streak >= rules.consecutive:
+            others = (
+                other.outlier
+                for other in self._members
+                if other is not member and other.health.state is State.UP and not other.is_blocked
+            )
+            if not outlier.is_chance(streak, others):
+                self._eject(member, now)
+
+    def ejected_elsewhere(self, member: Member, since: float, until: float) -> None:
+        """Another worker process ejected the engine."""
+        if member.outlier.until is None and self._may_exclude(member):
+            times = member.outlier.ejections + 1
+            member.outlier = outlier.Outlier(ejections=times, since=since, until=until)
+
+    def joined(self, member: Member, now: float) -> None:
+        """The engine came up: forget the old one; slow start if the pool is in use."""
+        member.speed.reset()
+        member.speed.is_stalled = False
+        member.capacity.reset()
+        member.queue, member.counted, member.history = QueueDetector(), None, None
+        member.view.other_requests, member.view.slowdown = None, 1.0
+        member.outlier, member.stall = outlier.FINE, stall.CLEAR
+        if any(other.view.load.requests for other in self._members if other is not member):
+            member.returned_at = now
+            member.view.slow_start_weight = self._slow_start_weight(member, now)
+
+    def tick(self, now: float) -> None:
+        """Update everything; call it every `TICK_SECONDS`.
+
+        A late tick judges neither stalls nor speed: this process was blocked, and what engines sent
+        meanwhile is unread.
+        """
+        is_late = now - self._ticked_at > LATE_SECONDS
+        self._ticked_at = now
+        for member in self._members:
+            member.speed.sync(now)
+        if self._is_pool_silent():
+            for member in self._members:
+                member.speed.ignore_stream_time()
+        for member in self._members:
+            self._count(member, now, is_late=is_late)
+        self._note_interval(now)
+        if not is_late:
+            self._judge(now)
+        for member in self._members:
+            self._return_ejected(member, now)
+            member.view.slow_start_weight = self._slow_start_weight(member, now)
+        up = sum(m.health.state is State.UP for m in self._members)
+        blocked = sum(m.health.state is State.UP and m.is_blocked for m in self._members)
+        self.is_panic = blocked > self._config.max_excluded * up
+
+    def _judge(self, now: float) -> None:
+        """Find stalled and slow engines."""
+        is_prefill = self._role is Role.PREFILL
+        gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in self._members]
+        self.pool_median = pool_speed.pool_median(gap for gap in gaps if gap is not None)
+        cost = self._prompt_cost()
+        noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
+        slowdowns = [pool_speed.slowdown(gap, self.pool_median, noise) for gap in gaps]
+        is_mixed = self._is_mixed(slowdowns)
+        for member, slowdown in zip(self._members, slowdowns, strict=True):
+            self._judge_stall(
+                member, max(member.speed.gap_when_active, self.pool_median or 0.0), now
+            )
+            self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
+            member.view.prompt_cost = cost
+
+    def expected_delay(self, member: Member) -> float | None:
+        """Expected seconds to the last token of a request of mean length; None if not known."""
+        median = self.pool_median
+        if median is None:
+            return None
+        view = member.view
+        requests = view.load.requests + (view.other_requests or 0) + 1
+        if self._role is Role.PREFILL:
+            return median * view.slowdown * (view.load.pending + PREFILL_TOKENS_PER_REQUEST)
+        tokens = self._tokens / self._streams if self._streams >= 1 else 1.0
+        return median * tokens * view.slowdown * (1 + max(0.0, requests - view.slots) / view.slots)
+
+    def _is_pool_silent(self) -> bool:
+        """Whether no engine sent a token since the last tick although many were due: then the
+        host, the network or this process was blocked, not the engines."""
+        streaming = [m.speed for m in self._members if m.speed.all_streams]
+        if len(streaming) < SILENT_ENGINES or not self.pool_median or self._role is Role.PREFILL:
+            return False
+        due = sum(speed.all_streams for speed in streaming) * TICK_SECONDS / self.pool_median
+        return due >= SILENT_TOKENS and not any(speed.tokens for speed in streaming)
+
+    def _count(self, member: Member, now: float, *, is_late: bool) -> None:
+        speed = member.speed
+        requests = member.view.load.requests
+        member.own, member.own_lately = requests, max(member.own, requests)
+        if self._role is Role.DECODE and not is_late:
+            self._judge_capacity(member, now)
+        self._tokens = DECAY * self._tokens + speed.tokens * speed.calibration.tokens_per_event
+        self._streams = DECAY * self._streams + speed.begun
+        speed.tick(now)
+
+    def _judge_capacity(self, member: Member, now: float) -> None:
+        speed, view, capacity = member.speed, member.view, member.capacity
+        capacity.observe_running(speed.all_streams, now)
+        in_flight = view.load.requests + (view.other_requests or 0)
+        # Only fresh gauges, and only if there are requests whose first tokens are not seen here.
+        counts_gauges = view.other_requests is not None and in_flight > speed.all_open
+        is_queueing = waits_for_slot(speed, now) or (counts_gauges and member.queue.is_queueing)
+        sequences = max(in_flight, speed.all_open)
+        capacity.tick(sequences, speed.first_token_seconds, now, is_queueing=is_queueing)
+        view.slots = capacity.slots
+
+    def _note_interval(self, now: float) -> None:
+        if self._interval_ends is None:
+            self._interval_ends = now + self._config.outliers.interval_seconds
+        if now < self._interval_ends:
+            return
+        self._interval_ends = now + self._config.outliers.interval_seconds
+        if self._config.outliers.consecutive:
+            for place in outlier.failing([member.outlier for member in self._members]):
+                self._eject(self._members[place], now)
+        for member in self._members:
+            member.outlier = outlier.interval(member.outlier)
+
+    def _prompt_cost(self) -> float:
+        """The cost of a prompt token in requests of mean length."""
+        if self._role is Role.PREFILL:
+            return 1 / PREFILL_TOKENS_PER_REQUEST
+        computed = [m.speed.per_prompt_token for m in self._members]
+        per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
+        if per_prompt_token is None or not self.pool_median or self._streams < 1:
+            return 0.0
+        return per_prompt_token / (self.pool_median * max(1.0, self._tokens / self._streams))
+
+    def _judge_stall(self, member: Member, gap: float, now: float) -> None:
+        before = member.stall
+        member.stall = stall.after(
+            before, member.speed, gap, member.view.load.pending, now, self._config.stall_seconds
+        )
+        if (
+            before.since is None
+            and member.stall.since is not None
+            and not self._may_exclude(member)
+        ):
+            member.stall = stall.CLEAR
+        if before.since is not None and member.stall.since is None:
+            member.returned_at = now
+        member.speed.is_stalled = member.stall.since is not None
+
+    def _is_mixed(self, slowdowns: Sequence[float]) -> bool:
+        """Whether the pool is of mixed hardware (H100 and L40S, say): a large part of it has been
+        slow since it joined."""
+        for member, slowdown in zip(self._members, slowdowns, strict=True):
+            if member.speed.is_reliable:
+                member.history = pool_speed.updated_history(member.history, slowdown)
+        settled = [m for m in self._members if m.history is not None]
+        born_slow = sum(
+            m.history.best >= pool_speed.RECOVERED for m in settled if m.history is not None
+        )
+        return born_slow > max(1, pool_speed.MIXED_SHARE * len(settled))
+
+    def _judge_speed(self, member: Member, slowdown: float, now: float, *, is_mixed: bool) -> None:
+        before = member.view.slowdown
+        if slowdown <= 1.0 < before:  # slow start from the share that it had
+            member.returned_at = now - self._config.slow_start_seconds / before**3
+        member.view.slowdown = slowdown
+        history = member.history
+        is_born_slow = history is not None and history.best >= pool_speed.RECOVERED
+        if slowdown < pool_speed.RECOVERED or (is_mixed and is_born_slow):
+            if member.slow_since is not None:
+                member.capacity.reset()  # learned from the few requests that it got
+            member.slow_since = None
+        elif member.slow_since is None and slowdown >= pool_speed.SLOW:
+            member.slow_since = now
+        member.view.is_slow = member.slow_since is not None
+
+    def _return_ejected(self, member: Member, now: float) -> None:
+        was_out = member.outlier.until is not None
+        member.outlier = outlier.tick(member.outlier, now)
+        if was_out and member.outlier.until is None:
+            member.returned_at = now
+
+    def _eject(self, member: Member, now: float) -> None:
+        if member.outlier.until is None and self._may_exclude(member):
+            member.outlier = outlier.ejected(member.outlier, now, self._config.outliers)
+
+    def _may_exclude(self, member: Member) -> bool:
+        """Whether one more engine may be excluded."""
+        up = [m for m in self._members if m.health.state is State.UP]
+        blocked = sum(m.is_blocked for m in up if m is not member)
+        return blocked + 1 <= self._config.max_excluded * len(up)
+
+    def _slow_start_weight(self, member: Member, now: float) -> float:
+        since = now - member.returned_at
+        full = self._config.slow_start_seconds
+        return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
+
+
+def _seconds(speed: SpeedEstimator, *, is_prefill: bool) -> float | None:
+    """Seconds per token (prefill: per prompt token); None until it has been reliable once.
+
+    With the first few tokens after a start, one slow turn of the event loop makes an engine look
+    several times too slow.
+    """
+    if not speed.was_reliable:
+        return None
+    return speed.per_prompt_token if is_prefill else speed.per_token

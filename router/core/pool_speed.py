@@ -1,0 +1,69 @@
+"""How slow an engine is: its seconds per token relative to its pool's median."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = [
+    "MIXED_SHARE",
+    "RECOVERED",
+    "SLOW",
+    "SlowdownHistory",
+    "pool_median",
+    "slowdown",
+    "updated_history",
+]
+
+SLOW = 3.0
+"""Slowdown from which an engine gets only requests that it would still finish first."""
+
+MIN_SLOWDOWN = 0.5
+"""No engine counts as more than twice as fast as the median: until its slots are known it would
+get more than it can serve."""
+
+RECOVERED = 1.5
+"""Slowdown below which an engine is no longer slow. Well below `SLOW`, because an engine with
+little work looks faster than it is."""
+
+SAME_SPEED = 1.25
+"""Slowdowns up to this factor count as 1: gaps of equal engines differ by some percent."""
+
+
+def pool_median(measured: Iterable[float]) -> float | None:
+    """The lower median, so that at least half of the engines are this fast; None of nothing."""
+    values = sorted(measured)
+    return values[(len(values) - 1) // 2] if values else None
+
+
+NOISE_SECONDS = 0.002
+"""Seconds between tokens below which network time dominates; matters for tiny models only."""
+
+
+def slowdown(measured: float | None, median: float | None, noise: float = NOISE_SECONDS) -> float:
+    """How many times slower than the median; 1 if about equal, or not known."""
+    if measured is None or not median:
+        return 1.0
+    exact = (measured + noise) / (median + noise)
+    return 1.0 if 1 / SAME_SPEED <= exact <= SAME_SPEED else max(MIN_SLOWDOWN, exact)
+
+
+MIXED_SHARE = 1 / 3
+"""If more than this share of a pool, and more than one engine, has been slow since it joined, the
+pool is of mixed hardware and they are not outliers."""
+
+AVERAGE_WEIGHT = 0.01
+"""Weight of one tick in the moving average: it spans half a minute."""
+
+
+class SlowdownHistory(NamedTuple):
+    """Moving average of an engine's slowdown, and the lowest that the average has been."""
+
+    slowdown: float
+    best: float
+
+
+def updated_history(before: SlowdownHistory | None, slowdown_: float) -> SlowdownHistory:
+    """The history after a tick with this slowdown."""
+    if before is None:
+        return SlowdownHistory(slowdown_, slowdown_)
+    average = before.slowdown + AVERAGE_WEIGHT * (slowdown_ - before.slowdown)
+    return SlowdownHistory(average, min(before.best, average))

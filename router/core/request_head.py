@@ -1,0 +1,38 @@
+"""What a request's head must say, and how large its body may be."""
+
+from collections.abc import Mapping
+
+from router.core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    LengthRequired,
+    MethodNotAllowed,
+    UnsupportedBody,
+)
+
+__all__ = ["check_head", "check_size"]
+
+
+def check_head(
+    method: bytes, path: str, fields: Mapping[bytes, bytes], max_body_bytes: int
+) -> None:
+    """Raises the RouterError that an inference request's head deserves; `fields` are its headers
+    by lower-case name."""
+    if method != b"POST":
+        raise MethodNotAllowed(f"{path} takes POST, not {method.decode()}.")
+    length = fields.get(b"content-length")
+    if length is None and b"transfer-encoding" not in fields:
+        raise LengthRequired("A body is required: send Content-Length or chunked encoding.")
+    if length is not None:
+        if not length.isdigit():
+            raise BadRequest("Content-Length is not a number.")
+        check_size(int(length), max_body_bytes)
+    coding = fields.get(b"content-encoding")
+    if coding is not None and coding.lower() != b"identity":
+        raise UnsupportedBody("Compressed bodies are not accepted: engines cannot read them.")
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raises BodyTooLarge for a body of more than `limit` bytes."""
+    if size > limit:
+        raise BodyTooLarge(f"The body is larger than {limit} bytes.")

@@ -1,0 +1,155 @@
+"""Loads and speeds that the worker processes of one host share: a table in shared memory.
+
+A row is an endpoint, a column a process. Each process writes only its own column and reads all,
+so no lock is needed. A number is eight aligned bytes, which are written atomically.
+"""
+
+from collections.abc import Sequence
+
+from router.core.speed_totals import SpeedTotals
+from router.core.values import Endpoint
+
+__all__ = ["SharedLoad", "SharedTable", "WorkerColumn"]
+
+BYTES = 8
+INTEGER_FIELDS = ("requests", "tokens", "pending", "open", "idle")
+"""Integer fields of a row: the load, and connections to the engine."""
+FLOAT_FIELDS = len(SpeedTotals._fields)
+"""Float fields of a row: the process's `SpeedTotals`."""
+
+
+class SharedTable:
+    """The table. `memory` holds at least `SharedTable.size` bytes, all zero at first."""
+
+    def __init__(self, memory: memoryview, columns: int, endpoints: Sequence[Endpoint]) -> None:
+        rows = len(endpoints)
+        self.columns = columns
+        self._rows = {endpoint: row for row, endpoint in enumerate(endpoints)}
+        half = columns * rows * len(INTEGER_FIELDS) * BYTES
+        end = half + columns * rows * FLOAT_FIELDS * BYTES
+        self._integers = memory[:half].cast("q")
+        self._floats = memory[half:end].cast("d")
+        self._pids = memory[end : end + columns * BYTES].cast("q")
+
+    @staticmethod
+    def size(columns: int, rows: int) -> int:
+        """The table's size in bytes."""
+        return columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 1) * BYTES
+
+    def column(self, number: int) -> "WorkerColumn":
+        """The view of the process that writes column `number`, from 0 on."""
+        return WorkerColumn(self, number)
+
+    def clear(self, number: int) -> None:
+        """Zero the column of a process that has ended; its requests ended with it."""
+        for numbers in (self._integers, self._floats, self._pids):
+            for place in range(number, len(numbers), self.columns):
+                numbers[place] = 0
+
+    def pids(self) -> list[int]:
+        """The process ids of the registered workers."""
+        return [pid for pid in self._pids if pid]
+
+    def register(self, number: int, pid: int) -> None:
+        """Register the process that writes column `number`."""
+        self._pids[number] = pid
+
+    def integers(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
+        """An integer field of a row, one entry per column."""
+        first = (
+            self._rows[endpoint] * len(INTEGER_FIELDS) + INTEGER_FIELDS.index(field)
+        ) * self.columns
+        return self._integers[first : first + self.columns]
+
+    def floats(self, endpoint: Endpoint) -> "memoryview[float]":
+        """The speed totals of a row, field by field, each with one entry per column."""
+        first = self._rows[endpoint] * FLOAT_FIELDS * self.columns
+        return self._floats[first : first + FLOAT_FIELDS * self.columns]
+
+
+class WorkerColumn:
+    """One process's view of the table."""
+
+    def __init__(self, table: SharedTable, number: int) -> None:
+        self.table = table
+        self.number = number
+
+    def load(self, endpoint: Endpoint) -> "SharedLoad":
+        """The load of an endpoint by all processes."""
+        return SharedLoad(self.table, endpoint, self.number)
+
+    def speed(self, endpoint: Endpoint) -> "SharedSpeedTotals":
+        """Where this process publishes its speed totals of an endpoint and reads the others'."""
+        return SharedSpeedTotals(self.table.floats(endpoint), self.table.columns, self.number)
+
+    def set_connections(self, endpoint: Endpoint, is_open: int, idle: int) -> None:
+        """Publish this process's connections to an endpoint."""
+        self.table.integers(endpoint, "open")[self.number] = is_open
+        self.table.integers(endpoint, "idle")[self.number] = idle
+
+    def connections(self, endpoint: Endpoint) -> tuple[int, int]:
+        """All processes' connections to an endpoint: open, and of those idle."""
+        table = self.table
+        return sum(table.integers(endpoint, "open")), sum(table.integers(endpoint, "idle"))
+
+
+class SharedLoad:
+    """A `Load` of all processes; this one adds to its own column."""
+
+    __slots__ = ("_mine", "_pending", "_requests", "_tokens")
+
+    def __init__(self, table: SharedTable, endpoint: Endpoint, mine: int) -> None:
+        self._mine = mine
+        self._requests = table.integers(endpoint, "requests")
+        self._tokens = table.integers(endpoint, "tokens")
+        self._pending = table.integers(endpoint, "pending")
+
+    @property
+    def requests(self) -> int:
+        """Requests there now."""
+        return sum(self._requests)
+
+    @property
+    def tokens(self) -> int:
+        """Their estimated input tokens."""
+        return sum(self._tokens)
+
+    @property
+    def pending(self) -> int:
+        """Those of them that the engine still has to compute."""
+        return sum(self._pending)
+
+    def add(self, requests: int, tokens: int, pending: int) -> None:
+        """Change this process's part."""
+        mine = self._mine
+        if requests:
+            self._requests[mine] += requests
+            self._tokens[mine] += tokens
+        self._pending[mine] += pending
+
+
+class SharedSpeedTotals:
+    """One process's speed totals of an endpoint, and those of the other processes."""
+
+    def __init__(self, cells: "memoryview[float]", columns: int, mine: int) -> None:
+        self._cells = cells
+        self._columns = columns
+        self._mine = mine
+        self._seen = {n: self._of(n) for n in range(columns) if n != mine}
+
+    def publish(self, totals: SpeedTotals) -> None:
+        """Write what has been counted in all; see `SpeedTotals`."""
+        for place, number in enumerate(totals):
+            self._cells[place * self._columns + self._mine] = number
+
+    def others(self) -> SpeedTotals:
+        """The others' sums since the last call, and their current values."""
+        total = SpeedTotals()
+        for number, before in self._seen.items():
+            now = self._of(number)
+            self._seen[number] = now
+            total = total.plus(now.since(before))
+        return total
+
+    def _of(self, number: int) -> SpeedTotals:
+        return SpeedTotals(*self._cells[number :: self._columns].tolist())

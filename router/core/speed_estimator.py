@@ -1,0 +1,356 @@
+"""Estimates an engine's speed, in seconds per token, from the streams that are relayed.
+
+The gap between tokens is measured for all sequences of an engine together: the seconds that they
+were open after their first token, divided by the tokens that came, in buckets of 0.25 s. Nothing
+is timed per token, and an outage shows at once.
+
+The relay counts stream events. How many tokens an event carries (`--stream-interval`, speculative
+decoding, parsers that hold tokens back) is learned per engine (`calibration.py`). A request for `n`
+answers counts as `n` sequences.
+"""
+
+import math
+from collections import deque
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from router.core.calibration import Calibration
+from router.core.speed_totals import SharedTotals, SpeedTotals
+
+__all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg"]
+
+TICK_SECONDS = 0.25
+"""Length of one bucket, and seconds between ticks."""
+
+FORGET_SECONDS = 60.0
+"""Estimates expire after this long without measurements, or an engine once slow would get no
+requests for ever."""
+
+MAX_BUCKETS = 16
+"""Most buckets that an estimate uses."""
+
+MIN_BUCKETS = 4
+"""Fewest buckets that an estimate uses: a step that also prefills takes several times as long."""
+
+RELIABLE_TOKENS = 8
+"""Tokens that make an estimate reliable."""
+
+PROMPT_OVERHEAD = 64
+"""Fixed cost of a prefill, in prompt tokens."""
+
+
+BEST_PREFILL_DRIFT = 1.0025
+"""Factor per tick by which the best prefill time grows: it doubles in 70 s."""
+
+
+class _Bucket(NamedTuple):
+    tokens: float
+    stream_seconds: float
+    prompt_work: int
+    prompt_seconds: float
+
+
+class EventCounts(NamedTuple):
+    """Counts of an endpoint since it joined."""
+
+    events: int = 0
+    begun: int = 0
+    untracked: int = 0
+
+
+class TimedLeg(Protocol):
+    """A leg, as `router.core.leg_timer.LegTimer` times it."""
+
+    started: float
+    work: int
+    sequences: int
+
+
+class SpeedEstimator:
+    """One endpoint's speed. The relay adds to `tokens`, event by event.
+
+    With `shared`, the measurements of all worker processes are combined at each tick.
+    """
+
+    __slots__ = (
+        "_at",
+        "_buckets",
+        "_counted",
+        "_first_seconds",
+        "_measured_at",
+        "_newest_begun",
+        "_others",
+        "_prompt_seconds",
+        "_prompt_work",
+        "_published",
+        "_shared",
+        "_stream_seconds",
+        "_waiting",
+        "_whole_tokens",
+        "begun",
+        "best_per_prompt_token",
+        "busy_since",
+        "calibration",
+        "gap_when_active",
+        "is_reliable",
+        "is_stalled",
+        "last_token_at",
+        "open",
+        "per_prompt_token",
+        "per_token",
+        "streams",
+        "tokens",
+        "untracked",
+        "was_reliable",
+    )
+
+    def __init__(self, shared: SharedTotals | None = None) -> None:
+        self.tokens = 0
+        """Events since the last tick."""
+        self.begun = 0
+        """Streams begun since the last tick."""
+        self.untracked = 0
+        """Unary legs since the last tick: their tokens are not seen as they come."""
+        self.streams = 0
+        """Sequences of this process between their first token and their last."""
+        self.open = 0
+        """Sequences of this process from which tokens are expected: streams and prefills."""
+        self.is_reliable = self.was_reliable = False
+        """Whether the estimate is reliable now, or has been since the engine joined."""
+        self.is_stalled = False
+        """Whether the pool monitor considers it stalled."""
+        self.last_token_at = 0.0
+        """When it last produced a token, to the tick."""
+        self.busy_since = 0.0
+        """When it last got a request while nothing was open there."""
+        self.per_token: float | None = None
+        """Seconds between two tokens of one stream; None if not known."""
+        self.gap_when_active = 0.0
+        """`per_token` at the last tick with tokens: a stall does not count in it."""
+        self.per_prompt_token: float | None = None
+        """Time to first token per prompt token to compute before it, its own included."""
+        self.best_per_prompt_token: float | None = None
+        """The lowest recent `per_prompt_token`: the prefill speed without queueing."""
+        self._first_seconds = 0.0
+        self._whole_tokens = 0
+        self._waiting: dict[TimedLeg, None] = {}
+        """Legs without a first token, oldest first."""
+        self._newest_begun = 0.0
+        """When the newest leg that has had its first token was sent."""
+        self.calibration = Calibration()
+        self._counted = EventCounts()
+        self._stream_seconds = 0.0
+        self._prompt_work = 0
+        self._prompt_seconds = 0.0
+        self._shared = shared
+        self._published = self._others = SpeedTotals()
+        self._at = 0.0
+        self._measured_at = math.inf
+        self._buckets: deque[_Bucket] = deque(maxlen=MAX_BUCKETS)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether it has produced any token since it joined."""
+        return self.per_token is not None or self.per_prompt_token is not None
+
+    @property
+    def counted(self) -> EventCounts:
+        """Counts up to now; those of other processes up to the last tick."""
+        events, begun, untracked = self._counted
+        return EventCounts(events + self.tokens, begun + self.begun, untracked + self.untracked)
+
+    @property
+    def all_streams(self) -> int:
+        """`streams`, with those of the other processes."""
+        return self.streams + int(self._others.streams)
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """The mean time to first token of the streams begun since the last tick."""
+        return self._first_seconds / self.begun if self.begun else None
+
+    @property
+    def oldest_waiting(self) -> tuple[float, float] | None:
+        """When the longest-waiting request was sent, and its pending prompt tokens then.
+
+        Requests overtaken by a later one do not count. None when none waits.
+        """
+        mine = next(iter(self._waiting), None)
+        since, work = self._others.waiting_since, self._others.waiting_work
+        if since < self._newest_begun:  # none waits there, or it was overtaken here
+            since = 0.0
+        if mine is not None and not 0 < since < mine.started:
+            return mine.started, mine.work
+        return (since, work) if since else None
+
+    @property
+    def all_open(self) -> int:
+        """`open`, with those of the other processes."""
+        return self.open + int(self._others.open)
+
+    def on_request(self, leg: TimedLeg, now: float) -> None:
+        """A stream or a prefill was sent."""
+        if self.all_open == 0:
+            self.busy_since = now
+        self.open += leg.sequences
+        self._waiting[leg] = None
+
+    def on_first_token(self, leg: TimedLeg, now: float) -> None:
+        """The leg's first token came, or its whole answer."""
+        self.last_token_at = now
+        self._waiting.pop(leg, None)
+        self._newest_begun = max(self._newest_begun, leg.started)
+        if leg.work:
+            self._prompt_work += leg.work + PROMPT_OVERHEAD
+            self._prompt_seconds += max(0.0, now - leg.started)
+
+    def on_stream_start(self, leg: TimedLeg, now: float) -> None:
+        """The leg is a stream and has had its first token."""
+        self._pass(now)
+        self.begun += 1
+        self._first_seconds += max(0.0, now - leg.started)
+        self.streams += leg.sequences
+
+    def on_end(self, leg: TimedLeg, now: float, *, was_stream: bool) -> None:
+        """The leg is over, however it ended; `was_stream`: after its first token."""
+        self._pass(now)
+        self._waiting.pop(leg, None)
+        self.open -= leg.sequences
+        if was_stream:
+            self.streams -= leg.sequences
+
+    def on_resume(self, leg: TimedLeg, now: float) -> None:
+        """A paused stream counts again; that is no sign of life of the engine."""
+        self._pass(now)
+        if self.all_open == 0:
+            self.busy_since = now
+        self.open += leg.sequences
+        self.streams += leg.sequences
+
+    def on_unary_answer(self, tokens: int, seconds: float) -> None:
+        """A unary answer of `tokens` took `seconds` of sequence time."""
+        self._whole_tokens += tokens
+        self._stream_seconds += seconds
+
+    def sync(self, now: float) -> None:
+        """Publish this process's counts since the last tick, and add the others'."""
+        self._pass(now)
+        if self._shared is None:
+            return
+        self._published = self._published.plus(
+            SpeedTotals(
+                tokens=self.tokens,
+                whole_tokens=self._whole_tokens,
+                begun=self.begun,
+                first_seconds=self._first_seconds,
+                untracked=self.untracked,
+                stream_seconds=self._stream_seconds,
+                prompt_work=self._prompt_work,
+                prompt_seconds=self._prompt_seconds,
+            )
+        )
+        oldest = next(iter(self._waiting), None)
+        self._shared.publish(
+            self._published._replace(
+                streams=self.streams,
+                open=self.open,
+                last_token_at=self.last_token_at,
+                busy_since=self.busy_since,
+                waiting_since=oldest.started if oldest else 0.0,
+                waiting_work=oldest.work if oldest else 0.0,
+                newest_begun=self._newest_begun,
+            )
+        )
+        others = self._others = self._shared.others()
+        self.tokens += int(others.tokens)
+        self._whole_tokens += int(others.whole_tokens)
+        self.begun += int(others.begun)
+        self._first_seconds += others.first_seconds
+        self.untracked += int(others.untracked)
+        self._stream_seconds += others.stream_seconds
+        self._prompt_work += int(others.prompt_work)
+        self._prompt_seconds += others.prompt_seconds
+        self.last_token_at = max(self.last_token_at, others.last_token_at)
+        self.busy_since = max(self.busy_since, others.busy_since)
+        self._newest_begun = max(self._newest_begun, others.newest_begun)
+
+    def ignore_stream_time(self) -> None:
+        """Do not count the stream seconds since the last tick. Call it after `sync`."""
+        self._stream_seconds = 0.0
+
+    def tick(self, now: float) -> None:
+        """Close a bucket and update the estimates."""
+        self._pass(now)
+        tokens = self.tokens * self.calibration.tokens_per_event + self._whole_tokens
+        has_tokens = tokens > 0
+        if has_tokens:
+            self.last_token_at = now
+        if tokens or self._prompt_work or self.all_streams:
+            self._measured_at = now
+        elif self.is_warm and now - self._measured_at > FORGET_SECONDS:
+            self.reset()
+        self._drop_overtaken()
+        self._note_best_prefill()
+        self._buckets.appendleft(
+            _Bucket(tokens, self._stream_seconds, self._prompt_work, self._prompt_seconds)
+        )
+        self._counted = self.counted
+        has_whole = self._whole_tokens > 0
+        self.tokens = self._whole_tokens = self.begun = self.untracked = 0
+        self._stream_seconds = self._first_seconds = 0.0
+        self._prompt_work, self._prompt_seconds = 0, 0.0
+        self._measure()
+        # A unary answer of enough tokens is reliable by itself.
+        self.was_reliable = self.was_reliable or self.is_reliable or has_whole
+        if has_tokens:
+            self.gap_when_active = self.per_token or 0.0
+
+    def reset(self) -> None:
+        """Forget the estimates: the engine was restarted or replaced."""
+        self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
+        self.was_reliable = False
+        self.calibration.reset()
+        self._buckets.clear()
+
+    def _pass(self, now: float) -> None:
+        """Count the stream seconds up to now, none if the clock went back."""
+        self._stream_seconds += self.streams * max(0.0, now - self._at)
+        self._at = now
+
+    def _drop_overtaken(self) -> None:
+        """A request that was overtaken waits for something else than a slot."""
+        waiting = self._waiting
+        while waiting and (first := next(iter(waiting))).started < self._newest_begun:
+            del waiting[first]
+
+    def _note_best_prefill(self) -> None:
+        best = self.best_per_prompt_token
+        if self._prompt_work:
+            measured = self._prompt_seconds / self._prompt_work
+            if best is None or measured < best:
+                self.best_per_prompt_token = measured
+                return
+        if best is not None:
+            self.best_per_prompt_token = best * BEST_PREFILL_DRIFT
+
+    def _measure(self) -> None:
+        tokens, seconds, work, prompt_seconds = 0.0, 0.0, 0, 0.0
+        for place, bucket in enumerate(self._buckets):
+            if place >= MIN_BUCKETS and tokens >= RELIABLE_TOKENS:
+                break
+            tokens += bucket.tokens
+            seconds += bucket.stream_seconds
+            work += bucket.prompt_work
+            prompt_seconds += bucket.prompt_seconds
+        timed = sum(bucket.stream_seconds > 0 for bucket in islice(self._buckets, MIN_BUCKETS))
+        is_prefill = timed == 0 and work > 0
+        self.is_reliable = is_prefill or (tokens >= RELIABLE_TOKENS and timed == MIN_BUCKETS)
+        if tokens:
+            if seconds:
+                measured = seconds / tokens
+                weight = min(1.0, tokens / RELIABLE_TOKENS) if self.per_token is not None else 1.0
+                self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
+        elif seconds and self.all_streams:  # none came: the gap is at least the time since
+            self.per_token = max(self.per_token or 0.0, seconds / self.all_streams)
+        if work:
+            self.per_prompt_token = prompt_seconds / work

@@ -1,0 +1,487 @@
+"""A client's HTTP/1.1 connection: requests in, one response after the other out.
+
+uvicorn's server makes one for each socket that it accepts, as it would make its own protocol. Its
+requests go to listeners by plain calls: ASGI takes a task for each request, and a dictionary and a
+task switch for each chunk. What of uvicorn is used here is in `ServerState`.
+
+A client that half-closes is taken for one that left, as uvicorn does: no client of an LLM API
+half-closes, and one that is gone looks the same.
+"""
+
+import asyncio
+from typing import Any, Final, Protocol
+
+import httptools
+
+from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
+from router.core.values import RouteKind
+from router.net.client_request import ClientRequest
+from router.net.response_writer import STATUS_LINES, ResponseWriter
+
+__all__ = ["ClientConnection", "RequestHandler", "ServerState"]
+
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Request line and headers together; nginx and Node.js allow 32 and 16 KiB, tokens are long."""
+
+HEAD_SECONDS = 20.0
+"""From the first byte of a request to the end of its headers, and from the connection's start to
+its first request: a client that sends slower only holds a socket."""
+
+LINGER_SECONDS: Final = 2.0
+"""How long a client that is still sending gets to read why it was refused: closing with bytes
+unread makes the kernel take the answer back."""
+
+MAX_PIPELINED: Final = 8
+"""Requests that wait behind another one on their connection while it is still read from, which is
+how the client's end is noticed."""
+
+UNREAD_BYTES: Final = 64 << 10
+"""Of a body that comes behind another request; then it is not read on until its turn."""
+
+NEVER: Final = float("inf")
+
+# What a connection waits for, once `deadline` is set.
+HEAD: Final = 0
+BODY: Final = 1
+NEXT_REQUEST: Final = 2
+LINGER: Final = 3
+
+
+class ServerState(Protocol):
+    """What the connections of a server share: uvicorn's `ServerState`."""
+
+    connections: set[Any]
+    total_requests: int
+
+
+class RequestHandler(Protocol):
+    """Takes requests, and says how long a client may take. Times are in seconds."""
+
+    @property
+    def body_seconds(self) -> float:
+        """From a request's head to the end of its body."""
+
+    @property
+    def stall_seconds(self) -> float:
+        """How long a client may refuse to read."""
+
+    @property
+    def keep_alive_seconds(self) -> float:
+        """From the end of a response to the next request."""
+
+    def on_request(self, connection: "ClientConnection", request: ClientRequest) -> None:
+        """A request's head has come. Sets its listener, unless it is answered at once."""
+
+
+class ClientConnection:
+    """One connection; an `asyncio.Protocol` in all but name.
+
+    `active` is the request that is being answered. `deadline` is when what it waits for is late,
+    on the event loop's clock: one sweep looks at all connections, so no request needs a timer.
+    """
+
+    __slots__ = (
+        "_active_is_read",
+        "_arrived",
+        "_awaited",
+        "_declined",
+        "_discards_input",
+        "_handler",
+        "_head_bytes",
+        "_headers",
+        "_in_head",
+        "_last",
+        "_parser",
+        "_server",
+        "_target",
+        "_unparsed",
+        "_waiting",
+        "active",
+        "deadline",
+        "loop",
+        "read_paused",
+        "response",
+        "transport",
+        "write_paused",
+    )
+
+    def __init__(
+        self, handler: RequestHandler, server: ServerState, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.loop = loop
+        self._handler = handler
+        self._server = server
+        self._parser: Any = httptools.HttpRequestParser(self)
+        # A client may send its last requests together, each with `Connection: close`.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.transport: asyncio.Transport
+        self.response = ResponseWriter()
+        self.active: ClientRequest | None = None
+        self._active_is_read = False
+        """Whether the active request's listener knows that the body is complete."""
+        self._last: ClientRequest | None = None
+        """The request that came last, while it is not answered."""
+        self._arrived: ClientRequest | None = None
+        """A request whose head came in this read, and whose turn it is."""
+        self._waiting: list[ClientRequest] | None = None
+        """Those behind the active one; hardly any connection ever has one."""
+        self.read_paused = self.write_paused = False
+        self.deadline = NEVER
+        self._awaited = HEAD
+        # The request that is being parsed.
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._unparsed = 0
+        """Bytes read since the parser last found something in them."""
+        self._in_head = False
+        self._discards_input = False
+        self._declined: bytes | None = None
+        """The head of a request that offered to upgrade, without the offer."""
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Wait for the first request."""
+        self.transport = self.response.transport = transport
+        self._server.connections.add(self)
+        self._await(HEAD, HEAD_SECONDS)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, begin a request that came, and tell its listener what there is of its body."""
+        if self._discards_input:
+            return
+        self._unparsed += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse_malformed()
+        arrived = self._arrived
+        if arrived is not None:
+            self._arrived = None
+            self._begin(arrived)
+        elif self.active is not None:
+            if not self._active_is_read:
+                self._tell_of_body(self.active)
+        elif self._in_head and self._awaited == NEXT_REQUEST:
+            self._await(HEAD, HEAD_SECONDS)
+        if self._unparsed > MAX_HEAD_BYTES:  # a line without an end: the parser keeps all of it
+            self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
+
+    def eof_received(self) -> None:
+        """Close."""
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """The client left: whatever works for it stops now."""
+        self._server.connections.discard(self)
+        self._parser = None  # it refers to this object, and so to everything in it
+        self._arrived = self._last = self._waiting = None
+        self.deadline = NEVER
+        self._tell_of_end()
+
+    def pause_writing(self) -> None:
+        """The client reads slower than its engine writes."""
+        self.write_paused = True
+        self.deadline = self.loop.time() + self._handler.stall_seconds
+        if self.active is not None and self.active.listener is not None:
+            self.active.listener.on_write_paused()
+
+    def resume_writing(self) -> None:
+        """The client caught up."""
+        self.write_paused = False
+        self.deadline = NEVER
+        if self.active is None:
+            self._await_request()
+        elif self.active.listener is not None:
+            self.active.listener.on_write_resumed()
+
+    # What the server calls.
+
+    def shutdown(self) -> None:
+        """Answer what has come, then close."""
+        if self._last is None:
+            self.transport.close()
+        else:
+            self._last.keep_alive = False
+            if self._last is self.active:
+                self.response.closes = True
+
+    def on_deadline(self) -> None:
+        """What it waits for is late."""
+        self.deadline = NEVER
+        if self.write_paused or self.transport.is_closing():
+            self.transport.abort()
+        elif self._awaited == HEAD and self._in_head:
+            self._refuse(BodyTooSlow(f"The head did not arrive within {HEAD_SECONDS:g} s."))
+        elif self._awaited == BODY and self.active is not None and self.active.listener is not None:
+            self.active.listener.on_body_timeout()
+        else:
+            self._close()
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._target = b""
+        self._headers = []
+        self._in_head = True
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Keep and count the request target."""
+        self._unparsed = 0
+        self._count_head(len(url))
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep and count a header; one that follows the body is counted only."""
+        self._unparsed = 0
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("request head too large")  # httptools turns it into a parser error
+        if self._in_head:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is whole: it is the request's turn, or it waits for those before it."""
+        self._in_head = False
+        self._unparsed = 0
+        parser = self._parser
+        method: bytes = parser.get_method()
+        if parser.should_upgrade() and method != b"CONNECT":
+            self._decline_upgrade(method)
+            return
+        is_old = parser.get_http_version() == "1.0"
+        request = ClientRequest(
+            method,
+            self._target,
+            self._headers,
+            is_http_1_0=is_old,
+            keep_alive=not is_old and parser.should_keep_alive(),
+        )
+        if self._last is None:
+            self._arrived = request
+        else:
+            self._wait_its_turn(request)
+        self._last = request
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a piece of body, unless its request has been answered without it."""
+        self._unparsed = 0
+        request = self._last
+        if request is not None:
+            request.add(body)
+            if request.size > UNREAD_BYTES and request is not self.active and self._waiting:
+                self._pause_reading()
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        if self._declined is None and self._last is not None:
+            self._last.is_complete = True
+
+    # What a listener calls.
+
+    def start_response(
+        self,
+        request: ClientRequest,
+        status: int,
+        block: bytes,
+        length: int | None,
+        stream_of: RouteKind | None = None,
+    ) -> None:
+        """Begin the response; see `ResponseWriter.start`."""
+        self.response.start(
+            status, block, length, is_http_1_0=request.is_http_1_0, stream_of=stream_of
+        )
+
+    def end_response(self) -> None:
+        """End the response, and go on with the next request."""
+        request = self.active
+        if request is None:
+            return
+        self.response.end()
+        self.active = request.listener = None
+        self._server.total_requests += 1
+        if self._last is request:
+            self._last = None
+        if not request.is_complete:
+            self._hang_up()
+        elif self.response.closes:
+            self._close()
+        elif not self.transport.is_closing():
+            self._go_on()
+
+    def fail(self, request: ClientRequest, error: RouterError, block: bytes = b"") -> None:
+        """End the response with an error, in the truest way that is still possible.
+
+        Before the head: a response of its own, with `block` as further header lines. In an event
+        stream: an error frame. In any other body: a broken connection.
+        """
+        if self.active is not request:
+            return
+        response = self.response
+        if not response.is_started:
+            if not request.is_complete:  # the rest of it is not worth reading
+                response.closes = True
+            body = error.body()
+            block += b"content-type: application/json\r\n"
+            if error.retry_after is not None:
+                block += b"retry-after: %d\r\n" % error.retry_after
+            self.start_response(request, error.status, block, len(body))
+            if request.method != b"HEAD":
+                response.write(body)
+            self.end_response()
+        elif response.write_error_frame(error):
+            self.end_response()
+        else:  # the only honest end of a body that cannot be completed
+            self.active = request.listener = None
+            self.transport.abort()
+
+    # The way of a request.
+
+    def _begin(self, request: ClientRequest) -> None:
+        """It is its turn: nothing is answered before it on this connection."""
+        if self.transport.is_closing():
+            return
+        self.active = request
+        self._active_is_read = False
+        self._expect_nothing()
+        self._resume_reading()
+        self.response.begin(closes=not request.keep_alive)
+        self._handler.on_request(self, request)
+        if self.active is request:
+            self._tell_of_body(request)
+
+    def _tell_of_body(self, request: ClientRequest) -> None:
+        listener = request.listener
+        if listener is None:
+            return
+        if request.is_complete:
+            self._active_is_read = True
+            self._expect_nothing()
+            listener.on_body_complete()
+            return
+        listener.on_body_progress(request.size)
+        if self.active is request and self.deadline == NEVER:
+            self._await(BODY, self._handler.body_seconds)
+            if request.expects_continue:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _wait_its_turn(self, request: ClientRequest) -> None:
+        waiting = self._waiting = self._waiting or []
+        waiting.append(request)
+        if len(waiting) > MAX_PIPELINED:
+            self._pause_reading()
+
+    def _go_on(self) -> None:
+        """With the next request, if it has come."""
+        self._resume_reading()
+        if self._waiting:
+            self.loop.call_soon(self._begin, self._waiting.pop(0))
+        elif not self.write_paused:
+            self._await_request()
+
+    def _await_request(self) -> None:
+        if self.transport.is_closing():  # what it has not read yet must be read in time
+            self._await(LINGER, self._handler.stall_seconds)
+        elif self._in_head:
+            self._await(HEAD, HEAD_SECONDS)
+        else:
+            self._await(NEXT_REQUEST, self._handler.keep_alive_seconds)
+
+    def _expect_nothing(self) -> None:
+        """The client has done its part, except that it may have to read."""
+        if not self.write_paused:
+            self.deadline = NEVER
+
+    def _await(self, what: int, seconds: float) -> None:
+        self._awaited = what
+        self.deadline = self.loop.time() + seconds
+
+    def _tell_of_end(self) -> None:
+        request, self.active = self.active, None
+        if request is not None and request.listener is not None:
+            listener, request.listener = request.listener, None
+            listener.on_disconnect()
+
+    # Reading.
+
+    def _feed(self, data: bytes) -> None:
+        """Parse. Raises HttpParserError for what is not HTTP."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # Java's HTTP client offers h2c with its requests. The offer is declined by answering as
+            # usual; httptools ends such a request at its head, so it is parsed again without it.
+            rest = data[upgrade.args[0] :]
+            head, self._declined = self._declined or b"", None
+            self._parser = httptools.HttpRequestParser(self)
+            self._feed(head + rest)
+
+    def _decline_upgrade(self, method: bytes) -> None:
+        if self._last is not None:
+            raise ValueError("an upgrade behind another request")  # becomes a parser error
+        lines = [b"%b %b HTTP/1.1" % (method, self._target)]
+        for name, value in self._headers:
+            if name == b"connection":
+                tokens = [token.strip().lower() for token in value.split(b",")]
+                kept = b", ".join(token for token in tokens if token != b"upgrade")
+                lines.append(b"connection: %b" % kept)
+            elif name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+        self._declined = b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("request head too large")  # httptools turns it into a parser error
+
+    def _pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    # Refusing and closing.
+
+    def _refuse_malformed(self) -> None:
+        if self._head_bytes > MAX_HEAD_BYTES:
+            text = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
+            self._refuse(HeadersTooLarge(text))
+        else:
+            self._refuse(BadRequest("This is not a valid HTTP request."))
+
+    def _refuse(self, error: RouterError) -> None:
+        """Read no further: answer, unless an answer is under way, and close."""
+        self._discards_input = True
+        last = self._last
+        if last is not None and last.is_complete:  # it came behind a request that was good
+            self.shutdown()
+        elif last is not None and (self._waiting or (self.active and self.response.is_started)):
+            self.transport.abort()  # what is said now would stand in an answer
+        else:
+            self._arrived = None
+            self._tell_of_end()
+            body = error.body()
+            self.transport.write(
+                b"%bcontent-type: application/json\r\ncontent-length: %d\r\n"
+                b"connection: close\r\n\r\n%b" % (STATUS_LINES[error.status], len(body), body)
+            )
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Say that the response was the last, and take what the client still sends for a while."""
+        self._discards_input = True
+        if self.transport.can_write_eof() and not self.transport.is_closing():
+            self.transport.write_eof()
+        self._await(LINGER, LINGER_SECONDS)
+
+    def _close(self) -> None:
+        """Close when the client has read all, or when it has not read for too long."""
+        self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._await(LINGER, self._handler.stall_seconds)

@@ -1,0 +1,86 @@
+"""A client's request as its connection read it, and who is told what becomes of it."""
+
+from typing import Protocol
+
+from router.core.headers import HeaderPairs
+
+__all__ = ["ClientRequest", "RequestListener"]
+
+
+class RequestListener(Protocol):
+    """Answers one request. Each method is called by the client's connection."""
+
+    def on_body_progress(self, size: int) -> None:
+        """`size` bytes of the body have arrived, and it goes on."""
+
+    def on_body_complete(self) -> None:
+        """The whole body has arrived. Called once, if at all."""
+
+    def on_body_timeout(self) -> None:
+        """The body was not complete in time."""
+
+    def on_disconnect(self) -> None:
+        """The client is gone, or cannot be told anything more. Nothing is called after it."""
+
+    def on_write_paused(self) -> None:
+        """The client does not read: its connection's write buffer is full."""
+
+    def on_write_resumed(self) -> None:
+        """The client has read; more can be written."""
+
+
+class ClientRequest:
+    """A request's head, and its body as far as it has arrived.
+
+    `target` is the request target as it was sent, `headers` have lower-case names. `keep_alive`
+    says whether the connection may serve another request after this one.
+    """
+
+    __slots__ = (
+        "_parts",
+        "headers",
+        "is_complete",
+        "is_http_1_0",
+        "keep_alive",
+        "listener",
+        "method",
+        "size",
+        "target",
+    )
+
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: HeaderPairs,
+        *,
+        is_http_1_0: bool,
+        keep_alive: bool,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.is_http_1_0 = is_http_1_0
+        self.keep_alive = keep_alive
+        self.is_complete = False
+        """Whether the whole body has arrived."""
+        self.size = 0
+        """Bytes of body that have arrived."""
+        self.listener: RequestListener | None = None
+        """Who answers it; None before its turn, and once it is answered."""
+        self._parts: list[bytes] = []
+
+    def add(self, data: bytes) -> None:
+        """Keep a piece of the body."""
+        self._parts.append(data)
+        self.size += len(data)
+
+    def take_body(self) -> bytes:
+        """The body that has arrived; it is kept here no longer."""
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for `100 Continue` before it sends the body."""
+        return any(n == b"expect" and v.lower() == b"100-continue" for n, v in self.headers)

@@ -1,0 +1,70 @@
+"""Reads an engine's whole reply into memory: a prefill's, or a tokenizer's."""
+
+import time
+
+from router.core.headers import HeaderPairs
+from router.core.leg_timer import LegTimer
+from router.core.values import Endpoint, Failure, FailureKind, Reply
+from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener, reply_too_large
+from router.net.idle_sweep import IdleTimeoutSweep
+
+__all__ = ["Collector"]
+
+
+class Collector(EngineLeg):
+    """An attempt whose reply goes to the plan. It must be whole by `deadline`, in seconds on the
+    event loop's clock."""
+
+    __slots__ = ("_deadline", "_headers", "_parts", "_size")
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        timer: LegTimer,
+        sweep: IdleTimeoutSweep,
+        listener: LegListener,
+        *,
+        deadline: float,
+    ) -> None:
+        super().__init__(endpoint, timer, sweep, listener)
+        self._deadline = deadline
+        self._headers: HeaderPairs = []
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def on_head(self, status: int, headers: HeaderPairs, *, has_body: bool) -> None:
+        """Keep the head."""
+        if self._listener is not None:
+            self.status = status
+            self._headers = headers
+            self._listener.on_answer(status)
+
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
+        """Keep a piece of body."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > MAX_REPLY_BYTES:
+            self._give_up(reply_too_large())
+
+    def on_chunk(self, _chunk: bytes, _size: int) -> bool:
+        """Body bytes are wanted without their framing."""
+        return False
+
+    def on_end(self) -> None:
+        """The reply is whole."""
+        if self.status < 400:
+            self.timer.unary_answer(time.monotonic())
+        self._settle(Reply(self.status, tuple(self._headers), b"".join(self._parts)))
+
+    def on_lost(self, failure: Failure) -> None:
+        """There will be no reply."""
+        self.failure = failure
+        self._settle(failure)
+
+    def check_idle(self, now: float) -> None:
+        """Leave an engine that is late, or that has stopped answering everybody."""
+        if now >= self._deadline:
+            text = f"The engine at {self.endpoint.url} did not reply in time."
+            self._give_up(Failure(FailureKind.TIMEOUT, text))
+        elif self.timer.speed.is_stalled:  # there is always another way
+            self._give_up(Failure(FailureKind.STALLED, "The engine has stalled."))

@@ -1,0 +1,468 @@
+"""One request on its way through the router: from its head to its record.
+
+`RequestRun` decides; a `ServedRequest` is that run with sockets. It makes the calls that the run
+asks for, hands each answer on, and is the only owner of the request's record, leases, plan and
+outcome. Nothing in it awaits: what clients and engines send drives it on, from the very read that
+brought it. There is one way in (`on_body_complete`) and one exit (`_end`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, MutableSet
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, Protocol, cast
+
+from router.core import facts as facts_of
+from router.core import headers as http
+from router.core.errors import (
+    BodyTooSlow,
+    EngineFailed,
+    InternalError,
+    RouterError,
+    ShuttingDown,
+)
+from router.core.events import Event, RequestEnded
+from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
+from router.core.redact import redact
+from router.core.request_head import check_head, check_size
+from router.core.request_run import ENGINE_REQUESTS, Action, RequestRun
+from router.core.schedule import Scheduler
+from router.core.values import Decision, Endpoint, Facts, Failure, Reply, Route
+from router.net.client_connection import ClientConnection
+from router.net.client_request import ClientRequest
+from router.net.collector import Collector
+from router.net.engine_connection import EngineConnection
+from router.net.engine_leg import EngineLeg
+from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.pool import EnginePool
+from router.net.relay import Patience, Relay
+from router.net.start_limiter import StartLimiter
+
+__all__ = ["Limits", "Network", "ServedRequest", "Timeouts"]
+
+log = logging.getLogger(__name__)
+
+DROP_FOR_ENGINE: Final = http.REQUEST_ONLY
+DROP_WHEN_READING: Final = DROP_FOR_ENGINE | {b"accept-encoding"}
+"""A compressed answer could not be read for errors and KV parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds of patience with an engine."""
+
+    prefill: float
+    """From the request to the whole reply of a prefill engine."""
+    stream: Patience
+    kv_ready: float
+    """For LMCache's notifications, from the prefill reply on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may take: bytes, and seconds."""
+
+    body_bytes: int
+    body_seconds: float
+    stall_seconds: float
+    keep_alive_seconds: float
+
+
+class KVReady(Protocol):
+    """Where prefill engines report that a KV cache has been sent."""
+
+    async def wait(self, transfer_id: str, count: int, timeout: float) -> bool:
+        """Whether `count` reports for `transfer_id` came within `timeout` seconds."""
+
+
+@dataclass(slots=True)
+class Network:
+    """All that requests share."""
+
+    scheduler: Scheduler
+    plans: Callable[[Facts, Decision], Plan]
+    pools: dict[Endpoint, EnginePool]
+    timeouts: Timeouts
+    limits: Limits
+    observe: Callable[[Event], None]
+    idle_sweep: IdleTimeoutSweep
+    start_limiter: StartLimiter
+    active: MutableSet["ServedRequest"] = field(default_factory=set)
+    """Requests that have begun and not ended."""
+    sample: float = 0.0
+    """The share of choices that are logged in full."""
+    names_engines: bool = False
+    """Whether answers say which engine gave them."""
+    engine_api_key: str | None = None
+    kv_ready: KVReady | None = None
+    rng: Random = field(default_factory=Random)
+
+
+class ServedRequest(RequestRun):
+    """Listens to its client's connection and to its engine leg. Every one ends with one answer,
+    unless the client left, and with one record."""
+
+    __slots__ = (
+        "_client",
+        "_engine_headers",
+        "_engine_id",
+        "_fields",
+        "_is_over",
+        "_is_reused",
+        "_leg",
+        "_network",
+        "_query",
+        "_request",
+        "_route",
+        "_sent",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        network: Network,
+        client: ClientConnection,
+        request: ClientRequest,
+        route: Route,
+        query: bytes,
+    ) -> None:
+        self._fields: Mapping[bytes, bytes] = dict(request.headers)
+        """Headers by lower-case name; of those that come twice the last one."""
+        rng = network.rng
+        given = http.clean_request_id(self._fields.get(b"x-request-id"))
+        # Unique, not secret: uuid4 asks the kernel for every one.
+        request_id = given or f"{rng.getrandbits(128):032x}"
+        record = RequestEnded(request_id, route.path, time.monotonic())
+        super().__init__(network.scheduler, network.observe, record, rng, network.sample)
+        self._network = network
+        self._client = client
+        self._request = request
+        self._route = route
+        self._query = query
+        self._leg: EngineLeg | None = None
+        """The attempt at an engine that is under way."""
+        self._waiting: asyncio.Task[Any] | None = None
+        """What cannot be had at once: a connection, or word of a KV cache."""
+        self._is_reused = False
+        """Whether the attempt is on a connection that has served others."""
+        self._is_over = False
+        self._engine_headers: bytes | None = None
+        # A client may use one request id twice at a time; engines must not see that (vllm#10583).
+        self._engine_id = b"%b-%08x" % (request_id.encode(), rng.getrandbits(32))
+        self._sent = 0
+        """Engine requests so far; it numbers their ids."""
+        network.active.add(self)
+        request.listener = self
+
+    # What the client's connection reports.
+
+    def on_head(self) -> None:
+        """Refuse by the head what need not be read."""
+        try:
+            limit = self._network.limits.body_bytes
+            check_head(self._request.method, self._route.path, self._fields, limit)
+        except RouterError as error:
+            self._finish(error)
+
+    def on_body_progress(self, size: int) -> None:
+        """Refuse a body that is too large as soon as it is."""
+        try:
+            check_size(size, self._network.limits.body_bytes)
+        except RouterError as error:
+            self._finish(error)
+
+    def on_body_timeout(self) -> None:
+        """Refuse a body that takes too long."""
+        seconds = self._network.limits.body_seconds
+        self._finish(BodyTooSlow(f"The body did not arrive within {seconds:g} s."))
+
+    def on_body_complete(self) -> None:
+        """Its turn comes now, or when others that came with it have had theirs."""
+        self._network.start_limiter.submit(self._client.loop, self._begin)
+
+    def on_write_paused(self) -> None:
+        """The client does not read: neither does the leg."""
+        if self._leg is not None:
+            self._leg.on_write_paused(time.monotonic())
+
+    def on_write_resumed(self) -> None:
+        """The client reads again."""
+        if self._leg is not None:
+            self._leg.on_write_resumed()
+
+    def on_disconnect(self) -> None:
+        """The client is gone: stop working for it."""
+        self._end("client_left")
+
+    def abort(self) -> None:
+        """The router is going: say so."""
+        self._stop_leg()
+        self._tell(ShuttingDown("The router is shutting down."))
+        self._end("aborted")
+
+    # The run.
+
+    def _begin(self) -> None:
+        """Decide, and start the plan."""
+        if self._is_over:  # the client left, or the router goes
+            return
+        network, record = self._network, self.record
+        try:
+            raw = self._request.take_body()
+            check_size(len(raw), network.limits.body_bytes)
+            kind = self._fields.get(b"content-type", b"")
+            facts = facts_of.read(self._route, kind, raw, self._query)
+            record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
+            decision = network.scheduler.decide(facts)
+            record.mode, record.reason = decision.mode, decision.reason
+            action = self.start(facts, network.plans(facts, decision), time.monotonic())
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+        else:
+            self._perform(action)
+
+    def _perform(self, action: Action | None) -> None:
+        """Do what the run asks for, up to what takes time or to its end."""
+        try:
+            while action is not None:
+                if isinstance(action, ENGINE_REQUESTS):
+                    self._ask()
+                    return
+                if isinstance(action, Send):
+                    self._send(action.reply)
+                    action = self.answer(None, time.monotonic())
+                elif (kv_ready := self._network.kv_ready) is not None:
+                    self._await_kv(action, kv_ready)
+                    return
+                else:  # no notifications: assume that the KV cache is ready
+                    action = self.answer(True, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+        else:
+            self._finish(None)
+
+    def _go_on(self, answer: Outcome | bool | None) -> None:
+        """Answer the run's wait, and do what it asks for next."""
+        try:
+            action = self.answer(answer, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+        else:
+            self._perform(action)
+
+    def _finish(self, error: Exception | None) -> None:
+        """It was answered, or `error` is to be the answer."""
+        if self._is_over:
+            return
+        record = self.record
+        if error is None:
+            is_good = record.error is None and record.status < 400
+            self._end("ok" if is_good else "error")
+            return
+        self._stop_leg()
+        if not isinstance(error, RouterError):
+            log.error("request %s failed inside the router", record.request_id, exc_info=error)
+            error = InternalError(f"The router failed: {type(error).__name__}.")
+        self._tell(error)
+        self._end("error")
+
+    def _end(self, outcome: str) -> None:
+        """The one exit: everything is given back, and the record is observed."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._request.listener = None
+        self._stop_leg()
+        self.close()
+        self._network.active.discard(self)
+        record = self.record
+        record.outcome = outcome
+        record.ended = time.monotonic()
+        self._network.observe(record)
+
+    def _stop_leg(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            leg.close(time.monotonic())
+
+    def _tell(self, error: RouterError) -> None:
+        """Tell the client, if it is there, and the record."""
+        client, record = self._client, self.record
+        if client.active is self._request:
+            if not client.response.is_started:
+                record.status = error.status
+            record.error = record.error or error.message
+            block = b"x-request-id: %b\r\n" % record.request_id.encode()
+            if error.status == 405:
+                block += b"allow: POST\r\n"
+            client.fail(self._request, error, block)
+
+    # Asking an engine.
+
+    def _ask(self) -> None:
+        """Send the run's engine request on an idle connection or a new one."""
+        pool = self._network.pools[self.step.endpoint]
+        connection = pool.take(replay=self.may_replay)
+        if connection is not None:
+            self._is_reused = True
+            self._ask_on(connection, pool)
+        else:
+            self._connect()
+
+    def _connect(self) -> None:
+        pool = self._network.pools[self.step.endpoint]
+        self._waiting = self._client.loop.create_task(pool.connect())
+        self._waiting.add_done_callback(self._on_connected)
+
+    def _on_connected(self, task: "asyncio.Task[EngineConnection | Failure]") -> None:
+        self._waiting = None
+        if task.cancelled():
+            return
+        if (error := task.exception()) is not None:
+            self._finish(cast("Exception", error))
+            return
+        fresh = task.result()
+        if self._is_over:  # it ended in the moment in which the connection came
+            if not isinstance(fresh, Failure):
+                fresh.abort()
+        elif isinstance(fresh, Failure):
+            self._settle(fresh, fresh, 0)
+        else:
+            self._is_reused = False
+            try:
+                self._ask_on(fresh, self._network.pools[self.step.endpoint])
+            except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+                self._finish(error)
+
+    def _ask_on(self, connection: EngineConnection, pool: EnginePool) -> None:
+        step, now = self.step, time.monotonic()
+        leg = self._relay(step, now) if isinstance(step, Stream) else self._collector(step, now)
+        self._leg = leg
+        leg.connection = connection
+        connection.start(self._head(pool, step.path, len(step.body)), step.body, leg)
+
+    def _relay(self, step: Stream, now: float) -> Relay:
+        network = self._network
+        return Relay(
+            step,
+            self._route.kind,
+            self._client,
+            self._request,
+            self.record,
+            self.leg(now),
+            network.timeouts.stream,
+            network.idle_sweep,
+            self,
+        )
+
+    def _collector(self, step: Call, now: float) -> Collector:
+        seconds = self._network.timeouts.prefill - (now - self.asked_at)
+        deadline = self._client.loop.time() + seconds
+        timer = self.leg(now)
+        return Collector(step.endpoint, timer, self._network.idle_sweep, self, deadline=deadline)
+
+    def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
+        """The head of a request to an engine; each attempt has an id of its own."""
+        headers = self._engine_headers
+        if headers is None:
+            key = self._network.engine_api_key
+            drop = DROP_WHEN_READING if self._route.generates else DROP_FOR_ENGINE
+            if key is not None:
+                drop = drop | {b"authorization"}
+            headers = http.block(http.end_to_end(self._request.headers, drop))
+            if key is not None:
+                headers += b"authorization: Bearer %b\r\n" % key.encode()
+            self._engine_headers = headers
+        self._sent += 1
+        return (
+            b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\nx-request-id: %b-%d\r\n\r\n"
+        ) % (
+            pool.prefix,
+            path.encode("latin-1"),
+            pool.authority,
+            headers,
+            length,
+            self._engine_id,
+            self._sent,
+        )
+
+    # What the engine leg reports.
+
+    def on_answer(self, status: int) -> None:
+        """The engine's answer begins."""
+        self.answered(status, time.monotonic())
+
+    def response_headers(self) -> bytes:
+        """The header lines that the router adds to an answer's."""
+        own = b"x-request-id: %b\r\n" % self.record.request_id.encode()
+        if self._network.names_engines:
+            own += b"x-pd-router-endpoint: %b\r\n" % self.step.endpoint.url.encode()
+        return own
+
+    def on_first_token(self) -> None:
+        """The client has had a first token: what another attempt would take is not needed."""
+        self.begun()
+        self._engine_headers = None
+        self._fields = {}
+        self._request.headers = []
+
+    def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
+        """It is known what became of the answer."""
+        if leg is not self._leg:
+            return
+        self._leg = None
+        leg.close(time.monotonic())
+        if self.replays(outcome, is_reused=self._is_reused):
+            self._connect()
+        else:
+            self._settle(outcome, leg.failure, leg.status)
+
+    def may_leave_stalled_engine(self) -> bool:
+        """Whether another engine could take a request that waits for a stalled one."""
+        return self.may_leave_stalled(time.monotonic())
+
+    def _settle(self, outcome: Outcome | None, failure: Failure | None, status: int) -> None:
+        """Report what became of the engine request, and go on."""
+        if self._is_over:
+            return
+        try:
+            action = self.settle(outcome, failure, status, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+        else:
+            self._perform(action)
+
+    # The plan's other steps.
+
+    def _await_kv(self, step: AwaitKV, kv_ready: KVReady) -> None:
+        seconds = self._network.timeouts.kv_ready
+        waiting = kv_ready.wait(step.transfer_id, step.count, seconds)
+        self._waiting = self._client.loop.create_task(waiting)
+        self._waiting.add_done_callback(self._on_kv_ready)
+
+    def _on_kv_ready(self, task: "asyncio.Task[bool]") -> None:
+        self._waiting = None
+        if task.cancelled() or self._is_over:
+            return
+        if (error := task.exception()) is not None:
+            self._finish(cast("Exception", error))
+        else:
+            self._go_on(task.result())
+
+    def _send(self, reply: Reply) -> None:
+        client, record = self._client, self.record
+        if client.response.is_started:  # with the head of an engine that stalled
+            raise EngineFailed(f"A second engine answered with status {reply.status}.")
+        body = redact(reply.body)
+        block = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
+        block += self.response_headers()
+        client.start_response(self._request, reply.status, block, len(body))
+        record.status = reply.status
+        record.first_byte = time.monotonic()
+        client.response.write(body)
+        client.end_response()

@@ -1,0 +1,113 @@
+"""The state that the worker processes of one host share: the table, and events of engines.
+
+Created by the parent before it forks, so that a restarted worker has the same. Events go through
+unnamed sockets, to which only these processes can write. A worker that is too busy to read misses
+some, and learns of the change from the next probe.
+"""
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import pickle
+import socket
+import zlib
+from collections.abc import Callable, Sequence
+
+from router.core.events import Event, LegFailed, Probed, Scraped, SharedEvent
+from router.core.fleet import is_unreachable
+from router.core.shared_table import SharedTable, WorkerColumn
+from router.core.values import Endpoint
+
+__all__ = ["SharedState", "WorkerBus", "WorkerContext"]
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 512 << 10
+"""Size of a socket's send buffer; the kernel may cap it (net.core.wmem_max)."""
+
+
+class SharedState:
+    """The state shared by all workers, owned by their parent."""
+
+    def __init__(self, workers: int, endpoints: Sequence[Endpoint]) -> None:
+        self.workers = workers
+        # Anonymous and shared: forked processes see the same pages.
+        self._memory = mmap.mmap(-1, SharedTable.size(workers, len(endpoints)))
+        self.table = SharedTable(memoryview(self._memory), workers, endpoints)
+        self._pairs = [
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers)
+        ]
+        for inbox, outbox in self._pairs:
+            inbox.setblocking(False)
+            outbox.setblocking(False)
+            outbox.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+
+    def join(self, number: int, pid: int) -> "WorkerContext":
+        """The context of worker `number`, from 0 on; call it in that worker."""
+        self.table.register(number, pid)
+        others = [outbox for place, (_, outbox) in enumerate(self._pairs) if place != number]
+        return WorkerContext(
+            number, self.table.column(number), WorkerBus(self._pairs[number][0], others)
+        )
+
+    def worker_left(self, number: int) -> None:
+        """A worker has ended, and its requests with it."""
+        self.table.clear(number)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for inbox, outbox in self._pairs:
+            inbox.close()
+            outbox.close()
+
+
+class WorkerContext:
+    """One worker's access to the shared state."""
+
+    def __init__(self, number: int, column: WorkerColumn, bus: "WorkerBus") -> None:
+        self.number = number
+        self.column = column
+        self.bus = bus
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker probes the engines, for all workers."""
+        return self.number == 0
+
+
+class WorkerBus:
+    """Sends events to the other workers, and receives theirs."""
+
+    def __init__(self, inbox: socket.socket, others: Sequence[socket.socket]) -> None:
+        self._inbox = inbox
+        self._others = others
+
+    def observe(self, event: Event) -> None:
+        """Publish the events that matter to other workers."""
+        match event:
+            case Probed() | Scraped():
+                self.publish(event)
+            case LegFailed() if is_unreachable(event):
+                self.publish(event)
+
+    def publish(self, event: SharedEvent) -> None:
+        """Send an event to all others; those whose buffers are full miss it."""
+        data = zlib.compress(pickle.dumps(event), 1)
+        for other in self._others:
+            with contextlib.suppress(OSError):
+                other.send(data)
+
+    def subscribe(self, handler: Callable[[SharedEvent], None]) -> None:
+        """Pass the others' events to `handler`, until `close`. Needs a running event loop."""
+
+        def readable() -> None:
+            with contextlib.suppress(BlockingIOError):
+                while data := self._inbox.recv(BUFFER_BYTES):
+                    handler(pickle.loads(zlib.decompress(data)))
+
+        asyncio.get_running_loop().add_reader(self._inbox.fileno(), readable)
+
+    def close(self) -> None:
+        """Stop receiving."""
+        asyncio.get_running_loop().remove_reader(self._inbox.fileno())

@@ -1,0 +1,106 @@
+"""Gauges that are derived from the fleet when Prometheus asks for them."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from router import __version__
+from router.core.fleet import Fleet
+from router.core.health import State
+from router.core.member import Exclusion
+from router.core.values import Endpoint, Role
+
+__all__ = ["Connections", "FleetCollector"]
+
+Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
+"""Endpoint, open connections, idle ones among them."""
+
+
+class FleetCollector(Collector):
+    """Gauges that are read from the fleet at scrape time."""
+
+    def __init__(self, fleet: Fleet, connections: Connections) -> None:
+        self._fleet = fleet
+        self._connections = connections
+
+    def collect(self) -> Iterator[Metric]:
+        """The current gauges."""
+        info = GaugeMetricFamily("pd_router_info", "The router's version.", labels=["version"])
+        info.add_metric([__version__], 1)
+        yield info
+        yield from self._endpoint_gauges()
+        yield from self._speed_gauges()
+        yield self._states()
+        yield self._connection_gauges()
+
+    def _endpoint_gauges(self) -> Iterator[Metric]:
+        in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
+        tokens = _gauge("endpoint_in_flight_tokens", "Their estimated input tokens.")
+        others = _gauge(
+            "endpoint_other_requests", "Requests of others there, by the engine's own gauges."
+        )
+        kv = _gauge("endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.")
+        ledger = self._fleet.ledger
+        for member in self._fleet:
+            names = _names(member.endpoint)
+            in_flight.add_metric(names, ledger.in_flight(member.endpoint))
+            tokens.add_metric(names, ledger.tokens(member.endpoint))
+            if not member.health.is_usable:
+                continue  # engines that are down are not scraped; their last gauges are stale
+            if member.other_requests is not None:
+                others.add_metric(names, member.other_requests)
+            if member.gauges is not None and member.gauges.kv_usage is not None:
+                kv.add_metric(names, member.gauges.kv_usage)
+        yield from (in_flight, tokens, others, kv)
+
+    def _speed_gauges(self) -> Iterator[Metric]:
+        speed = _gauge(
+            "endpoint_speed",
+            "Tokens per second of one stream (prefill: prompt tokens), as relayed lately.",
+        )
+        relative = _gauge("endpoint_relative_speed", "Its speed over the pool's median.")
+        delay = _gauge(
+            "endpoint_expected_delay_seconds",
+            "Expected seconds of a request of mean length there, now.",
+        )
+        exclusion = _gauge(
+            "endpoint_excluded",
+            "1 while it is excluded for this reason: it gets no new requests, or few.",
+            "reason",
+        )
+        for member in self._fleet:
+            names = _names(member.endpoint)
+            is_prefill = member.endpoint.role is Role.PREFILL
+            gap = member.speed.per_prompt_token if is_prefill else member.speed.per_token
+            if gap:
+                speed.add_metric(names, 1 / gap)
+                relative.add_metric(names, 1 / member.view.slowdown)
+            if (seconds := self._fleet.expected_delay(member)) is not None:
+                delay.add_metric(names, seconds)
+            for reason in Exclusion:
+                exclusion.add_metric([*names, reason], float(member.exclusion is reason))
+        yield from (speed, relative, delay, exclusion)
+
+    def _states(self) -> Metric:
+        gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
+        for member in self._fleet:
+            for state in State:
+                is_in = float(member.health.state is state)
+                gauge.add_metric([*_names(member.endpoint), state], is_in)
+        return gauge
+
+    def _connection_gauges(self) -> Metric:
+        gauge = _gauge("engine_connections", "Connections to engines.", "state")
+        for endpoint, is_open, idle in self._connections():
+            gauge.add_metric([*_names(endpoint), "idle"], idle)
+            gauge.add_metric([*_names(endpoint), "active"], max(0, is_open - idle))
+        return gauge
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"pd_router_{name}", text, labels=["role", "endpoint", *labels])
+
+
+def _names(endpoint: Endpoint) -> list[str]:
+    return [endpoint.role, endpoint.url]

@@ -1,0 +1,147 @@
+"""One request for an ASGI application: operations, which nobody asks for often.
+
+The interface is that of the ASGI specification's HTTP scope, version 2.3.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, MutableSet
+from typing import Any, Final
+
+from router.core import headers as http
+from router.core.errors import BodyTooLarge, BodyTooSlow, InternalError
+from router.net.client_connection import ClientConnection
+from router.net.client_request import ClientRequest
+
+__all__ = ["App", "AsgiCall"]
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 1 << 20
+"""No operation takes more."""
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class AsgiCall:
+    """Listens to the client's connection, and runs the application in a task of its own when the
+    body is complete. The task is one of `tasks` while it runs."""
+
+    def __init__(
+        self,
+        app: App,
+        tasks: MutableSet[asyncio.Task[None]],
+        client: ClientConnection,
+        request: ClientRequest,
+        path: str,
+        query: bytes,
+    ) -> None:
+        self._app = app
+        self._tasks = tasks
+        self._client = client
+        self._request = request
+        self._path = path
+        self._query = query
+        self._body: bytes | None = None
+        self._is_gone = asyncio.Event()
+        self._is_writable = asyncio.Event()
+        if not client.write_paused:
+            self._is_writable.set()
+        self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        request.listener = self
+
+    # What the client's connection reports.
+
+    def on_body_progress(self, size: int) -> None:
+        """Refuse a body that no operation would take."""
+        if size > MAX_BODY_BYTES:
+            text = f"The body is larger than {MAX_BODY_BYTES} bytes."
+            self._client.fail(self._request, BodyTooLarge(text))
+
+    def on_body_timeout(self) -> None:
+        """Refuse a body that takes too long."""
+        self._client.fail(self._request, BodyTooSlow("The body did not arrive in time."))
+
+    def on_body_complete(self) -> None:
+        """Run the application."""
+        self._body = self._request.take_body()
+        task = self._client.loop.create_task(self._run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def on_disconnect(self) -> None:
+        """Tell the application, which may go on or not."""
+        self._is_gone.set()
+        self._is_writable.set()
+
+    def on_write_paused(self) -> None:
+        """Let the application wait."""
+        self._is_writable.clear()
+
+    def on_write_resumed(self) -> None:
+        """Let it go on."""
+        self._is_writable.set()
+
+    # The application's side.
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope(), self._receive, self._send)
+        except Exception as error:
+            log.exception("%s failed inside the router", self._path)
+            text = f"The router failed: {type(error).__name__}."
+            self._client.fail(self._request, InternalError(text))
+        else:
+            if self._client.active is self._request:
+                self._client.fail(self._request, InternalError("The router gave no answer."))
+
+    def _scope(self) -> Message:
+        transport, request = self._client.transport, self._request
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.0" if request.is_http_1_0 else "1.1",
+            "method": request.method.decode("ascii"),
+            "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
+            "path": self._path,
+            "raw_path": request.target.partition(b"?")[0],
+            "query_string": self._query,
+            "root_path": "",
+            "headers": request.headers,
+            "client": transport.get_extra_info("peername"),
+            "server": transport.get_extra_info("sockname"),
+            "state": {},
+        }
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [(name.lower(), value) for name, value in message.get("headers", ())]
+            self._head = message["status"], headers
+            return
+        client = self._client
+        if not self._is_writable.is_set():
+            await self._is_writable.wait()
+        if client.active is not self._request:
+            return
+        data, is_last = message.get("body", b""), not message.get("more_body", False)
+        if self._head is not None:
+            (status, headers), self._head = self._head, None
+            length = http.content_length(headers)
+            if length is None and is_last:
+                length = len(data)
+            block = http.block(http.end_to_end(headers, http.HOP_BY_HOP))
+            client.start_response(self._request, status, block, length)
+        if self._request.method != b"HEAD":
+            client.response.write(data)
+        if is_last:
+            client.end_response()

@@ -1,0 +1,81 @@
+"""Takes requests from client connections: inference is served, everything else is FastAPI's."""
+
+import asyncio
+from collections.abc import MutableSet
+from typing import Any, Final
+from urllib.parse import unquote
+
+import httptools
+
+from router.core.errors import BadRequest
+from router.core.routes import ROUTES
+from router.core.values import Route
+from router.net.client_connection import ClientConnection
+from router.net.client_request import ClientRequest
+from router.net.served_request import Network, ServedRequest
+from router.web.asgi_call import App, AsgiCall
+
+__all__ = ["RequestHandler"]
+
+ROUTES_BY_TARGET: Final = {path.encode(): route for path, route in ROUTES.items()}
+
+
+class RequestHandler:
+    """The only way in for requests. `operations` is the ASGI application for what is no inference;
+    `tasks` are those that serve it."""
+
+    def __init__(self, network: Network, operations: App) -> None:
+        self.network = network
+        self.operations = operations
+        self.tasks: MutableSet[asyncio.Task[None]] = set()
+        self.body_seconds = network.limits.body_seconds
+        self.stall_seconds = network.limits.stall_seconds
+        self.keep_alive_seconds = network.limits.keep_alive_seconds
+        self._is_closed = False
+
+    @property
+    def active(self) -> MutableSet[ServedRequest]:
+        """Inference requests that have begun and not ended."""
+        return self.network.active
+
+    def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
+        """Take a request by its head."""
+        route, query = ROUTES_BY_TARGET.get(request.target), b""
+        if route is None:
+            try:
+                path, query = _split(request.target)
+            except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+                connection.response.closes = True
+                connection.fail(request, BadRequest("This is not a valid HTTP request."))
+                return
+            route = ROUTES.get(path)
+            if route is None:
+                AsgiCall(self.operations, self.tasks, connection, request, path, query)
+                return
+        self._serve(connection, request, route, query)
+
+    def _serve(
+        self, connection: ClientConnection, request: ClientRequest, route: Route, query: bytes
+    ) -> None:
+        served = ServedRequest(self.network, connection, request, route, query)
+        if self._is_closed:
+            served.abort()
+        else:
+            served.on_head()
+
+    def abort(self) -> int:
+        """End everything that is under way, and begin nothing more; returns how much that was."""
+        self._is_closed = True
+        active = list(self.network.active)
+        for served in active:
+            served.abort()
+        return len(active)
+
+
+def _split(target: bytes) -> tuple[str, bytes]:
+    """The decoded path and the query string. Raises HttpParserInvalidURLError."""
+    url: Any = httptools.parse_url(target)
+    if url.path is None:
+        raise httptools.HttpParserInvalidURLError("no path")
+    path: str = url.path.decode("ascii")
+    return unquote(path) if "%" in path else path, url.query or b""

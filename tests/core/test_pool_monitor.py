@@ -1,0 +1,406 @@
+"""The monitor of a pool, in virtual time: slow, stalled and failing engines, and their return."""
+
+import math
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.capacity import QUEUE_SECONDS
+from router.core.health import Health, State
+from router.core.leg_timer import LegTimer
+from router.core.member import Exclusion, Member
+from router.core.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig, PoolMonitor
+from router.core.speed_estimator import TICK_SECONDS
+from router.core.stall import RETRY_SECONDS
+from router.core.values import Candidate, Endpoint, Role
+
+UP = Health(State.UP)
+
+
+class Pool:
+    """Engines that give tokens at gaps of their own, watched by a monitor."""
+
+    def __init__(
+        self,
+        *gaps: float | None,
+        role: Role = Role.DECODE,
+        exclusion_config: ExclusionConfig | None = None,
+    ):
+        self.gaps = list(gaps)
+        self.members = [
+            Member(Candidate(Endpoint(f"http://e{number}", role), number), UP)
+            for number in range(len(gaps))
+        ]
+        self.monitor = PoolMonitor(role, self.members, exclusion_config or ExclusionConfig())
+        self.now = 0.0
+        self._due = [gap or 0.0 for gap in gaps]
+
+    def streams(self, count: int = 8) -> list[LegTimer]:
+        """Open so many on every engine, each past its first token."""
+        legs = []
+        for member in self.members:
+            for _ in range(count):
+                leg = LegTimer(member.speed, None, 10, self.now, tracks_first_token=True)
+                leg.first_token(self.now)
+                legs.append(leg)
+        return legs
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        for _ in range(round(seconds / TICK_SECONDS)):
+            self.now += TICK_SECONDS
+            for place, member in enumerate(self.members):
+                gap = self.gaps[place]
+                while gap is not None and self._due[place] <= self.now + 1e-9:
+                    member.speed.tokens += member.speed.streams
+                    self._due[place] += gap
+            self.monitor.tick(self.now)
+
+    def set(self, place: int, gap: float | None) -> None:
+        """Change an engine's gap from now on."""
+        self.gaps[place] = gap
+        self._due[place] = self.now + (gap or 0.0)
+
+    @property
+    def exclusions(self) -> list[Exclusion | None]:
+        """Each engine's exclusion."""
+        return [member.exclusion for member in self.members]
+
+
+# Speed.
+
+
+def test_a_slow_engine_is_known_within_a_second_and_by_how_much() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(1.0)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+    assert pool.members[0].view.slowdown == pytest.approx(8, rel=0.15)
+    assert {member.view.slowdown for member in pool.members[1:]} == {1.0}
+    assert pool.monitor.pool_median == pytest.approx(0.02, rel=0.05)
+
+
+def test_it_returns_when_it_is_fast_again_and_then_little_by_little() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(4.0)
+    pool.set(0, 0.02)
+    pool.run(2.5)
+    it = pool.members[0]
+    assert it.exclusion is None
+    weights = [it.view.slow_start_weight]
+    while it.view.slow_start_weight < 1.0:
+        pool.run(TICK_SECONDS)
+        weights.append(it.view.slow_start_weight)
+    assert weights == sorted(weights)
+    assert weights[0] < 1.0
+
+
+def test_a_pool_that_is_slow_as_a_whole_has_no_slow_engine() -> None:
+    pool = Pool(*[0.5] * 8)
+    pool.streams()
+    pool.run(4.0)
+    assert pool.exclusions == [None] * 8
+
+
+def test_a_prefill_pool_is_judged_by_prompt_tokens() -> None:
+    pool = Pool(None, None, None, role=Role.PREFILL)
+    for place, member in enumerate(pool.members):
+        leg = LegTimer(member.speed, None, 1000, 0.0, tracks_first_token=True)
+        leg.unary_answer(8.0 if place == 0 else 1.0)
+        leg.end(8.0)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions == [Exclusion.SLOW, None, None]
+    assert pool.members[0].view.prompt_cost > 0
+
+
+def test_one_that_looks_half_recovered_stays_slow() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(2.0)
+    pool.set(0, 0.05)
+    pool.run(3.0)
+    assert pool.members[0].view.slowdown < 3
+    assert pool.exclusions[0] is Exclusion.SLOW
+    pool.set(0, 0.025)
+    pool.run(3.0)
+    assert pool.exclusions[0] is None
+
+
+# Silence.
+
+
+def test_a_frozen_engine_is_excluded_until_it_has_tokens() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams()
+    pool.run(2.0)
+    pool.set(0, None)
+    pool.run(2.75)
+    assert pool.members[0].exclusion is Exclusion.STALLED
+    assert pool.members[0].speed.is_stalled
+    pool.set(0, 0.02)
+    pool.run(TICK_SECONDS)
+    assert pool.members[0].stall.since is None
+    assert pool.members[0].view.slow_start_weight < 1.0
+
+
+def test_a_stalled_engine_that_everybody_left_is_tried_again() -> None:
+    pool = Pool(*[0.02] * 4)
+    legs = pool.streams()
+    pool.run(1.0)
+    pool.set(0, None)
+    pool.run(4.0)
+    assert pool.members[0].is_blocked
+    for leg in legs:
+        leg.end(pool.now)
+    pool.run(RETRY_SECONDS + 1)
+    assert not pool.members[0].is_blocked
+
+
+@given(
+    st.lists(st.sampled_from([0.02, 0.16, None]), min_size=1, max_size=9),
+    st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+)
+def test_never_more_than_the_share_is_shut(gaps: list[float | None], share: float) -> None:
+    pool = Pool(*[0.02] * len(gaps), exclusion_config=ExclusionConfig(max_excluded=share))
+    pool.streams(2)
+    pool.run(1.0)
+    for place, gap in enumerate(gaps):
+        pool.set(place, gap)
+    for _ in range(6):
+        pool.run(1.0)
+        assert sum(member.is_blocked for member in pool.members) <= share * len(gaps)
+        assert not pool.monitor.is_panic
+
+
+def test_when_the_rest_goes_down_it_is_panic() -> None:
+    pool = Pool(*[0.02] * 4)
+    pool.streams()
+    pool.run(1.0)
+    pool.set(0, None)
+    pool.run(4.0)
+    for member in pool.members[1:]:
+        member.health = Health(State.DOWN)
+    pool.run(TICK_SECONDS)
+    assert pool.monitor.is_panic
+
+
+# Errors.
+
+
+def fail(pool: Pool, place: int, times: int) -> None:
+    """So many failures in a row."""
+    for _ in range(times):
+        pool.monitor.answered(pool.members[place], pool.now, is_good=False)
+
+
+def test_failures_in_a_row_eject_and_time_brings_it_back_slowly() -> None:
+    pool = Pool(*[0.02] * 4)
+    fail(pool, 0, 4)
+    pool.monitor.answered(pool.members[0], 0.0, is_good=True)
+    fail(pool, 0, 4)
+    assert pool.exclusions == [None] * 4
+    fail(pool, 0, 1)
+    assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+    pool.run(29.75)
+    assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+    pool.run(0.25)
+    assert pool.exclusions == [None] * 4
+    assert pool.members[0].view.slow_start_weight == MIN_SLOW_START_WEIGHT
+
+
+def test_the_only_engine_is_never_ejected() -> None:
+    pool = Pool(0.02)
+    fail(pool, 0, 100)
+    assert pool.exclusions == [None]
+
+
+def test_a_bad_success_rate_ejects_at_the_end_of_the_interval() -> None:
+    pool = Pool(*[None] * 8)
+    pool.run(TICK_SECONDS)
+    for place, member in enumerate(pool.members):
+        for number in range(200):
+            is_good = place > 0 or number % 2 == 0
+            pool.monitor.answered(member, pool.now, is_good=is_good)
+    pool.run(9.75)
+    assert pool.exclusions == [None] * 8
+    pool.run(0.5)
+    assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
+
+
+def test_with_zero_failures_no_engine_is_ejected() -> None:
+    exclusion_config = ExclusionConfig(outliers=ExclusionConfig().outliers.__class__(consecutive=0))
+    pool = Pool(*[None] * 8, exclusion_config=exclusion_config)
+    fail(pool, 0, 1000)
+    pool.run(20.0)
+    assert pool.exclusions == [None] * 8
+
+
+def test_a_restarted_engine_is_judged_as_a_new_one() -> None:
+    pool = Pool(*[0.02] * 4)
+    pool.members[1].view.load.add(1, 0, 0)
+    fail(pool, 0, 5)
+    pool.monitor.joined(pool.members[0], 5.0)
+    assert pool.members[0].exclusion is None
+    assert pool.members[0].returned_at == 5.0
+
+
+def test_in_an_idle_pool_no_engine_needs_a_slow_start() -> None:
+    pool = Pool(None, None)
+    pool.monitor.joined(pool.members[0], 5.0)
+    assert pool.members[0].returned_at == -math.inf
+
+
+# Slots, prompts, expectations.
+
+
+def test_an_engine_is_full_when_streams_go_on_waiting() -> None:
+    pool = Pool(0.02, 0.02)
+    pool.streams(4)
+    pool.run(1.0)
+    waiting = [
+        LegTimer(pool.members[0].speed, None, 10, pool.now, tracks_first_token=True)
+        for _ in range(2)
+    ]
+    pool.run(QUEUE_SECONDS)
+    assert pool.members[0].view.slots == math.inf  # that may be their prefill
+    pool.run(2 * TICK_SECONDS)
+    assert pool.members[0].view.slots == 4
+    assert pool.members[1].view.slots == math.inf
+    for leg in waiting:
+        leg.first_token(pool.now)
+
+
+def test_engines_that_were_always_slower_are_no_outliers_when_they_are_many() -> None:
+    pool = Pool(*[0.06] * 4, *[0.02] * 4)
+    pool.streams()
+    pool.run(4.0)
+    assert pool.exclusions == [None] * 8
+    assert pool.members[0].view.slowdown == pytest.approx(3, rel=0.15)
+
+
+def test_engines_that_turned_slow_are_outliers_however_many() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams()
+    pool.run(4.0)
+    for place in range(4):
+        pool.set(place, 0.16)
+    pool.run(4.0)
+    assert pool.exclusions == [Exclusion.SLOW] * 4 + [None] * 4
+
+
+def test_one_that_is_slow_from_the_start_is_an_outlier_in_a_small_pool_too() -> None:
+    pool = Pool(0.16, 0.02, 0.02)
+    pool.streams()
+    pool.run(2.0)
+    assert pool.exclusions == [Exclusion.SLOW, None, None]
+
+
+def test_what_a_slow_engine_was_seen_to_run_is_not_its_limit_when_it_has_recovered() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    waiting = LegTimer(pool.members[0].speed, None, 10, pool.now, tracks_first_token=True)
+    pool.run(6.0)
+    assert pool.members[0].view.slots == 8
+    waiting.first_token(pool.now)
+    pool.set(0, 0.02)
+    pool.run(4.0)
+    assert pool.exclusions[0] is None
+    assert pool.members[0].view.slots == math.inf
+
+
+def test_what_a_usual_request_would_take() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    assert pool.monitor.expected_delay(pool.members[0]) is None
+    pool.streams()
+    pool.run(2.0)
+    slow, usual = (pool.monitor.expected_delay(pool.members[place]) for place in (0, 1))
+    assert slow is not None
+    assert usual is not None
+    assert slow / usual == pytest.approx(8, rel=0.15)
+    assert pool.members[1].view.prompt_cost == 0.0
+
+
+def test_prompt_tokens_weigh_what_they_take() -> None:
+    pool = Pool(0.02, 0.02)
+    for member in pool.members:
+        leg = LegTimer(member.speed, None, 936, 0.0, tracks_first_token=True)
+        leg.first_token(1.0)
+    pool.now = 1.0
+    pool.run(1.0)
+    # 1 ms a prompt token; 50 tokens of 20 ms a request so far.
+    cost = pool.members[0].view.prompt_cost
+    assert cost == pytest.approx(0.001 / (0.02 * 50), rel=0.2)
+
+
+def test_what_a_usual_prompt_would_take() -> None:
+    pool = Pool(None, role=Role.PREFILL)
+    leg = LegTimer(pool.members[0].speed, None, 936, 0.0, tracks_first_token=True)
+    leg.unary_answer(1.0)
+    pool.run(TICK_SECONDS)
+    assert pool.monitor.expected_delay(pool.members[0]) == pytest.approx(0.064)
+
+
+def test_errors_that_all_engines_give_eject_none() -> None:
+    pool = Pool(*[0.02] * 8)
+    rng = Random(3)
+    for _ in range(400):
+        pool.now += 0.05
+        for member in pool.members:
+            pool.monitor.answered(member, pool.now, is_good=rng.random() < 0.5)
+        pool.monitor.tick(pool.now)
+    assert pool.exclusions == [None] * 8
+
+
+def test_an_engine_that_joins_begins_with_its_small_share_at_once() -> None:
+    pool = Pool(0.02, 0.02)
+    pool.members[1].view.load.add(5, 0, 0)
+    pool.monitor.joined(pool.members[0], 100.0)
+    assert pool.members[0].view.slow_start_weight == MIN_SLOW_START_WEIGHT
+
+
+def test_the_first_gaps_after_a_start_make_no_engine_slow() -> None:
+    """A late turn of the router's own loop stretches them."""
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams(1)
+    pool.run(2 * TICK_SECONDS)
+    assert pool.members[0].view.slowdown == 1.0
+    pool.run(2.0)
+    assert pool.members[0].view.slowdown == pytest.approx(8, rel=0.2)
+
+
+def test_a_router_that_stood_still_blames_no_engine() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams()
+    pool.run(2.0)
+    for member in pool.members[:3]:  # what these said has been read already
+        member.speed.tokens += 8 * 150
+    pool.now += 3.0
+    pool.monitor.tick(pool.now)
+    assert pool.exclusions == [None] * 8
+    assert {member.view.slowdown for member in pool.members} == {1.0}
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions == [None] * 8
+
+
+def test_a_silence_of_all_engines_makes_none_of_them_slow() -> None:
+    """The host stood still for a second; some engines had no stream to show it."""
+    pool = Pool(*[0.02] * 8)
+    pool.streams(4)
+    pool.run(2.0)
+    for place in range(8):
+        pool.set(place, None)
+    pool.run(1.5)
+    assert pool.exclusions == [None] * 8
+    assert all(member.speed.per_token == pytest.approx(0.02, rel=0.2) for member in pool.members)
+
+
+def test_a_silence_of_one_engine_is_its_own() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams(4)
+    pool.run(2.0)
+    pool.set(0, None)
+    pool.run(1.5)
+    assert pool.exclusions[0] is not None

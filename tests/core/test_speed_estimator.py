@@ -1,0 +1,107 @@
+"""SpeedEstimator: seconds per token from counts; each leg is counted once."""
+
+import pytest
+
+from router.core.leg_timer import LegTimer
+from router.core.speed_estimator import (
+    FORGET_SECONDS,
+    PROMPT_OVERHEAD,
+    RELIABLE_TOKENS,
+    TICK_SECONDS,
+    SpeedEstimator,
+)
+
+
+def run(speed: SpeedEstimator, seconds: float, *, gap: float | None, at: float = 0.0) -> float:
+    """Let its streams get a token every `gap` seconds (None: never), with ticks; the time then."""
+    now, due = at, at + (gap or 0.0)
+    for number in range(1, round(seconds / TICK_SECONDS) + 1):
+        now = at + number * TICK_SECONDS
+        while gap is not None and due <= now + 1e-9:
+            speed.tokens += speed.streams
+            due += gap
+        speed.tick(now)
+    return now
+
+
+def open_leg(speed: SpeedEstimator, now: float = 0.0, work: int = 10) -> LegTimer:
+    """A stream that has had its first token."""
+    leg = LegTimer(speed, None, work, now, tracks_first_token=True)
+    leg.first_token(now)
+    return leg
+
+
+@pytest.mark.parametrize("gap", [0.01, 0.05, 0.25])
+@pytest.mark.parametrize("streams", [1, 48])
+def test_the_gap_does_not_depend_on_how_many_streams_there_are(gap: float, streams: int) -> None:
+    speed = SpeedEstimator()
+    for _ in range(streams):
+        open_leg(speed)
+    run(speed, 4.0, gap=gap)
+    assert speed.per_token == pytest.approx(gap, rel=0.05)
+
+
+def test_nothing_is_known_of_an_engine_that_has_not_spoken() -> None:
+    speed = SpeedEstimator()
+    run(speed, 2.0, gap=None)
+    assert (speed.per_token, speed.per_prompt_token, speed.is_warm) == (None, None, False)
+
+
+def test_silence_counts_for_as_long_as_it_has_lasted() -> None:
+    speed = SpeedEstimator()
+    open_leg(speed)
+    now = run(speed, 2.0, gap=0.05)
+    run(speed, 4.0, gap=None, at=now)
+    assert speed.per_token is not None
+    assert speed.per_token >= 3.0
+
+
+def test_a_recovery_shows_within_two_seconds() -> None:
+    speed = SpeedEstimator()
+    open_leg(speed)
+    now = run(speed, 8.0, gap=0.5)
+    assert speed.per_token == pytest.approx(0.5, rel=0.1)
+    run(speed, 2.0, gap=0.05, at=now)
+    assert speed.per_token == pytest.approx(0.05, rel=0.2)
+
+
+def test_a_few_tokens_move_the_measure_only_a_little() -> None:
+    speed = SpeedEstimator()
+    leg = open_leg(speed)
+    now = run(speed, 4.0, gap=0.1)
+    leg.end(now)
+    now = run(speed, 5.0, gap=None, at=now)
+    before = speed.per_token
+    assert before is not None
+    speed.on_unary_answer(RELIABLE_TOKENS // 4, 0.0001)
+    speed.tick(now + TICK_SECONDS)
+    assert speed.per_token == pytest.approx(before * 0.75, rel=0.05)
+
+
+def test_what_is_old_is_forgotten() -> None:
+    speed = SpeedEstimator()
+    leg = open_leg(speed)
+    now = run(speed, 2.0, gap=0.1)
+    leg.end(now)
+    speed.tick(now + FORGET_SECONDS - 1)
+    assert speed.is_warm
+    speed.tick(now + FORGET_SECONDS + 1)
+    assert not speed.is_warm
+
+
+def test_prompts_are_measured_by_the_work_ahead_of_them() -> None:
+    speed = SpeedEstimator()
+    leg = LegTimer(speed, None, 1000, 0.0, tracks_first_token=True)
+    leg.first_token(2.0)
+    speed.tick(2.25)
+    assert speed.per_prompt_token == pytest.approx(2.0 / (1000 + PROMPT_OVERHEAD))
+
+
+def test_a_clock_that_goes_back_does_no_harm() -> None:
+    speed = SpeedEstimator()
+    open_leg(speed, 100.0)
+    speed.tokens += 5
+    speed.tick(50.0)
+    speed.tokens += 5
+    speed.tick(51.0)
+    assert speed.per_token == pytest.approx(0.1)

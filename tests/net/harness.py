@@ -1,0 +1,228 @@
+"""A whole router in the test's own event loop, in front of scripted engines."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from router.core.events import Event, RequestEnded
+from router.core.values import Endpoint
+from router.net.client_connection import ClientConnection
+from router.net.pool import EnginePool
+from router.settings import Settings
+from router.web.app import Router
+from router.web.server import Server
+from tests.net.client import SECONDS, Client
+from tests.net.engine import ScriptedEngine
+from tests.net.tls import server_context
+
+__all__ = ["Harness", "Running", "eventually", "flow_of"]
+
+E = TypeVar("E")
+
+NEVER = 3600.0
+"""Seconds, unless a test wants something to happen: no event comes that a test did not cause, even
+where a busy machine lets it wait."""
+
+
+async def eventually(holds: Callable[[], object], what: Callable[[], object] = str) -> None:
+    """Wait until `holds`; for facts that no event tells of. Fails after a deadline."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SECONDS
+    while not holds():
+        assert loop.time() < deadline, what()
+        await asyncio.sleep(0.001)
+
+
+def flow_of(connection: object) -> ClientConnection:
+    """A client connection's flow control; uvicorn's types know of protocols without one."""
+    assert isinstance(connection, ClientConnection)
+    return connection
+
+
+class WatchedRouter(Router):
+    """Notes what is observed."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.events: list[Event] = []
+        super().__init__(settings)
+
+    def observe(self, event: Event) -> None:
+        super().observe(event)
+        self.events.append(event)
+
+
+class Running:
+    """A router that listens."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.router = WatchedRouter(settings)
+        self.server = Server(self.router)
+        self.clients: list[Client] = []
+
+    async def start(self) -> None:
+        """As uvicorn's `serve` does, but for signals."""
+        config = self.server.config
+        config.load()
+        self.server.lifespan = config.lifespan_class(config)
+        await self.server.startup()
+        self.port: int = self.server.servers[0].sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """End everything at once; see test_server.py for the graceful way."""
+        for client in self.clients:
+            client.leave()
+        if self.server.lifespan.shutdown_event.is_set():  # the test has done it
+            assert not self.server.server_state.tasks
+            assert not self.router.handler.active
+            await self.is_quiet()
+            return
+        for listener in self.server.servers:
+            listener.close()
+        await eventually(lambda: not self.server.server_state.connections)
+        await eventually(lambda: not self.server.server_state.tasks)
+        await eventually(lambda: not self.router.handler.active)
+        await self.is_quiet()
+        await self.server.lifespan.shutdown()
+        await eventually(lambda: not any(pool.open for pool in self.router.pools.values()))
+
+    @property
+    def connections(self) -> list[Any]:
+        """The router's connections to clients."""
+        return list(self.server.server_state.connections)
+
+    async def client(self, **options: Any) -> Client:
+        """A new connection."""
+        client = await Client.open(self.port, **options)
+        self.clients.append(client)
+        return client
+
+    async def ask(self, path: str, body: object, *headers: tuple[bytes, bytes]) -> Any:
+        """One request on a connection of its own."""
+        return await (await self.client()).ask(path, body, *headers)
+
+    # What it knows.
+
+    def pool(self, engine: ScriptedEngine) -> EnginePool:
+        """The connections to an engine."""
+        pools = self.router.pools
+        return next(pool for endpoint, pool in pools.items() if endpoint.url == engine.url)
+
+    def endpoint(self, engine: ScriptedEngine) -> Endpoint:
+        """The engine's endpoint."""
+        return next(endpoint for endpoint in self.router.pools if endpoint.url == engine.url)
+
+    def all(self, kind: type[E]) -> list[E]:
+        """The events of a kind so far."""
+        return [event for event in self.router.events if isinstance(event, kind)]
+
+    async def records(self, number: int = 1) -> list[RequestEnded]:
+        """The first records; waits until there are so many."""
+        await eventually(lambda: len(self.all(RequestEnded)) >= number, lambda: self.router.events)
+        found = self.all(RequestEnded)
+        assert len(found) == number, found
+        return found
+
+    async def record(self) -> RequestEnded:
+        """The only request's record."""
+        return (await self.records())[0]
+
+    async def usable(self, *engines: ScriptedEngine) -> None:
+        """Wait until the engines are up."""
+        members = [self.router.fleet.member(self.endpoint(engine)) for engine in engines]
+        await eventually(lambda: all(member.health.is_usable for member in members))
+
+    async def is_quiet(self) -> None:
+        """Wait until nothing is held: no lease, no engine connection but idle ones."""
+        pools = self.router.pools.values()
+        ledger = self.router.fleet.ledger
+        await eventually(
+            lambda: ledger.total() == 0 and all(pool.open == pool.idle for pool in pools),
+            lambda: (ledger.total(), list(pools)),
+        )
+        for endpoint in self.router.pools:
+            assert ledger.in_flight(endpoint) == 0
+            assert ledger.tokens(endpoint) == 0
+        assert not self.router._idle_sweep._watched
+
+
+class Harness:
+    """Makes engines and routers for one test, and ends them.
+
+    `certificate` is trusted by its routers and used by its engines that speak TLS.
+    """
+
+    def __init__(self, certificate: Path) -> None:
+        self.certificate = certificate
+        self.engines: list[ScriptedEngine] = []
+        self.routers: list[Running] = []
+
+    async def engine(self, *, listening: bool = True, tls: bool = False) -> ScriptedEngine:
+        """An engine."""
+        engine = ScriptedEngine(server_context(self.certificate) if tls else None)
+        self.engines.append(engine)
+        if listening:
+            await engine.listen()
+        return engine
+
+    async def router(
+        self,
+        *decode: ScriptedEngine,
+        prefill: tuple[ScriptedEngine, ...] = (),
+        ready: bool = True,
+        unchecked: Mapping[str, Any] = MappingProxyType({}),
+        **settings: Any,
+    ) -> Running:
+        """A router in front of these engines; waits until they are up unless told otherwise.
+
+        `unchecked` are settings that no user could give.
+        """
+        usual: dict[str, Any] = {
+            "health_check_interval": NEVER,
+            "engine_stats_interval": NEVER,
+            "health_check_timeout": SECONDS,
+            "connect_timeout": SECONDS,
+            "idle_connection_timeout": NEVER,
+            "stall_timeout": 0,
+            "engine_ca_file": self.certificate,  # reading the system's takes 20 ms
+        }
+        running = Running(
+            Settings(
+                host="127.0.0.1",
+                port=0,
+                decode=[engine.url for engine in decode],
+                prefill=[engine.url for engine in prefill],
+                **{**usual, **settings},
+            ).model_copy(update=unchecked)
+        )
+        self.routers.append(running)
+        await running.start()
+        if ready:
+            await running.usable(*decode, *prefill)
+        return running
+
+    async def close(self) -> None:
+        """End all. Fails if a router holds what it should have given back."""
+        try:
+            for router in self.routers:
+                await router.stop()
+        finally:
+            for engine in self.engines:
+                engine.stop()
+            for router in self.routers:
+                for connection in router.connections:  # of a test that failed
+                    connection.transport.abort()
+        await eventually(lambda: not any(engine.connections for engine in self.engines))
+
+
+class Complaints(logging.Handler):
+    """What was logged as an error: in a sound router nothing is, whatever peers do."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(logging.Formatter().format(record))

@@ -1,0 +1,237 @@
+"""Requests while engines are stalled, ejected or slow."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from router.core.events import FellBack
+from router.core.member import Exclusion
+from router.core.stall import Stall
+from router.core.values import Role
+from tests.net.client import request
+from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame, prefilled, token
+
+OK = json_reply({"choices": [{"text": "ok"}], "usage": {"completion_tokens": 1}})
+NEVER_PROBED: dict[str, Any] = {"speed_probe_interval": 0}
+
+
+def stall(router: Running, engine: ScriptedEngine) -> None:
+    """Let the fleet find that the engine has stopped, and the sweep come round."""
+    member = router.router.fleet.member(router.endpoint(engine))
+    member.stall = Stall(time.monotonic())
+    member.speed.is_stalled = True
+    router.router._idle_sweep._sweep()
+
+
+async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await one.call()
+    stall(router, one)
+    (await other.call()).send(OK)
+    assert (await client.answer()).status == 200
+    await call.left()
+    assert [f.reason for f in router.all(FellBack)] == ["stalled"]
+    assert (await router.record()).outcome == "ok"
+
+
+async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
+    harness: Harness,
+) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.send(sse_head())
+    answer = await client.begin()
+    stall(router, one)
+    second = await other.call()
+    second.stream(token("b"), DONE)
+    second.end()
+    await answer.rest()
+    assert (answer.status, answer.body) == (200, token("b") + DONE)
+    await call.left()
+
+
+async def test_if_the_other_engine_fails_too_the_stream_ends_with_an_error_frame(
+    harness: Harness,
+) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    (await one.call()).send(sse_head())
+    answer = await client.begin()
+    stall(router, one)
+    (await other.call()).send(json_reply({"error": {"message": "no"}}, 500))
+    await answer.rest()
+    assert answer.status == 200
+    assert error_frame(answer.body)["code"] == 502
+
+
+async def test_a_stream_that_has_begun_stays(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    stall(router, one)
+    call.events(token("b"), DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body == token("a") + token("b") + DONE
+    assert other.seen == 0
+
+
+async def test_a_request_with_nowhere_to_go_waits(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    stall(router, engine)
+    call.send(OK)
+    assert (await client.answer()).status == 200
+    assert engine.seen == 1
+
+
+async def test_a_stalled_engine_gets_nothing_new_until_it_has_tokens(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    stall(router, one)
+    other.answer_all(lambda second: second.send(OK))
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert (one.seen, other.seen) == (1, 3)
+    member = router.router.fleet.member(router.endpoint(one))
+    call.events(token("b"))
+    await answer.until(token("b"))
+    await eventually(lambda: member.exclusion is not Exclusion.STALLED)
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+
+
+async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, outlier_consecutive_failures=3, **NEVER_PROBED)
+    one.answer_all(lambda call: call.send(json_reply({"error": {"message": "no"}}, 500)))
+    other.answer_all(lambda call: call.send(OK))
+    statuses = [(await router.ask(COMPLETIONS, completion())).status for _ in range(12)]
+    assert statuses == [500, 200] * 3 + [200] * 6
+    listed = (await (await router.client()).get("/endpoints")).json
+    assert [entry["exclusion"] for entry in listed] == ["ejected", None]
+    assert 25 < listed[0]["returns_in_seconds"] <= 30
+    assert listed[0]["exclusion_seconds"] >= 0
+
+
+async def test_a_clients_errors_eject_no_engine(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, outlier_consecutive_failures=1)
+    one.answer_all(lambda call: call.send(json_reply({"error": {"message": "bad"}}, 400)))
+    other.answer_all(lambda call: call.send(OK))
+    statuses = [(await router.ask(COMPLETIONS, completion())).status for _ in range(6)]
+    assert statuses == [400, 200] * 3
+
+
+async def test_a_slow_engine_is_asked_by_the_router_not_by_users(harness: Harness) -> None:
+    slow, quick = await harness.engine(), await harness.engine()
+    router = await harness.router(
+        slow,
+        quick,
+        load_balancing_strategy="shortest_expected_delay",
+        speed_probe_interval=0.01,
+        engine_api_key="key",
+    )
+    fleet = router.router.fleet
+    for engine, seconds in ((slow, 0.16), (quick, 0.02)):
+        speed = fleet.member(router.endpoint(engine)).speed
+        speed.per_token, speed.was_reliable = seconds, True
+    member = fleet.member(router.endpoint(slow))
+    await eventually(lambda: member.exclusion is Exclusion.SLOW)
+    probe = await slow.call()
+    assert probe.values(b"authorization") == [b"Bearer key"]
+    assert probe.json["max_tokens"] == 8
+    assert probe.json["stream_options"] == {"include_usage": True}
+    assert (probe.json["model"], probe.json["stream"]) == ("m", True)
+    quick.answer_all(lambda call: call.send(OK))
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert quick.seen == 3
+    await _tokens(probe)
+    await eventually(lambda: member.exclusion is None or slow.waiting)
+    while slow.waiting:
+        await _tokens(await slow.call())
+        await eventually(lambda: member.exclusion is None or slow.waiting)
+    text = (await (await router.client()).get("/metrics")).body
+    assert b'pd_router_speed_probes_total{endpoint="%b",outcome="ok",' % slow.url.encode() in text
+
+
+async def _tokens(call: Call) -> None:
+    """An answer of 8 tokens, a millisecond apart."""
+    call.stream(token("a"))
+    for _ in range(7):
+        await asyncio.sleep(0.001)
+        call.events(token("a"))
+    call.events(DONE)
+    call.end()
+
+
+async def test_a_prefill_leaves_a_stalled_engine_for_another(harness: Harness) -> None:
+    one, other, decode = await harness.engine(), await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(one, other), **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await one.call()
+    stall(router, one)
+    await call.left()
+    (await other.call()).send(prefilled())
+    (await decode.call()).send(OK)
+    assert (await client.answer()).status == 200
+    assert [(f.leg, f.reason) for f in router.all(FellBack)] == [(Role.PREFILL, "stalled")]
+
+
+@pytest.mark.parametrize("is_one_read", [True, False])
+async def test_an_engine_says_what_its_events_are_worth(
+    harness: Harness, is_one_read: bool
+) -> None:
+    """--stream-interval 4: a token, then four at a time; usage comes with the end or before."""
+    engine = await harness.engine()
+    router = await harness.router(engine, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    expected = token("a")
+    for _ in range(10):
+        call.events(token("bcde"))
+        expected += token("bcde")
+        await answer.until(expected)
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":41}}\n\n'
+    if is_one_read:
+        call.events(usage + DONE)
+    else:
+        call.events(usage)
+        await answer.until(expected + usage)
+        call.events(DONE)
+    call.end()
+    await answer.rest()
+    speed = router.router.fleet.member(router.endpoint(engine)).speed
+    assert speed.calibration.tokens_per_event == pytest.approx(4, rel=0.1)

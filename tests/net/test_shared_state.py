@@ -1,0 +1,118 @@
+"""Events that workers send to each other, here within one process."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from router.core.events import (
+    Ejected,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    Probed,
+    Scraped,
+    SharedEvent,
+)
+from router.core.health import HealthSignal
+from router.core.values import Endpoint, FailureKind, Gauges, Role
+from router.net.shared_state import SharedState
+from tests.net.harness import eventually
+
+D0, D1 = Endpoint("http://d0", Role.DECODE), Endpoint("http://d1", Role.DECODE)
+
+EVENTS: list[SharedEvent] = [
+    Probed(D0, HealthSignal.OK, ({"id": "m", "root": "Qwen"},)),
+    Scraped(D1, Gauges(3, 4, 0.5), 2),
+    LegFailed(D0, FailureKind.REFUSED),
+    Ejected(D1, 1.0, 31.0),
+]
+
+
+Make = Callable[[int], SharedState]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes crews of so many, and closes them."""
+    with contextlib.ExitStack() as stack:
+
+        def one(workers: int) -> SharedState:
+            shared_state = SharedState(workers, [D0, D1])
+            stack.callback(shared_state.close)
+            return shared_state
+
+        yield one
+
+
+async def test_what_one_tells_all_others_hear_in_order(make: Make) -> None:
+    shared_state = make(3)
+    contexts = [shared_state.join(number, 100 + number) for number in range(3)]
+    heard: list[list[SharedEvent]] = [[], [], []]
+    for context in contexts:
+        context.bus.subscribe(heard[context.number].append)
+    for event in EVENTS:
+        contexts[1].bus.publish(event)
+    await eventually(lambda: heard[0] == heard[2] == EVENTS)
+    assert heard[1] == []
+    for context in contexts:
+        context.bus.close()
+
+
+async def test_only_what_concerns_everybody_is_passed_on(make: Make) -> None:
+    shared_state = make(2)
+    one, other = shared_state.join(0, 1), shared_state.join(1, 2)
+    heard: list[SharedEvent] = []
+    other.bus.subscribe(heard.append)
+    for event in (
+        LegAnswered(D0, 200, 0.1, True),
+        LegDone(D0),
+        LegFailed(D0, FailureKind.TIMEOUT),
+        LegFailed(D0, FailureKind.RESET),
+    ):
+        one.bus.observe(event)
+    await eventually(lambda: heard)
+    assert heard == [LegFailed(D0, FailureKind.RESET)]
+    other.bus.close()
+
+
+async def test_events_wait_for_a_worker_that_is_restarted(make: Make) -> None:
+    shared_state = make(2)
+    one = shared_state.join(0, 1)
+    one.bus.publish(EVENTS[0])
+    heard: list[SharedEvent] = []
+    late = shared_state.join(1, 2)
+    late.bus.subscribe(heard.append)
+    await eventually(lambda: heard == EVENTS[:1])
+    late.bus.close()
+
+
+async def test_a_worker_that_does_not_read_blocks_no_other(make: Make) -> None:
+    shared_state = make(2)
+    one, deaf = shared_state.join(0, 1), shared_state.join(1, 2)
+    for _ in range(20_000):  # more than fits
+        one.bus.publish(EVENTS[1])
+    heard: list[SharedEvent] = []
+    deaf.bus.subscribe(heard.append)
+    await eventually(lambda: heard)
+    deaf.bus.close()
+
+
+async def test_many_models_fit_into_one_piece_of_news(make: Make) -> None:
+    shared_state = make(2)
+    one, other = shared_state.join(0, 1), shared_state.join(1, 2)
+    heard: list[SharedEvent] = []
+    other.bus.subscribe(heard.append)
+    cards = tuple(
+        {"id": f"adapter-{n}", "object": "model", "root": f"/adapters/{n}", "parent": "Qwen"}
+        for n in range(2000)
+    )
+    one.bus.publish(Probed(D0, HealthSignal.OK, cards))
+    await eventually(lambda: heard)
+    assert heard == [Probed(D0, HealthSignal.OK, cards)]
+    other.bus.close()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_first_worker_leads(make: Make, number: int) -> None:
+    assert make(2).join(number, 1).is_leader is (number == 0)

@@ -1,0 +1,113 @@
+"""How much is done in one turn of the event loop."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.net.start_limiter import StartLimiter
+from tests.net.harness import Harness, eventually
+
+MOST = 3
+
+
+class Loop:
+    """Runs what was scheduled, turn by turn."""
+
+    def __init__(self) -> None:
+        self._soon: list[Any] = []
+
+    def call_soon(self, call: Any, *args: object) -> None:
+        """In the next turn."""
+        self._soon.append(partial(call, *args))
+
+    def turn(self) -> bool:
+        """One turn; whether there was anything to do."""
+        soon, self._soon = self._soon, []
+        for call in soon:
+            call()
+        return bool(soon)
+
+
+def bench() -> tuple[StartLimiter, Any]:
+    """The object and its loop."""
+    return StartLimiter(MOST), Loop()
+
+
+def test_work_that_comes_now_and_then_is_done_at_once_and_schedules_nothing() -> None:
+    start_limiter, loop = bench()
+    for n in range(10):
+        start_limiter.refill()
+        done: list[int] = []
+        for _ in range(MOST):
+            start_limiter.submit(loop, partial(done.append, n))
+        assert done == [n] * MOST
+    assert not loop.turn()
+
+
+@given(st.lists(st.integers(0, 20) | st.none(), max_size=10))
+def test_all_is_done_in_order_and_never_much_in_a_turn(arrivals: list[int | None]) -> None:
+    """In each turn first what came by sockets, then what was scheduled, as in uvloop; None: time
+    passes."""
+    start_limiter, loop = bench()
+    done: list[int] = []
+    came = 0
+    for number in arrivals:
+        before = len(done)
+        if number is None:
+            start_limiter.refill()
+        for _ in range(number or 0):
+            start_limiter.submit(loop, partial(done.append, came))
+            came += 1
+        loop.turn()
+        assert len(done) - before <= 2 * MOST
+        assert done == list(range(len(done)))
+    while loop.turn():
+        pass
+    assert done == list(range(came))
+
+
+def test_waiting_work_is_not_overtaken() -> None:
+    start_limiter, loop = bench()
+    done: list[int] = []
+    for n in range(MOST + 1):
+        start_limiter.submit(loop, partial(done.append, n))
+    start_limiter.refill()
+    start_limiter.submit(loop, partial(done.append, MOST + 1))
+    assert done == list(range(MOST))
+    loop.turn()
+    assert done == list(range(MOST + 2))
+
+
+def test_work_that_fails_does_not_keep_the_rest_waiting() -> None:
+    start_limiter, loop = bench()
+    done: list[int] = []
+    for n in range(4 * MOST):
+        fails = n == MOST
+        start_limiter.submit(loop, (lambda: 1 / 0) if fails else partial(done.append, n))  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        loop.turn()
+    while loop.turn():
+        pass
+    assert done == [n for n in range(4 * MOST) if n != MOST]
+
+
+def test_work_that_brings_work_lets_it_wait_behind_the_others() -> None:
+    start_limiter, loop = bench()
+    done: list[str] = []
+    for _ in range(MOST):
+        start_limiter.submit(loop, lambda: None)
+    start_limiter.submit(loop, lambda: start_limiter.submit(loop, partial(done.append, "brought")))
+    start_limiter.submit(loop, partial(done.append, "before"))
+    while loop.turn():
+        pass
+    assert done == ["before", "brought"]
+
+
+async def test_a_router_renews_it(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
+    start_limiter = router.router.start_limiter
+    start_limiter._left = 0
+    await eventually(lambda: start_limiter._left)

@@ -1,0 +1,42 @@
+"""The buffer passes every event on once, in order, and soon."""
+
+import asyncio
+
+from router.core.events import Event, FellBack
+from router.core.values import Role
+from router.telemetry import event_buffer
+from router.telemetry.event_buffer import EventBuffer
+
+
+def events(count: int) -> list[Event]:
+    return [FellBack(Role.DECODE, str(number)) for number in range(count)]
+
+
+async def test_events_are_told_in_order_to_each_listener() -> None:
+    first: list[Event] = []
+    second: list[Event] = []
+    one = EventBuffer([first.append, second.append])
+    for event in events(5):
+        one.add(event)
+    assert first == second == []
+    one.flush()
+    one.flush()
+    assert first == second == events(5)
+
+
+async def test_many_events_do_not_wait() -> None:
+    told: list[Event] = []
+    one = EventBuffer([told.append])
+    for event in events(event_buffer.MOST + 1):
+        one.add(event)
+    assert told == events(event_buffer.MOST)
+    one.flush()
+    assert told == events(event_buffer.MOST + 1)
+
+
+async def test_an_event_is_told_without_being_asked_for() -> None:
+    told: asyncio.Queue[Event] = asyncio.Queue()
+    one = EventBuffer([told.put_nowait])
+    for event in events(2):
+        one.add(event)
+        assert await told.get() == event
