@@ -4,21 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test judgement cover check test-engines clean
+.PHONY: install demo test judgement cover instructions check lock lowest test-engines clean \
+	compile clean-compiled test-compiled
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements/dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --require-hashes --requirement requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 demo: install
 	$(BIN)/pd-router demo
 
 # Tests start some two hundred processes: without bytecode files each would compile the sources anew.
-test cover: export PYTHONDONTWRITEBYTECODE =
+test test-compiled cover: export PYTHONDONTWRITEBYTECODE =
 
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
@@ -27,18 +28,63 @@ test: install
 judgement: install
 	$(BIN)/python -m pytest -m judgement tests/e2e/judgement
 
-# Every branch of the pure core, by its own tests.
-cover: install
+# Every branch of the pure core, by its own tests. Compiled modules have no lines to cover.
+cover: install clean-compiled
 	$(BIN)/python -m pytest -n auto --cov router/core --cov-report term --cov-fail-under 100 tests/core
+
+# Instructions and system calls per request and chunk, against the stored ones. Needs valgrind.
+BASELINE := benchmarks/baselines/instructions.json
+instructions: install
+	$(BIN)/python -m benchmarks instructions --router ours --baseline $(BASELINE)
+
+# The hot modules (setup.py names them), compiled in place by mypyc from the same source: the .so
+# files are imported instead of the .py beside them, until clean-compiled. Needs gcc; a minute.
+compile: install
+	find router -name '*.so' -delete
+	PD_ROUTER_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	touch router/compiled__mypyc*.so
+
+clean-compiled:
+	find router -name '*.so' -delete
+	rm -rf build
+
+test-compiled: compile
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/core tests/net tests/web tests/e2e
 
 check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The newest versions that pyproject.toml admits, with hashes, for every Python and platform at once.
+UV := .uv/bin/uv
+COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 \
+  --generate-hashes --custom-compile-command 'make lock'
+
+lock: $(UV)
+	$(COMPILE) requirements/build.in --output-file requirements/build.txt
+	$(COMPILE) pyproject.toml --extra lmcache --output-file requirements/image.txt
+	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
+
+# The oldest versions that pyproject.toml admits, under the newest test tools.
+LOWEST := .uv/lowest
+
+lowest: $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(LOWEST)
+	$(UV) pip compile --quiet --resolution lowest-direct --python $(LOWEST)/bin/python pyproject.toml \
+	  --extra lmcache --extra bench --output-file $(LOWEST)/pins.txt
+	$(UV) pip install --quiet --python $(LOWEST)/bin/python --constraints $(LOWEST)/pins.txt \
+	  --editable '.[dev]'
+	$(LOWEST)/bin/python -m pytest -n auto tests/core tests/net tests/web tests/telemetry \
+	  tests/test_settings.py
+
+$(UV):
+	$(PYTHON) -m venv .uv
+	.uv/bin/pip install --quiet 'uv>=0.9,<1'
+
 test-engines: install
 	$(BIN)/python -m tests.engines.lab install
 	$(BIN)/python -m pytest -m engines tests/engines
 
-clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* build *.egg-info
+clean: clean-compiled
+	rm -rf $(VENV) .uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info

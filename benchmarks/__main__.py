@@ -1,8 +1,8 @@
-"""`python -m benchmarks compare | results | peers install | validate | ab | judge | report |
-plot | aiperf install`; `engine` and `load` are started by the bench.
+"""`pd-bench`, and `python -m benchmarks`: one command line for the bench and the gate.
 
-Exit status of the first three: 0 sound, 1 something void, failed or missing, 2 bad usage, 130
-interrupted; of the others the validator's: 0 pass, 1 fail, 3 void or broken.
+Exit status of compare, results, instructions and peers: 0 sound, 1 something void, failed, missing
+or grown, 2 bad usage, 130 interrupted; of the others the validator's: 0 pass, 1 fail, 2 skipped,
+3 void or broken.
 """
 
 import argparse
@@ -18,25 +18,41 @@ from typing import NoReturn
 from rich.console import Console
 
 try:
-    from benchmarks import compare, engine, limits, load, peers, plan, report, results
-    from benchmarks.gate import ab, aiperf_place, judge, validate
-    from benchmarks.routers import DEFAULT, ROUTERS
-    from benchmarks.scenarios import SCENARIOS, Scenario
+    from benchmarks.command_line import VALIDATOR, Parser, program
+    from benchmarks.comparison import compare, limits
+    from benchmarks.comparison.scenarios import SCENARIOS, Scenario
+    from benchmarks.engines import engine
+    from benchmarks.gate import judge, validate
+    from benchmarks.gate.ab import rounds
+    from benchmarks.gate.aiperf import environment
+    from benchmarks.instructions import command as instructions
+    from benchmarks.instructions import lockstep
+    from benchmarks.loadgen import load, plan
+    from benchmarks.reporting import report, results
+    from benchmarks.routers import peers
+    from benchmarks.routers.table import DEFAULT, ROUTERS
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("matplotlib", "numpy"):  # the extra `bench`
         raise
     print(f"pd-bench needs {error.name}: pip install 'pd-router[bench]'", file=sys.stderr)
-    sys.exit(2)
+    # To the validator and the gate, 2 means that nothing was asked for: a pipeline would go on.
+    sys.exit(3 if sys.argv[1:2] in (["validate"], ["ab"], ["judge"], ["report"], ["plot"]) else 2)
 
-# They read their own command lines: their exit statuses are the validator's.
-GATE = {
+# They read their own command lines; of the gate's, exit statuses are the validator's.
+OWN = {
+    "instructions": instructions.main,
     "validate": validate.main,
-    "ab": ab.main,
+    "ab": rounds.main,
     "judge": judge.main_judge,
     "report": judge.main_report,
     "plot": judge.main_plot,
-    "aiperf": aiperf_place.main,
+    "aiperf": environment.main,
 }
+
+ABOUT = (
+    "The bench measures routers side by side (compare, results, peers); the gate measures an "
+    "endpoint and says whether it passes, and why not (the other commands)."
+)
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -59,8 +75,8 @@ def seconds(text: str) -> float:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    commands = top.add_subparsers(dest="command", required=True)
+    top = Parser(prog=program(), description=ABOUT, epilog=VALIDATOR)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     side = commands.add_parser("compare", help="measure routers side by side")
     side.add_argument("--scenario", choices=SCENARIOS, default="relay")
     side.add_argument(
@@ -77,8 +93,9 @@ def parser() -> argparse.ArgumentParser:
     side.add_argument("--window", type=seconds, help="seconds measured per turn")
     side.add_argument("--results", type=Path, default=RESULTS, help="where the JSON file goes")
     for name, text in (
-        ("validate", "put the validator's load on an endpoint and judge what comes of it"),
-        ("ab", "the validator's load on the router with one policy after the other"),
+        ("instructions", "count instructions and system calls per request and chunk"),
+        ("validate", "the gate: put the validator's load on an endpoint and judge the outcome"),
+        ("ab", "put the validator's load on the router with one policy after the other"),
         ("judge", "judge stored results of a load test again, ours or AIPerf's"),
         ("report", "write report.html from stored results"),
         ("plot", "draw PNGs from stored runs"),
@@ -89,9 +106,16 @@ def parser() -> argparse.ArgumentParser:
     peer = commands.add_parser("peers", help="the other routers")
     peer.add_argument("action", choices=("install",))
     engines = commands.add_parser("engine", help="simulated engines (started by the bench)")
-    engines.add_argument("plan", type=engine.Plan.decode, help="JSON, see benchmarks.engine.Plan")
+    engines.add_argument(
+        "plan", type=engine.Plan.decode, help="JSON, see benchmarks.engines.engine.Plan"
+    )
     offered = commands.add_parser("load", help="load generator (started by the bench)")
-    offered.add_argument("plan", type=plan.Plan.decode, help="JSON, see benchmarks.plan.Plan")
+    offered.add_argument(
+        "plan", type=plan.Plan.decode, help="JSON, see benchmarks.loadgen.plan.Plan"
+    )
+    steps = commands.add_parser("lockstep", help="engines and client (started by the bench)")
+    steps.add_argument("decode", type=int, help="decode engines")
+    steps.add_argument("prefill", type=int, help="prefill engines")
     return top
 
 
@@ -151,15 +175,15 @@ def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 def main(command: Sequence[str]) -> int:
     """Run one command and return the exit status."""
-    if command and command[0] in GATE:
-        return GATE[command[0]](command[1:])
+    if command and command[0] in OWN:
+        return OWN[command[0]](command[1:])
     arguments = parser().parse_args(command)
     match arguments.command:
         case "compare":
             try:
                 return run_compare(arguments, command)
             except Unfit as error:
-                parser().error(str(error))
+                Parser(prog=program("compare")).error(str(error))
         case "peers":
             peers.install()
         case "results":
@@ -169,6 +193,8 @@ def main(command: Sequence[str]) -> int:
             engine.run(arguments.plan)
         case "load":
             load.run(arguments.plan)
+        case "lockstep":
+            lockstep.run(arguments.decode, arguments.prefill)
     return 0
 
 

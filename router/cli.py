@@ -3,7 +3,7 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -58,7 +58,8 @@ def _serve(options: Options) -> int:
 
 
 def _check(options: Options) -> int:
-    return check.run(_settings(options))
+    tries = options.pop("tries")
+    return check.run(_settings(options), tries=tries)
 
 
 def _explain(options: Options) -> int:
@@ -78,6 +79,12 @@ def _simulate(options: Options) -> int:
     return simulate.run(options)
 
 
+def _simulate_engines(options: Options) -> int:
+    from router.commands import simulate_engines  # noqa: PLC0415 - as above
+
+    return simulate_engines.run(options)
+
+
 def _settings(options: Options) -> Settings:
     return load(options, options.pop("config"))
 
@@ -88,32 +95,37 @@ def _settings(options: Options) -> Settings:
 class _Parser(argparse.ArgumentParser):
     """argparse, but for errors of one line."""
 
+    @property
+    def flags(self) -> Iterable[str]:
+        """All that it knows, those included that are added later."""
+        return self._option_string_actions.keys()
+
     def error(self, message: str) -> NoReturn:
         """Name the culprit. Raises UsageError."""
         raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def _parse(arguments: Sequence[str]) -> Options:
-    parser = _parser()
+    parser = _parser(arguments)
     if arguments and arguments[0].startswith("-") and arguments[0] not in GLOBAL:
         wrong = arguments[0].partition("=")[0]
         raise UsageError(f"{wrong}: stands before the COMMAND; see {parser.prog} --help")
     known, unknown = parser.parse_known_args(arguments)
     options = vars(known)
-    name = options.pop("name")
+    name, flags = options.pop("name"), options.pop("flags", ())
     prog = parser.prog if name is None else f"{parser.prog} {name}"
     if unknown:
         # What stands behind it, or behind its =, may be a secret.
         wrong = unknown[0].partition("=")[0]
-        near = suggestion(wrong, map(flag, Settings.model_fields))
+        near = suggestion(wrong, flags)
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
-        names = "serve, check, explain, demo or simulate"
+        names = "serve, check, explain, demo, simulate-engines or simulate"
         raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> _Parser:
     parser = _Parser(
         prog="pd-router",
         description="A router in front of prefill and decode vLLM engines.",
@@ -122,26 +134,53 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pd-router {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="name")
 
-    def add(name: str, command: Callable[[Options], int], text: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Callable[[Options], int], text: str) -> _Parser:
         added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        added.set_defaults(command=command)
+        added.set_defaults(command=command, flags=added.flags)
         return added
 
     _add_settings(add("serve", _serve, "Run the router."))
-    _add_settings(add("check", _check, "Ask every engine whether it and the settings fit."))
+    checking = add("check", _check, "Ask every engine whether it and the settings fit.")
+    checking.add_argument(
+        "--try",
+        dest="tries",
+        action="store_true",
+        help="also send a request over each pair of a prefill and a decode engine, and see whether "
+        "its KV cache moves",
+    )
+    _add_settings(checking)
     explaining = add("explain", _explain, "Say what would happen to a request, without a network.")
     explaining.add_argument("body", metavar="BODY.json", help="the request's body; - reads stdin")
     explaining.add_argument(
         "--route",
-        default="/v1/chat/completions",
         metavar="PATH",
-        help="the route it is sent to (default %(default)s)",
+        help="the route it is sent to (default: by the body's messages, prompt or input)",
     )
     explaining.add_argument("--json", dest="as_json", action="store_true", help="for machines")
     _add_settings(explaining)
     add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
+    text = "Start simulated engines, and say how to put a router in front of them."
+    simulating = add("simulate-engines", _simulate_engines, text)
+    if "simulate-engines" in arguments:  # its options load the simulator: only where it is used
+        _add_engines(simulating)
     _add_simulation(add("simulate", _simulate, "Compare policies on modelled engines."))
     return parser
+
+
+def _add_engines(parser: argparse.ArgumentParser) -> None:
+    """How many engines, where, and what each is like."""
+    from router.simulator.command_line import add_options  # noqa: PLC0415 - as above
+
+    for name, default, metavar, text in (
+        ("--prefill", 1, "N", "prefill engines; 0: a plain pool"),
+        ("--decode", 2, "N", "decode engines"),
+        ("--port", 9000, "PORT", "the first one's; the others' follow; 0: free ones"),
+    ):
+        parser.add_argument(
+            name, type=int, default=default, metavar=metavar, help=f"{text} (default %(default)s)"
+        )
+    # A real engine's order of magnitude, so that streams can be seen to stream.
+    add_options(parser.add_argument_group("each engine"), step_ms=10.0)
 
 
 def _add_simulation(parser: argparse.ArgumentParser) -> None:
@@ -171,13 +210,13 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting; pydantic checks all values, wherever they come from."""
-    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
-    group.add_argument(
+    parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
         help="YAML file with settings, keyed like routing_threshold",
     )
+    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
     for name, field in Settings.model_fields.items():
         is_list = isinstance(field.default, tuple)
         default = default_text(field) and f" (default {default_text(field)})"
@@ -185,13 +224,34 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
             flag(name),
             action="append" if is_list else "store",
             default=argparse.SUPPRESS,
-            metavar=_metavar(field),
+            metavar=_metavar(name, field),
             help=f"{field.description}{default}".replace("%", "%%"),
         )
 
 
-def _metavar(field: FieldInfo) -> str:
+METAVARS = {
+    "host": "HOST",
+    "port": "PORT",
+    "workers": "N|auto",
+    "prefill": "URL",
+    "decode": "URL",
+    "percent": "PERCENT",
+    "seqs": "N|JSON|@FILE",
+    "registry": "JSON|@FILE",
+    "bind": "tcp://HOST:PORT",
+    "key": "KEY",
+    "file": "FILE",
+    "bytes": "BYTES",
+    "sample": "SHARE",
+}
+"""What a setting's value is, by the last word of its name; all other numbers that may be fractions
+are seconds."""
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
     """What kind of value it is; of a choice, the choices."""
+    if (known := METAVARS.get(name.rpartition("_")[2])) is not None:
+        return known
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not None]
     choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
     if choices:

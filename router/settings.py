@@ -1,7 +1,8 @@
 """Every setting, once: its flag, environment variable, file key, default, unit and reason.
 
 Order of precedence: command line, environment (`PD_ROUTER_*`), the file given by `--config`,
-default. The README's table is generated from this class. No other file reads the environment.
+default. The table in docs/settings.md is generated from this class. No other file reads the
+environment.
 """
 
 import difflib
@@ -50,6 +51,9 @@ _SERVICE_LINK = re.compile(
     r"PD_ROUTER_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
 )
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+
+TEXTS = {"tuple_type": "must be one value or a list", "dict_type": "must be a mapping"}
+"""What pydantic says in words of Python, by its error's type."""
 
 MAX_SHOWN = 80
 """Characters of a wrong value in an error's line: enough for a URL; a registry would fill pages."""
@@ -426,6 +430,8 @@ def _refuse_unknown_environment(environment: Mapping[str, str]) -> None:
                 f"{name}={value} was set by Kubernetes for a Service of that name; "
                 "set enableServiceLinks: false in the pod"
             )
+        if name.upper() == ENV_PREFIX + "CONFIG":
+            raise SettingsError(f"{name}: no such setting; name the file with --config FILE")
         if name.upper() not in known and not is_url:
             raise SettingsError(f"{name}: no such setting{suggestion(name, known)}")
 
@@ -436,7 +442,7 @@ def _one_line(error: ValidationError, source: Callable[[str], str]) -> str:
     # A misspelt key is a missing one too, and its name is the better hint.
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
     problem = next(unknown, problems[0])
-    text = problem["msg"].removeprefix("Value error, ")
+    text = TEXTS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
         return text
     name, *path = problem["loc"]

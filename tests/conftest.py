@@ -9,6 +9,7 @@ import os
 import random
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,10 +31,32 @@ settings.register_profile(
 )
 
 
+ROUTER = Path(__file__).parent.parent / "router"
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the profile unless the command line did."""
+    """Choose the profile unless the command line did. Refuse compiled modules of older sources."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("suite")
+    if stale := _stale():
+        raise pytest.UsageError(
+            f"{stale} is newer than its compiled form: make compile, or make clean-compiled"
+        )
+
+
+def _stale() -> Path | None:
+    """A compiled module whose source has changed since."""
+    for library in ROUTER.glob("compiled__mypyc*.so"):  # `make compile` touches it
+        for compiled in ROUTER.rglob("*.so"):
+            source = compiled.with_name(f"{compiled.name.partition('.')[0]}.py")
+            if source.exists() and source.stat().st_mtime > library.stat().st_mtime:
+                return source
+    return None
+
+
+def pytest_report_header() -> str:
+    """Which form of the router is tested."""
+    return f"router: {'compiled' if any(ROUTER.rglob('*.so')) else 'pure Python'}"
 
 
 def pytest_xdist_auto_num_workers() -> int:

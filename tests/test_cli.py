@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import re
+import socket
 import subprocess
 import sys
 import types
@@ -164,7 +165,7 @@ def test_a_flag_before_the_command_is_named(refused):
 
 
 def test_a_missing_or_unknown_command_is_named(refused):
-    assert refused().startswith("COMMAND is missing: serve, check, explain, demo or simulate")
+    assert refused().startswith("COMMAND is missing: serve, check, explain, demo, simulate-")
     assert refused("evaluate").startswith("COMMAND: invalid choice: 'evaluate' (choose from ")
     assert refused("explain").startswith("the following arguments are required: BODY.json; see ")
 
@@ -240,6 +241,37 @@ def test_serve_runs_a_server_with_the_settings(monkeypatch):
     assert levels == [("error", "text")]
 
 
+def test_a_place_where_nothing_can_listen_names_the_option_to_change(refused, monkeypatch):
+    monkeypatch.setattr("router.telemetry.logs.configure", lambda *_: None)  # it would stay so
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        said = refused("serve", "--host", "127.0.0.1", "--port", port, *DECODE)
+    assert said == f"--port: 127.0.0.1:{port} is taken by another process; 0 takes a free port"
+    # TEST-NET-1 (RFC 5737) is for documentation only.
+    said = refused("serve", "--host", "192.0.2.1", "--port", port, *DECODE)
+    assert said.startswith("--host: 192.0.2.1 is no address of this machine: ")
+
+
+def test_a_value_is_named_for_its_unit(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    words = " ".join(capsys.readouterr().out.split())
+    for name, field in Settings.model_fields.items():
+        is_time = re.search(r"\bseconds\b", field.description or "", re.IGNORECASE) is not None
+        is_time &= field.annotation is float
+        assert is_time == (f"{flag(name)} SECONDS" in words), name
+    for shown in (
+        "--decision-log-sample SHARE",
+        "--max-excluded-percent PERCENT",
+        "--max-body-bytes BYTES",
+        "--engine-ca-file FILE",
+        "--decode URL",
+        "--port PORT",
+        "--workers N|auto",
+    ):
+        assert shown in words
+
+
 def test_the_arguments_are_the_processs_own_by_default(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["pd-router", "--vers"])
     assert main() == 2
@@ -247,7 +279,7 @@ def test_the_arguments_are_the_processs_own_by_default(monkeypatch, capsys):
 
 
 def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
-    def interrupt(_: object) -> int:
+    def interrupt(_: object, *, tries: bool) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("router.commands.check.run", interrupt)
@@ -255,7 +287,7 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
 
 
 def test_output_that_nobody_reads_ends_the_command(monkeypatch, tmp_path):
-    def nobody_reads(_: object) -> int:
+    def nobody_reads(_: object, *, tries: bool) -> int:
         raise BrokenPipeError
 
     monkeypatch.setattr("router.commands.check.run", nobody_reads)

@@ -1,12 +1,48 @@
-"""What the README says is what the code says."""
+"""The README: short, and true. Its commands are run by tests/docs."""
 
-from pathlib import Path
+import json
+import re
 
-from router.commands.settings_table import block, table
+from tests.docs.blocks import ROOT, blocks, commands, tables
 
-README = Path(__file__).parents[1] / "README.md"
+README = ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+
+MOST_WORDS = 1500
+
+STORED = "benchmarks/results/slow-engine-2026-11-21T111213Z.json"
+ROWS = ("ours-sed", "nginx", "vllm-router", "smg-cache-aware")
 
 
-def test_the_settings_table_is_the_one_that_the_settings_make():
-    """If not: python -m router.commands.settings_table --write"""
-    assert block(README.read_text(encoding="utf-8")) == table()
+def test_it_is_read_in_one_sitting() -> None:
+    assert len(TEXT.split()) <= MOST_WORDS
+
+
+def test_ci_runs_its_two_commands_for_setting_up() -> None:
+    first = next(block for block in blocks(README) if block.language == "sh")
+    assert [command.words for command in commands(first)] == [("make", "demo"), ("make", "test")]
+    assert "make test" in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
+
+
+def test_its_figures_are_those_of_the_stored_run_that_it_links() -> None:
+    assert f"({STORED})" in TEXT
+    stored = json.loads((ROOT / STORED).read_bytes())
+    [measured] = [rows for rows in tables(TEXT) if rows[0][1] == "requests/s"]
+    for name, row in zip(ROWS, measured[1:], strict=True):
+        figures = {
+            key: value["median"] for key, value in stored["summaries"][name].items() if value
+        }
+        told = [
+            f"{figures['requests_per_s']:.0f}",
+            f"{figures['whole_p99_ms'] / 1000:.1f} s",
+            f"{figures['ttft_p99_ms']:.0f} ms",
+        ]
+        assert row[1:] == told
+    assert f"gives {stored['bound']:.0f} requests/s" in TEXT
+    size = stored["scenario"]
+    assert f"{size['clients']} streams, {size['requests']:,} requests of {size['tokens']}" in TEXT
+
+
+def test_every_route_of_the_operations_is_in_it() -> None:
+    for path in ("/health", "/ready", "/endpoints", "/metrics", "/version", "/docs", "/v1/models"):
+        assert re.search(rf"`GET {path}`", TEXT), path

@@ -399,6 +399,8 @@ def test_any_file_is_taken_or_refused(content, write):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
+        ("prefill: {a: b}", "prefill: must be one value or a list, got {'a': 'b'}"),
+        ("decoder_registry: [a]", "decoder_registry: must be a mapping, got ['a']"),
         ("port: 1\nport: 2", "port is given twice"),
         ("port: [", "is not YAML"),
         ("a\0b", "is not YAML"),
@@ -456,7 +458,7 @@ def test_a_file_without_certificates_is_refused(write):
     ("name", "near"),
     [
         ("PD_ROUTER_PREFIL", ", did you mean PD_ROUTER_PREFILL?"),
-        ("PD_ROUTER_CONFIG", ""),
+        ("PD_ROUTER_CONFIG", "; name the file with --config FILE"),
         ("pd_router_prot", ""),
         ("PD_ROUTER_", ""),
     ],
@@ -629,8 +631,8 @@ def test_a_wrong_receiver_is_named_down_to_its_key(changes, said):
         ("", "not valid JSON"),
         ("{", "not valid JSON"),
         ("[" * 100_000, "nested too deep"),
-        ('"d0"', "valid dictionary"),
-        ("[]", "valid dictionary"),
+        ('"d0"', "must be a mapping"),
+        ("[]", "must be a mapping"),
         ('{"http://d0": 7}', "http://d0: "),
         ('{"d0": {}}', "'d0' must start with http://"),
         ('{"http://u:p@d0": {}}', "must hold no credentials"),

@@ -1,1 +1,1 @@
-"""The gate: the validator's workload against any endpoint, a verdict, and why."""
+"""The gate: the load of AICR's inference-perf validator on any endpoint, a verdict, and why."""

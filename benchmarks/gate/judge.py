@@ -10,27 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar
 
-from benchmarks.gate import export, plots, report, verdict
-from benchmarks.gate.diagnosis import classify
-from benchmarks.gate.export import Result
+from benchmarks import command_line
+from benchmarks.command_line import VALIDATOR, program
+from benchmarks.gate.analysis import verdict
+from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
+from benchmarks.gate.analysis.diagnosis import classify
+from benchmarks.gate.analysis.records import Diagnosis, Unreadable
+from benchmarks.gate.analysis.verdict import Exit, Verdict
+from benchmarks.gate.output import export, plots, report, results
+from benchmarks.gate.output.report import Judged
+from benchmarks.gate.output.results import Result
 from benchmarks.gate.profiles import PLATFORMS
-from benchmarks.gate.records import Diagnosis, Kind, Unreadable
-from benchmarks.gate.report import Judged
-from benchmarks.gate.verdict import Constraints, Exit, InvalidConstraint, Verdict
 from router import __version__
 
-__all__ = ["Diagnosis", "Kind", "classify", "main_judge", "main_plot", "main_report"]
 
+class Parser(command_line.Parser):
+    """Ends with 3 on bad usage: 2 means that nothing was asked for."""
 
-class Parser(argparse.ArgumentParser):
-    """Ends with 3 on bad usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """As argparse does, with another status."""
-        self.print_usage(sys.stderr)
-        self.exit(Exit.VOID, f"{self.prog}: error: {message}\n")
+    status: ClassVar[int] = Exit.VOID
 
 
 def positive(text: str) -> int:
@@ -57,11 +56,12 @@ def constraints_of(arguments: argparse.Namespace, stored: Constraints | None) ->
     Raises InvalidConstraint, Unreadable.
     """
     platform = PLATFORMS[arguments.platform].constraints if arguments.platform else None
+    baseline: Path | None = arguments.baseline
     given = {
         "throughput": arguments.throughput,
         "ttft_p99": arguments.ttft_p99,
         "max_errors": arguments.max_errors,
-        "baseline": export.read_baseline(arguments.baseline).median if arguments.baseline else None,
+        "baseline": results.read_baseline(baseline).median if baseline else None,
         "baseline_floor": arguments.baseline_floor,
     }
     changes = {name: value for name, value in given.items() if value is not None}
@@ -116,7 +116,7 @@ def opinion(
 
 
 def _parser(command: str, about: str) -> Parser:
-    parser = Parser(prog=f"python -m benchmarks {command}", description=about)
+    parser = Parser(prog=program(command), description=about, epilog=VALIDATOR)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="or folder, per run")
     add_constraints(parser)
     parser.add_argument("--gpus", type=positive, help="GPUs benchmarked, where files do not say")
@@ -127,7 +127,7 @@ def _opinions(arguments: argparse.Namespace) -> list[Opinion]:
     """Raises Unreadable, InvalidConstraint."""
     found = []
     for path in arguments.files:
-        result = export.read(path)
+        result = results.read(path)
         asked = constraints_of(arguments, result.constraints)
         found.append(opinion(result, asked, arguments.gpus, total_of(arguments, result)))
     return found
@@ -154,7 +154,8 @@ def show(opinions: Sequence[Opinion], overall: verdict.Series) -> None:
 
 def main_judge(argv: Sequence[str]) -> int:
     """`judge FILE...`."""
-    parser = _parser("judge", "Judge stored results again, ours or AIPerf's.")
+    about = "Judge stored results again by the validator's rule, ours or AIPerf's."
+    parser = _parser("judge", about)
     parser.add_argument("--require", type=positive, help="runs that must pass; default: all")
     parser.add_argument("--ctrf", type=Path, help="write a CTRF report there")
     parser.add_argument("--write-baseline", type=Path, help="write the passed runs as a baseline")
@@ -166,7 +167,7 @@ def main_judge(argv: Sequence[str]) -> int:
         overall = series_of(opinions, arguments.require)
         show(opinions, overall)
         if arguments.ctrf is not None:
-            arguments.ctrf.write_bytes(export.to_json(ctrf_of(opinions)))
+            arguments.ctrf.write_bytes(results.to_json(ctrf_of(opinions)))
         if arguments.write_baseline is not None:
             _keep(opinions, arguments.write_baseline)
     except (Unreadable, InvalidConstraint, OSError) as error:
@@ -201,7 +202,7 @@ def _keep(opinions: Sequence[Opinion], path: Path) -> None:
     throughputs = tuple(each for each in values if each is not None)
     if not throughputs:
         raise Unreadable("no run passed: nothing to write as a baseline")
-    path.write_bytes(export.Baseline(throughputs, passed[0].gpus).to_json())
+    path.write_bytes(results.Baseline(throughputs, passed[0].gpus).to_json())
 
 
 def pictures_of(each: Opinion) -> dict[str, bytes]:

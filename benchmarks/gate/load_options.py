@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 
 import orjson
 
-from benchmarks.gate.arrivals import Arrivals, Pattern
-from benchmarks.gate.cancellations import Cancellations
-from benchmarks.gate.datasets import Dataset, Shape, synthetic
-from benchmarks.gate.mooncake import BLOCK, mooncake
-from benchmarks.gate.offer import Offer, conversations
-from benchmarks.gate.pace import UNLIMITED, Asks, Pace
+from benchmarks.gate.inputs.datasets import Dataset, Shape, synthetic
+from benchmarks.gate.inputs.mooncake import BLOCK, mooncake
+from benchmarks.gate.inputs.sharegpt import sharegpt
+from benchmarks.gate.inputs.tokenizer import bundled
 from benchmarks.gate.profiles import Profile
-from benchmarks.gate.sharegpt import sharegpt
-from benchmarks.gate.tokenizer import bundled
+from benchmarks.gate.traffic.arrivals import Arrivals, Pattern
+from benchmarks.gate.traffic.cancellations import Cancellations
+from benchmarks.gate.traffic.offer import Offer, conversations
+from benchmarks.gate.traffic.pace import UNLIMITED, Pace, RequestTemplate
 
 
 class InvalidLoad(ValueError):
@@ -122,8 +122,10 @@ def load_of(arguments: argparse.Namespace, basis: Basis) -> Offer | None:
         raise InvalidLoad(str(error)) from None
     profile = basis.profile
     extra = dict(_extra(each) for each in given.get("extra_inputs", ()))
-    asks = Asks(dataset, basis.model, profile.output_tokens, profile.temperature, extra)
-    return Offer(asks, pace, _conversations(given, basis, dataset))
+    template = RequestTemplate(
+        dataset, basis.model, profile.output_tokens, profile.temperature, extra
+    )
+    return Offer(template, pace, _conversations(given, basis, dataset))
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -12,17 +12,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gate import aiperf_place, judge, profiles, prompts
-from benchmarks.gate.constraints import Constraints, InvalidConstraint
-from benchmarks.gate.load import Phase
+from benchmarks.command_line import VALIDATOR, program
+from benchmarks.gate import judge, profiles
+from benchmarks.gate.aiperf import environment
+from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
+from benchmarks.gate.analysis.records import Unreadable
+from benchmarks.gate.analysis.slo import InvalidSlo, Slo, parse
+from benchmarks.gate.endpoint.readiness import Patience
+from benchmarks.gate.endpoint.target import Address, InvalidTarget, address, check_model
+from benchmarks.gate.inputs import prompts
 from benchmarks.gate.load_options import Basis, InvalidLoad, add_load_options, load_of
-from benchmarks.gate.offer import Offer
+from benchmarks.gate.output.results import NAME
 from benchmarks.gate.profiles import PLATFORMS, InvalidProfile, Profile
-from benchmarks.gate.readiness import Patience
-from benchmarks.gate.records import Unreadable
-from benchmarks.gate.results import NAME
-from benchmarks.gate.slo import InvalidSlo, Slo, parse
-from benchmarks.gate.target import Address, InvalidTarget, address, check_model
+from benchmarks.gate.traffic.load import Phase
+from benchmarks.gate.traffic.offer import Offer
 
 # As many streams as one process carries with room to spare; more processes than cores only queue.
 STREAMS_PER_PROCESS = 256
@@ -64,7 +67,7 @@ class Plan:
     key: str | None = field(repr=False)
     verify: bool
     live: bool
-    sentinel: bool | None
+    sentinel: bool
     unique: bool
     generator: str
     patience: Patience
@@ -72,6 +75,8 @@ class Plan:
     label: str | None = None
     # None: a closed loop through the profile's prompts.
     offer: Offer | None = None
+    # Rows of the report that only the user knows, such as the policy.
+    notes: tuple[tuple[str, str], ...] = ()
 
     @property
     def concurrency(self) -> int:
@@ -95,7 +100,8 @@ class Plan:
         streams, offer = self.concurrency, self.offer
         if offer is None:
             warm = Phase(streams, self.warmup, offset)
-            return warm, Phase(streams, self.requests, offset + self.warmup)
+            hot = Phase(streams, self.requests, offset + self.warmup)
+            return warm, replace(hot, min_seconds=self.profile.min_seconds)
         warm = offer.warmup(streams, self.warmup, offset)
         return warm, offer.phase(streams, offset + warm.requests)
 
@@ -114,9 +120,10 @@ class Plan:
 def parser() -> judge.Parser:
     """The command line."""
     top = judge.Parser(
-        prog="python -m benchmarks validate",
-        description="Put the validator's load on an endpoint and judge what comes of it. "
+        prog=program("validate"),
+        description="Put the validator's load on an endpoint and judge the outcome by its rule. "
         "Exit status: 0 pass, 1 fail, 2 skipped (nothing was asked), 3 void or broken.",
+        epilog=VALIDATOR,
     )
     top.add_argument("--url", required=True, help="base URL of the endpoint")
     top.add_argument("--model", required=True)
@@ -157,6 +164,13 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
     add("--api-key-file", type=Path, metavar="FILE", help="file that holds the key")
     add("--insecure", action="store_true", help="do not verify the endpoint's certificate")
     add("--no-live", action="store_true", help="plain lines also on a terminal")
+    add(
+        "--note",
+        action="append",
+        default=[],
+        metavar="NAME=TEXT",
+        help="a row of the report's table, such as policy=round_robin; repeat",
+    )
     add("--ready-timeout", type=seconds, default=usual.tries, help="seconds for one try")
     add("--ready-interval", type=seconds, default=usual.between, help="seconds between tries")
     add("--ready-window", type=seconds, default=usual.window, help="seconds in all")
@@ -172,7 +186,8 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     add(
         "--sentinel",
         action=argparse.BooleanOptionalAction,
-        help="result JSON between sentinel lines on stdout; default: where it is no terminal",
+        default=False,
+        help="also print the result JSON on stdout, between sentinel lines as the validator does",
     )
 
 
@@ -225,6 +240,7 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
         patience=Patience(
             arguments.ready_timeout, arguments.ready_interval, arguments.ready_window
         ),
+        notes=tuple(_note(each) for each in arguments.note),
     )
     _check(found)
     basis = Basis(profile, found.model, found.requests, arguments.requests, found.prompts)
@@ -232,6 +248,13 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
     if found.generator == AIPERF:
         _check_aiperf(found, arguments.processes)
     return found
+
+
+def _note(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not (name and found):
+        raise Invalid(f"--note {text}: not NAME=TEXT, such as policy=round_robin")
+    return name, value
 
 
 def resolved(arguments: argparse.Namespace, gpus: int) -> Profile:
@@ -247,6 +270,8 @@ def resolved(arguments: argparse.Namespace, gpus: int) -> Profile:
         "timeout": arguments.timeout,
     }
     given = {name: value for name, value in changes.items() if value is not None}
+    if arguments.requests is not None or arguments.unique_prompts:  # so many, and no more
+        given["min_seconds"] = 0.0
     return replace(
         base, concurrency_per_gpu=arguments.concurrency or base.concurrency(gpus), **given
     )
@@ -276,8 +301,8 @@ def _check_aiperf(found: Plan, processes: int | None) -> None:
     if names := [name for name, given in wrong.items() if given]:
         raise Invalid(f"{', '.join(names)}: not with --generator {AIPERF}")
     try:
-        aiperf_place.check()
-    except aiperf_place.NotInstalled as error:
+        environment.check()
+    except environment.NotInstalled as error:
         raise Invalid(f"--generator: {error}") from None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.gate.verdict import Constraints
+from benchmarks.gate.analysis.constraints import Constraints
 
 
 class InvalidProfile(ValueError):
@@ -19,7 +19,8 @@ class InvalidProfile(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A workload. `requests` and `warmup` are totals; None follows the concurrency.
+    """A workload. `requests` and `warmup` are totals; None follows the concurrency. After the last
+    of `requests`, more are sent until the measured phase is `min_seconds` long.
 
     Tokens have no deviation. `prompts` is how many distinct prompts are cycled through, `timeout`
     the seconds after which a request counts as failed.
@@ -38,6 +39,7 @@ class Profile:
     min_requests: int = 1000
     warmup_per_concurrency: int = 1
     timeout: float = 120.0
+    min_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -65,8 +67,10 @@ class Profile:
 
 
 MAY_BE_ABSENT = frozenset({"requests", "warmup"})
-MAY_BE_ZERO = frozenset({"warmup", "seed", "warmup_per_concurrency", "min_requests", "temperature"})
-MAY_BE_FRACTIONS = frozenset({"temperature", "timeout"})
+MAY_BE_ZERO = frozenset(
+    {"warmup", "seed", "warmup_per_concurrency", "min_requests", "temperature", "min_seconds"}
+)
+MAY_BE_FRACTIONS = frozenset({"temperature", "timeout", "min_seconds"})
 
 
 def _check(name: str, value: object) -> None:
@@ -89,9 +93,16 @@ PROFILES: Mapping[str, Profile] = {
     "knee": Profile("knee"),
     # Below the knee, TTFT p99 was 292-533 ms everywhere: what fails here is no jitter.
     "sub-knee": Profile("sub-knee", concurrency_per_gpu=128),
-    # Seconds on a laptop, also against real vLLM on a CPU.
+    # Seconds on a laptop, also against real vLLM on a CPU; and never less, or a hiccup of some
+    # milliseconds would make the client the limit, and the run void.
     "smoke": Profile(
-        "smoke", concurrency_per_gpu=4, requests=40, input_tokens=32, output_tokens=16, prompts=20
+        "smoke",
+        concurrency_per_gpu=4,
+        requests=40,
+        input_tokens=32,
+        output_tokens=16,
+        prompts=20,
+        min_seconds=2.0,
     ),
 }
 

@@ -18,23 +18,27 @@ from typing import Any, TypeVar
 import uvloop
 from rich.console import Console
 
-from benchmarks.gate import datasets, driven, export, judge, keep, options, readiness
-from benchmarks.gate.asking import Asking, asking
-from benchmarks.gate.datasets import SYNTHETIC
-from benchmarks.gate.exact import exact
-from benchmarks.gate.keep import Inputs, Kept
-from benchmarks.gate.live import Board, Live
-from benchmarks.gate.load import Phase, Target
-from benchmarks.gate.measured import Measured, Offered, offer
-from benchmarks.gate.offer import Offer
+from benchmarks.gate import judge, options
+from benchmarks.gate.aiperf import aiperf_run
+from benchmarks.gate.analysis.records import Diagnosis, Kind
+from benchmarks.gate.analysis.verdict import Exit, Verdict
+from benchmarks.gate.endpoint import readiness
+from benchmarks.gate.endpoint.control_client import ControlClient, control_client
+from benchmarks.gate.endpoint.readiness import NotReady
+from benchmarks.gate.endpoint.target import headers, target
+from benchmarks.gate.endpoint.workers import Sampler, discover, unusable
+from benchmarks.gate.inputs import datasets
+from benchmarks.gate.inputs.datasets import SYNTHETIC
+from benchmarks.gate.inputs.exact_length import exact
+from benchmarks.gate.inputs.prompts import Count, Prompts, build, counted
 from benchmarks.gate.options import AIPERF, Plan
-from benchmarks.gate.processes import SIGNALS, GeneratorDied, Generators, make_room
-from benchmarks.gate.prompts import Count, Prompts, build, counted
-from benchmarks.gate.readiness import NotReady
-from benchmarks.gate.records import Diagnosis, Kind
-from benchmarks.gate.target import headers, target
-from benchmarks.gate.verdict import Exit, Verdict
-from benchmarks.gate.workers import Sampler, discover, unusable
+from benchmarks.gate.output import artifacts, export, results
+from benchmarks.gate.output.artifacts import Inputs, RunArtifacts
+from benchmarks.gate.output.live import Board, Live
+from benchmarks.gate.traffic.load import Phase, Target
+from benchmarks.gate.traffic.measured import Measured, Offered, offer
+from benchmarks.gate.traffic.offer import Offer
+from benchmarks.gate.traffic.processes import SIGNALS, GeneratorDied, Generators, make_room
 from router import __version__
 
 AGENT = f"pd-bench/{__version__}"
@@ -55,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     plan = options.read(argv, at)
     # Wide enough that no line is cut when the output goes to a file.
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    kept: list[Kept] = []
+    kept: list[RunArtifacts] = []
     try:
         make_room(plan.concurrency)
         plan.out.mkdir(parents=True, exist_ok=True)
@@ -75,7 +79,7 @@ async def _nothing_else() -> None:
 
 
 def carried_out(
-    plan: Plan, console: Console, kept: list[Kept], beside: Beside = _nothing_else
+    plan: Plan, console: Console, kept: list[RunArtifacts], beside: Beside = _nothing_else
 ) -> Exception | None:
     """Fill `kept`; what ended it early is returned. `beside` begins with each measured phase, and
     is cancelled with it. Raises OSError."""
@@ -101,11 +105,11 @@ def _nothing(plan: Plan, wrong: Exception, at: datetime) -> int:
     why = [Diagnosis(Kind.UNDER_PROVISIONED, None, str(wrong))] if missing else []
     lasted = (datetime.now(UTC) - at).total_seconds()
     document = export.ctrf([verdict], [at], [lasted], __version__, why)
-    (plan.out / export.CTRF).write_bytes(export.to_json(document))
+    (plan.out / export.CTRF).write_bytes(results.to_json(document))
     return _broken(str(wrong))
 
 
-def _finished(plan: Plan, kept: list[Kept]) -> int:
+def _finished(plan: Plan, kept: list[RunArtifacts]) -> int:
     """Say the verdict, draw, and return the exit status."""
     overall = judge.series_of([each.opinion for each in kept], plan.required)
     judge.show([each.opinion for each in kept], overall)
@@ -114,8 +118,8 @@ def _finished(plan: Plan, kept: list[Kept]) -> int:
         for line in each.lines:
             print(f"{prefix}{line}")
     folders = [folder_of(plan, number) for number in range(len(kept))]
-    print(f"written to {keep.draw(plan, kept, folders)}", flush=True)
-    if plan.sentinel if plan.sentinel is not None else not sys.stdout.isatty():
+    print(f"written to {artifacts.draw(plan, kept, folders)}", flush=True)
+    if plan.sentinel:
         for each in kept:
             print(export.framed(each.document), end="", flush=True)
     return int(overall.exit_code)
@@ -129,7 +133,9 @@ def folder_of(plan: Plan, number: int) -> Path:
 class _Validation:
     """One plan being carried out."""
 
-    def __init__(self, plan: Plan, console: Console, kept: list[Kept], beside: Beside) -> None:
+    def __init__(
+        self, plan: Plan, console: Console, kept: list[RunArtifacts], beside: Beside
+    ) -> None:
         self._plan, self._kept, self._beside = plan, kept, beside
         self._board = Board()
         self._live = Live(self._board, console, drawn=plan.live)
@@ -141,7 +147,10 @@ class _Validation:
         plan = self._plan
         secrets = headers(AGENT, plan.key)
         with self._listening():
-            async with self._live, asking(plan.address.url, secrets, verify=plan.verify) as asked:
+            async with (
+                self._live,
+                control_client(plan.address.url, secrets, verify=plan.verify) as asked,
+            ):
                 inputs = await self._unless_stopped(self._prepared(asked))
                 sampler = Sampler(asked, inputs.workers, plan.sample_s)
                 self._board.busiest = sampler.busiest
@@ -168,7 +177,7 @@ class _Validation:
         )
         return found if plan.offer is None else plan.offer.target(found)
 
-    async def _prepared(self, asked: Asking) -> Inputs:
+    async def _prepared(self, asked: ControlClient) -> Inputs:
         plan = self._plan
 
         async def missing() -> str | None:
@@ -178,12 +187,13 @@ class _Validation:
         await readiness.wait(asked, plan.model, missing, plan.patience, self._live.say)
         workers = await discover(asked, plan.workers)
         self._live.say(f"ready: {workers.line}")
+        version = await readiness.version(asked)
         self._doing = "prompts were made"
         if self._plan.generator == AIPERF:
-            return Inputs(Prompts((), self._plan.profile.input_tokens), workers)
-        return Inputs(await self._prompts(asked), workers)
+            return Inputs(Prompts((), self._plan.profile.input_tokens), workers, version)
+        return Inputs(await self._prompts(asked), workers, version)
 
-    async def _prompts(self, asked: Asking) -> Prompts:
+    async def _prompts(self, asked: ControlClient) -> Prompts:
         plan = self._plan
         count = partial(readiness.count, asked, plan.model)
         if plan.offer is not None:
@@ -193,19 +203,20 @@ class _Validation:
         made, note = await exact(made, len(made.texts), partial(counted, count=count))
         self._live.say(
             f"{len(made.texts)} prompts of {made.tokens} tokens ({note}), each sent "
-            f"{keep.reuse(plan, made):.1f} times, checksum {made.checksum[:16]}"
+            f"{'at least ' if plan.profile.min_seconds else ''}"
+            f"{artifacts.reuse(plan, made, plan.requests):.1f} times, checksum {made.checksum[:16]}"
         )
         return made
 
     async def _conversations(self, offer: Offer, count: Count) -> None:
         """What was read from files is sent as it is."""
-        made = offer.asks.dataset
+        made = offer.template.dataset
         if made.name != SYNTHETIC:
             self._live.say(offer.line)
             return
         texts = sum(len(each.turns) for each in made.conversations)
         made, note = await exact(made, texts, partial(datasets.counted, count=count))
-        offer = replace(offer, asks=replace(offer.asks, dataset=made))
+        offer = replace(offer, template=replace(offer.template, dataset=made))
         self._plan = replace(self._plan, offer=offer)
         self._live.say(f"{offer.line}; tokens {note}")
 
@@ -216,7 +227,9 @@ class _Validation:
             measured, prompts = await measure(number, name, inputs.prompts)
             hot = measured.offered
             measured = replace(measured, samples=sampler.between(hot.begin, hot.end))
-            self._keep(number, keep.kept(plan, name, measured, replace(inputs, prompts=prompts)))
+            self._keep(
+                number, artifacts.kept(plan, name, measured, replace(inputs, prompts=prompts))
+            )
             if hot.interrupted or self._stopped.is_set():
                 raise Interrupted(f"interrupted: what there is of {name} was written")
 
@@ -241,7 +254,7 @@ class _Validation:
     async def _driven(self, number: int, name: str, prompts: Prompts) -> tuple[Measured, Prompts]:
         """AIPerf makes up its own prompts."""
         folder = folder_of(self._plan, number)
-        measured, prompts = await driven.measure(
+        measured, prompts = await aiperf_run.measure(
             self._plan, name, folder, self._board, self._live.say, self._stopped
         )
         if not measured.offered.seen:
@@ -255,6 +268,8 @@ class _Validation:
         streams = phase.streams if total is None else min(phase.streams, total)
         how = "when due" if phase.pace.open_loop else f"{streams} at once"
         number = f"for {phase.pace.duration:g} s" if total is None else f"{total} requests"
+        if phase.min_seconds:
+            number += f" or more, for {phase.min_seconds:g} s at least"
         self._live.say(f"{name}: {number}, {how}")
         self._board.begin(name, total or 0, time.monotonic())
         done = await offer(generators, phase, self._board.hear, self._stopped)
@@ -263,10 +278,10 @@ class _Validation:
         self._board.begin("", 0, 0.0)
         return done
 
-    def _keep(self, number: int, each: Kept) -> None:
+    def _keep(self, number: int, each: RunArtifacts) -> None:
         """At once: what comes later may fail."""
         self._kept.append(each)
-        keep.write(folder_of(self._plan, number), each)
+        artifacts.write(folder_of(self._plan, number), each)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of some work. Raises Interrupted where it is stopped before."""

@@ -9,7 +9,9 @@ from rich.table import Table
 from router.commands.compatibility import incompatibilities
 from router.commands.console import cell, make_console
 from router.commands.survey import Finding, survey
+from router.commands.trial import trials
 from router.core.values import Role
+from router.net.same_address import Twins, twins
 from router.settings import Settings
 
 __all__ = ["run"]
@@ -17,20 +19,37 @@ __all__ = ["run"]
 COLUMNS = ("role", "url", "health", "version", "models", "max_model_len")
 
 
-def run(settings: Settings) -> int:
-    """Print the findings; 0 if all is well, 1 if an engine or a combination is unusable."""
-    findings = asyncio.run(survey(settings))
+def run(settings: Settings, *, tries: bool = False) -> int:
+    """Print what was found. 0 when all is well, 1 when an engine or the whole is unusable.
+
+    With `tries` a request is sent over each pair of engines.
+    """
+    findings, doubtful = asyncio.run(_ask(settings))
     wrong = incompatibilities(findings, settings.disagg_connector_type)
     console = make_console()
     console.print(_table(findings, is_terminal=console.is_terminal))
     for finding in findings:
         if finding.advice is not None:
             console.print(cell(f"{finding.endpoint.role} {finding.endpoint.url}: {finding.advice}"))
-    for sentence in wrong:
+    for sentence in (*wrong, *(f"warning: {pair.warning}" for pair in doubtful)):
         console.print(cell(sentence))
+    tried = trials(settings, findings) if tries else []
+    for trial in tried:
+        console.print(cell(trial.line))
+    failed = sum(trial.trouble is not None for trial in tried)
     bad = sum(f.advice is not None for f in findings)
-    console.print(_verdict(findings, bad, len(wrong)))
-    return 1 if bad or wrong else 0
+    if tries and not tried:
+        console.print("No pair of engines could be tried.")
+    elif tries:
+        console.print(f"{len(tried) - failed} of {len(tried)} trial requests went well.")
+    console.print(_verdict(findings, bad, len(wrong), failed))
+    return 1 if bad or wrong or failed or (tries and not tried) else 0
+
+
+async def _ask(settings: Settings) -> tuple[list[Finding], list[Twins]]:
+    """What the engines say, and which of them may be one."""
+    urls = [*settings.prefill, *settings.decode]
+    return await asyncio.gather(survey(settings), twins(urls))
 
 
 def _table(findings: Sequence[Finding], *, is_terminal: bool) -> Table:
@@ -53,10 +72,12 @@ def _table(findings: Sequence[Finding], *, is_terminal: bool) -> Table:
     return table
 
 
-def _verdict(findings: Sequence[Finding], bad: int, wrong: int) -> str:
+def _verdict(findings: Sequence[Finding], bad: int, wrong: int, failed: int) -> str:
     if bad:
         return f"{bad} of {len(findings)} engines cannot be used as they are."
     if wrong:
         return "The engines answer, but the pools do not fit together."
+    if failed:
+        return "The engines answer, but not all of them work together."
     prefill = sum(f.endpoint.role is Role.PREFILL for f in findings)
     return f"All is well: {prefill} prefill and {len(findings) - prefill} decode engines."

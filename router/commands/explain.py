@@ -6,7 +6,7 @@ what it serves.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.routes import ROUTES
 from router.core.schedule import Ranking
-from router.core.values import Candidate, Decision, Endpoint, Facts, Mode, Role
+from router.core.values import Candidate, Decision, Endpoint, Facts, Mode, Role, Route
 from router.settings import Settings, suggestion
 from router.web.app import fleet_of, scheduler_of
 
@@ -33,6 +33,15 @@ __all__ = ["run"]
 
 MAX_TEXT = 200
 """Characters of a prompt that a reader is shown; --json shows all."""
+
+
+ROUTE_BY_KEY = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "input": "/v1/responses",
+}
+"""The generating route that a body is most likely meant for, by the key that holds its prompt.
+/v1/messages takes `messages` too, /v1/embeddings `input`: for these --route says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +56,18 @@ class _Explanation:
     prefill: Call | None
     """The prefill leg's request; None when there is none, or another connector writes it."""
     fallbacks: tuple[FellBack, ...]
-    """Fallbacks that do not depend on the engines' answers."""
+    """What cannot go as decided, whatever the engines say."""
+    inferred_from: str | None = None
+    """The key of the body that the route was taken from; None when the user named the route."""
 
 
-def run(settings: Settings, body: str, route: str, *, as_json: bool) -> int:
-    """Print the explanation. Raises UsageError for a body or route that cannot be used."""
-    explanation = _explain(settings, _facts(body, route))
+def run(settings: Settings, body: str, route: str | None, *, as_json: bool) -> int:
+    """Print the story. Raises UsageError for a body or route that cannot be used.
+
+    Without a route it is the one that the body looks made for.
+    """
+    facts, key = (_facts(body, route), None) if route is not None else _guessed(body)
+    explanation = replace(_explain(settings, facts), inferred_from=key)
     if as_json:
         sys.stdout.write(_json(explanation) + "\n")
     else:
@@ -60,12 +75,27 @@ def run(settings: Settings, body: str, route: str, *, as_json: bool) -> int:
     return 0
 
 
+def _guessed(body: str) -> tuple[Facts, str]:
+    """The facts under the route that the body looks made for, and the key that says so."""
+    raw = _read(body)
+    given = _parsed(body, ROUTES["/v1/chat/completions"], raw).body
+    keys = [key for key in ROUTE_BY_KEY if key in given]
+    if len(keys) != 1:
+        held = " and ".join(keys) or f"none of {', '.join(ROUTE_BY_KEY)}"
+        raise UsageError(f"{body}: holds {held}: name its route with --route PATH")
+    return _parsed(body, ROUTES[ROUTE_BY_KEY[keys[0]]], raw), keys[0]
+
+
 def _facts(body: str, path: str) -> Facts:
     if path not in ROUTES:
         near = suggestion(path, ROUTES)
         raise UsageError(f"--route {path}: no such route{near}; {len(ROUTES)} are served")
+    return _parsed(body, ROUTES[path], _read(body))
+
+
+def _parsed(body: str, route: Route, raw: bytes) -> Facts:
     try:
-        return facts_of.read(ROUTES[path], b"application/json", _read(body))
+        return facts_of.read(route, b"application/json", raw)
     except BadRequest as error:
         raise UsageError(f"{body}: {error.message}") from None
 
@@ -174,8 +204,10 @@ def _request(call: Call) -> dict[str, Any]:
 
 def _print(console: Console, explanation: _Explanation) -> None:
     facts, decision = explanation.facts, explanation.decision
+    key = explanation.inferred_from
+    guess = "" if key is None else f" (from the body's `{key}`; --route names another)"
     for name, text in (
-        ("route", facts.route.path),
+        ("route", f"{facts.route.path}{guess}"),
         ("model", facts.model or "-"),
         ("estimate", f"{facts.tokens} input tokens ({facts.rule})"),
         ("threshold", f"{explanation.threshold} tokens"),

@@ -1,5 +1,6 @@
 """`pd-router serve`: one process, or several that share the port and their state."""
 
+import errno
 import logging
 import os
 import shutil
@@ -80,4 +81,16 @@ def _listeners(settings: Settings) -> list[list[socket.socket]]:
     try:
         return listening_sockets(host, port, settings.workers)
     except OSError as error:
-        raise UsageError(f"--port: cannot listen on {host}:{port}: {error.strerror}") from None
+        raise _cannot_listen(host, port, error) from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> UsageError:
+    """Which option to change."""
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(f"--port: {place} is taken by another process; 0 takes a free port")
+    if error.errno == errno.EACCES:
+        return UsageError(f"--port: cannot listen on {place}: ports below 1024 need privileges")
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return UsageError(f"--host: {host} is no address of this machine: {error.strerror}")
+    return UsageError(f"--port: cannot listen on {place}: {error.strerror}")

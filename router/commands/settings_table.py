@@ -1,4 +1,4 @@
-"""The README's table of settings: python -m router.commands.settings_table [--write]."""
+"""The table of settings in docs/settings.md: python -m router.commands.settings_table [--write]."""
 
 import argparse
 import sys
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--write",
         nargs="?",
         type=Path,
-        const=Path("README.md"),
+        const=Path("docs/settings.md"),
         metavar="FILE",
-        help=f"put it between {BEGIN} and {END} in FILE (default README.md)",
+        help=f"put it between {BEGIN} and {END} in FILE (default docs/settings.md)",
     )
     path: Path | None = parser.parse_args(arguments).write
     if path is None:

@@ -94,7 +94,7 @@ class Capacity:
         else:
             recent.append((second, running))
         if running > self._limit:
-            self._limit = running
+            self._limit = float(running)
 
     def tick(
         self, in_flight: int, first_token_seconds: float | None, now: float, *, is_queueing: bool
@@ -118,7 +118,7 @@ class Capacity:
     def _lower(self, seconds: int, now: float) -> None:
         """Set the limit to the most that ran in the last `seconds`."""
         ran = (running for second, running in self._recent if second > int(now) - seconds)
-        self._limit = max(1, *ran, 1)
+        self._limit = float(max(1, *ran, 1))
         self._queued_at = self._raised_at = now
         self._growth = 0
 

@@ -114,7 +114,7 @@ def _direct_reason(kind: RouteKind, body: Mapping[str, Any]) -> str | None:
     for prompt lists); prompt logprobs need the prompt computed where they are returned
     (vllm#27449); beam search ignores the reference; stored responses live in one engine's memory.
     """
-    if kind is RouteKind.COMPLETIONS and len(tokens.prompts(body.get("prompt"))) > 1:
+    if kind is tokens.COMPLETIONS and len(tokens.prompts(body.get("prompt"))) > 1:
         return "several_prompts"
     if _DIRECT_KEYS.isdisjoint(body):  # as nearly always
         return None

@@ -3,9 +3,10 @@
 Changed by `observe`, `observe_shared` and `tick` only. Time is an argument; no I/O.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from router.core import health
 from router.core.capacity import Capacity
@@ -40,6 +41,19 @@ SAME_CRASH_SECONDS = 1.0
 """Answers that break within this time, sent before the first of them broke, are one crash."""
 
 
+UP: Final = State.UP
+
+MAX_KEPT = 256
+"""Models whose candidates are kept."""
+
+
+class _Kept(NamedTuple):
+    """Candidates that are the same until `until`, unless something happens."""
+
+    candidates: list[Candidate]
+    until: float
+
+
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
 
@@ -72,6 +86,8 @@ class Fleet:
             for role in Role
         }
         self._known: frozenset[str] | None = None
+        self._kept: dict[tuple[Role, str | None], _Kept] = {}
+        """Candidates by role and model, until something changes who they are."""
         self._monitors = {
             role: PoolMonitor(role, pool, exclusion_config or ExclusionConfig())
             for role, pool in self._pools.items()
@@ -137,6 +153,32 @@ class Fleet:
         only if there are no others, or if too many are (panic).
         """
         pool = self._pools[role]
+        if exclude or len(pool) > SUBSET_SIZE:
+            return self._chosen_among(role, model, exclude, now, rng)
+        kept = self._kept.get((role, model))
+        if kept is None or now >= kept.until:
+            found = self._chosen_among(role, model, exclude, now, rng)
+            if len(self._kept) >= MAX_KEPT:  # clients may name any model
+                self._kept.clear()
+            kept = self._kept[role, model] = _Kept(found, self._fresh_until(found))
+        return kept.candidates
+
+    def _fresh_until(self, candidates: Iterable[Candidate]) -> float:
+        """When the first of their gauges is stale."""
+        scraped = (
+            self._members[c.endpoint].gauges_at for c in candidates if c.other_requests is not None
+        )
+        return min(scraped, default=math.inf) + self._stale_after
+
+    def _chosen_among(
+        self,
+        role: Role,
+        model: str | None,
+        exclude: frozenset[Endpoint],
+        now: float,
+        rng: Random | None,
+    ) -> list[Candidate]:
+        pool = self._pools[role]
         skip = not self._monitors[role].is_panic
         if rng is not None and len(pool) > SUBSET_SIZE:
             # Every n-th: neighbours in the list share a rack, and may be slow together.
@@ -160,7 +202,7 @@ class Fleet:
         found = []
         for member in members:
             if (
-                member.health.state is not State.UP
+                member.health.state is not UP
                 or (model is not None and member.models is not None and model not in member.models)
                 or (
                     skip_blocked  # as in Member.is_blocked
@@ -177,6 +219,7 @@ class Fleet:
 
     def tick(self, now: float) -> None:
         """Update speeds and exclusions; call it every `TICK_SECONDS`."""
+        self._kept.clear()
         for monitor in self._monitors.values():
             monitor.tick(now)
 
@@ -215,25 +258,26 @@ class Fleet:
     def observe(self, event: Event, now: float) -> None:
         """Update from an event; those that concern no engine are ignored."""
         match event:
-            case Probed():
-                self._probed(self._members[event.endpoint], event, now)
-            case Scraped():
-                self._scraped(self._members[event.endpoint], event, now)
+            case LegDone():
+                member = self._members[event.endpoint]
+                self._monitors[event.endpoint.role].answered(member, now, is_good=True)
             case LegAnswered():
                 member = self._members[event.endpoint]
-                if member.health.state is State.UP and member.health.streak:
+                if member.health.state is UP and member.health.streak:
                     # It resets failed probes in a row, but only a probe brings an engine up.
                     self._see(member, HealthSignal.OK, now)
                 if event.status >= 500 and event.is_own_doing:
                     self._count_failure(member, now)
-            case LegDone():
-                member = self._members[event.endpoint]
-                self._monitors[event.endpoint.role].answered(member, now, is_good=True)
+            case Probed():
+                self._probed(self._members[event.endpoint], event, now)
+            case Scraped():
+                self._scraped(self._members[event.endpoint], event, now)
             case LegFailed():
                 self._failed(self._members[event.endpoint], event, now)
 
     def observe_shared(self, event: SharedEvent, now: float) -> None:
         """Update from an event of another worker process."""
+        self._kept.clear()
         member = self._members[event.endpoint]
         if isinstance(event, Probed):
             self._probed(member, event, now)
@@ -257,6 +301,7 @@ class Fleet:
         self._count_failure(member, now)
 
     def _count_failure(self, member: Member, now: float) -> None:
+        self._kept.clear()
         if not member.outlier.streak:
             member.failing_since = now
         self._monitors[member.endpoint.role].answered(member, now, is_good=False)
@@ -264,6 +309,8 @@ class Fleet:
     def _see(self, member: Member, signal: HealthSignal, now: float) -> None:
         before = member.health.state
         member.health = health.after(member.health, signal, self._thresholds)
+        if member.health.state is not before:
+            self._kept.clear()
         if member.health.state is State.UP and before is not State.UP:
             self._monitors[member.endpoint.role].joined(member, now)
 
@@ -271,10 +318,12 @@ class Fleet:
         self._see(member, event.signal, now)
         if event.cards is not None and event.cards != member.cards:
             self._known = None
+            self._kept.clear()
             member.cards = event.cards
             member.models = frozenset(card["id"] for card in event.cards)
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
+        self._kept.clear()
         member.gauges, member.gauges_at = event.gauges, now
         view, gauges = member.view, event.gauges
         has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE

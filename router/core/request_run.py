@@ -1,6 +1,7 @@
 """Drives one request: its plan, its leases, its attempts and its record.
 
-The caller (`net/served_request.py`, or `simulator/virtual/replica.py`) does the I/O, in this order:
+The caller (`net/served_request.py`; in virtual time `simulator/virtual/routing/exchange.py`) does
+the I/O, in this order:
 
     action = run.start(facts, plan, now)
     while action is not None:
@@ -30,7 +31,7 @@ from router.core.plans import steps
 from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, may_replay
 from router.core.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Failure, FailureKind, Role
+from router.core.values import PREFILL, Endpoint, Facts, Failure, FailureKind
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
@@ -163,7 +164,7 @@ class RequestRun:
         self._leases[endpoint] = lease
         if explained:
             self._observe(Chosen(self.record.request_id, role, endpoint, explained))
-        if role is Role.PREFILL:
+        if role is PREFILL:
             self.record.prefill = endpoint
         else:
             self.record.decode = endpoint

@@ -37,7 +37,7 @@ _PASS_THROUGH = (
 )
 
 ROUTES: dict[str, Route] = {
-    **{path: Route(path, kind) for path, kind in _GENERATION.items()},
-    **{path: Route(path, RouteKind.PASS_THROUGH) for path in _PASS_THROUGH},
+    **{path: Route(path, kind, generates=True) for path, kind in _GENERATION.items()},
+    **{path: Route(path, RouteKind.PASS_THROUGH, generates=False) for path in _PASS_THROUGH},
 }
 """POST routes by decoded path."""

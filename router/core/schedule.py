@@ -13,7 +13,7 @@ from router.core.fleet import Fleet
 from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
-from router.core.values import Candidate, Decision, Endpoint, Facts, Role
+from router.core.values import DECODE, PREFILL, Candidate, Decision, Endpoint, Facts, Role
 
 __all__ = ["Ranking", "Scheduler"]
 
@@ -49,7 +49,7 @@ class Scheduler:
     def decide(self, facts: Facts) -> Decision:
         """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
         self._check_model(facts)
-        return threshold.decide(facts, self._threshold, bool(self._fleet.pool(Role.PREFILL)))
+        return threshold.decide(facts, self._threshold, bool(self._fleet.pool(PREFILL)))
 
     def lease(
         self,
@@ -141,7 +141,7 @@ class Scheduler:
 
     def _some_model_is_unknown(self) -> bool:
         """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
-        pool = self._fleet.pool(Role.DECODE)
+        pool = self._fleet.pool(DECODE)
         return any(m.models is None and m.health.is_usable for m in pool)
 
 

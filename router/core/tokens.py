@@ -6,11 +6,14 @@ audio, tool definitions and anything else count 0.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from router.core.values import RouteKind
 
 __all__ = ["CHARACTERS_PER_TOKEN", "Estimate", "estimate", "prompts"]
+
+CHAT: Final = RouteKind.CHAT
+COMPLETIONS: Final = RouteKind.COMPLETIONS
 
 CHARACTERS_PER_TOKEN = 4
 
@@ -29,9 +32,9 @@ class Estimate(NamedTuple):
 
 def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
     """Estimate the input tokens of a request's parsed body. Malformed parts count 0."""
-    if kind is RouteKind.COMPLETIONS:
+    if kind is COMPLETIONS:
         return _of_prompts(prompts(body.get("prompt")))
-    if kind is RouteKind.CHAT:
+    if kind is CHAT:
         return _of_characters(_message_characters(body.get("messages")))
     if kind is RouteKind.MESSAGES:
         system = _content_characters(body.get("system"))

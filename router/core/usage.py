@@ -22,4 +22,4 @@ def generated_tokens(end: bytes) -> int:
 
 def is_usage_only(event: bytes) -> bool:
     """Whether an event of a stream tells the usage and carries no token."""
-    return b'"choices":[]' in event
+    return event.find(b'"choices":[]') >= 0

@@ -4,9 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 __all__ = [
+    "DECODE",
+    "DIRECT",
+    "PREFILL",
+    "REMOTE",
     "Candidate",
     "Decision",
     "Endpoint",
@@ -34,6 +38,11 @@ class Role(StrEnum):
     __hash__ = str.__hash__
 
 
+# Python 3.11 looks an Enum's members up in a slow way: the path of a request uses these names.
+PREFILL: Final = Role.PREFILL
+DECODE: Final = Role.DECODE
+
+
 class Mode(StrEnum):
     """Whether the prompt is prefilled on another engine than it is decoded on."""
 
@@ -41,6 +50,10 @@ class Mode(StrEnum):
     REMOTE = "remote_prefill"
 
     __hash__ = str.__hash__
+
+
+DIRECT: Final = Mode.DIRECT
+REMOTE: Final = Mode.REMOTE
 
 
 class Endpoint(NamedTuple):
@@ -66,11 +79,8 @@ class Route:
 
     path: str
     kind: RouteKind
-
-    @property
-    def generates(self) -> bool:
-        """Whether the route generates tokens, and so may be prefilled remotely."""
-        return self.kind is not RouteKind.PASS_THROUGH
+    generates: bool
+    """Whether the route generates tokens, and so may be prefilled remotely."""
 
 
 MAX_N = 16_384

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 
-__all__ = ["Addresses", "Resolve"]
+__all__ = ["Addresses", "Resolve", "resolve_now"]
 
 FRESH_SECONDS = 5.0
 """An answer is used for this long without a new lookup: the time-to-live of services in Kubernetes
@@ -39,7 +39,7 @@ class Addresses:
     ) -> None:
         self._host = host
         self._port = port
-        self._resolve = resolve or _resolve
+        self._resolve = resolve or resolve_now
         self._clock = clock
         self._is_literal = _is_literal(host)
         self._known: list[str] = [host] if self._is_literal else []
@@ -101,7 +101,8 @@ class Addresses:
             self._lookup = None
 
 
-async def _resolve(host: str, port: int) -> list[str]:
+async def resolve_now(host: str, port: int) -> list[str]:
+    """Ask the system's resolver. Raises as `Resolve` says."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))

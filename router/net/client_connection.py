@@ -349,12 +349,11 @@ class ClientConnection:
         self._resume_reading()
         self.response.begin(closes=not request.keep_alive)
         self._handler.on_request(self, request)
-        if self.active is request:
-            self._tell_of_body(request)
+        self._tell_of_body(request)
 
     def _tell_of_body(self, request: ClientRequest) -> None:
         listener = request.listener
-        if listener is None:
+        if listener is None:  # it was answered by its head
             return
         if request.is_complete:
             self._active_is_read = True

@@ -5,7 +5,7 @@ end. Retries are decided elsewhere.
 """
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import httptools
 
@@ -13,6 +13,25 @@ from router.core.headers import HeaderPairs
 from router.core.values import Failure, FailureKind
 
 __all__ = ["EngineConnection", "Owner", "Sink"]
+
+
+MAX_WHOLE_CHUNK: Final = 4096
+"""Reads that may be recognised as one whole chunk; an event of a token has some 250 bytes."""
+
+
+def _chunk_heads() -> list[bytes]:
+    """By the length of a whole chunk in its framing: the size line that it must begin with, or
+    what no chunk begins with. Looked up, for most tokens pass here."""
+    heads = [b"?"] * MAX_WHOLE_CHUNK
+    for size in range(1, MAX_WHOLE_CHUNK):
+        head = b"%x\r\n" % size
+        length = len(head) + size + len(b"\r\n")
+        if length < MAX_WHOLE_CHUNK:
+            heads[length] = head
+    return heads
+
+
+CHUNK_HEADS: Final = _chunk_heads()
 
 
 class Sink(Protocol):
@@ -136,11 +155,11 @@ class EngineConnection(asyncio.Protocol):
             return
         # Most reads of a stream are one whole chunk. With its size written as uvicorn does, it can
         # bypass the parser, which is between two chunks, and go to the client as it is.
-        if self._between_chunks:
-            end = data.find(b"\r\n", 0, 8)
-            size = len(data) - end - 4
-            is_whole = size > 0 and data[:end] == b"%x" % size and data.endswith(b"\r\n")
-            if is_whole and sink.on_chunk(data, size):
+        length = len(data)
+        if self._between_chunks and length < MAX_WHOLE_CHUNK:
+            head = CHUNK_HEADS[length]
+            is_whole = data.startswith(head) and data.endswith(b"\r\n")
+            if is_whole and sink.on_chunk(data, length - len(head) - 2):
                 return
         try:
             self._parser.feed_data(data)

@@ -30,6 +30,9 @@ class LegListener(Protocol):
     def response_headers(self) -> bytes:
         """The header lines that the router adds to the answer's."""
 
+    def moved_comment(self) -> bytes:
+        """What is written where a stream goes on behind the head of another engine."""
+
     def may_leave_stalled_engine(self) -> bool:
         """Whether another engine could take the request."""
 

@@ -61,6 +61,11 @@ class Patience:
     """Between two reads of a stream."""
 
 
+PASS_THROUGH: Final = RouteKind.PASS_THROUGH
+PREAMBLE: Final = EventKind.PREAMBLE
+ERROR: Final = EventKind.ERROR
+
+
 class TokenCount(Protocol):
     """Where the tokens of a stream are counted."""
 
@@ -174,13 +179,15 @@ class Relay(EngineLeg):
         self._headers = headers
         if status in self._step.keep:
             return
-        generates = self._kind is not RouteKind.PASS_THROUGH
+        generates = self._kind is not PASS_THROUGH
         is_stream = generates and http.is_event_stream(headers)
         if self._response.is_started and not (is_stream and status == 200):
             text = f"A second engine answered with status {status} behind the head of a stream."
             self._give_up(Failure(FailureKind.BROKEN, text))
         elif is_stream:
             self._is_stream = True
+            if self._response.is_started:
+                self._response.write(listener.moved_comment())
             self._splitter = EventSplitter()
             self._on_data = Relay._hold
             self._on_end = Relay._end_events
@@ -209,7 +216,7 @@ class Relay(EngineLeg):
         The shortest way through the router, and the one that nearly every token takes.
         """
         forward = self._forward
-        if forward is None or not chunk.endswith(b"}\n\n\r\n") or MARK in chunk:
+        if forward is None or not chunk.endswith(b"}\n\n\r\n") or chunk.find(MARK) >= 0:
             return False
         if self._listener is not None:
             record = self._record
@@ -320,7 +327,7 @@ class Relay(EngineLeg):
         assert splitter is not None
         # Nearly every read is whole events with nothing to take out.
         if not (
-            self._is_plain and splitter.is_empty and data.endswith(b"\n\n") and MARK not in data
+            self._is_plain and splitter.is_empty and data.endswith(b"\n\n") and data.find(MARK) < 0
         ):
             data = splitter.feed(data)
             data = data and self._clean(data)
@@ -341,14 +348,14 @@ class Relay(EngineLeg):
         found = events(data)
         for event in found:
             sign = event_kind(event)
-            if sign is EventKind.ERROR and self._step.hold:
+            if sign is ERROR and self._step.hold:
                 # It was never shown as a stream: whoever gets it gets it as an error response.
                 self._abort()
                 self._settle(Reply(status_of(event), JSON_HEADERS, data_of(event)))
                 return
-            if sign is EventKind.ERROR:
+            if sign is ERROR:
                 self.timer.end(time.monotonic())  # a failure is no token to be timed
-            if sign is not EventKind.PREAMBLE:
+            if sign is not PREAMBLE:
                 self._parts.append(data)
                 self._release_hold()
                 return

@@ -29,7 +29,7 @@ from router.core.redact import redact
 from router.core.request_head import check_head, check_size
 from router.core.request_run import ENGINE_REQUESTS, Action, RequestRun
 from router.core.schedule import Scheduler
-from router.core.values import Decision, Endpoint, Facts, Failure, Reply, Route
+from router.core.values import Decision, Endpoint, Facts, Failure, FailureKind, Reply, Route
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest
 from router.net.collector import Collector
@@ -111,6 +111,7 @@ class ServedRequest(RequestRun):
         "_fields",
         "_is_over",
         "_is_reused",
+        "_left",
         "_leg",
         "_network",
         "_query",
@@ -153,6 +154,8 @@ class ServedRequest(RequestRun):
         self._engine_id = b"%b-%08x" % (request_id.encode(), rng.getrandbits(32))
         self._sent = 0
         """Engine requests so far; it numbers their ids."""
+        self._left: tuple[bytes, ...] = ()
+        """Engines that this request waited for in vain, where answers name engines."""
         network.active.add(self)
         request.listener = self
 
@@ -323,8 +326,9 @@ class ServedRequest(RequestRun):
         self._waiting = None
         if task.cancelled():
             return
-        if (error := task.exception()) is not None:
-            self._finish(cast("Exception", error))
+        failure = task.exception()
+        if failure is not None:
+            self._finish(cast("Exception", failure))
             return
         fresh = task.result()
         if self._is_over:  # it ended in the moment in which the connection came
@@ -402,7 +406,17 @@ class ServedRequest(RequestRun):
         own = b"x-request-id: %b\r\n" % self.record.request_id.encode()
         if self._network.names_engines:
             own += b"x-pd-router-endpoint: %b\r\n" % self.step.endpoint.url.encode()
+            if self._left:
+                own += b"x-pd-router-left: %b\r\n" % b", ".join(self._left)
         return own
+
+    def moved_comment(self) -> bytes:
+        """What the router says in a stream whose head named another engine: a comment, which
+        clients of event streams ignore. Nothing where answers do not name engines."""
+        if not self._network.names_engines:
+            return b""
+        named = self.step.endpoint.url.encode()
+        return b": x-pd-router-endpoint %b left %b\n\n" % (named, b", ".join(self._left))
 
     def on_first_token(self) -> None:
         """The client has had a first token: what another attempt would take is not needed."""
@@ -430,6 +444,10 @@ class ServedRequest(RequestRun):
         """Report what became of the engine request, and go on."""
         if self._is_over:
             return
+        if failure is not None and self._network.names_engines:
+            # Nothing waits at an engine that refuses connections.
+            waited = failure.kind is not FailureKind.REFUSED
+            self._left += (self.step.endpoint.url.encode(),) if waited else ()
         try:
             action = self.settle(outcome, failure, status, time.monotonic())
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
@@ -449,8 +467,9 @@ class ServedRequest(RequestRun):
         self._waiting = None
         if task.cancelled() or self._is_over:
             return
-        if (error := task.exception()) is not None:
-            self._finish(cast("Exception", error))
+        failure = task.exception()
+        if failure is not None:
+            self._finish(cast("Exception", failure))
         else:
             self._go_on(task.result())
 

@@ -9,15 +9,14 @@ import asyncio
 import contextlib
 import logging
 import mmap
-import pickle
 import socket
-import zlib
 from collections.abc import Callable, Sequence
 
 from router.core.events import Event, LegFailed, Probed, Scraped, SharedEvent
 from router.core.fleet import is_unreachable
 from router.core.shared_table import SharedTable, WorkerColumn
 from router.core.values import Endpoint
+from router.net.event_codec import decode, encode
 
 __all__ = ["SharedState", "WorkerBus", "WorkerContext"]
 
@@ -93,7 +92,7 @@ class WorkerBus:
 
     def publish(self, event: SharedEvent) -> None:
         """Send an event to all others; those whose buffers are full miss it."""
-        data = zlib.compress(pickle.dumps(event), 1)
+        data = encode(event)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(data)
@@ -104,7 +103,7 @@ class WorkerBus:
         def readable() -> None:
             with contextlib.suppress(BlockingIOError):
                 while data := self._inbox.recv(BUFFER_BYTES):
-                    handler(pickle.loads(zlib.decompress(data)))
+                    handler(decode(data))
 
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), readable)
 

@@ -10,8 +10,8 @@ knows nothing of the router. `python -m router.simulator --help` runs it as a pr
 
 from router.simulator.config import ConfigError, EngineConfig
 from router.simulator.faults import FaultError, Faults
+from router.simulator.frontend.server import RunningEngine, serve_engine
 from router.simulator.records import Request
-from router.simulator.server import RunningEngine, serve_engine
 
 __all__ = [
     "ConfigError",

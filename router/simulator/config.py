@@ -1,16 +1,13 @@
-"""What an engine is told when it starts: one frozen class, refused as a whole if it makes no sense.
+"""The configuration of a simulated engine, checked as a whole."""
 
-It knows nothing of flags or environment; `__main__` turns flags into it.
-"""
-
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from router.simulator.blocks import blocks_for
 from router.simulator.faults import NO_FAULTS, Faults
-
-__all__ = ["ConfigError", "EngineConfig"]
+from router.simulator.model.batching import BatchModel
+from router.simulator.model.blocks import blocks_for
 
 
 class ConfigError(ValueError):
@@ -98,6 +95,18 @@ class EngineConfig:
         for name in ("prefill_tokens_per_second", "kv_tokens_per_second"):
             if (rate := getattr(self, name)) is not None and rate <= 0:
                 raise ConfigError(f"{name}: expected more than 0, got {rate}")
+
+    @property
+    def batch(self) -> BatchModel:
+        """Its limits and speed."""
+        return BatchModel(
+            self.max_num_seqs,
+            self.step_s,
+            self.step_s_per_sequence,
+            self.prefill_tokens_per_second or math.inf,
+            self.max_num_batched_tokens,
+            math.inf if self.max_num_queued_reqs is None else self.max_num_queued_reqs,
+        )
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -8,10 +8,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from router.simulator.faults import FaultPlan
-from router.simulator.machine import Machine
-from router.simulator.sequence import Output, Sequence, Stage
-
-__all__ = ["Driver", "Gone", "Inbox"]
+from router.simulator.model.machine import Machine
+from router.simulator.model.sequence import Output, Sequence, Stage
 
 _LAG_FORGIVEN_S = 0.25
 """Steps that end late are made up for, so that timer granularity does not add up; after a longer
@@ -115,7 +113,7 @@ class Driver:
     def _begin(self, at: float) -> float | None:
         if self._faults.now.stall or self.asleep:
             return None
-        self._machine.slow = self._faults.now.slow
+        self._machine.batch.factor = self._faults.now.slow
         ends = self._machine.begin(at)
         loads, self._machine.loads = self._machine.loads, []
         for sequence in loads:

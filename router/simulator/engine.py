@@ -6,19 +6,17 @@ from datetime import UTC, datetime
 from random import Random
 from uuid import uuid4
 
-from router.simulator.asks import Ask
+from router.simulator.api.errors import engine_dead, internal
+from router.simulator.api.generation_request import GenerationRequest
 from router.simulator.config import EngineConfig
 from router.simulator.driver import Driver
-from router.simulator.errors import engine_dead, internal
 from router.simulator.faults import NO_FAULTS, FaultPlan, Faults
 from router.simulator.kv_client import KvClient
-from router.simulator.language import Language
 from router.simulator.lmcache import BadSpec, DisaggSpec, HandOver
-from router.simulator.machine import EngineDead, Machine
+from router.simulator.model.language import Language
+from router.simulator.model.machine import EngineDead, Machine
+from router.simulator.model.sequence import Prompt, RemoteRead, Sequence, Stage
 from router.simulator.records import Records
-from router.simulator.sequence import Prompt, RemoteRead, Sequence, Stage
-
-__all__ = ["Engine"]
 
 
 async def _nowhere(_open: bool) -> None:
@@ -87,51 +85,51 @@ class Engine:
 
     # Requests
 
-    def sequences(self, ask: Ask, answer_id: str) -> list[Sequence]:
+    def sequences(self, request: GenerationRequest, answer_id: str) -> list[Sequence]:
         """The sequences that a request asks for. Raises ApiError for bad KV parameters."""
-        remote, keep = self._nixl(ask)
-        self._check_spec(ask)
-        language, salt = self._languages[ask.model], f"{ask.model}\0{ask.cache_salt}"
+        remote, keep = self._nixl(request)
+        self._check_spec(request)
+        language, salt = self._languages[request.model], f"{request.model}\0{request.cache_salt}"
         sequences = []
-        for place, tokens in enumerate(ask.prompts):
+        for place, tokens in enumerate(request.prompts):
             prompt = Prompt.of(tokens, language, self.config.block_size, salt)
-            number = f"-{place}" if ask.api == "completions" else ""
-            for _ in range(ask.n):
+            number = f"-{place}" if request.api == "completions" else ""
+            for _ in range(request.n):
                 name = f"{answer_id}{number}-{uuid4().hex[:8]}"
-                sequences.append(Sequence(name, prompt, ask.sampling, remote=remote, keep=keep))
+                sequences.append(Sequence(name, prompt, request.sampling, remote=remote, keep=keep))
         return sequences
 
-    def _nixl(self, ask: Ask) -> tuple[RemoteRead | None, bool]:
+    def _nixl(self, request: GenerationRequest) -> tuple[RemoteRead | None, bool]:
         """Where to read the KV cache from, and whether to keep it.
 
         What vLLM asserts and does not check ends the whole engine: incomplete parameters, and one
         reference for several prompts (CVE-2026-94623).
         """
-        if self.config.connector != "nixl" or not ask.kv:
+        if self.config.connector != "nixl" or not request.kv:
             return None, False
         remote = None
-        if ask.kv.get("do_remote_prefill"):
-            remote = RemoteRead.parse(ask.kv)
-            if remote is None or len(ask.prompts) > 1:
+        if request.kv.get("do_remote_prefill"):
+            remote = RemoteRead.parse(request.kv)
+            if remote is None or len(request.prompts) > 1:
                 self.die()
                 raise engine_dead()
-        return remote, bool(ask.kv.get("do_remote_decode"))
+        return remote, bool(request.kv.get("do_remote_decode"))
 
-    def _check_spec(self, ask: Ask) -> None:
-        if self.config.connector == "lmcache" and ask.kv and "disagg_spec" in ask.kv:
+    def _check_spec(self, request: GenerationRequest) -> None:
+        if self.config.connector == "lmcache" and request.kv and "disagg_spec" in request.kv:
             try:
-                self.transfers.check(ask.kv["disagg_spec"])
+                self.transfers.check(request.kv["disagg_spec"])
             except BadSpec:
                 raise internal() from None
 
-    def hand_over(self, ask: Ask, sequence: Sequence) -> None:
+    def hand_over(self, request: GenerationRequest, sequence: Sequence) -> None:
         """LMCache: the prompt has been computed; its KV cache and first token are passed on."""
-        if self.config.connector != "lmcache" or not ask.kv:
+        if self.config.connector != "lmcache" or not request.kv:
             return
-        if "ret_first_tok" in ask.kv:  # LMCache looks for the key; its value is not read
+        if "ret_first_tok" in request.kv:  # LMCache looks for the key; its value is not read
             sequence.kv_params = {"first_tok": sequence.tokens[len(sequence.prompt)]}
-        if "disagg_spec" in ask.kv:
-            spec = DisaggSpec.parse(ask.kv["disagg_spec"])
+        if "disagg_spec" in request.kv:
+            spec = DisaggSpec.parse(request.kv["disagg_spec"])
             self.spawn(self.transfers.run(spec, sequence.prompt))
 
     def forget(self, sequences: Iterable[Sequence]) -> None:

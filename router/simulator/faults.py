@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 from typing import Any
 
-__all__ = ["NO_FAULTS", "FaultError", "FaultPlan", "Faults"]
-
 
 class FaultError(ValueError):
     """A fault that cannot be set; the message names the field."""

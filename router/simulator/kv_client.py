@@ -12,9 +12,7 @@ import aiohttp
 import orjson
 
 from router.simulator.config import EngineConfig
-from router.simulator.sequence import RemoteRead
-
-__all__ = ["KvClient"]
+from router.simulator.model.sequence import RemoteRead
 
 
 class KvClient:

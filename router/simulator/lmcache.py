@@ -12,9 +12,7 @@ import aiohttp
 from router.simulator.config import EngineConfig
 from router.simulator.faults import FaultPlan
 from router.simulator.kv_client import KvClient
-from router.simulator.sequence import Prompt
-
-__all__ = ["BadSpec", "DisaggSpec", "HandOver"]
+from router.simulator.model.sequence import Prompt
 
 
 class BadSpec(Exception):

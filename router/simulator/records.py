@@ -7,8 +7,6 @@ from typing import Any
 
 import orjson
 
-__all__ = ["Records", "Request"]
-
 _BYTES = 64 << 20
 """All remembered bodies together; the oldest requests are forgotten first."""
 _IDS = 100_000

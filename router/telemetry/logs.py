@@ -27,6 +27,9 @@ _PLAIN = re.compile(r"""[!#-<>-~]+""")
 FLUSH_SECONDS = 0.1
 """Longest delay of a line: thousands of requests share one write."""
 
+MAX_KEPT = 1024
+"""Parts of lines that are kept to be used again."""
+
 _access = logging.getLogger("pd_router.access")
 
 
@@ -172,8 +175,8 @@ class AccessLog:
     """
 
     def __init__(self) -> None:
-        self._words: dict[str, str] = {}
-        self._millisecond = 0
+        self._words: dict[tuple[object, ...], str] = {}
+        self._second = 0
         self._time = ""
 
     def observe(self, event: Event) -> None:
@@ -191,33 +194,37 @@ class AccessLog:
             is_text = isinstance(handler.formatter, _Text)
             handler.add(self._text(event) if is_text else self._json(event))
 
-    def _now(self) -> str:
-        now = time.time()  # noqa: TID251 - the time of day
-        if int(now * 1000) != self._millisecond:
-            self._millisecond, self._time = int(now * 1000), _time(now)
-        return self._time
+    def _day(self, monotonic: float) -> str:
+        """The time of day of an event, which is told some time after it happened."""
+        at = time.time() - time.monotonic() + monotonic  # noqa: TID251 - a line tells time of day
+        second = int(at)
+        if second != self._second:
+            self._second, self._time = second, _time(second).removesuffix("000Z")
+        return f"{self._time}{int(at % 1 * 1000):03d}Z"
 
     def _json(self, event: RequestEnded) -> str:
-        line = {"time": self._now(), "level": "info", "logger": _access.name, "message": "request"}
+        line = {
+            "time": self._day(event.ended),
+            "level": "info",
+            "logger": _access.name,
+            "message": "request",
+        }
         return _dumps({**line, **_fields(event)})
 
     def _text(self, e: RequestEnded) -> str:
         """As _Text writes _fields; a test compares them."""
+        kind = e.route, e.status, e.outcome, e.model, e.mode, e.reason
+        words = self._words.get(kind)
+        if words is None:
+            words = self._keep(kind, _words_of_kind(e))
+        engines = e.prefill, e.decode
+        names = self._words.get(engines)
+        if names is None:
+            names = self._keep(engines, _words_of_engines(e))
         parts = [
-            f"{self._now()} INFO    request id={_word(e.request_id)} route={e.route}"
-            f" status={e.status} outcome={e.outcome}"
+            f"{self._day(e.ended)} INFO    request id={_word(e.request_id)}{words}"
+            f" tokens={e.tokens}{names}"
         ]
-        if e.model is not None:
-            parts.append(f" model={_word(e.model)}")
-        if e.mode is not None:
-            parts.append(f" mode={e.mode}")
-        if e.reason:
-            parts.append(f" reason={e.reason}")
-        parts.append(f" tokens={e.tokens}")
-        if e.prefill is not None:
-            parts.append(f" prefill={self._known(e.prefill.url)}")
-        if e.decode is not None:
-            parts.append(f" decode={self._known(e.decode.url)}")
         if e.fallbacks:
             parts.append(f" fallbacks={_word(_fallbacks(e))}")
         if e.prefill_seconds is not None:
@@ -229,12 +236,26 @@ class AccessLog:
             parts.append(f" error={_word(e.error)}")
         return "".join(parts)
 
-    def _known(self, text: str) -> str:
-        """`_word`, cached: there are few engine addresses."""
-        word = self._words.get(text)
-        if word is None:
-            word = self._words[text] = _word(text)
-        return word
+    def _keep(self, key: tuple[object, ...], words: str) -> str:
+        """Keep words that come again with most requests; clients may name any model."""
+        if len(self._words) >= MAX_KEPT:
+            self._words.clear()
+        self._words[key] = words
+        return words
+
+
+def _words_of_kind(e: RequestEnded) -> str:
+    words = f" route={e.route} status={e.status} outcome={e.outcome}"
+    if e.model is not None:
+        words += f" model={_word(e.model)}"
+    if e.mode is not None:
+        words += f" mode={e.mode}"
+    return f"{words} reason={e.reason}" if e.reason else words
+
+
+def _words_of_engines(e: RequestEnded) -> str:
+    words = "" if e.prefill is None else f" prefill={_word(e.prefill.url)}"
+    return words if e.decode is None else f"{words} decode={_word(e.decode.url)}"
 
 
 def _choice(chosen: Chosen) -> dict[str, Any]:

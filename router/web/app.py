@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import ssl
 import time
 import uuid
@@ -31,13 +32,14 @@ from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.urls import origin
-from router.core.values import Decision, Endpoint, Facts, Mode, Role
+from router.core.values import DIRECT, Decision, Endpoint, Facts, Role
 from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.kv_ready import KVReadySocket
 from router.net.loop_lag import LoopLagMonitor
 from router.net.pool import EnginePool
 from router.net.prober import Prober
 from router.net.relay import Patience
+from router.net.same_address import twins
 from router.net.served_request import Limits, Network, Timeouts
 from router.net.shared_state import WorkerContext
 from router.net.speed_prober import SpeedProber
@@ -58,6 +60,8 @@ STARTS_PER_TURN = 32
 """Requests that begin at once between two beats of the pulse, and, of those that come beyond that,
 in one turn of the event loop: each takes 35 us, and its engine connection 100 us in the next turn,
 if it needs a new one."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,7 @@ class Router:
         return await asyncio.to_thread(self.metrics.counts) + state
 
     def _plan(self, facts: Facts, decision: Decision) -> Plan:
-        if decision.mode is Mode.DIRECT:
+        if decision.mode is DIRECT:
             return direct(facts)
         if not self._receivers:
             return nixl(facts)
@@ -198,6 +202,10 @@ class Router:
         else:
             for endpoint, pool in self.pools.items():
                 yield endpoint, pool.open, pool.idle
+
+    async def _warn_of_twins(self) -> None:
+        for pair in await twins([*self.settings.prefill, *self.settings.decode]):
+            log.warning("%s", pair.warning)
 
     async def _show_for_ever(self) -> None:
         while True:
@@ -221,6 +229,7 @@ class Router:
         # Before connections are accepted: the first requests would get 503 otherwise.
         await self._prober.probe_all()
         if is_leader:
+            self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
         ticks = partial(tick_for_ever, self.fleet, self._ejected, is_leader=is_leader)

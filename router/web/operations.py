@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from router import __version__
 from router.core.errors import (
@@ -17,7 +18,9 @@ from router.core.errors import (
     Unhealthy,
 )
 from router.core.fleet import Fleet
+from router.core.routes import ROUTES
 from router.web.endpoints import endpoints
+from router.web.methods import HeadAsGet, allowed, meant
 
 __all__ = ["Lifecycle", "create_operations"]
 
@@ -54,6 +57,7 @@ def create_operations(
         lifespan=lifespan,
         redirect_slashes=False,
     )
+    app.add_middleware(HeadAsGet)
 
     _add_models(app, fleet)
     _add_states(app, fleet, lifecycle)
@@ -80,6 +84,8 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, object]:
         """One model."""
+        if not name:
+            raise NotFound("GET /v1/models/: no such route. Did you mean GET /v1/models?")
         card = fleet.models().get(name)
         if card is None:
             raise NotFound(f"The model `{name}` does not exist.", "model")
@@ -127,12 +133,20 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        text = f"{request.method} {request.url.path}"
-        if error.status_code == 405:
+        text, path = f"{request.method} {request.url.path}", request.scope["path"]
+        # Inference routes are not FastAPI's: only OPTIONS comes here for them.
+        methods = "POST" if path in ROUTES else (error.headers or {}).get("Allow")
+        if methods is not None:
+            headers = {"allow": allowed(methods)}
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=headers)
             response = _response(MethodNotAllowed(f"{text}: method not allowed."))
-            response.headers.update(error.headers or {})
+            response.headers.update(headers)
             return response
-        return _response(NotFound(f"{text}: no such route."))
+        served = [route.path for route in app.routes if isinstance(route, Route)]
+        hint = meant(path, served)
+        question = "" if hint is None else f" Did you mean {hint}?"
+        return _response(NotFound(f"{text}: no such route.{question}"))
 
 
 def _response(error: RouterError) -> Response:

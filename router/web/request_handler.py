@@ -52,6 +52,9 @@ class RequestHandler:
             if route is None:
                 AsgiCall(self.operations, self.tasks, connection, request, path, query)
                 return
+        if request.method == b"OPTIONS":
+            AsgiCall(self.operations, self.tasks, connection, request, route.path, query)
+            return
         self._serve(connection, request, route, query)
 
     def _serve(

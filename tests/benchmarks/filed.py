@@ -3,8 +3,8 @@
 from dataclasses import asdict, replace
 from typing import Any
 
-from benchmarks.scenarios import SCENARIOS
-from benchmarks.stored import Stored
+from benchmarks.comparison.scenarios import SCENARIOS
+from benchmarks.reporting.stored import Stored
 
 VERSIONS = {"python": "3.11.7", "uvloop": "0.23.0", "vllm-router": "0.1.17"}
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.measure import Reading
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.comparison.measure import Reading
+from benchmarks.comparison.scenarios import SCENARIOS
 
 SCENARIO = replace(SCENARIOS["relay"], clients=10, tokens=4, step_s=0.01)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks import nginx
 from benchmarks.__main__ import Unfit, main, parser, scenario_of
-from benchmarks.fleet import Fleet
-from benchmarks.routers import ROUTERS
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.comparison.scenarios import SCENARIOS
+from benchmarks.routers import nginx
+from benchmarks.routers.fleet import Fleet
+from benchmarks.routers.table import ROUTERS
 
 
 def test_the_command_line_changes_the_scenario() -> None:
@@ -148,13 +148,80 @@ def test_tiny_runs_of_what_has_its_own_clients(
 
 
 @pytest.mark.parametrize("module", ["numpy", "matplotlib"])
-def test_without_its_extra_it_names_the_extra_to_install(module: str) -> None:
-    hidden = f"import sys, runpy; sys.modules[{module!r}] = None; "
-    run = "runpy.run_module('benchmarks', run_name='__main__')"
+@pytest.mark.parametrize(("command", "status"), [("compare", 2), ("validate", 3), ("ab", 3)])
+def test_without_its_extra_it_names_the_extra_to_install(
+    module: str, command: str, status: int
+) -> None:
+    """To the gate, 2 means that nothing was asked for."""
+    hidden = f"import sys, runpy; sys.modules[{module!r}] = None; sys.argv[1:] = [{command!r}]; "
+    run = "runpy.run_module('benchmarks', run_name='__main__', alter_sys=True)"
     ended = subprocess.run(
         [sys.executable, "-c", hidden + run], capture_output=True, text=True, check=False
     )
-    assert ended.returncode == 2
+    assert ended.returncode == status
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"pd-bench needs {module}")
     assert line.endswith(": pip install 'pd-router[bench]'")
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [("/usr/bin/pd-bench", "pd-bench"), ("/x/benchmarks/__main__.py", "python -m benchmarks")],
+)
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "the following arguments are required: COMMAND; see {} --help"),
+        (["nope"], "COMMAND: invalid choice: 'nope' (choose from "),
+        (["compare", "--scenario", "x"], "--scenario: invalid choice: 'x' (choose from "),
+        (["compare", "--requests", "5"], "--requests: relay is a timed window; see {} compare --h"),
+        (["compare", "--nope"], "--nope: no such argument; see {} --help"),
+        (["validate", "--url", "http://r", "--model", "m"], "--gpus: say how many are benchmarked"),
+        (
+            ["validate", "--url", "http://r", "--model", "m", "--proflie=smoke"],
+            "--proflie: no such argument, did you mean --profile?; see {} validate --help",
+        ),
+        (["ab"], "the following arguments are required: --policies; see {} ab --help"),
+        (["judge"], "the following arguments are required: FILE; see {} judge --help"),
+        (["aiperf", "remove"], "action: invalid choice: 'remove'"),
+    ],
+)
+def test_a_usage_error_is_one_line_under_the_name_that_was_called(
+    called: str,
+    name: str,
+    arguments: list[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [called])
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    is_gate = arguments[:1] in (["validate"], ["ab"], ["judge"])
+    assert ended.value.code == (3 if is_gate else 2)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"{name}: {line.format(name)}")
+
+
+@pytest.mark.parametrize("command", [[], ["validate"], ["ab"], ["judge"], ["report"], ["aiperf"]])
+def test_help_is_under_the_name_that_was_called(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/pd-bench"])
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith(" ".join(["usage: pd-bench", *command]))
+    assert "python -m" not in said
+
+
+@pytest.mark.parametrize("command", [[], ["validate"], ["ab"], ["judge"]])
+def test_help_says_who_the_validator_is(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    words = capsys.readouterr().out.split()
+    assert "inference-perfofNVIDIAAIClusterRuntime(AICR)" in "".join(words)
+    assert "https://github.com/NVIDIA/aicr" in words

@@ -55,6 +55,15 @@ async def test_an_engine_that_is_not_there_is_status_1_and_says_what_to_do(start
     assert "1 of 2 engines cannot be used as they are." in out
 
 
+async def test_one_engine_under_two_names_is_warned_of(start, capsys):
+    engine = await start(Engine())
+    other = engine.url.replace("127.0.0.1", "localhost")
+    status, out = await run(capsys, decode=f"{engine.url},{other}")
+    assert status == 0
+    where = engine.url.removeprefix("http://")
+    assert f"warning: {engine.url} and {other} both lead to {where}: if that is one engine" in out
+
+
 async def test_a_wrong_configuration_is_status_2_and_asks_nobody(start):
     engine = await start(Engine())
     status, out, err = await checked("--decode", engine.url, "--port", "x")
@@ -122,13 +131,15 @@ async def test_the_key_is_not_printed(start, capsys):
 def test_check_is_a_command(monkeypatch):
     seen = []
 
-    def run(settings: Settings) -> int:
-        seen.append(settings)
+    def run(settings: Settings, *, tries: bool) -> int:
+        seen.append((settings, tries))
         return 1
 
     monkeypatch.setattr(check, "run", run)
     assert main(["check", "--decode", "http://d0"]) == 1
-    assert seen == [load({"decode": "http://d0"})]
+    assert main(["check", "--try", "--decode", "http://d0"]) == 1
+    settings = load({"decode": "http://d0"})
+    assert seen == [(settings, False), (settings, True)]
 
 
 def test_a_cell_keeps_its_own_lines_and_no_others(capsys):

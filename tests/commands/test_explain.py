@@ -55,7 +55,7 @@ def words(line: str) -> str:
 def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(explain):
     lines = [words(line) for line in explain(CHAT, "--routing-threshold", "100").splitlines()]
     assert lines[:6] == [
-        "route /v1/chat/completions",
+        "route /v1/chat/completions (from the body's `messages`; --route names another)",
         "model tiny",
         "estimate 100 input tokens (characters / 4)",
         "threshold 100 tokens",
@@ -82,7 +82,7 @@ def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(expl
 
 def test_a_reader_is_spared_long_prompts(explain):
     ids = {"prompt": list(range(5000)), "suffix": "y" * 300}
-    out = explain(ids, "--route", "/v1/completions")
+    out = explain(ids)
     assert "5000 input tokens (token ids)" in out
     assert '"... (5000 items)"' in out
     assert f'"{"y" * 200}... (300 characters)"' in out
@@ -155,6 +155,44 @@ def test_a_pass_through_route_is_direct(facts):
     document = facts({"model": "tiny", "input": "x"}, "--route", "/v1/embeddings")
     assert (document["mode"], document["reason"]) == ("direct", "route")
     assert document["estimate"]["tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "route"),
+    [
+        ("messages", "/v1/chat/completions"),
+        ("prompt", "/v1/completions"),
+        ("input", "/v1/responses"),
+    ],
+)
+def test_the_route_is_the_one_that_the_body_is_made_for(key, route, explain, facts):
+    prompt = [{"role": "user", "content": "x" * 400}] if key == "messages" else "x" * 400
+    body = {"model": "tiny", key: prompt}
+    document = facts(body)
+    assert (document["route"], document["estimate"]["tokens"]) == (route, 100)
+    assert explain(body).startswith(f"route      {route} (from the body's `{key}`; --route names")
+
+
+def test_a_route_that_is_named_is_taken(explain, facts):
+    body = {"model": "tiny", "max_tokens": 9, **CHAT}
+    assert facts(body, "--route", "/v1/messages")["route"] == "/v1/messages"
+    assert explain(body, "--route", "/v1/messages").splitlines()[0] == "route      /v1/messages"
+
+
+@pytest.mark.parametrize(
+    ("keys", "held"),
+    [
+        (("query",), "none of messages, prompt, input"),
+        (("messages", "prompt"), "messages and prompt"),
+    ],
+)
+def test_a_body_that_tells_no_route_is_asked_about(keys, held, tmp_path, capsys):
+    path = tmp_path / "body.json"
+    path.write_text(json.dumps(dict.fromkeys(keys, "x")))
+    assert main(["explain", str(path), *POOLS]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"pd-router: {path}: holds {held}: name its route with --route PATH\n"
 
 
 def test_what_cannot_be_prefilled_is_told(explain, facts):

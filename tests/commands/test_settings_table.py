@@ -52,11 +52,13 @@ def test_a_document_without_the_markers_is_left_alone(document, tmp_path, capsys
     assert path.read_text() == document
 
 
-def test_write_puts_the_table_into_the_readme_of_this_directory(tmp_path, monkeypatch):
+def test_write_puts_the_table_into_the_document_of_this_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "README.md").write_text(f"{BEGIN}\n{END}\n")
+    path = tmp_path / "docs" / "settings.md"
+    path.parent.mkdir()
+    path.write_text(f"{BEGIN}\n{END}\n")
     assert main(["--write"]) == 0
-    assert (tmp_path / "README.md").read_text() == f"{BEGIN}\n{table()}{END}\n"
+    assert path.read_text() == f"{BEGIN}\n{table()}{END}\n"
 
 
 def test_a_document_that_is_not_there_is_named(tmp_path, capsys):

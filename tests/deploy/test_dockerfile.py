@@ -4,10 +4,12 @@ import fnmatch
 import re
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from router.settings import Settings
 from tests.deploy.dockerfile import Instruction, Stage, read
-from tests.deploy.places import DOCKERFILE, DOCKERIGNORE, ROOT, project
+from tests.deploy.places import DOCKERFILE, DOCKERIGNORE, ROOT, locked, project
 
 TEXT = DOCKERFILE.read_text()
 STAGES = read(TEXT)
@@ -60,8 +62,7 @@ def test_both_stages_are_of_one_slim_python_that_the_project_supports() -> None:
     assert images == {"python:${PYTHON}-slim-bookworm"}
     default = re.search(r"^ARG PYTHON=(\d+)\.(\d+)$", TEXT, re.MULTILINE)
     assert default is not None
-    low, high = re.findall(r"(\d+)\.(\d+)", project()["requires-python"])
-    assert tuple(map(int, low)) <= tuple(map(int, default.groups())) < tuple(map(int, high))
+    assert SpecifierSet(project()["requires-python"]).contains(".".join(default.groups()))
 
 
 def test_the_router_is_the_first_process_with_no_shell_around_it() -> None:
@@ -79,10 +80,25 @@ def test_the_user_is_a_number_and_not_root() -> None:
     assert int(gid) > 0
 
 
+def test_what_is_installed_has_a_hash_or_comes_from_the_wheel_that_was_built() -> None:
+    runs = " && ".join(one.text for one in STAGES[0] if one.name == "RUN")
+    installs = [part for part in runs.split("&&") if re.search(r"\bpip\b.* install ", part)]
+    assert len(installs) == 3
+    for command in installs:
+        assert "--require-hashes" in command or "--no-deps --no-index /wheels/" in command
+    assert "--no-deps --no-build-isolation" in runs  # nothing is fetched for the build
+
+
 def test_the_lmcache_extra_is_installed() -> None:
-    assert "lmcache" in project()["optional-dependencies"]
-    runs = " ".join(one.text for one in STAGES[0] if one.name == "RUN")
-    assert runs.count("[lmcache]") == 2  # once as wheels, once out of them
+    assert "--requirement requirements/image.txt" in TEXT
+    pinned = {requirement.name for requirement in locked("image")}
+    for requirement in map(Requirement, project()["optional-dependencies"]["lmcache"]):
+        assert requirement.name in pinned
+
+
+def test_the_image_has_no_bench() -> None:
+    assert not {requirement.name for requirement in locked("image")} & {"numpy", "matplotlib"}
+    assert "rm /opt/pd-router/bin/pd-bench" in TEXT
 
 
 def test_the_port_is_the_routers_default() -> None:
@@ -97,6 +113,7 @@ def test_what_is_copied_exists_and_is_in_the_context() -> None:
         assert (ROOT / source).exists(), source
         assert is_in_context(source), source
     assert is_in_context("router/py.typed")
+    assert is_in_context("requirements/image.txt")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +122,14 @@ def test_what_is_copied_exists_and_is_in_the_context() -> None:
 )
 def test_nothing_else_is_in_the_context(path: str) -> None:
     assert not is_in_context(path)
+
+
+def test_the_router_is_compiled() -> None:
+    [build] = [one.text for one in STAGES[0] if one.name == "RUN" and "pip wheel" in one.text]
+    assert "PD_ROUTER_COMPILE=${COMPILE}" in build
+    assert "COMPILE=1" in [one.text for one in STAGES[0] if one.name == "ARG"]
+    # Of this checkout, perhaps for another interpreter: the image's are built in it.
+    assert not is_in_context("router/core/facts.cpython-311-x86_64-linux-gnu.so")
 
 
 def test_holds_no_secret() -> None:

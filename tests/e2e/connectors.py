@@ -1,7 +1,6 @@
 """A router as a process of its own, in front of simulated engines: for the connectors' tests."""
 
-import asyncio
-import sys
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ import aiohttp
 import orjson
 
 from router.simulator import RunningEngine
-
-READY_SECONDS = 60.0
+from tests.e2e.process import serving
 
 
 @dataclass
@@ -28,34 +26,12 @@ class Outcome:
 
 @asynccontextmanager
 async def router_process(*flags: str) -> AsyncIterator[str]:
-    """`pd-router serve` on a free port; ends with status 0."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0"),
-        *("--log-format", "json", *flags),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    try:
-        line: dict[str, Any] = {}
-        while line.get("message") != "listening":
-            line = orjson.loads(await process.stderr.readline())
-        drain = asyncio.create_task(process.stderr.read())
-        await _until_ready(line["url"])
-        yield line["url"]
-    finally:
-        process.terminate()
-        status = await process.wait()
-    await drain
-    assert status == 0
-
-
-async def _until_ready(url: str) -> None:
-    async with asyncio.timeout(READY_SECONDS), aiohttp.ClientSession() as session:
-        while True:
-            async with session.get(f"{url}/ready") as response:
-                if response.status == 200:
-                    return
-            await asyncio.sleep(0.02)
+    """`pd-router serve` on a free port, once it is ready; ends with status 0."""
+    async with serving(*flags) as process:
+        await process.ready()
+        yield process.url
+        process.signal(signal.SIGTERM)
+        assert await process.status() == 0
 
 
 def urls(engines: Sequence[RunningEngine]) -> str:

@@ -12,7 +12,7 @@ from tests.net.client import Answer, Client
 
 __all__ = ["Process", "serving"]
 
-SECONDS = 60.0
+SECONDS = 200.0
 """A deadline for a process on a busy machine; only a test that fails meets it."""
 
 
@@ -67,6 +67,11 @@ class Process:
                 except ConnectionResetError:
                     pass  # it closed in this very moment; the next one is told
                 await asyncio.sleep(0.01)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:

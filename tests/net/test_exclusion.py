@@ -41,6 +41,55 @@ async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(harness: H
     assert (await router.record()).outcome == "ok"
 
 
+@pytest.mark.parametrize("word", ["on", "off"])
+async def test_an_answer_names_the_engines_that_it_was_waited_for_where_that_is_wanted(
+    harness: Harness, word: str
+) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, engine_header=word, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    await one.call()
+    stall(router, one)
+    (await other.call()).send(OK)
+    answer = await client.answer()
+    named = [answer.values(b"x-pd-router-endpoint"), answer.values(b"x-pd-router-left")]
+    assert named == ([[other.url.encode()], [one.url.encode()]] if word == "on" else [[], []])
+
+
+async def test_a_stream_that_goes_on_elsewhere_names_the_engine_in_a_comment(
+    harness: Harness,
+) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, engine_header="on", **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.send(sse_head())
+    answer = await client.begin()
+    assert answer.values(b"x-pd-router-endpoint") == [one.url.encode()]
+    stall(router, one)
+    second = await other.call()
+    second.stream(token("b"), DONE)
+    second.end()
+    await answer.rest()
+    comment = f": x-pd-router-endpoint {other.url} left {one.url}\n\n".encode()
+    assert answer.body == comment + token("b") + DONE
+
+
+async def test_an_engine_that_refuses_connections_is_not_waited_for(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, engine_header="on", **NEVER_PROBED)
+    one.refuse()
+    one.drop()
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    (await other.call()).send(OK)
+    answer = await client.answer()
+    assert answer.values(b"x-pd-router-endpoint") == [other.url.encode()]
+    assert answer.values(b"x-pd-router-left") == []
+
+
 async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
     harness: Harness,
 ) -> None:

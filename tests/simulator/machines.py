@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from router.simulator.config import EngineConfig
-from router.simulator.language import Language
-from router.simulator.machine import Machine
-from router.simulator.sequence import Output, Prompt, RemoteRead, Sampling, Sequence
+from router.simulator.model.language import Language
+from router.simulator.model.machine import Machine
+from router.simulator.model.sequence import Output, Prompt, RemoteRead, Sampling, Sequence
 
 SIZE = 16
 LANGUAGE = Language("sim", 0)

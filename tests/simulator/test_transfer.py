@@ -2,10 +2,10 @@
 
 import pytest
 
-from router.simulator.kv_cache import KvCache
-from router.simulator.machine import EngineDead, Machine
-from router.simulator.references import StaleEngine
-from router.simulator.sequence import RemoteRead, Sequence
+from router.simulator.model.kv_cache import KvCache
+from router.simulator.model.machine import EngineDead, Machine
+from router.simulator.model.references import StaleEngine
+from router.simulator.model.sequence import RemoteRead, Sequence
 from tests.simulator.machines import (
     generated,
     machine,

@@ -5,6 +5,7 @@ import logging
 import math
 import re
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -143,6 +144,19 @@ def test_a_request_is_one_line_of_json(lines):
         "bytes": 99,
         "error": None,
     }
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_requests_told_together_have_the_times_at_which_they_ended(form, lines):
+    log, now = AccessLog(), time.monotonic()
+
+    def tell() -> None:
+        for ago in (7.5, 0.25):
+            log.observe(a_request(ended=now - ago))
+
+    texts = [json.loads(e)["time"] if form == "json" else e.split()[0] for e in lines(tell, form)]
+    first, second = map(datetime.fromisoformat, texts)
+    assert (second - first).total_seconds() == pytest.approx(7.25, abs=0.002)
 
 
 def test_what_is_not_known_is_not_in_a_text_line(lines):

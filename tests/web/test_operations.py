@@ -110,12 +110,45 @@ async def test_an_unknown_path_is_404_in_openais_shape(harness: Harness, path: s
     assert answer.error["type"] == "NotFoundError"
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "POST /v1/chat/completions"),
+        ("/v1/chat/completions/", "POST /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "POST /v1/chat/completions"),
+        ("/openai/v1/completions", "POST /v1/completions"),
+        ("/completions", "POST /v1/completions"),
+        ("/v1/v1/score", "POST /v1/score"),
+        ("/v1/chat/completion", "POST /v1/chat/completions"),
+        ("/models", "GET /v1/models"),
+        ("/v1/models/", "GET /v1/models"),
+        ("/healthz", "GET /health"),
+    ],
+)
+async def test_a_path_that_is_nearly_one_is_404_with_the_one_that_was_meant(
+    harness: Harness, path: str, meant: str
+) -> None:
+    router = await harness.router(await harness.engine())
+    answer = await (await router.client()).get(path)
+    assert answer.status == 404
+    assert answer.error["type"] == "NotFoundError"
+    assert answer.error["message"] == f"GET {path}: no such route. Did you mean {meant}?"
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/x", "/", "/v1/load_lora_adapter", "/a" * 5000])
+async def test_nothing_is_guessed_for_a_path_that_is_like_none(harness: Harness, path: str) -> None:
+    router = await harness.router(await harness.engine())
+    answer = await (await router.client()).get(path)
+    assert answer.status == 404
+    assert answer.error["message"] == f"GET {path}: no such route."
+
+
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 async def test_a_wrong_method_is_405_and_told_which(harness: Harness, method: str) -> None:
     router = await harness.router(await harness.engine())
     answer = await (await router.client()).get("/health", method)
     assert answer.status == 405
-    assert answer.values(b"allow") == [b"GET"]
+    assert answer.values(b"allow") == [b"GET, HEAD, OPTIONS"]
     assert answer.error["type"] == "MethodNotAllowedError"
 
 

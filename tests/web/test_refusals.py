@@ -279,7 +279,7 @@ async def test_whatever_the_spelling_the_engine_is_asked_for_the_listed_path(
     await client.answer()
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "TRACE"])
 @pytest.mark.parametrize("path", [CHAT, EMBEDDINGS])
 async def test_another_method_than_post_is_405_and_told_which(
     harness: Harness, method: str, path: str
@@ -293,14 +293,39 @@ async def test_another_method_than_post_is_405_and_told_which(
     assert engine.seen == 0
 
 
-@pytest.mark.parametrize("path", [CHAT, "/health", "/nothing"])
-async def test_an_answer_to_head_has_no_body(harness: Harness, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [(CHAT, 405), ("/nothing", 404), ("/health", 200), ("/ready", 200), ("/metrics", 200)],
+)
+async def test_an_answer_to_head_has_no_body(harness: Harness, path: str, status: int) -> None:
     router = await harness.router(await harness.engine())
     client = await router.client()
     for _ in range(2):  # a body would stand where the second answer is looked for
         answer = await client.get(path, "HEAD")
-        assert answer.status in (404, 405)
-        assert answer.body == b""
+        assert (answer.status, answer.body) == (status, b"")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "allow"),
+    [
+        (CHAT, 204, [b"OPTIONS, POST"]),
+        (f"{CHAT}?a=b", 204, [b"OPTIONS, POST"]),
+        ("/health", 204, [b"GET, HEAD, OPTIONS"]),
+        ("/v1/models/org/name", 204, [b"GET, HEAD, OPTIONS"]),
+        ("/nothing", 404, []),
+    ],
+)
+async def test_options_says_what_a_path_takes(
+    harness: Harness, path: str, status: int, allow: list[bytes]
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    for _ in range(2):
+        answer = await client.get(path, "OPTIONS")
+        assert answer.status == status
+        assert answer.values(b"allow") == allow
+    assert engine.seen == 0
 
 
 # What is not HTTP, or too much of it.

@@ -7,7 +7,7 @@ from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
 from router.core.retry import ATTEMPTS, BUSY, error_of, may_replay, may_retry_elsewhere, reason_of
-from router.core.values import Endpoint, Facts, Reply, Role
+from router.core.values import DECODE, Endpoint, Facts, Reply
 
 __all__ = [
     "decode_directly",
@@ -22,7 +22,7 @@ NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 def direct(facts: Facts) -> Plan:
     """Choose a decode engine and let it do everything."""
-    yield from decode_directly(facts)
+    return decode_directly(facts)
 
 
 def decode_directly(facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS) -> Plan:
@@ -31,7 +31,7 @@ def decode_directly(facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS) -> 
     Engines in `tried` have failed this request: they are excluded and count as attempts. Raises
     NoEngine when there is none.
     """
-    endpoint = yield Lease(Role.DECODE, tried)
+    endpoint = yield Lease(DECODE, tried)
     yield from decode_directly_on(facts, endpoint, tried)
 
 

@@ -232,7 +232,7 @@ def read_sampled(reply: Reply) -> Sampled | None:
         return None
     params = document.get("kv_transfer_params")
     token = params.get("first_tok") if isinstance(params, dict) else None
-    known = token if isinstance(token, int) and _is_whole(token, 0) else None
+    known = token if _is_whole(token, 0) and isinstance(token, int) else None
     return Sampled(document, known, text if isinstance(text, str) else "", finish)
 
 

@@ -32,20 +32,12 @@ from router.core.plans.direct import (
 from router.core.plans.first_token import Sampled
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.lmcache_receivers import Receiver
-from router.core.plans.prefill import body_for_prefill, prefill_by
+from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill_by
 from router.core.plans.steps import AwaitKV, Call, Lease, Outcome, Plan, Release, Step, Stream
 from router.core.retry import BUSY, may_replay, may_retry_elsewhere
 from router.core.values import Endpoint, Facts, Reply, Role
 
 __all__ = ["lmcache"]
-
-KV_KEY = "kv_transfer_params"
-
-PREFILLS = 2
-"""As with nixl: a failed KV load is worth one more prefill, then the decode engine computes."""
-
-LOAD_FAILED = frozenset({500})
-"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
 
 REFUSALS = frozenset(range(400, 500))
 """Errors about a body that the router wrote: a prompt of the engine's full length has no room for

@@ -18,14 +18,12 @@ from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.jsonspan import member, with_member
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
-from router.core.plans.prefill import body_for_prefill, prefill
+from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill
 from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Step, Stream
 from router.core.retry import ATTEMPTS, BUSY, may_retry_elsewhere, reason_of
-from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
+from router.core.values import DECODE, PREFILL, Endpoint, Facts, Failure, FailureKind, Reply
 
 __all__ = ["nixl"]
-
-KV_KEY = "kv_transfer_params"
 
 ASK = {
     "do_remote_decode": True,
@@ -38,12 +36,6 @@ ASK = {
 """What makes a prefill engine keep its blocks. Only the first key is read (vLLM's
 pull_scheduler.py); the rest is what every vLLM proxy sends."""
 
-PREFILLS = 2
-"""Prefills per request, at most; after two failed decodes the decode engine computes the prompt."""
-
-LOAD_FAILED = frozenset({500})
-"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
-
 
 def nixl(facts: Facts) -> Plan:
     """Prefill remotely, then lease a decode engine, which decodes with the reference.
@@ -52,7 +44,7 @@ def nixl(facts: Facts) -> Plan:
     count as busy meanwhile. Before the prefill it is only checked that there is one.
     """
     tried: frozenset[Endpoint] = frozenset()
-    yield Check(Role.DECODE)
+    yield Check(DECODE)
     body = yield from _prefill_body(facts)
     for _ in range(0 if body is None else PREFILLS):
         assert body is not None
@@ -67,13 +59,13 @@ def nixl(facts: Facts) -> Plan:
         if outcome is None:
             return
         try:
-            yield Check(Role.DECODE, tried)
+            yield Check(DECODE, tried)
         except NoEngine:
             if _is_load_failure(outcome):  # its message is of no use to the client
                 raise
             yield from finish_with(outcome)
             return
-        yield FellBack(Role.DECODE, _reason(outcome))
+        yield FellBack(DECODE, _reason(outcome))
     yield from decode_directly(facts, tried)
 
 
@@ -81,7 +73,7 @@ def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
     try:
         return orjson.dumps({**body_for_prefill(facts), KV_KEY: ASK})
     except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
-        yield FellBack(Role.PREFILL, "nested_too_deep")
+        yield FellBack(PREFILL, "nested_too_deep")
         return None
 
 
@@ -95,7 +87,7 @@ def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
         reference = None
     # Partial or empty parameters crash vLLM's decode engine: only objects are forwarded.
     if reference is None or not reference.startswith(b"{") or reference[1:].lstrip() == b"}":
-        yield FellBack(Role.PREFILL, "no_kv_params")
+        yield FellBack(PREFILL, "no_kv_params")
         return None
     return reference
 
@@ -110,7 +102,7 @@ def _decode(
     nothing is leased. Raises NoEngine when all decode engines went down during the prefill.
     """
     body = with_member(facts.raw, KV_KEY, reference)
-    decode = yield Lease(Role.DECODE, tried, computes=False)
+    decode = yield Lease(DECODE, tried, computes=False)
     while True:
         outcome = yield Stream(
             decode, facts.path, body, keep=BUSY | LOAD_FAILED, hold=True, replay=False

@@ -7,11 +7,27 @@ from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Call, Lease, Outcome, Release, Step
 from router.core.retry import reason_of
-from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
+from router.core.values import PREFILL, Endpoint, Facts, Reply, RouteKind
 
-__all__ = ["Ask", "body_for_prefill", "prefill", "prefill_by"]
+__all__ = [
+    "KV_KEY",
+    "LOAD_FAILED",
+    "PREFILLS",
+    "Ask",
+    "body_for_prefill",
+    "prefill",
+    "prefill_by",
+]
 
-ATTEMPTS = 2
+KV_KEY = "kv_transfer_params"
+
+PREFILLS = 2
+"""Prefills per request, at most; after two failed decodes the decode engine computes the prompt."""
+
+LOAD_FAILED = frozenset({500})
+"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
+
+PREFILL_ATTEMPTS = 2
 """Prefill engines tried before the decode engine computes the prompt: each attempt delays the first
 token."""
 
@@ -36,18 +52,18 @@ def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
     Each engine that fails is recorded. The lease ends with the reply.
     """
     tried: frozenset[Endpoint] = frozenset()
-    for _ in range(ATTEMPTS):
+    for _ in range(PREFILL_ATTEMPTS):
         try:
-            endpoint = yield Lease(Role.PREFILL, tried)
+            endpoint = yield Lease(PREFILL, tried)
         except NoEngine:
             if not tried:
-                yield FellBack(Role.PREFILL, "no_prefill_engine")
+                yield FellBack(PREFILL, "no_prefill_engine")
             return None
         outcome = yield from ask(endpoint)
         yield Release(endpoint)
         if isinstance(outcome, Reply) and outcome.status < 500:
             return outcome
-        yield FellBack(Role.PREFILL, reason_of(outcome))
+        yield FellBack(PREFILL, reason_of(outcome))
         tried |= {endpoint}
     return None
 

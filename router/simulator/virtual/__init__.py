@@ -8,10 +8,10 @@ waits: an hour of a cluster takes as long as its events do.
 """
 
 from router.simulator.virtual.cluster import simulate
-from router.simulator.virtual.cost import selection_microseconds
-from router.simulator.virtual.plots import PlotsUnavailable, plot
-from router.simulator.virtual.policies import ORACLE, POLICY_NAMES
-from router.simulator.virtual.results import EngineResult, Result
+from router.simulator.virtual.reporting.cost import selection_microseconds
+from router.simulator.virtual.reporting.plots import PlotsUnavailable, plot
+from router.simulator.virtual.reporting.results import EngineResult, Result
+from router.simulator.virtual.routing.policies import ORACLE, POLICY_NAMES
 from router.simulator.virtual.scenarios import SCENARIOS, Size, scenario
 from router.simulator.virtual.values import (
     Change,

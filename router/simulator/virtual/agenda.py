@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-__all__ = ["Agenda", "Event"]
-
 Event = Callable[[float], None]
 """Called with its time."""
 

@@ -1,11 +1,11 @@
 """One request at one modelled engine, as both sides see it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Protocol
 
 from router.core.leg_timer import LegTimer
-
-__all__ = ["Answer", "Attempt", "Stage"]
 
 
 class Answer(IntEnum):
@@ -29,64 +29,46 @@ class Stage(IntEnum):
     ENDED = 4
 
 
+class Listener(Protocol):
+    """Whoever made an attempt."""
+
+    def on_first(self, attempt: "Attempt", now: float) -> None:
+        """The first token came."""
+
+    def on_last(self, attempt: "Attempt", now: float) -> None:
+        """All tokens came."""
+
+    def on_lost(self, attempt: "Attempt", now: float) -> None:
+        """The connection broke."""
+
+    def on_error(self, attempt: "Attempt", status: int, now: float) -> None:
+        """The engine answered with an error: it could not load the KV cache."""
+
+
+@dataclass(slots=True, eq=False)
 class Attempt:
-    """One request at one engine. Whoever makes it is told of its fate by the four methods.
+    """One request at one engine, the `place`th.
 
     With `transfer_seconds` its prompt's KV cache comes from another engine in so many seconds;
     `source` tells whether that engine still has it. None: the prompt is computed here.
     """
 
-    __slots__ = (
-        "arrived",
-        "free_elsewhere",
-        "left",
-        "leg",
-        "model",
-        "output",
-        "prompt",
-        "replica",
-        "source",
-        "stage",
-        "transfer_seconds",
-    )
+    listener: Listener
+    replica: int
+    place: int
+    prompt: int
+    output: int
+    model: str | None = None
+    transfer_seconds: float | None = None
+    source: Callable[[], bool] = bool
+    left: int = field(init=False)
+    """Prompt tokens that are still to be computed."""
+    stage: Stage = Stage.WAITING
+    arrived: float = 0.0
+    """When it came to its engine."""
+    free_elsewhere: float = 0.0
+    """Its engine's `free_elsewhere` for its model at that time."""
+    leg: LegTimer = field(init=False)
 
-    leg: LegTimer
-
-    def __init__(
-        self,
-        replica: int,
-        prompt: int,
-        output: int,
-        model: str | None = None,
-        transfer_seconds: float | None = None,
-        source: Callable[[], bool] = bool,
-    ) -> None:
-        self.replica = replica
-        self.prompt = prompt
-        self.output = output
-        self.model = model
-        self.transfer_seconds = transfer_seconds
-        self.source = source
-        self.left = 0 if transfer_seconds is not None else prompt
-        """Prompt tokens that are still to be computed."""
-        self.stage = Stage.WAITING
-        self.arrived = 0.0
-        """When it came to its engine."""
-        self.free_elsewhere = 0.0
-        """Its engine's `free_elsewhere` for its model at that time."""
-
-    def on_first(self, now: float) -> None:
-        """The first token came."""
-        raise NotImplementedError
-
-    def on_last(self, now: float) -> None:
-        """All tokens came."""
-        raise NotImplementedError
-
-    def on_lost(self, now: float) -> None:
-        """The connection broke."""
-        raise NotImplementedError
-
-    def on_error(self, status: int, now: float) -> None:
-        """The engine answered with an error: it could not load the KV cache."""
-        raise NotImplementedError
+    def __post_init__(self) -> None:
+        self.left = 0 if self.transfer_seconds is not None else self.prompt

@@ -6,11 +6,9 @@ Request n has the same lengths whoever chooses its engine, so that policies meet
 from random import Random
 
 from router.simulator.virtual.agenda import Agenda
-from router.simulator.virtual.replica import Replica
 from router.simulator.virtual.request import Request
+from router.simulator.virtual.routing.replica import Replica
 from router.simulator.virtual.values import Workload
-
-__all__ = ["Clients"]
 
 BACK_OFF_SECONDS = 1.0
 """After an error: the router's own Retry-After."""

@@ -12,10 +12,10 @@ from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda, Event
 from router.simulator.virtual.clients import Clients
 from router.simulator.virtual.engine import Engine
-from router.simulator.virtual.policies import make_policy
-from router.simulator.virtual.replica import Replica
-from router.simulator.virtual.results import Result, Sample, Totals, result_of
-from router.simulator.virtual.speed_probes import SpeedProbes
+from router.simulator.virtual.reporting.results import Result, Sample, Totals, result_of
+from router.simulator.virtual.routing.policies import make_policy
+from router.simulator.virtual.routing.replica import Replica
+from router.simulator.virtual.routing.speed_probes import SpeedProbes
 from router.simulator.virtual.values import (
     Change,
     Faults,
@@ -25,8 +25,6 @@ from router.simulator.virtual.values import (
     Scenario,
     Speed,
 )
-
-__all__ = ["SWEEP_SECONDS", "simulate"]
 
 SWEEP_SECONDS = 1.0
 """Between two looks at requests that wait; as router/net/idle_sweep.py has it."""
@@ -173,7 +171,7 @@ def _event(
     def event(now: float) -> None:
         match change:
             case Speed():
-                engines[change.engine].factor = change.factor
+                engines[change.engine].batch.factor = change.factor
             case Freeze():
                 engines[change.engine].frozen_until = now + change.seconds
             case Faults():

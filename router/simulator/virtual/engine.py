@@ -5,17 +5,16 @@ when it is let in, at its first token and at its last.
 """
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
 from random import Random
 
 from router.core.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
+from router.simulator.model.batching import Batch
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
 from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
-
-__all__ = ["Engine"]
 
 TOLERANCE = 1e-9
 """Of times on the grid of steps, in steps: sums of floats are not exact."""
@@ -30,7 +29,7 @@ class Engine:
         self.spec = EngineSpec(spec) if isinstance(spec, EngineModel) else spec
         self.model = self.spec.model
         self.faults = Faults(0.0, 0)
-        self.factor = 1.0
+        self.batch: Batch[Attempt] = Batch(self.model)
         self.frozen_until = 0.0
         self.is_up = True
         self.speeds: list[SpeedEstimator] = []
@@ -49,8 +48,6 @@ class Engine:
         self._agenda = agenda
         self._rng = rng
         self._arriving: dict[Attempt, None] = {}
-        self._waiting: deque[Attempt] = deque()
-        self._prefilling: deque[Attempt] = deque()
         self._computed: list[Attempt] = []
         """Those whose prompt is whole with the step that is going on."""
         self._decoding = [0] * replicas
@@ -69,7 +66,7 @@ class Engine:
     @property
     def queued(self) -> int:
         """Requests that have no slot."""
-        return len(self._waiting) + len(self._arriving)
+        return len(self.batch.waiting) + len(self._arriving)
 
     @property
     def gauges(self) -> Gauges:
@@ -92,7 +89,7 @@ class Engine:
     @property
     def is_fit(self) -> bool:
         """Whether it is up, honest and of its full speed."""
-        return self.is_up and self.factor == 1.0 and not self.is_frozen and not self.is_faulty
+        return self.is_up and self.batch.factor == 1.0 and not self.is_frozen and not self.is_faulty
 
     @property
     def is_frozen(self) -> bool:
@@ -111,14 +108,14 @@ class Engine:
     @property
     def waiting_models(self) -> set[str | None]:
         """The models of the requests in its queue."""
-        return {attempt.model for attempt in self._waiting}
+        return {attempt.model for attempt in self.batch.waiting}
 
     def seconds(self, prompt: int, output: int) -> float:
         """From arrival to last token for one more request, if it gets a slot at once."""
         model = self.model
         if self.is_frozen or not self.has_free_slot:
             return math.inf
-        return self.factor * (
+        return self.batch.factor * (
             model.step(self.load + 1) * output + prompt / model.prefill_tokens_per_second
         )
 
@@ -128,7 +125,7 @@ class Engine:
             return Answer.REFUSED
         if self._happens(self.faults.failed):
             return Answer.FAILED
-        if len(self._waiting) >= self.model.max_num_queued_reqs:
+        if not self.batch.has_room(len(self.batch.waiting)):
             return Answer.FULL
         self.served += 1
         attempt.arrived = now
@@ -146,7 +143,7 @@ class Engine:
 
     def _enqueue(self, attempt: Attempt, now: float) -> None:
         attempt.stage = Stage.WAITING
-        self._waiting.append(attempt)
+        self.batch.waiting.append(attempt)
         if not self._is_busy:
             self._is_busy = True
             self._plan(now, is_end=False)
@@ -160,21 +157,21 @@ class Engine:
             self._enqueue(attempt, now)
         else:
             attempt.stage = Stage.ENDED
-            attempt.on_error(500, now)
+            attempt.listener.on_error(attempt, 500, now)
 
     def abort(self, attempt: Attempt) -> None:
         """Forget an attempt whose client left; it is told nothing any more."""
         if attempt.stage is Stage.ENDED:
             return
         if attempt.stage is Stage.WAITING:
-            self._waiting.remove(attempt)
+            self.batch.waiting.remove(attempt)
         elif attempt.stage is Stage.ARRIVING:
             del self._arriving[attempt]
         else:
             if attempt.stage is Stage.DECODE:
                 self._decoding[attempt.replica] -= 1
             elif attempt.left:
-                self._prefilling.remove(attempt)
+                self.batch.prefilling.remove(attempt)
             self._free(attempt)
         attempt.stage = Stage.ENDED
 
@@ -184,8 +181,8 @@ class Engine:
         self.life += 1
         lost = [attempt for attempt in self._all() if attempt.stage is not Stage.ENDED]
         self._arriving.clear()
-        self._waiting.clear()
-        self._prefilling.clear()
+        self.batch.waiting.clear()
+        self.batch.prefilling.clear()
         self._computed.clear()
         self._ending.clear()
         self._decoding = [0] * len(self._decoding)
@@ -194,7 +191,7 @@ class Engine:
         for attempt in lost:
             attempt.stage = Stage.ENDED
         for attempt in lost:
-            attempt.on_lost(now)
+            attempt.listener.on_lost(attempt, now)
 
     def start(self) -> None:
         """Listen again, empty."""
@@ -202,8 +199,8 @@ class Engine:
 
     def _all(self) -> Iterator[Attempt]:
         yield from self._arriving
-        yield from self._waiting
-        yield from self._prefilling
+        yield from self.batch.waiting
+        yield from self.batch.prefilling
         yield from self._computed
         for attempts in self._ending.values():
             yield from attempts
@@ -225,7 +222,7 @@ class Engine:
     def _begin(self, now: float) -> None:
         """Compose a step: who decodes goes on, prompts take what is left of the budget."""
         model = self.model
-        waiting, prefilling = self._waiting, self._prefilling
+        waiting, prefilling = self.batch.waiting, self.batch.prefilling
         while waiting and self.running < model.max_num_seqs:
             attempt = waiting[0]
             if self._kv + attempt.prompt + attempt.output > model.kv_tokens:
@@ -238,27 +235,25 @@ class Engine:
             attempt.stage = Stage.PREFILL
             prefilling.append(attempt)
         self.most_running = max(self.most_running, self.running)
-        sequences = sum(self._decoding)
-        whole = budget = max(0, model.max_num_batched_tokens - sequences)
-        grid = self.factor * model.step_seconds
+        grid = self.batch.factor * model.step_seconds
         ends = (math.floor(now / grid + TOLERANCE) + 1) * grid if model.is_on_grid else math.inf
-        while prefilling and budget:
-            attempt = prefilling[0]
-            if attempt.arrived + self.factor * model.first_token_seconds > ends + TOLERANCE:
-                break
-            taken = min(budget, attempt.left)
-            attempt.left -= taken
-            budget -= taken
-            sequences += 1
+        least = self.batch.factor * model.first_token_seconds
+        decoding = sum(self._decoding)
+        prompts = self.batch.compose(
+            decoding, lambda: None, lambda one: one.arrived + least <= ends + TOLERANCE
+        )
+        for attempt, tokens in prompts:
+            attempt.left -= tokens
             if not attempt.left:
                 self._computed.append(prefilling.popleft())
+        sequences = decoding + len(prompts)
         if not sequences and not prefilling:
             self._is_busy = False
             return
         if model.is_on_grid:
             self._plan(ends, is_end=True)
             return
-        seconds = self.factor * model.step(sequences, whole - budget)
+        seconds = self.batch.seconds(sequences, sum(tokens for _, tokens in prompts))
         chance = 1.0 + model.jitter * (2.0 * self._rng.random() - 1.0)
         self._plan(now + seconds * chance, is_end=True)
 
@@ -277,7 +272,7 @@ class Engine:
             if attempt.stage is not Stage.ENDED:
                 self._free(attempt)
                 attempt.stage = Stage.ENDED
-                attempt.on_last(now)
+                attempt.listener.on_last(attempt, now)
         self._begin(now)
         usage = self._kv / self.model.kv_tokens
         self._gauges = Gauges(running=self.running, waiting=self.queued, kv_usage=usage)
@@ -289,11 +284,11 @@ class Engine:
         for attempt in computed:
             if attempt.stage is Stage.ENDED:
                 continue
-            attempt.on_first(now)
+            attempt.listener.on_first(attempt, now)
             if self._happens(self.faults.broken):
                 self._free(attempt)
                 attempt.stage = Stage.ENDED
-                attempt.on_lost(now)
+                attempt.listener.on_lost(attempt, now)
             elif attempt.output == 1:
                 single.append(attempt)
             else:

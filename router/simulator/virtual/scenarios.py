@@ -20,8 +20,6 @@ from router.simulator.virtual.values import (
     Workload,
 )
 
-__all__ = ["SCENARIOS", "Size", "scenario"]
-
 STREAMS_PER_ENGINE = 48
 REQUESTS_PER_ENGINE = 750
 """384 streams and 6000 requests on 8 engines, as in the measurements of real routers."""

@@ -5,55 +5,24 @@ from dataclasses import dataclass, field
 from random import Random
 
 from router.core.values import Role
-
-__all__ = [
-    "Change",
-    "EngineModel",
-    "EngineSpec",
-    "Faults",
-    "Freeze",
-    "Lengths",
-    "Restart",
-    "RouterRestart",
-    "Scenario",
-    "Speed",
-    "Timeouts",
-    "Workload",
-]
+from router.simulator.model.batching import BatchModel
 
 NEVER = 1 << 40
 """Prompt tokens that no prompt has."""
 
 
 @dataclass(frozen=True, slots=True)
-class EngineModel:
-    """A continuously batching engine.
+class EngineModel(BatchModel):
+    """A continuously batching engine of a cluster in virtual time."""
 
-    A step gives every decoding sequence one token and computes prompts with what is left of
-    `max_num_batched_tokens`. It takes `step_seconds + per_sequence_seconds * sequences
-    + prompt tokens / prefill_tokens_per_second`, times the engine's factor.
-    """
-
-    max_num_seqs: int = 64
-    step_seconds: float = 0.02
-    per_sequence_seconds: float = 0.0
-    prefill_tokens_per_second: float = 40_000.0
-    max_num_batched_tokens: int = 8192
     kv_tokens: int = 400_000
     """KV cache. A sequence reserves prompt and output when it is let in: nothing is preempted."""
-    max_num_queued_reqs: int = 1022
-    """Requests that may wait for a slot; beyond it the answer is 503."""
     jitter: float = 0.02
     """A step's share of chance, up or down: real engines do not run in lockstep."""
     is_on_grid: bool = False
     """Whether steps end at multiples of their length, as those of an engine with one timer do."""
     first_token_seconds: float = 0.0
     """From a request's arrival to its first token, at least; that comes at the next step's end."""
-
-    def step(self, sequences: int, prompt_tokens: int = 0) -> float:
-        """Seconds of a step at factor 1, without jitter."""
-        prefill = prompt_tokens / self.prefill_tokens_per_second
-        return self.step_seconds + self.per_sequence_seconds * sequences + prefill
 
 
 @dataclass(frozen=True, slots=True)

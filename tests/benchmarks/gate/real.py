@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from benchmarks.__main__ import main
+from tests.e2e.process import serving
 
 # Far more than any of them takes on a busy machine: what hangs fails here, with what it said.
 PATIENCE_S = 200.0
@@ -55,27 +56,9 @@ async def engines(count: int = 1, *flags: str) -> AsyncIterator[Engines]:
 @asynccontextmanager
 async def router(policy: str, engine_urls: list[str]) -> AsyncIterator[str]:
     """The URL of a router in front of whole engines."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0"),
-        *("--load-balancing-strategy", policy, "--decode", ",".join(engine_urls)),
-        *("--log-format", "json"),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    rest: asyncio.Future[bytes] | None = None
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            line = orjson.loads(await process.stderr.readline())
-            while line["message"] != "listening":  # the engines that are up come first
-                line = orjson.loads(await process.stderr.readline())
-        rest = asyncio.ensure_future(process.stderr.read())  # a full pipe would stop it
-        yield str(line["url"])
-    finally:
-        process.kill()
-        await process.wait()
-        if rest is not None:
-            await rest
+    flags = ("--load-balancing-strategy", policy, "--decode", ",".join(engine_urls))
+    async with serving(*flags) as process:
+        yield process.url
 
 
 @dataclass

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.gate.records import Client, Request, Run, WorkerSample
+from benchmarks.gate.analysis.records import Client, Request, Run, WorkerSample
 
 Policy = Callable[[int, Sequence[int]], int]
 """The worker for the n-th request, given what each holds."""
@@ -117,6 +117,27 @@ def loop(
             )
         )
     return run(requests, concurrency=concurrency, gpus=workers)
+
+
+def rescued(seen: Run, stall: Stall, after: float = 1.0) -> Run:
+    """As a router does that moves requests: those that had nothing from the stalled worker for so
+    long are answered by another one, at once."""
+    requests = []
+    for each in seen.requests:
+        waits = each.worker == f"w{stall.worker}" and stall.since < each.sent < stall.until - after
+        if waits and each.first is not None and each.first - each.sent > after:
+            first = each.sent + after + 0.02
+            last = first + sum(each.gaps)
+            each = replace(
+                each,
+                worker="w0",
+                left=(f"w{stall.worker}",),
+                first=first,
+                last=last,
+                ended=last,
+            )
+        requests.append(each)
+    return replace(seen, requests=tuple(requests))
 
 
 def late(times: list[float], stall: Stall) -> list[float]:

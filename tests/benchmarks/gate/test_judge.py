@@ -3,11 +3,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.gate import export
+from benchmarks.gate.analysis.constraints import Constraints
+from benchmarks.gate.analysis.metrics import summarise
+from benchmarks.gate.analysis.records import Run
 from benchmarks.gate.judge import main_judge, main_plot, main_report
-from benchmarks.gate.metrics import summarise
-from benchmarks.gate.records import Run
-from benchmarks.gate.verdict import Constraints
+from benchmarks.gate.output import export
 from tests.benchmarks.gate.runs import Stall, least_loaded, loop, round_robin
 
 ASKED = Constraints(">= 500", "<= 300")

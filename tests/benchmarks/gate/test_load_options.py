@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gate.arrivals import Arrivals, Pattern
-from benchmarks.gate.cancellations import Cancellations
 from benchmarks.gate.load_options import NAMES, Basis, InvalidLoad, add_load_options, load_of
-from benchmarks.gate.offer import Offer
-from benchmarks.gate.pace import UNLIMITED, Pace
 from benchmarks.gate.profiles import Profile
+from benchmarks.gate.traffic.arrivals import Arrivals, Pattern
+from benchmarks.gate.traffic.cancellations import Cancellations
+from benchmarks.gate.traffic.offer import Offer
+from benchmarks.gate.traffic.pace import UNLIMITED, Pace
 
 PROFILE = Profile("test", input_tokens=5, output_tokens=9, seed=7)
 
@@ -55,7 +55,7 @@ def test_a_closed_loop_may_ramp_and_end_by_the_clock() -> None:
 
 def test_conversations_are_as_the_profile_says_but_for_what_is_given() -> None:
     offer = found("--turns", "3", "--think", "2", "--prefixes", "2", "--prefix-tokens", "4")
-    talks = offer.asks.dataset.conversations
+    talks = offer.template.dataset.conversations
     assert len(talks) == 6
     assert [len(turn.text.split(" ")) for turn in talks[0].turns] == [9, 5, 5]
     assert [turn.think for turn in talks[0].turns] == [0, 2, 2]
@@ -65,7 +65,7 @@ def test_conversations_are_as_the_profile_says_but_for_what_is_given() -> None:
         *("--turns", "2", "--think", "2", "--think-varies"),
         *("--prompt-tokens-deviation", "2", "--output-tokens-deviation", "3"),
     )
-    turns = [turn for each in varied.asks.dataset.conversations for turn in each.turns]
+    turns = [turn for each in varied.template.dataset.conversations for turn in each.turns]
     assert len({turn.think for turn in turns}) == 7
     assert len({turn.output_tokens for turn in turns}) > 1
 
@@ -78,7 +78,7 @@ def test_requests_may_be_given_up() -> None:
 def test_answers_are_kept_to_be_counted_and_bodies_may_have_more() -> None:
     offer = found("--count-answers", "--extra-inputs", "ignore_eos:true", "--extra-inputs", "n:1")
     assert offer.pace.keep
-    assert offer.asks.extra == {"ignore_eos": True, "n": 1}
+    assert offer.template.extra == {"ignore_eos": True, "n": 1}
 
 
 def test_a_traces_own_times_or_a_rate(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_traces_own_times_or_a_rate(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
     offer = found("--mooncake", str(path), "--block", "2", "--replay")
     assert offer.pace.replay == 1
-    assert offer.asks.dataset.stamps == (0.005, 0.009, 0.011)
+    assert offer.template.dataset.stamps == (0.005, 0.009, 0.011)
     assert offer.conversations == 3
     assert found("--mooncake", str(path), "--block", "2", "--replay", "4").pace.replay == 4
     assert found("--mooncake", str(path), "--block", "2", requests=2).conversations == 2
@@ -104,10 +104,10 @@ def test_conversations_from_a_file(tmp_path: Path) -> None:
     said = [{"from": who, "value": "the"} for who in ("human", "gpt") * 2]
     path.write_text(json.dumps([{"conversations": said}] * 3))
     offer = found("--sharegpt", str(path), "--think", "2")
-    assert [turn.output_tokens for turn in offer.asks.dataset.conversations[0].turns] == [1, 1]
+    assert [turn.output_tokens for turn in offer.template.dataset.conversations[0].turns] == [1, 1]
     assert offer.conversations == 20
-    assert found("--sharegpt", str(path), "--turns", "1").asks.dataset.longest == 1
-    assert len(found("--sharegpt", str(path), requests=2).asks.dataset.conversations) == 2
+    assert found("--sharegpt", str(path), "--turns", "1").template.dataset.longest == 1
+    assert len(found("--sharegpt", str(path), requests=2).template.dataset.conversations) == 2
     with pytest.raises(InvalidLoad, match="No such file"):
         found("--sharegpt", str(tmp_path / "none"))
 

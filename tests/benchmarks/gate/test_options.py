@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gate.analysis.slo import Slo
 from benchmarks.gate.options import Plan, read, usual_processes
-from benchmarks.gate.slo import Slo
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 NEEDED = ["--url", "http://r:8000/v1", "--model", "Qwen/Qwen3-8B"]
@@ -57,6 +57,14 @@ def test_the_profile_is_overridden_number_by_number() -> None:
 def test_unique_prompts_are_one_for_each_request_of_each_run() -> None:
     found = plan("--gpus", "1", "--profile", "smoke", "--unique-prompts", "--runs", "3")
     assert found.prompts == 3 * (40 + 4)
+    assert found.phases(0)[1].min_seconds == 0, "there are no more prompts"
+
+
+def test_smoke_lasts_seconds_unless_the_requests_are_said() -> None:
+    warm, hot = plan("--gpus", "1", "--profile", "smoke").phases(0)
+    assert (warm.min_seconds, hot.min_seconds) == (0, 2)
+    _, hot = plan("--gpus", "1", "--profile", "smoke", "--requests", "40").phases(0)
+    assert hot.min_seconds == 0
 
 
 def test_processes_follow_streams_and_cores() -> None:

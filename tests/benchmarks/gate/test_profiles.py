@@ -6,8 +6,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.profiles import PLATFORMS, PROFILES, InvalidProfile, Profile, find, read
-from benchmarks.gate.verdict import Constraints
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,7 @@ def test_smoke_is_a_matter_of_seconds() -> None:
     smoke = PROFILES["smoke"]
     assert smoke.request_count(2) * smoke.output_tokens < 1000
     assert smoke.request_count(2) > smoke.concurrency(2)
+    assert 1 <= smoke.min_seconds <= 5
 
 
 def test_prompts_are_sent_again_and_that_is_told() -> None:

@@ -20,7 +20,8 @@ async def test_a_sound_endpoint_passes_and_everything_is_written(tmp_path: Path)
     out = tmp_path / "new" / "out"
     async with engines(2, "--prompt-tokens-details") as them:
         workers = [flag for url in them.urls for flag in ("--worker", url)]
-        async with gate(them.urls[0], out, *ASKED, *workers, "--slo", "ttft:20000") as it:
+        flags = (*ASKED, *workers, "--slo", "ttft:20000", "--sentinel", "--requests", "40")
+        async with gate(them.urls[0], out, *flags) as it:
             assert await it.ended() == 0, it.text
     assert "ready: 2 workers, from --worker" in it.text
     assert "counted by the server" in it.text
@@ -38,6 +39,20 @@ async def test_a_sound_endpoint_passes_and_everything_is_written(tmp_path: Path)
     assert main_judge([str(out)]) == 0
 
 
+async def test_smoke_goes_on_for_two_seconds_however_fast_the_endpoint_is(tmp_path: Path) -> None:
+    async with engines(1, "--step-ms", "0") as them, gate(them.urls[0], tmp_path, *ASKED) as it:
+        assert await it.ended() == 0, it.text
+    assert "smoke: 40 requests or more, for 2 s at least, 4 at once" in it.text
+    sent = [each["sent"] for each in orjson.loads(_run(tmp_path))["requests"]]
+    assert len(sent) > 40
+    assert max(sent) <= 2.0
+    assert it.result()["pd_router"]["input"]["reuse"] == (len(sent) + 4) / 20
+
+
+def _run(folder: Path) -> bytes:
+    return gzip.decompress((folder / "run.json.gz").read_bytes())
+
+
 async def test_too_little_throughput_fails(tmp_path: Path) -> None:
     async with engines() as them, gate(them.urls[0], tmp_path, "--throughput", ">= 1e9") as it:
         assert await it.ended() == 1, it.text
@@ -47,10 +62,11 @@ async def test_too_little_throughput_fails(tmp_path: Path) -> None:
 
 
 async def test_nothing_asked_is_skipped(tmp_path: Path) -> None:
-    async with engines() as them, gate(them.urls[0], tmp_path, "--no-sentinel") as it:
+    async with engines() as them, gate(them.urls[0], tmp_path) as it:
         assert await it.ended() == 2, it.text
     assert it.status == "skipped"
-    assert "===AIPERF-RESULT===" not in it.text
+    assert "===AIPERF-RESULT===" not in it.text, "a pipe is no reason for JSON"
+    assert "{" not in it.text
 
 
 async def test_runs_are_k_of_n_and_prompts_may_be_unique(tmp_path: Path) -> None:

@@ -25,17 +25,20 @@ class Told(Attempt):
     """Writes down what it is told."""
 
     def __init__(self, prompt: int = 10, output: int = 3) -> None:
-        super().__init__(0, prompt, output)
+        super().__init__(self, 0, 0, prompt, output)
         self.seen: list[tuple[str, float]] = []
 
-    def on_first(self, now: float) -> None:
+    def on_first(self, _attempt: Attempt, now: float) -> None:
         self.seen.append(("first", round(now, 6)))
 
-    def on_last(self, now: float) -> None:
+    def on_last(self, _attempt: Attempt, now: float) -> None:
         self.seen.append(("last", round(now, 6)))
 
-    def on_lost(self, now: float) -> None:
+    def on_lost(self, _attempt: Attempt, now: float) -> None:
         self.seen.append(("lost", round(now, 6)))
+
+    def on_error(self, _attempt: Attempt, status: int, now: float) -> None:
+        self.seen.append((str(status), now))
 
 
 @pytest.fixture
@@ -130,7 +133,7 @@ def test_a_full_kv_cache_keeps_requests_waiting(make, agenda):
 
 def test_a_slower_engine_takes_longer_for_everything(make, agenda):
     engine, told = make(), Told(prompt=10, output=3)
-    engine.factor = 8.0
+    engine.batch.factor = 8.0
     engine.submit(told, 0.0)
     play(agenda, 50.0)
     assert told.seen == [("first", 8.8), ("last", 24.8)]
@@ -202,9 +205,6 @@ class Moved(Told):
         super().__init__()
         self.left, self.transfer_seconds = 0, 2.0
         self.source = lambda: is_there
-
-    def on_error(self, status: int, now: float) -> None:
-        self.seen.append((str(status), now))
 
 
 def test_a_kv_cache_on_its_way_waits_and_costs_no_prefill(make, agenda):

@@ -1,0 +1,45 @@
+"""What all commands of the bench share: the program's name, and usage errors of one line."""
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+from typing import ClassVar, NoReturn
+
+SCRIPT, MODULE = "pd-bench", "python -m benchmarks"
+
+VALIDATOR = (
+    "The validator is inference-perf of NVIDIA AI Cluster Runtime (AICR): it offers an endpoint a "
+    "load with AIPerf and judges output tokens per second and the p99 of the time to first token. "
+    "See https://github.com/NVIDIA/aicr"  # no hyphen: help would break it there
+)
+"""For the help of every command whose description mentions it."""
+
+UNKNOWN = "unrecognized arguments: "
+"""How argparse begins what it says of options that do not exist."""
+
+
+def program(command: str = "") -> str:
+    """The program as it was called, with the command behind it."""
+    name = SCRIPT if Path(sys.argv[0]).stem == SCRIPT else MODULE
+    return f"{name} {command}".rstrip()
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line that name the culprit and where to look."""
+
+    status: ClassVar[int] = 2
+    """The exit status after a usage error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end the process with `status`."""
+        text = message.removeprefix("argument ")
+        if text.startswith(UNKNOWN):
+            text = self._unknown(text.removeprefix(UNKNOWN))
+        self.exit(self.status, f"{program()}: {text}; see {self.prog} --help\n")
+
+    def _unknown(self, arguments: str) -> str:
+        """Only the first one: what stands behind it may be its value."""
+        wrong = arguments.split(" ")[0].partition("=")[0]
+        near = difflib.get_close_matches(wrong, self._option_string_actions, 1)
+        return f"{wrong}: no such argument{f', did you mean {near[0]}?' if near else ''}"

@@ -1,0 +1,1 @@
+"""Measuring routers side by side."""

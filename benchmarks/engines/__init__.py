@@ -1,0 +1,1 @@
+"""The simulated engines of a comparison, as a process."""

@@ -1,0 +1,87 @@
+"""What runs on a simulated engine and what waits for a slot: continuous batching, first come first.
+
+Pure: a step is a call, time is an argument, and a transport is whatever takes bytes.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from benchmarks.engines import frames
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Writes(Protocol):
+    """What an answer is written to."""
+
+    def write(self, data: bytes) -> None:
+        """Send the bytes."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer in the making: `left` steps to go, or (None) it is due at a time."""
+
+    transport: Writes
+    left: int | None
+    tail: bytes
+    # Goes out with the first token.
+    lead: bytes = b""
+    # Nothing is written before the tail: an answer without a stream, a prefill.
+    whole: bool = False
+    # When its prefill is done, in the clock of `Batch.step`.
+    prefilled_at: float = -math.inf
+    has_begun: bool = False
+
+
+class Batch(Generic[Key]):
+    """At most `slots` answers make progress, the rest wait in order of arrival; None: no limit."""
+
+    def __init__(self, slots: int | None = None, tokens: Sequence[bytes] = frames.TOKENS) -> None:
+        self._slots, self._tokens = slots, tokens
+        self.running: dict[Key, Answer] = {}
+        self.waiting: dict[Key, Answer] = {}
+
+    @property
+    def begun(self) -> int:
+        """Those that have had their first token."""
+        return sum(one.has_begun for one in self.running.values())
+
+    def add(self, key: Key, answer: Answer) -> None:
+        """Give it a slot, or a place at the end of the queue."""
+        room = self._slots is None or len(self.running) < self._slots
+        (self.running if room else self.waiting)[key] = answer
+
+    def remove(self, key: Key) -> Answer | None:
+        """Take it out wherever it is; its slot goes to the first that waits."""
+        if (queued := self.waiting.pop(key, None)) is not None:
+            return queued
+        answer = self.running.pop(key, None)
+        if answer is not None and self.waiting:
+            first = next(iter(self.waiting))
+            self.running[first] = self.waiting.pop(first)
+        return answer
+
+    def step(self, now: float = math.inf) -> list[Key]:
+        """One token for every answer that has a slot and is prefilled by `now`; returns those that
+        `finish` is due for."""
+        finished = []
+        for key, one in self.running.items():
+            if one.left is None or one.prefilled_at > now:
+                continue
+            one.has_begun = True
+            one.left -= 1
+            if one.left <= 0:
+                finished.append(key)
+            elif not one.whole:
+                token = self._tokens[one.left % len(self._tokens)]
+                one.transport.write(one.lead + token if one.lead else token)
+                one.lead = b""
+        return finished
+
+    def finish(self, key: Key) -> None:
+        """Write the end of an answer, unless its client has left."""
+        if one := self.remove(key):
+            one.transport.write(one.lead + one.tail)

@@ -1,0 +1,1 @@
+"""NVIDIA AIPerf as the gate's load generator."""

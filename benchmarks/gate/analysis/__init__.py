@@ -1,0 +1,1 @@
+"""From the record of a run to figures, a diagnosis and a verdict."""

@@ -1,0 +1,1 @@
+"""The endpoint under test and the workers behind it."""

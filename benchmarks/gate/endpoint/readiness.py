@@ -1,0 +1,128 @@
+"""Is there anything to measure: a real answer from the endpoint, and every expected worker usable.
+
+As the validator asks (reference 1.6): one short chat completion that is not streamed and has
+content; a 200 from /health counts for nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gate.endpoint.control_client import Answer, ControlClient, Unanswered
+
+# What an answer of four tokens never exceeds.
+BODY_LIMIT = 8192
+# It is a constant of the server.
+VERSION_S = 5.0
+
+Unusable = Callable[[], Awaitable[str | None]]
+"""Why the workers are not complete; None where they are, or nobody knows of any."""
+
+
+class NotReady(Exception):
+    """The window ended; the text says what was wrong last. `served`: workers were missing only."""
+
+    def __init__(self, text: str, *, served: bool) -> None:
+        super().__init__(text)
+        self.served = served
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds: for one try, between tries, and in all (reference 1.6)."""
+
+    tries: float = 120.0
+    between: float = 10.0
+    window: float = 300.0
+
+
+def question(model: str) -> dict[str, Any]:
+    """The validator's own."""
+    return {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+
+def served(answer: Answer) -> str | None:
+    """Why this is no answer; None where it is one."""
+    if answer.status != 200:
+        return f"status {answer.status}{_said(answer)}"
+    found = answer.json()
+    if not isinstance(found, dict):
+        return "the answer is not a JSON object"
+    try:
+        content = found["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        return "the answer has no choices[0].message.content"
+    if not isinstance(content, str) or not content:
+        return "the answer has no content (a reasoning parser may have left it empty)"
+    return None
+
+
+def _said(answer: Answer) -> str:
+    found = answer.json()
+    error = found.get("error") if isinstance(found, dict) else None
+    message = error.get("message") if isinstance(error, dict) else None
+    return f": {message[:200]}" if isinstance(message, str) else ""
+
+
+async def wait(
+    control_client: ControlClient,
+    model: str,
+    unusable: Unusable,
+    patience: Patience,
+    tell: Callable[[str], None],
+) -> None:
+    """Return once the endpoint serves and its workers are usable. Raises NotReady."""
+    end = time.monotonic() + patience.window
+    serves, wrong = False, "it was never asked"
+    while (left := end - time.monotonic()) > 0:
+        if not serves:
+            limit = min(patience.tries, left)
+            wrong = await _try(control_client, model, limit) or ""
+            serves = not wrong
+        if serves:
+            found = await unusable()
+            if found is None:
+                return
+            wrong = found
+        tell(f"not ready: {wrong}; asking again every {patience.between:g} s")
+        await asyncio.sleep(max(min(patience.between, end - time.monotonic()), 0.0))
+    waited = f"after {patience.window:g} s"
+    if serves:
+        raise NotReady(f"under-provisioned {waited}: {wrong}", served=True)
+    text = f"timed out waiting for inference endpoint to serve requests ({waited}): {wrong}"
+    raise NotReady(text, served=False)
+
+
+async def _try(control_client: ControlClient, model: str, timeout: float) -> str | None:
+    try:
+        answer = await control_client.endpoint(
+            "/v1/chat/completions", question(model), timeout=timeout, limit=BODY_LIMIT
+        )
+    except Unanswered as error:
+        return str(error)
+    return served(answer)
+
+
+async def version(control_client: ControlClient) -> str | None:
+    """What the endpoint's /version says; None where it has none."""
+    try:
+        answer = await control_client.endpoint("/version", timeout=VERSION_S, limit=BODY_LIMIT)
+    except Unanswered:
+        return None
+    found = answer.json() if answer.status == 200 else None
+    told = found.get("version") if isinstance(found, dict) else None
+    return told[:80] if isinstance(told, str) else None
+
+
+async def count(control_client: ControlClient, model: str, text: str) -> int | None:
+    """Tokens of a text by the server's own tokenizer, as vLLM offers it; None where it does not."""
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    try:
+        answer = await control_client.endpoint("/tokenize", body, timeout=10.0)
+    except Unanswered:
+        return None
+    found = answer.json() if answer.status == 200 else None
+    tokens = found.get("count") if isinstance(found, dict) else None
+    return tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None

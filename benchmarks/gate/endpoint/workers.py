@@ -1,0 +1,240 @@
+"""Who works behind the endpoint, and what they and the router say while the load runs.
+
+Asks the router's /endpoints, or takes the workers that it is told; then samples each worker's
+/metrics and the router's view beside it. A worker that does not answer is a sample of None. It does
+no load, and delays none.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.gate.analysis.records import WorkerSample
+from benchmarks.gate.endpoint.control_client import ControlClient, Unanswered
+
+# The list of a router's engines is short, and made in memory.
+LIST_TIMEOUT_S = 5.0
+# A worker that takes longer is too busy to say: that is what the sample shows.
+LEAST_TIMEOUT_S = 1.0
+# Only shortest_expected_delay minds a slow engine, and slowness is for the gate to find.
+STILL_USABLE = frozenset({None, "slow"})
+_GAUGE = rb"^%b(?:\{[^}]*\})?[ \t]+(\S+)"
+RUNNING, WAITING, KV_USAGE = (
+    re.compile(_GAUGE % name, re.MULTILINE)
+    for name in (
+        rb"vllm:num_requests_running",
+        rb"vllm:num_requests_waiting",
+        rb"vllm:(?:kv|gpu)_cache_usage_perc",
+    )
+)
+
+View = Mapping[str, Any]
+"""An entry of the router's /endpoints."""
+Gauges = tuple[float | None, float | None, float | None]
+"""Running, waiting and KV use; None for what is not known."""
+NO_GAUGES: Gauges = (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers' URLs, and who named them: "router", "told", or None: nobody knows of any."""
+
+    urls: tuple[str, ...]
+    source: str | None
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        if self.source is None:
+            return (
+                "no worker evidence: the endpoint has no /endpoints and no --worker was given, so "
+                "a failure cannot be put down to a worker"
+            )
+        by = "the router's list" if self.source == "router" else "--worker"
+        return f"{len(self.urls)} workers, from {by}"
+
+
+async def views(
+    control_client: ControlClient, timeout: float = LIST_TIMEOUT_S
+) -> dict[str, View] | None:
+    """The router's list by URL; None where the endpoint has none."""
+    try:
+        answer = await control_client.endpoint("/endpoints", timeout=timeout)
+    except Unanswered:
+        return None
+    found = answer.json() if answer.status == 200 else None
+    if not isinstance(found, list):
+        return None
+    entries = [each for each in found if isinstance(each, dict) and "role" in each]
+    return {str(each["url"]): each for each in entries if "url" in each} or None
+
+
+async def discover(control_client: ControlClient, told: Sequence[str]) -> Workers:
+    """The workers that we were told, else the router's."""
+    if told:
+        return Workers(tuple(told), "told")
+    found = await views(control_client)
+    return Workers((), None) if found is None else Workers(tuple(found), "router")
+
+
+async def unusable(
+    control_client: ControlClient, told: Sequence[str], expected: int | None
+) -> str | None:
+    """Why workers are missing; None where all are there, or nobody knows of any."""
+    if told:
+        wrong = await _silent(control_client, told)
+        there, known = len(told) - len(wrong), len(told)
+    elif (found := await views(control_client)) is not None:
+        wrong = [f"{url} is {why}" for url, each in found.items() if (why := _unfit(each))]
+        serving = [each for each in found.values() if each.get("role") != "prefill"]
+        there, known = sum(not _unfit(each) for each in serving), len(serving)
+    else:
+        return None
+    if not wrong and (expected is None or there >= expected):
+        return None
+    asked = known if expected is None else max(expected, known)
+    return "; ".join([f"{there} of {asked} workers are usable", *wrong])
+
+
+def _unfit(view: View) -> str | None:
+    if (state := view.get("state")) != "up":
+        return str(state)
+    aside = view.get("exclusion")
+    return None if aside in STILL_USABLE else f"set aside: {aside}"
+
+
+async def _silent(control_client: ControlClient, urls: Sequence[str]) -> list[str]:
+    """Those whose /health does not say 200, with the reason."""
+
+    async def why(url: str) -> str | None:
+        try:
+            answer = await control_client.worker(f"{url}/health", timeout=LIST_TIMEOUT_S)
+        except Unanswered as error:
+            return str(error)
+        return None if answer.status == 200 else f"status {answer.status}"
+
+    reasons = await asyncio.gather(*(why(url) for url in urls))
+    return [f"{url}: {reason}" for url, reason in zip(urls, reasons, strict=True) if reason]
+
+
+def gauges(text: bytes) -> Gauges:
+    """Running, waiting and KV use of vLLM's exposition; None for what is not there.
+
+    An engine with several data-parallel ranks has a line for each: requests add up, and the fullest
+    cache is what stops new ones.
+    """
+    running, waiting, usage = (_numbers(each, text) for each in (RUNNING, WAITING, KV_USAGE))
+    return (
+        sum(running) if running else None,
+        sum(waiting) if waiting else None,
+        max(usage, default=None),
+    )
+
+
+def _numbers(pattern: re.Pattern[bytes], text: bytes) -> list[float]:
+    try:
+        return [float(each) for each in pattern.findall(text)]
+    except ValueError:
+        return []
+
+
+class Sampler:
+    """Samples while it is entered.
+
+    At each beat the router and all workers are asked at once, and what they say is of that time: a
+    view of one second beside a view of the next would look like a backup. A beat waits for none
+    before it, so that who is silent delays no sample but its own beat's.
+    """
+
+    def __init__(self, control_client: ControlClient, workers: Workers, interval: float) -> None:
+        self._control_client, self._workers, self._interval = control_client, workers, interval
+        self._timeout = max(interval, LEAST_TIMEOUT_S)
+        self._samples: list[WorkerSample] = []
+        self._latest: list[WorkerSample] = []
+        self._beats: set[asyncio.Task[None]] = set()
+        self._clock: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._workers.source is not None:
+            self._clock = asyncio.ensure_future(self._tick())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        tasks = [*self._beats, *([] if self._clock is None else [self._clock])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def between(self, begin: float, end: float) -> tuple[WorkerSample, ...]:
+        """Those of a phase, in seconds since it began; the bounds are of time.monotonic."""
+        return tuple(_since(begin, each) for each in self._samples if begin <= each.at <= end)
+
+    def busiest(self) -> tuple[str, float] | None:
+        """Who holds the most now, by the latest samples."""
+        held = [(each.worker, load) for each in self._latest if (load := _held(each))]
+        return max(held, key=lambda each: each[1], default=None)
+
+    async def _tick(self) -> None:
+        due = time.monotonic()
+        while True:
+            beat = asyncio.ensure_future(self._beat())
+            self._beats.add(beat)
+            beat.add_done_callback(self._beats.discard)
+            # What was missed, because this process stood still, is not made up for.
+            due = max(due + self._interval, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
+
+    async def _beat(self) -> None:
+        at, urls = time.monotonic(), self._workers.urls
+        found, said = await asyncio.gather(
+            views(self._control_client, self._timeout),
+            asyncio.gather(*(self._gauges(url) for url in urls)),
+        )
+        views_of = found or {}
+        self._latest = [
+            _sample(at, url, views_of.get(url, {}), each)
+            for url, each in zip(urls, said, strict=True)
+        ]
+        self._samples += self._latest
+
+    async def _gauges(self, url: str) -> Gauges:
+        try:
+            answer = await self._control_client.worker(f"{url}/metrics", timeout=self._timeout)
+        except Unanswered:
+            return NO_GAUGES
+        return gauges(answer.body) if answer.status == 200 else NO_GAUGES
+
+
+def _sample(at: float, url: str, view: View, found: Gauges) -> WorkerSample:
+    return WorkerSample(
+        at,
+        url,
+        *found,
+        in_flight=_of(view, "in_flight", int),
+        exclusion=_of(view, "exclusion", str),
+        seconds_per_token=_of(view, "seconds_per_token", float),
+    )
+
+
+def _of(view: View, name: str, kind: type) -> Any:
+    value = view.get(name)
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def _held(sample: WorkerSample) -> float | None:
+    if sample.in_flight is not None:
+        return sample.in_flight
+    return None if sample.running is None else sample.running + (sample.waiting or 0.0)
+
+
+def _since(begin: float, sample: WorkerSample) -> WorkerSample:
+    return replace(sample, at=round(sample.at - begin, 6))

@@ -1,0 +1,1 @@
+"""Prompts and data sets, and the tokenizer that counts them."""

@@ -1,0 +1,1 @@
+"""The gate's own load generator."""

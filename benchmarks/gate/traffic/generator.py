@@ -1,0 +1,118 @@
+"""One stream of the offered concurrency: a connection that asks, reads an answer, asks again.
+
+Knows HTTP framing (httptools) and the events of a streamed chat completion, by AIPerf's definitions
+(reference 2.3). It must stay cheap: an event that is plainly a piece of content is not parsed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from benchmarks.streaming.client import Seen, Stream, listed
+from benchmarks.streaming.sse import DONE, data_of
+
+# As vLLM, SGLang and this router write it. A quote inside JSON text is escaped, so that a model
+# which talks about JSON cannot write these bytes.
+CONTENT, EMPTY = b'"content":"', b'"content":""'
+USAGE = b'"usage":{'
+# A stream whose head was sent by an engine that the router then left says so in a comment.
+MOVED = re.compile(rb": x-pd-router-endpoint (\S+) left (.*)")
+
+
+class ChatStream(Stream):
+    """Content counts as an arrival, whether text, reasoning or a tool call."""
+
+    def _read(self, seen: Seen, events: list[bytes], now: float) -> None:
+        if seen.events is not None:
+            seen.events += events
+        before = seen.chunks
+        for event in events:
+            # The last piece may carry the usage with it.
+            if CONTENT in event and EMPTY not in event and USAGE not in event:
+                seen.arrival(now)
+            else:
+                self._other(event, seen, now)
+        if new := seen.chunks - before:
+            self._crowd.arrived(seen, new)
+
+    def _other(self, event: bytes, seen: Seen, now: float) -> None:
+        """Roles, usage, errors, the end, comments, and content that is written another way."""
+        data = data_of(event)
+        if not data:
+            if (moved := MOVED.fullmatch(event.strip())) is not None:
+                seen.worker, seen.left = moved[1].decode("latin-1"), listed(moved[2])
+            return
+        if data == DONE:
+            self._done = True
+            return
+        found = _object(data)
+        if found is None:
+            seen.error = seen.error or "malformed event"
+            return
+        if (error := found.get("error")) is not None:
+            seen.error = seen.error or f"error event: {kind_of(error)}"
+        _count(found.get("usage"), seen)
+        if has_content(found):
+            seen.arrival(now)
+
+    def _wrong(self, seen: Seen) -> str | None:
+        if seen.status != 200:
+            return f"status {seen.status}{_named(self._body)}"
+        if seen.error is not None:
+            return seen.error
+        # The last event may come without the empty line that ends it.
+        if not self._done and data_of(self._events.tail) != DONE:
+            return "stream ended without [DONE]"
+        return "no content" if seen.first is None else None
+
+
+def has_content(found: Mapping[str, Any]) -> bool:
+    """Text, reasoning or a tool call: what AIPerf takes for content."""
+    choices = found.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        delta = choice.get("delta") if isinstance(choice, dict) else None
+        if isinstance(delta, dict) and any(
+            delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")
+        ):
+            return True
+    return False
+
+
+def _listed(value: bytes) -> tuple[str, ...]:
+    return tuple(each.strip() for each in value.decode("latin-1").split(","))
+
+
+def _count(usage: object, seen: Seen) -> None:
+    if not isinstance(usage, dict):
+        return
+    seen.input_tokens = _whole(usage.get("prompt_tokens"), seen.input_tokens)
+    seen.output_tokens = _whole(usage.get("completion_tokens"), seen.output_tokens)
+    details = usage.get("prompt_tokens_details")
+    if isinstance(details, dict):
+        seen.cached_tokens = _whole(details.get("cached_tokens"), seen.cached_tokens)
+
+
+def _whole(value: object, otherwise: int | None) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
+
+
+def kind_of(error: object) -> str:
+    """What an error is called: its type, which is one of few, not its message."""
+    if isinstance(error, dict):
+        return str(error.get("type") or error.get("code") or "unnamed")[:80]
+    return "unnamed"
+
+
+def _named(body: bytes) -> str:
+    error = (_object(body) or {}).get("error")
+    return "" if error is None else f": {kind_of(error)}"
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None

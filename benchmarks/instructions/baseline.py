@@ -1,0 +1,118 @@
+"""The stored costs of our router, and which figures have grown since.
+
+Counts are of one interpreter, one kind of machine and one form of the router: the file keeps
+figures for each, and what it has none for is not compared.
+"""
+
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmarks.instructions.cost import Costs
+from benchmarks.system import machine
+from benchmarks.system.processes import REPOSITORY
+
+Figures = Mapping[str, Mapping[str, float]]
+"""By the key of the unit and the name of the figure."""
+
+# Whose versions change counts.
+PACKAGES = ("uvloop", "httptools", "uvicorn", "orjson")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The figures for one kind of interpreter, and the versions that they were counted with."""
+
+    figures: Figures
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure then and now."""
+
+    unit: str
+    figure: str
+    then: float
+    now: float
+
+    @property
+    def growth(self) -> float:
+        """As a share: 0.03 is 3 % more."""
+        return self.now / self.then - 1 if self.then else float(self.now > 0)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.unit}: {self.figure} {self.then:,.4g} -> {self.now:,.4g} ({self.growth:+.1%})"
+        )
+
+
+def form() -> str:
+    """Whether the router's modules are compiled in this checkout."""
+    return "compiled" if any((REPOSITORY / "router").rglob("*.so")) else "pure Python"
+
+
+def kind() -> str:
+    """What a count holds for."""
+    python = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
+    return f"{python}, {machine.build()}, {platform.machine()}, {form()}"
+
+
+def versions() -> dict[str, str]:
+    """What counts depend on within a kind."""
+    return {
+        "python": platform.python_version(),
+        **{name: each for name, each in machine.versions().items() if name in PACKAGES},
+    }
+
+
+def figures(costs: Costs) -> Figures:
+    """What is stored and compared."""
+    found: dict[str, dict[str, float]] = {}
+    for key, cost in costs.items():
+        found[key] = {"instructions": round(cost.instructions)}
+        if cost.all_calls is not None:
+            found[key]["system calls"] = round(cost.all_calls, 2)
+    return found
+
+
+def read(path: Path, kind_: str) -> Stored | None:
+    """The figures for this kind; None where there are none."""
+    entry = _read(path).get(kind_)
+    return None if entry is None else Stored(entry["figures"], entry["versions"])
+
+
+def write(path: Path, kind_: str, costs: Costs) -> None:
+    """Store figures; those for other kinds stay."""
+    body = _read(path) | {kind_: {"versions": versions(), "figures": figures(costs)}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    option = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
+    path.write_bytes(orjson.dumps(body, option=option) + b"\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    body: dict[str, Any] = orjson.loads(path.read_bytes()) if path.exists() else {}
+    return body
+
+
+def changes(then: Figures, now: Figures) -> Iterator[Change]:
+    """All figures that are in both."""
+    for unit, stored in then.items():
+        for figure, value in stored.items():
+            if figure in now.get(unit, {}):
+                yield Change(unit, figure, value, now[unit][figure])
+
+
+def other_versions(then: Mapping[str, str]) -> list[str]:
+    """What is not as it was when the figures were stored."""
+    now = versions()
+    return [
+        f"{name} {then.get(name)} -> {now.get(name)}"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]

@@ -1,0 +1,1 @@
+"""The load generator of a comparison, as a process."""

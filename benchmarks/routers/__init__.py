@@ -1,0 +1,1 @@
+"""The routers that are compared."""

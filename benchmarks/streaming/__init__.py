@@ -1,0 +1,1 @@
+"""The streaming client of both load generators: `compare`'s and the gate's."""

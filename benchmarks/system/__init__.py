@@ -1,0 +1,1 @@
+"""Processes, and what the machine says about them."""

@@ -1,0 +1,316 @@
+"""`pd-router check --try`: a request over each pair of engines, and whether its KV cache moved.
+
+The router's own plan writes the requests. Nothing is retried, here or on another engine, so that
+what goes wrong is seen. Every engine is in at least one pair.
+"""
+
+import asyncio
+import ssl
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.commands.survey import Finding, trouble_of
+from router.core import facts as facts_of
+from router.core.events import FellBack
+from router.core.plans.direct import direct
+from router.core.plans.lmcache import lmcache
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
+from router.core.routes import ROUTES
+from router.core.values import Endpoint, Facts, Reply, Role
+from router.settings import Settings
+
+__all__ = ["Trial", "trials"]
+
+SENTENCE = "The quick brown fox jumps over the lazy dog. "
+SENTENCE_TOKENS = 16
+"""At most, whatever the tokenizer; usually 10."""
+
+SENTENCES = 80
+"""Of the prompt: some 800 tokens, as LMCache moves chunks of 256, and no load for any engine."""
+
+TOKENS = 8
+"""Of the answer."""
+
+ANY_LENGTH = 1 << 30
+"""Where engines do not tell the max_model_len."""
+
+PUSH_SECONDS = 1.0
+"""For LMCache to push the prompt's KV cache, some milliseconds' work: its notifications go to the
+router that runs, not here."""
+
+LOAD_FAILED = 500
+"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
+
+MAX_SAID = 200
+"""Characters of an engine's error message."""
+
+MOVED = ("vllm:prompt_tokens_by_source_total", "external_kv_transfer")
+"""vLLM's counter of prompt tokens by the source of their KV cache, and the source that counts."""
+
+
+class Failed(Exception):
+    """The trial is over; the text says what went wrong, and where."""
+
+
+@dataclass
+class Trial:
+    """One request over one pair; `prefill` is None in a pool without prefill engines."""
+
+    prefill: Endpoint | None
+    decode: Endpoint
+    prefill_seconds: float | None = None
+    seconds: float = 0.0
+    moved: int | None = None
+    """Prompt tokens that the decode engine had from elsewhere; None where it does not tell."""
+    prompt: int | None = None
+    """Tokens of the prompt, as the decode engine counted them."""
+    trouble: str | None = None
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        via = "" if self.prefill is None else f"{self.prefill.url} -> "
+        return f"try {via}{self.decode.url}: {self.trouble or self._success}"
+
+    @property
+    def _success(self) -> str:
+        if self.prefill_seconds is None:
+            return f"ok, answered in {self.seconds:.3f} s"
+        of = "" if self.prompt is None else f" of {self.prompt}"
+        kv = (
+            "the engine does not tell whether the KV cache moved"
+            if self.moved is None
+            else f"the KV cache of {self.moved}{of} prompt tokens moved"
+        )
+        return f"ok, prefill {self.prefill_seconds:.3f} s, decode {self.seconds:.3f} s, {kv}"
+
+
+def trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial]:
+    """Try all pairs of sound engines that serve the same model, at the same time."""
+    return asyncio.run(_trials(settings, findings))
+
+
+async def _trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial]:
+    headers = {"content-type": "application/json"}
+    if settings.engine_api_key is not None:
+        headers["authorization"] = f"Bearer {settings.engine_api_key}"
+    tls = ssl.create_default_context(cafile=settings.engine_ca_file)
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True),
+        headers=headers,
+        timeout=aiohttp.ClientTimeout(total=settings.prefill_timeout),
+        trust_env=False,
+    ) as session:
+        pairs = list(_pairs(findings))
+        # Pairs that share a decode engine come one after the other, or its counter would be theirs
+        # together.
+        lanes: dict[Endpoint, list[_Attempt]] = {}
+        for prefill, decode, model, length in pairs:
+            attempt = _Attempt(session, settings, Trial(prefill, decode), model, length)
+            lanes.setdefault(decode, []).append(attempt)
+        await asyncio.gather(*(_in_turn(lane) for lane in lanes.values()))
+        return [attempt.trial for lane in lanes.values() for attempt in lane]
+
+
+async def _in_turn(lane: "Sequence[_Attempt]") -> None:
+    for attempt in lane:
+        await attempt.carry_out()
+
+
+def _pairs(findings: Sequence[Finding]) -> Iterator[tuple[Endpoint | None, Endpoint, str, int]]:
+    """As many as the larger pool has engines, with a model that both of a pair serve, and the
+    tokens that both take of it."""
+    sound = [f for f in findings if f.advice is None]
+    prefill = [f for f in sound if f.endpoint.role is Role.PREFILL]
+    decode = [f for f in sound if f.endpoint.role is Role.DECODE]
+    if not decode or (not prefill and any(f.endpoint.role is Role.PREFILL for f in findings)):
+        return
+    for place in range(max(len(prefill), len(decode))):
+        last = decode[place % len(decode)]
+        first = prefill[place % len(prefill)] if prefill else None
+        of_first, of_last = (first or last).models or {}, last.models or {}
+        model = next((name for name in of_last if name in of_first), None)
+        if model is not None:
+            told = [n for n in (of_first[model], of_last[model]) if n is not None]
+            endpoint = None if first is None else first.endpoint
+            yield endpoint, last.endpoint, model, min(told, default=ANY_LENGTH)
+
+
+@dataclass
+class _Attempt:
+    """One trial under way."""
+
+    session: aiohttp.ClientSession
+    settings: Settings
+    trial: Trial
+    model: str
+    max_tokens: int
+    """Of prompt and answer together."""
+
+    async def carry_out(self) -> None:
+        """Fill in the trial; never fails."""
+        trial = self.trial
+        try:
+            before = await self._moved()
+            trial.prompt = await self._run(self._plan(self._facts()))
+            after = await self._moved()
+        except Failed as error:
+            trial.trouble = str(error)
+            return
+        if trial.prefill is None or before is None or after is None:
+            return
+        trial.moved = after - before
+        if not trial.moved:
+            trial.trouble = (
+                "the answer is right, but the decode engine computed the prompt itself: no KV "
+                "cache moved; see whether both engines have the same --kv-transfer-config connector"
+            )
+
+    def _facts(self) -> Facts:
+        room = (self.max_tokens - TOKENS) // SENTENCE_TOKENS - 2  # for what stands before them
+        # Not to be found in any cache: it begins with something that was never there before.
+        prompt = f"{uuid.uuid4()} {SENTENCE * max(1, min(SENTENCES, room))}"
+        body = {"model": self.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+        route = ROUTES["/v1/completions"]
+        return facts_of.read(route, b"application/json", orjson.dumps({**body, "ignore_eos": True}))
+
+    def _plan(self, facts: Facts) -> Plan:
+        if self.trial.prefill is None:
+            return direct(facts)
+        given = self.settings.receivers.get(self.trial.decode.url)
+        if given is None:
+            return nixl(facts)
+        receiver = Receiver(
+            given.receiver_host, given.receiver_init_port, given.receiver_alloc_port
+        )
+        return lmcache(
+            facts, {self.trial.decode: receiver}, lambda: f"try-{uuid.uuid4().hex}", notify=True
+        )
+
+    async def _run(self, plan: Plan) -> int | None:
+        """Do what the plan asks, up to the answer; the tokens of its prompt. Raises Failed."""
+        answer: object = None
+        try:
+            while True:
+                step = plan.send(answer)
+                match step:
+                    case Lease():
+                        answer = self._endpoint(step.role)
+                    case Call():
+                        began = time.monotonic()
+                        answer = await self._good(step)
+                        if step.endpoint == self.trial.prefill:
+                            self.trial.prefill_seconds = time.monotonic() - began
+                    case AwaitKV():
+                        await asyncio.sleep(PUSH_SECONDS)
+                        answer = True
+                    case Stream():
+                        began = time.monotonic()
+                        reply = await self._good(step)
+                        self.trial.seconds = time.monotonic() - began
+                        return _prompt_tokens(step.endpoint, reply)
+                    case FellBack():
+                        raise Failed(self._gave_up(step))
+                    case _:
+                        answer = None
+        finally:
+            plan.close()
+
+    def _endpoint(self, role: Role) -> Endpoint:
+        prefill = self.trial.prefill
+        return prefill if role is Role.PREFILL and prefill is not None else self.trial.decode
+
+    def _gave_up(self, step: FellBack) -> str:
+        if step.reason == "no_kv_params":
+            return (
+                f"prefill {self._endpoint(Role.PREFILL).url} answers without kv_transfer_params: "
+                "start it with --kv-transfer-config"
+            )
+        return f"{step.leg} {self._endpoint(step.leg).url}: {step.reason}"
+
+    async def _good(self, step: Call | Stream) -> Reply:
+        """An engine's 200. Raises Failed for any other answer, and for none."""
+        endpoint = step.endpoint
+        reply = await self._post(endpoint, step.path, step.body)
+        if reply.status != 200:
+            said = _said(reply.body)
+            hint = ""
+            if reply.status == LOAD_FAILED and self.trial.prefill not in (None, endpoint):
+                hint = (
+                    ". It could not load the KV cache, or see its log: does it reach the prefill "
+                )
+                hint += "engine's side channel (VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT)?"
+            raise Failed(f"{endpoint.role} {endpoint.url} answers {reply.status}: {said}{hint}")
+        return reply
+
+    async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> Reply:
+        """Raises Failed when there is no answer."""
+        try:
+            async with self.session.post(
+                endpoint.url + path, data=body, allow_redirects=False
+            ) as response:
+                return Reply(response.status, body=await response.read())
+        except TimeoutError:
+            seconds = self.settings.prefill_timeout
+            raise Failed(
+                f"{endpoint.role} {endpoint.url} has not answered in {seconds:g} s "
+                "(--prefill-timeout)"
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            advice = trouble_of(error).advice
+            raise Failed(f"{endpoint.role} {endpoint.url}: {advice}") from None
+
+    async def _moved(self) -> int | None:
+        """Prompt tokens that the decode engine has had from elsewhere since it started."""
+        if self.trial.prefill is None:
+            return None
+        try:
+            async with self.session.get(f"{self.trial.decode.url}/metrics") as response:
+                return _count(await response.text()) if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, ValueError):
+            return None
+
+
+def _count(exposition: str) -> int | None:
+    """Raises ValueError for what is no exposition."""
+    name, source = MOVED
+    found = [
+        sample.value
+        for family in text_string_to_metric_families(exposition)
+        for sample in family.samples
+        if sample.name == name and sample.labels.get("source") == source
+    ]
+    return int(sum(found)) if found else None
+
+
+def _prompt_tokens(endpoint: Endpoint, reply: Reply) -> int | None:
+    """From the usage of an answer. Raises Failed for what is no completion."""
+    try:
+        document = orjson.loads(reply.body)
+        assert document["choices"][0]["text"]
+    except (orjson.JSONDecodeError, AssertionError, LookupError, TypeError):
+        raise Failed(
+            f"{endpoint.role} {endpoint.url} answers with no completion: {_said(reply.body)}"
+        ) from None
+    usage = document.get("usage")
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return tokens if isinstance(tokens, int) else None
+
+
+def _said(body: bytes) -> str:
+    """An engine's message, or the beginning of what it sent instead."""
+    try:
+        document = orjson.loads(body)
+        error = document.get("error", document)
+        text = str(error.get("message") or error)
+    except (orjson.JSONDecodeError, AttributeError):
+        text = body.decode(errors="replace")
+    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."

@@ -1,0 +1,1 @@
+"""vLLM's HTTP APIs: requests read, answers written."""

@@ -1,0 +1,66 @@
+"""What the four APIs have in common when they write an answer down."""
+
+from typing import Any
+
+import orjson
+
+from router.simulator.api.choices import Answer, Piece
+from router.simulator.api.errors import ApiError, stream_frame
+
+DONE = b"data: [DONE]\n\n"
+
+
+def data_frame(document: dict[str, Any]) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+def event_frame(document: dict[str, Any]) -> bytes:
+    """A server-sent event that is named by its type."""
+    name: str = document["type"]
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(document) + b"\n\n"
+
+
+class Dialect:
+    """Writes one answer, whole or as a stream of frames."""
+
+    at_once = False
+    """Whether `opening` goes out before the first token."""
+
+    def __init__(self, answer: Answer, answer_id: str, created: int, details: bool) -> None:
+        self.answer = answer
+        self.request = answer.request
+        self.id = answer_id
+        self.created = created
+        self._details = details
+
+    def opening(self) -> bytes:
+        """What comes before the first token."""
+        return b""
+
+    def piece(self, piece: Piece) -> bytes:
+        raise NotImplementedError
+
+    def closing(self) -> bytes:
+        """What comes after the last token."""
+        raise NotImplementedError
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that went wrong."""
+        return stream_frame(error) + DONE
+
+    def whole(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def usage(self, *, stream: bool = False) -> dict[str, Any]:
+        """In a stream, vLLM leaves out what is null."""
+        usage: dict[str, Any] = dict(self.answer.usage())
+        details = {"cached_tokens": self.answer.cached} if self._details else None
+        if details is not None or not stream:
+            usage["prompt_tokens_details"] = details
+        if not stream:
+            usage["completion_tokens_details"] = None
+        return usage
+
+    def token_ids(self, tokens: list[int]) -> list[int] | None:
+        return tokens if self.request.return_token_ids else None

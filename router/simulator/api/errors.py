@@ -1,0 +1,88 @@
+"""Errors in vLLM 0.32's words and shapes."""
+
+import json
+from typing import Any
+
+
+class ApiError(Exception):
+    """What a client is told. `document` is the whole body."""
+
+    def __init__(self, status: int, document: dict[str, Any]) -> None:
+        super().__init__(f"{status} {document}")
+        self.status = status
+        self.document = document
+
+
+def _error(status: int, message: str, kind: str, param: str | None = None) -> ApiError:
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    return ApiError(status, {"error": error})
+
+
+_KINDS = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+}
+
+
+def injected(status: int) -> ApiError:
+    """The answer to a request that a fault befalls."""
+    return _error(status, "injected by /sim/faults", _KINDS.get(status, "InjectedError"))
+
+
+def internal() -> ApiError:
+    return _error(500, "Internal server error", "InternalServerError")
+
+
+def engine_dead() -> ApiError:
+    message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+    return _error(500, message, "InternalServerError")
+
+
+def busy() -> ApiError:
+    message = (
+        "The engine is currently busy and cannot accept new requests."
+        " Please try again later or on a different instance."
+    )
+    return _error(503, message, "Service Unavailable")
+
+
+def no_model(model: object, known: tuple[str, ...]) -> ApiError:
+    message = f"The model `{model}` does not exist. Valid aliases: {', '.join(known)}."
+    return _error(404, message, "NotFoundError", "model")
+
+
+def invalid(param: str, message: str, value: object = None) -> ApiError:
+    """A request that makes no sense: vLLM's own checks."""
+    shown = f", value={value}" if value is not None else ""
+    return _error(400, f"{message} (parameter={param}{shown})", "BadRequestError", param)
+
+
+def not_valid(
+    kind: str, place: str, message: str, given: object, context: str | None = None
+) -> ApiError:
+    """A request that is not of the right form: pydantic's checks, which vLLM turns into 400."""
+    problem = {"type": kind, "loc": place, "msg": message, "input": _shown(given)}
+    text = str(problem)
+    if context is not None:
+        text = f"{text[:-1]}, 'ctx': {{'error': '{context}'}}}}"
+    return _error(400, f"1 validation error:\n  {text}", "Bad Request", place)
+
+
+def unsupported_media_type() -> ApiError:
+    message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
+    return _error(400, message, "Bad Request")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    return str(value)
+
+
+def stream_frame(error: ApiError) -> bytes:
+    """An error in a stream that has begun; json.dumps puts the spaces where vLLM has them."""
+    return b"data: " + json.dumps(error.document).encode() + b"\n\n"

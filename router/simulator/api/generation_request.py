@@ -1,0 +1,214 @@
+"""A request, understood: whatever the API, it asks for tokens after one or more prompts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from router.simulator.api.errors import invalid, no_model, not_valid
+from router.simulator.api.fields import check_form
+from router.simulator.api.template import render
+from router.simulator.config import EngineConfig
+from router.simulator.model.sequence import Sampling
+from router.simulator.model.tokenizer import encode, in_vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """What is asked, the same for all APIs."""
+
+    api: str
+    """chat, completions, responses or messages."""
+    model: str
+    prompts: Sequence[list[int]]
+    sampling: Sampling
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+    echo: bool = False
+    logprobs: int | None = None
+    """Alternatives to report per token; None for no log-probabilities."""
+    kv: Mapping[str, Any] | None = None
+    cache_salt: str = ""
+    body: Mapping[str, Any]
+
+
+_REQUIRED = {"chat": "messages", "completions": "prompt", "responses": "input"}
+_LIMIT = {"responses": "max_output_tokens"}
+_DEFAULT_TOKENS = 16
+"""Of /v1/completions; the other APIs go on to the end of the context."""
+
+
+def read_generation_request(
+    api: str, body: Mapping[str, Any], config: EngineConfig
+) -> GenerationRequest:
+    """Understand a request. Raises ApiError with what vLLM 0.32 answers to a bad one."""
+    check_form(body, _REQUIRED.get(api, "messages"))
+    model = body.get("model") or config.model
+    if model not in config.models:
+        raise no_model(model, config.models)
+    _check_values(body)
+    _check_tools(api, body)
+    options = body.get("stream_options") or {}
+    prompts = _PROMPTS[api](body)
+    for prompt in prompts:
+        _check_length(prompt, config)
+    return GenerationRequest(
+        api=api,
+        model=model,
+        prompts=prompts,
+        sampling=_sampling(api, body, config, max(map(len, prompts))),
+        n=body.get("n") or 1,
+        stop=_stops(body),
+        include_stop=bool(body.get("include_stop_str_in_output")),
+        stream=bool(body.get("stream")),
+        include_usage=bool(options.get("include_usage")),
+        continuous_usage=bool(options.get("continuous_usage_stats")),
+        return_token_ids=bool(body.get("return_token_ids")),
+        echo=bool(body.get("echo")),
+        logprobs=_logprobs(api, body),
+        kv=body.get("kv_transfer_params"),
+        cache_salt=body.get("cache_salt") or "",
+        body=body,
+    )
+
+
+def _check_values(body: Mapping[str, Any]) -> None:
+    temperature = body.get("temperature")
+    if temperature is not None and temperature < 0:
+        message = f"temperature must be non-negative, got {float(temperature)}."
+        raise invalid("temperature", message, float(temperature))
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise invalid("stream_options", "Stream options can only be defined when `stream=True`.")
+    count = body.get("n")
+    if count is not None and count < 1:
+        raise invalid("n", f"n must be at least 1, got {count}.", count)
+
+
+def _check_tools(api: str, body: Mapping[str, Any]) -> None:
+    """One token is no call of a tool: what vLLM's parser says to a forced one (vllm#38911)."""
+    choice = body.get("tool_choice")
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    forced = choice == "required" or isinstance(choice, dict)
+    if api == "chat" and forced and limit == 1 and not body.get("stream"):
+        raise invalid("tool_choice", "Invalid JSON: EOF while parsing a value at line 1 column 0")
+
+
+def _check_length(prompt: list[int], config: EngineConfig) -> None:
+    limit = config.max_model_len
+    if len(prompt) >= limit:
+        message = (
+            f"This model's maximum context length is {limit} tokens. However, your request has"
+            f" {len(prompt)} input tokens. Please reduce the length of the input messages."
+        )
+        raise invalid("input_tokens", message, len(prompt))
+    if not prompt:
+        raise invalid("prompt", "The decoder prompt cannot be empty.")
+
+
+def _sampling(api: str, body: Mapping[str, Any], config: EngineConfig, prompt: int) -> Sampling:
+    name = _LIMIT.get(api, "max_tokens")
+    limit = body.get("max_completion_tokens") if api == "chat" else None
+    if limit is None:
+        limit = body.get(name)
+    if limit is None:
+        limit = _DEFAULT_TOKENS if api == "completions" else config.max_model_len
+    elif limit < 1:
+        raise invalid(name, f"{name} must be at least 1, got {limit}.", limit)
+    elif limit > config.max_model_len:
+        message = (
+            f"{name}={limit} cannot be greater than max_model_len={config.max_model_len}."
+            " Please request fewer output tokens."
+        )
+        raise invalid(name, message, limit)
+    least = body.get("min_tokens", 0)
+    if least > limit:
+        message = f"min_tokens must be less than or equal to max_tokens={limit}, got {least}."
+        raise invalid("min_tokens", message, least)
+    return Sampling(
+        max_tokens=min(limit, config.max_model_len - prompt),
+        min_tokens=least,
+        ignore_eos=bool(body.get("ignore_eos")),
+        stop_token_ids=frozenset(body.get("stop_token_ids") or ()),
+    )
+
+
+def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = body.get("stop") or body.get("stop_sequences") or ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _logprobs(api: str, body: Mapping[str, Any]) -> int | None:
+    wanted = body.get("logprobs")
+    if api == "chat":
+        return (body.get("top_logprobs") or 0) if wanted else None
+    return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) else None
+
+
+# Prompts
+
+
+def tokens_of(body: Mapping[str, Any]) -> list[int]:
+    """The prompt of a chat, or of /tokenize with messages."""
+    return render(
+        body["messages"],
+        body.get("tools"),
+        body.get("chat_template_kwargs"),
+        generate=body.get("add_generation_prompt", True) is not False,
+    )
+
+
+def _chat(body: Mapping[str, Any]) -> list[list[int]]:
+    for place, message in enumerate(body["messages"]):
+        if not isinstance(message, dict):
+            where = f"body.messages.{place}"
+            raise not_valid("dict_type", where, "Input should be a valid dictionary", message)
+    return [tokens_of(body)]
+
+
+def _completions(body: Mapping[str, Any]) -> list[list[int]]:
+    prompt = body["prompt"]
+    if isinstance(prompt, str):
+        return [encode(prompt)]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(part, int) for part in prompt):
+            return [_ids(prompt)]
+        if all(isinstance(part, str) for part in prompt):
+            return [encode(part) for part in prompt]
+        if all(isinstance(part, list) for part in prompt):
+            return [_ids(part) for part in prompt]
+    message = "Either prompt or prompt_embeds must be provided and non-empty."
+    raise invalid("prompt", message)
+
+
+def _ids(tokens: list[Any]) -> list[int]:
+    for token in tokens:
+        if not in_vocabulary(token):
+            raise invalid("prompt", f"Token id {token} is out of vocabulary", token)
+    return tokens
+
+
+def _responses(body: Mapping[str, Any]) -> list[list[int]]:
+    given = body["input"]
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    if body.get("instructions"):
+        messages = [{"role": "system", "content": body["instructions"]}, *messages]
+    return [render(messages, body.get("tools"))]
+
+
+def _messages(body: Mapping[str, Any]) -> list[list[int]]:
+    messages = list(body["messages"])
+    if body.get("system"):
+        messages = [{"role": "system", "content": body["system"]}, *messages]
+    return [render(messages, body.get("tools"))]
+
+
+_PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], list[list[int]]]] = {
+    "chat": _chat,
+    "completions": _completions,
+    "responses": _responses,
+    "messages": _messages,
+}

@@ -1,0 +1,153 @@
+"""/v1/chat/completions and /v1/completions, key for key as vLLM 0.32 writes them."""
+
+from typing import Any
+
+from router.simulator.api.choices import Choice, Piece
+from router.simulator.api.dialect import DONE, Dialect, data_frame
+from router.simulator.api.logprobs import chat_logprobs, completion_logprobs
+
+_FINGERPRINT = "vllm-0.32.0-simulator"
+_NO_TRANSFER = {"ec_transfer_params": None, "metrics": None}
+
+
+class _OpenAI(Dialect):
+    """The frame around both."""
+
+    kind = ""
+    chunk_kind = ""
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def piece(self, piece: Piece) -> bytes:
+        document = self._head(self.chunk_kind)
+        document["choices"] = [self._choice(piece)]
+        if self.request.continuous_usage and self.request.include_usage:
+            document["usage"] = self.usage(stream=True)
+        if not self.request.include_usage and self.answer.complete:
+            document["system_fingerprint"] = _FINGERPRINT
+        return data_frame(document)
+
+    def closing(self) -> bytes:
+        if not self.request.include_usage:
+            return DONE
+        document = self._head(self.chunk_kind)
+        document |= {"choices": [], "usage": self.usage(stream=True)}
+        return data_frame({**document, "system_fingerprint": _FINGERPRINT}) + DONE
+
+    def _whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            **self._head(self.kind),
+            "choices": choices,
+            "service_tier": None,
+            "system_fingerprint": _FINGERPRINT,
+            "usage": self.usage(),
+        }
+
+
+class Chat(_OpenAI):
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def opening(self) -> bytes:
+        return b"".join(data_frame(self._role(choice)) for choice in self.answer.choices)
+
+    def _role(self, choice: Choice) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": ""}
+        head = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {
+            **self._head(self.chunk_kind),
+            "choices": [head],
+            "prompt_token_ids": self.token_ids(choice.sequence.prompt.tokens),
+            "prompt_text": None,
+        }
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": piece.choice.index,
+            "delta": {"content": piece.text},
+            "logprobs": self._logprobs([piece.token]),
+            "finish_reason": piece.finish,
+        }
+        if piece.finish is not None:
+            choice["stop_reason"] = piece.stop_reason
+        choice["token_ids"] = self.token_ids([piece.token])
+        return choice
+
+    def _logprobs(self, tokens: list[int]) -> dict[str, Any] | None:
+        top = self.request.logprobs
+        return chat_logprobs(tokens, top) if top is not None else None
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            **self._whole([self._message(choice) for choice in self.answer.choices]),
+            "prompt_logprobs": None,
+            "prompt_token_ids": self.token_ids(list(self.request.prompts[0])),
+            "prompt_text": None,
+            "kv_transfer_params": self.answer.kv_params,
+            **_NO_TRANSFER,
+        }
+
+    def _message(self, choice: Choice) -> dict[str, Any]:
+        message = {
+            "role": "assistant",
+            "content": choice.text,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": None,
+        }
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": self._logprobs(choice.tokens),
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+            "token_ids": self.token_ids(choice.tokens),
+            "routed_experts": None,
+        }
+
+
+class Completions(_OpenAI):
+    kind = chunk_kind = "text_completion"
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        prompt = self.token_ids(piece.choice.sequence.prompt.tokens) if piece.first else None
+        offset = len(piece.choice.text) - len(piece.text)
+        return {
+            "index": piece.choice.index,
+            "text": piece.text,
+            "logprobs": self._logprobs([piece.token], offset),
+            "finish_reason": piece.finish,
+            "stop_reason": piece.stop_reason,
+            "prompt_token_ids": prompt,
+            "token_ids": self.token_ids([piece.token]),
+        }
+
+    def _logprobs(self, tokens: list[int], offset: int) -> dict[str, Any] | None:
+        top = self.request.logprobs
+        return completion_logprobs(tokens, top, offset) if top is not None else None
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            **self._whole([self._text(choice) for choice in self.answer.choices]),
+            "kv_transfer_params": self.answer.kv_params,
+            **_NO_TRANSFER,
+        }
+
+    def _text(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "index": choice.index,
+            "text": choice.text,
+            "logprobs": self._logprobs(choice.tokens, len(choice.echo)),
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+            "token_ids": self.token_ids(choice.tokens),
+            "prompt_logprobs": None,
+            "prompt_token_ids": self.token_ids(choice.sequence.prompt.tokens),
+            "routed_experts": None,
+        }

@@ -1,0 +1,69 @@
+"""The chat template: what of a request becomes the prompt.
+
+Everything that a real template shows the model is in it (roles, contents, tools, their calls, the
+template's arguments), so that a router which loses any of them changes the answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from router.simulator.model.tokenizer import ASSISTANT, BOS, EOS, encode
+
+
+def render(
+    messages: Sequence[Mapping[str, Any]],
+    tools: object = None,
+    arguments: object = None,
+    *,
+    generate: bool = True,
+) -> list[int]:
+    """The prompt tokens of a chat; `generate` opens the assistant's turn at the end."""
+    tokens: list[int] = []
+    if tools:
+        tokens += _turn("tools", _plain(tools))
+    if arguments:
+        tokens += _turn("arguments", _plain(arguments))
+    for message in messages:
+        tokens += _message(message)
+    return [*tokens, ASSISTANT] if generate else tokens
+
+
+def _message(message: Mapping[str, Any]) -> list[int]:
+    role, content = str(message.get("role", "")), _content(message.get("content"))
+    rest = {
+        key: value
+        for key, value in message.items()
+        if key not in ("role", "content") and value is not None
+    }
+    if rest:
+        content += _plain(rest)
+    if role == "assistant":
+        return [ASSISTANT, *encode(content), EOS]
+    return _turn(role, content)
+
+
+def _turn(role: str, content: str) -> list[int]:
+    return [BOS, *encode(f"{role}\n"), *encode(content), EOS]
+
+
+def _content(content: object) -> str:
+    """The text of a message: a string, or the parts of a list one after the other."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(_part(part) for part in content)
+    return _plain(content)
+
+
+def _part(part: object) -> str:
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    return _plain(part)
+
+
+def _plain(value: object) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

@@ -1,0 +1,105 @@
+"""The front of a simulated engine: which route a request takes, and what may go wrong before it."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from router.simulator.api.errors import ApiError, injected
+from router.simulator.api.fields import leg_of, parse_body
+from router.simulator.api.generation_request import read_generation_request
+from router.simulator.driver import Gone
+from router.simulator.engine import Engine
+from router.simulator.frontend import control, info
+from router.simulator.frontend.exchange import Exchange, Route
+from router.simulator.frontend.generation import Generation
+from router.simulator.model.sequence import RemoteRead
+from router.simulator.records import Request
+
+_APIS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
+}
+
+
+class App:
+    """An ASGI application; the connection's protocol calls it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._routes: dict[tuple[str, str], Route] = {
+            **info.routes(engine),
+            **control.routes(engine),
+            **{("POST", path): self._generate for path in _APIS},
+        }
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    ) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            request = await exchange.read()
+            self._engine.records.add(request)
+            exchange.faults = self._engine.faults.take(
+                request.path, lambda: leg_of(request.body), request.raw
+            )
+            await _go_wrong(exchange)
+            await self._answer(exchange, request)
+        except ApiError as error:
+            await exchange.error(error)
+        except Gone:
+            return
+
+    async def _answer(self, exchange: Exchange, request: Request) -> None:
+        route = self._routes.get((request.method, request.path))
+        if route is not None and self._is_allowed(request):
+            await route(exchange, request)
+        elif route is not None:
+            await exchange.json({"error": "Unauthorized"}, 401)
+        elif any(path == request.path for _, path in self._routes):
+            await exchange.json({"detail": "Method Not Allowed"}, 405)
+        else:
+            await exchange.json({"detail": "Not Found"}, 404)
+
+    def _is_allowed(self, request: Request) -> bool:
+        """vLLM's key guards only /v1."""
+        key = self._engine.config.api_key
+        if key is None or not request.path.startswith("/v1"):
+            return True
+        return request.headers.get("authorization") == f"Bearer {key}"
+
+    async def _generate(self, exchange: Exchange, request: Request) -> None:
+        body = parse_body(request.headers, request.raw)
+        try:
+            generation_request = read_generation_request(
+                _APIS[request.path], body, self._engine.config
+            )
+        except ApiError:
+            self._give_back(body)
+            raise
+        request_id = request.headers.get("x-request-id")
+        await Generation(self._engine, generation_request, exchange, request_id).run()
+
+    def _give_back(self, body: dict[str, Any]) -> None:
+        """A refused decode request leaves no blocks pinned on its prefill engine (0.22.1)."""
+        if self._engine.config.connector == "nixl" and leg_of(body) == "decode":
+            remote = RemoteRead.parse(body["kv_transfer_params"])
+            if remote is not None:
+                self._engine.release(remote)
+
+
+async def _go_wrong(exchange: Exchange) -> None:
+    """What goes wrong before anything is answered. Raises Gone or ApiError instead."""
+    faults = exchange.faults
+    if faults.delay_s:
+        await exchange.hang(faults.delay_s)
+    if faults.hang:
+        await exchange.hang()
+    if faults.reset == "request":
+        exchange.connection.reset()
+        await exchange.hang()
+    if faults.status is not None:
+        raise injected(faults.status)

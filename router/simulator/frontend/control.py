@@ -1,0 +1,174 @@
+"""/sim/: what a real engine does not have. Faults, the log of requests, the state, KV transfers."""
+
+from typing import Any
+
+import orjson
+
+from router.simulator.engine import Engine
+from router.simulator.faults import NO_FAULTS, FaultError, Faults
+from router.simulator.frontend.exchange import Exchange, Route
+from router.simulator.model.references import StaleEngine
+from router.simulator.records import Request
+
+
+def routes(engine: Engine) -> dict[tuple[str, str], Route]:
+    """By method and path."""
+    control, transfers = _Control(engine), _Transfers(engine)
+    return {
+        ("GET", "/sim/state"): control.state,
+        ("GET", "/sim/requests"): control.requests,
+        ("DELETE", "/sim/requests"): control.forget_requests,
+        ("GET", "/sim/faults"): control.faults,
+        ("POST", "/sim/faults"): control.set_faults,
+        ("DELETE", "/sim/faults"): control.clear_faults,
+        ("POST", "/sim/die"): control.die,
+        ("POST", "/sim/drop"): control.drop,
+        ("POST", "/sim/kv/pull"): transfers.pull,
+        ("POST", "/sim/kv/release"): transfers.release,
+        ("POST", "/sim/kv/heartbeat"): transfers.heartbeat,
+        ("POST", "/sim/kv/push"): transfers.push,
+    }
+
+
+def state_of(engine: Engine) -> dict[str, Any]:
+    """The engine at this moment; counts are since its start."""
+    machine, references = engine.machine, engine.machine.kv.references
+    references.expire(engine.driver.now())
+    counters, transfers = machine.counters, engine.transfers
+    return {
+        "model": engine.config.model,
+        "role": engine.config.role,
+        "engine_id": engine.engine_id,
+        "dead": machine.dead,
+        "asleep": engine.driver.asleep,
+        "running": machine.running,
+        "waiting": machine.waiting,
+        "loading": machine.loading,
+        "connections": engine.connections(),
+        "kv_usage": machine.kv.pool.usage,
+        "pinned_blocks": references.pinned_blocks,
+        "duplicate_request_ids": engine.records.duplicate_ids,
+        "paths": dict(engine.records.paths),
+        "tokens": {
+            "prompt": counters.prompt,
+            "generated": counters.generated,
+            "local_compute": counters.computed_here,
+            "local_cache_hit": counters.cached_here,
+            "external_kv_transfer": counters.external,
+        },
+        "steps": counters.steps,
+        "preemptions": counters.preemptions,
+        "rejected": counters.rejected,
+        "finished": dict(counters.finished),
+        "references": {
+            "pending": references.pending,
+            "issued": references.issued,
+            "read": references.read,
+            "released": references.released,
+            "expired": references.expired,
+            "late": references.late,
+            "reused": references.reused,
+            "unknown": references.unknown,
+            "altered": references.altered,
+        },
+        "loads": {
+            "good": counters.transfers - counters.wrong_transfers,
+            "wrong": counters.wrong_transfers,
+            "failed": counters.failed_transfers,
+        },
+        "lmcache": {
+            "bad_specs": transfers.bad_specs,
+            "duplicate_ids": transfers.duplicate_ids,
+            "pushed": transfers.pushed,
+            "lost": transfers.lost,
+            "notified": transfers.notified,
+        },
+    }
+
+
+class _Control:
+    """What tests and demonstrations ask of an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def state(self, exchange: Exchange, _request: Request) -> None:
+        await exchange.json(state_of(self._engine))
+
+    async def requests(self, exchange: Exchange, _request: Request) -> None:
+        found = [request.as_json() for request in self._engine.records.requests]
+        await exchange.json({"requests": found})
+
+    async def forget_requests(self, exchange: Exchange, _request: Request) -> None:
+        self._engine.records.clear()
+        await exchange.json({"requests": []})
+
+    async def faults(self, exchange: Exchange, _request: Request) -> None:
+        await exchange.json(self._engine.faults.as_json())
+
+    async def set_faults(self, exchange: Exchange, request: Request) -> None:
+        """What is not named is as in a sound engine. `for_s` ends all after so many seconds."""
+        document = request.body
+        for_s = document.pop("for_s", None) if isinstance(document, dict) else None
+        try:
+            faults = Faults.parse(document)
+        except FaultError as error:
+            await exchange.json({"error": str(error)}, 400)
+            return
+        await self._engine.set_faults(faults, for_s)
+        await self.faults(exchange, request)
+
+    async def clear_faults(self, exchange: Exchange, request: Request) -> None:
+        await self._engine.set_faults(NO_FAULTS)
+        await self.faults(exchange, request)
+
+    async def die(self, exchange: Exchange, _request: Request) -> None:
+        self._engine.die()
+        await exchange.json({})
+
+    async def drop(self, exchange: Exchange, _request: Request) -> None:
+        """Reset all connections, this one too: there is no answer."""
+        self._engine.drop_connections()
+        await exchange.hang()
+
+
+class _Transfers:
+    """The side channel between engines: NIXL's reads, LMCache's pushes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._machine = engine.machine
+        self._engine = engine
+
+    async def pull(self, exchange: Exchange, request: Request) -> None:
+        asked = orjson.loads(request.raw)
+        if asked["block_size"] != self._engine.config.block_size or self._machine.dead:
+            await exchange.json({"error": "handshake failed"}, 409)
+            return
+        try:
+            contents = self._machine.kv.references.pull(
+                asked["engine_id"],
+                asked["request_id"],
+                asked["blocks"],
+                asked["params"],
+                self._engine.driver.now(),
+            )
+        except StaleEngine:
+            await exchange.json({"error": "unknown engine or block"}, 409)
+            return
+        self._engine.driver.wake()
+        await exchange.json({"contents": contents})
+
+    async def release(self, exchange: Exchange, request: Request) -> None:
+        self._machine.kv.references.release(orjson.loads(request.raw)["request_id"])
+        self._engine.driver.wake()
+        await exchange.json({})
+
+    async def heartbeat(self, exchange: Exchange, request: Request) -> None:
+        asked = orjson.loads(request.raw)
+        self._machine.kv.references.extend(asked["request_id"], self._engine.driver.now())
+        await exchange.json({})
+
+    async def push(self, exchange: Exchange, request: Request) -> None:
+        cache = orjson.loads(request.raw)
+        self._machine.kv.external.add(cache["contents"], cache["tokens"], cache["block_size"])
+        await exchange.json({})

@@ -1,0 +1,126 @@
+"""The routes that generate nothing: health, metrics, models, tokens, and those for development."""
+
+from router.simulator.api.errors import not_valid
+from router.simulator.api.fields import check_form, parse_body
+from router.simulator.api.generation_request import tokens_of
+from router.simulator.engine import Engine
+from router.simulator.frontend import exposition
+from router.simulator.frontend.embeddings import embed
+from router.simulator.frontend.exchange import Exchange, Route
+from router.simulator.model.tokenizer import decode, encode
+from router.simulator.records import Request
+
+
+def routes(engine: Engine) -> dict[tuple[str, str], Route]:
+    """By method and path."""
+    page = _Info(engine)
+    return {
+        ("GET", "/health"): page.health,
+        ("GET", "/ping"): page.health,
+        ("POST", "/ping"): page.health,
+        ("GET", "/version"): page.version,
+        ("GET", "/load"): page.load,
+        ("GET", "/metrics"): page.metrics,
+        ("GET", "/v1/models"): page.models,
+        ("POST", "/tokenize"): page.tokenize,
+        ("POST", "/detokenize"): page.detokenize,
+        ("POST", "/v1/embeddings"): page.embeddings,
+        ("GET", "/is_sleeping"): page.is_sleeping,
+        ("POST", "/sleep"): page.sleep,
+        ("POST", "/wake_up"): page.wake_up,
+        ("POST", "/reset_prefix_cache"): page.reset_prefix_cache,
+    }
+
+
+class _Info:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._config = engine.config
+
+    async def health(self, exchange: Exchange, _request: Request) -> None:
+        """Alive, not idle: vLLM says 200 also when asleep or full."""
+        await exchange.answer(503 if self._engine.machine.dead else 200, b"", None)
+
+    async def version(self, exchange: Exchange, _request: Request) -> None:
+        await exchange.json({"version": self._config.version})
+
+    async def load(self, exchange: Exchange, _request: Request) -> None:
+        machine = self._engine.machine
+        await exchange.json({"server_load": machine.running + machine.waiting})
+
+    async def metrics(self, exchange: Exchange, _request: Request) -> None:
+        machine, driver = self._engine.machine, self._engine.driver
+        machine.kv.references.expire(driver.now())
+        text = exposition.render(machine, self._config, asleep=driver.asleep)
+        await exchange.answer(200, text, exposition.CONTENT_TYPE)
+
+    async def models(self, exchange: Exchange, _request: Request) -> None:
+        cards = [self._card(model) for model in self._config.models]
+        await exchange.json({"object": "list", "data": cards})
+
+    def _card(self, model: str) -> dict[str, object]:
+        is_base, created = model == self._config.model, self._engine.started
+        permission = {
+            "id": f"modelperm-{model}",
+            "object": "model_permission",
+            "created": created,
+            "allow_create_engine": False,
+            "allow_sampling": True,
+            "allow_logprobs": True,
+            "allow_search_indices": False,
+            "allow_view": True,
+            "allow_fine_tuning": False,
+            "organization": "*",
+            "group": None,
+            "is_blocking": False,
+        }
+        return {
+            "id": model,
+            "object": "model",
+            "created": created,
+            "owned_by": "vllm",
+            "root": f"/models/{model}",
+            "parent": None if is_base else self._config.model,
+            "max_model_len": self._config.max_model_len if is_base else None,
+            "permission": [permission],
+        }
+
+    async def tokenize(self, exchange: Exchange, request: Request) -> None:
+        body = parse_body(request.headers, request.raw)
+        check_form(body, "messages" if "messages" in body else "prompt")
+        tokens = tokens_of(body) if "messages" in body else encode(str(body["prompt"]))
+        strings = [decode([token]) for token in tokens] if body.get("return_token_strs") else None
+        limit = self._config.max_model_len
+        answer = {"count": len(tokens), "max_model_len": limit, "tokens": tokens}
+        await exchange.json({**answer, "token_strs": strings})
+
+    async def detokenize(self, exchange: Exchange, request: Request) -> None:
+        body = parse_body(request.headers, request.raw)
+        check_form(body, "tokens")
+        tokens = body["tokens"]
+        if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+            raise not_valid("list_type", "body.tokens", "Input should be a valid list", tokens)
+        await exchange.json({"prompt": decode(tokens)})
+
+    async def embeddings(self, exchange: Exchange, request: Request) -> None:
+        body = parse_body(request.headers, request.raw)
+        check_form(body, "input")
+        await exchange.json(embed(body, self._config, self._engine.wall_clock()))
+
+    # Only with VLLM_SERVER_DEV_MODE=1: no router may let these through.
+
+    async def is_sleeping(self, exchange: Exchange, _request: Request) -> None:
+        await exchange.json({"is_sleeping": self._engine.driver.asleep})
+
+    async def sleep(self, exchange: Exchange, _request: Request) -> None:
+        self._engine.driver.asleep = True
+        await exchange.answer(200, b"", None)
+
+    async def wake_up(self, exchange: Exchange, _request: Request) -> None:
+        self._engine.driver.asleep = False
+        self._engine.driver.wake()
+        await exchange.answer(200, b"", None)
+
+    async def reset_prefix_cache(self, exchange: Exchange, _request: Request) -> None:
+        self._engine.machine.kv.pool.forget_prefixes()
+        await exchange.answer(200, b"", None)

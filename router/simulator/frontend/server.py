@@ -1,0 +1,173 @@
+"""A simulated engine on a socket: any number of them live in one event loop.
+
+uvicorn's protocol serves the connections; the listener is our own, because an engine that refuses,
+resets or dies needs a hand on it.
+"""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from email.utils import formatdate
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from router.simulator.config import EngineConfig
+from router.simulator.engine import Engine
+from router.simulator.faults import NO_FAULTS, Faults
+from router.simulator.frontend.app import App
+from router.simulator.frontend.connection import Connection
+from router.simulator.frontend.control import state_of
+from router.simulator.records import Request
+
+_BACKLOG = 2048
+"""uvicorn's."""
+_PATIENCE_S = 1.0
+"""Requests see at once that their connection is gone; this bounds a mistake in here."""
+
+
+class RunningEngine:
+    """A simulated engine that listens. Made by `serve_engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.engine = Engine(config)
+        self.engine.listen = self._listen
+        self.engine.connections = lambda: len(self._state.connections)
+        self.engine.drop_connections = self.drop_connections
+        self._state = ServerState()
+        # `interface` and the rest say what uvicorn need not look for; no logging is set up.
+        self._uvicorn = Config(
+            App(self.engine),
+            interface="asgi3",
+            lifespan="off",
+            ws="none",
+            http="httptools",
+            proxy_headers=False,
+            log_config=None,
+        )
+        self._uvicorn.load()
+        # Bound but not listening: it keeps the port while the engine refuses connections.
+        self._place = _bind(config.host, config.port)
+        self.host, self.port = self._place.getsockname()[:2]
+        self._listener: asyncio.Server | None = None
+        self._clock: asyncio.TimerHandle | None = None
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What GET /sim/state answers."""
+        return state_of(self.engine)
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The requests that came in, the oldest first."""
+        return tuple(self.engine.records.requests)
+
+    @property
+    def faults(self) -> Faults:
+        """The faults in force; `next` and `fail_kv_loads` count down."""
+        return self.engine.faults.now
+
+    async def set_faults(self, **faults: Any) -> None:
+        """Put faults in force instead of those before: see `Faults`."""
+        await self.engine.set_faults(Faults(**faults))
+
+    async def clear_faults(self) -> None:
+        await self.engine.set_faults(NO_FAULTS)
+
+    def drop_connections(self) -> None:
+        """Reset all connections, as a dying host does."""
+        for connection in self._connections():
+            connection.reset()
+
+    def _connections(self) -> list[Connection]:
+        return [each for each in self._state.connections if isinstance(each, Connection)]
+
+    # Life
+
+    async def start(self) -> None:
+        self._tell_time()
+        self.engine.start(self.host, self.port)
+        self.engine.spawn(self._await_death())
+        await self._listen(not self.config.faults.refuse)
+
+    async def stop(self) -> None:
+        """What runs is aborted at once, as by vLLM's default --shutdown-timeout of 0."""
+        if self._clock is not None:
+            self._clock.cancel()
+        await self._listen(False)
+        self._place.close()
+        await self._hang_up()
+        await self.engine.close()
+
+    async def _hang_up(self) -> None:
+        for connection in self._connections():
+            connection.transport.abort()
+        await asyncio.gather(*(connection.ended() for connection in self._connections()))
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=_PATIENCE_S)
+
+    async def _await_death(self) -> None:
+        await self.engine.died.wait()
+        if self.config.stop_after_death_s is not None:
+            await asyncio.sleep(self.config.stop_after_death_s)
+            await self._listen(False)
+            await self._hang_up()
+
+    async def _listen(self, open_: bool) -> None:
+        if not open_ and self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        elif open_ and self._listener is None:
+            loop = asyncio.get_running_loop()
+            place = _bind(self.host, self.port)
+            self._listener = await loop.create_server(
+                self._connection, sock=place, backlog=_BACKLOG
+            )
+
+    def _connection(self) -> Connection:
+        return Connection(self._uvicorn, self._state, self.engine.faults, self.config.keep_alive_s)
+
+    def _tell_time(self) -> None:
+        """uvicorn's server refreshes the headers of all answers every second."""
+        self._state.default_headers = [
+            (b"date", formatdate(self.engine.wall_clock(), usegmt=True).encode()),
+            (b"server", b"uvicorn"),
+        ]
+        self._clock = asyncio.get_running_loop().call_later(1.0, self._tell_time)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's algorithm off only for sockets that say they are TCP; with it on, every
+    # answer in two writes waits 40 ms for the other side's delayed acknowledgement.
+    place = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind((host, port))
+    except OSError:
+        place.close()
+        raise
+    place.setblocking(False)
+    return place
+
+
+@asynccontextmanager
+async def serve_engine(config: EngineConfig | None = None) -> AsyncIterator[RunningEngine]:
+    """Run an engine in the current event loop until the block ends.
+
+    Raises OSError if the address cannot be had.
+    """
+    running = RunningEngine(config or EngineConfig())
+    try:
+        await running.start()
+        yield running
+    finally:
+        await running.stop()

@@ -1,0 +1,1 @@
+"""The engine as a pure state machine: scheduler, KV cache, language."""

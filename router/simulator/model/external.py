@@ -1,0 +1,40 @@
+"""KV caches that other engines have pushed here (LMCache), found by the hash of their tokens."""
+
+from collections import OrderedDict
+
+from router.simulator.model.blocks import link
+from router.simulator.model.sequence import Prompt
+
+_KEPT = 100_000
+"""Blocks; the oldest go first."""
+
+
+class ExternalCache:
+    """Which prefixes can be had without computing them."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[int, int], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, contents: list[int], tokens: int, block_size: int) -> None:
+        """Note the blocks of a prompt of so many tokens; the last one may be partly filled."""
+        for place, content in enumerate(contents, 1):
+            self._known[min(place * block_size, tokens), content] = None
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+
+    def longest(self, prompt: Prompt) -> int:
+        """The tokens of the longest known prefix; one less than the prompt at most."""
+        whole, size = len(prompt), prompt.block_size
+        if (whole, prompt.contents[-1]) in self._known:
+            return whole - 1
+        start = (whole - 1) // size * size
+        before = prompt.contents[start // size - 1] if start else prompt.salt
+        if (whole - 1, link(prompt.tokens[start : whole - 1], before)) in self._known:
+            return whole - 1
+        for place in range(start // size, 0, -1):
+            if (place * size, prompt.contents[place - 1]) in self._known:
+                return place * size
+        return 0

@@ -1,0 +1,86 @@
+"""An engine's KV cache: blocks for sequences, kept for others, or known to come from elsewhere."""
+
+from router.simulator.config import EngineConfig
+from router.simulator.model.blocks import BlockPool, blocks_for, link
+from router.simulator.model.external import ExternalCache
+from router.simulator.model.references import References
+from router.simulator.model.sequence import Sequence
+
+
+class KvCache:
+    """What a sequence holds, and what becomes of it. Pure; time is an argument."""
+
+    def __init__(self, config: EngineConfig, engine_id: str) -> None:
+        self._size = config.block_size
+        self._extra = config.kv_params_extra
+        self.pool = BlockPool(config.total_blocks, keep_prefixes=config.prefix_caching)
+        self.references = References(self.pool, engine_id, config.kv_lease_s)
+        self.external = ExternalCache()
+
+    def place(self, sequence: Sequence) -> bool:
+        """Give a sequence blocks for all its tokens, the cached prefix among them.
+
+        False, and nothing taken, if there are not enough.
+        """
+        most = (len(sequence.tokens) - 1) // self._size  # the last token is always computed
+        shared = self.pool.cached(sequence.contents[:most])
+        fresh = blocks_for(len(sequence.tokens), self._size) - len(shared)
+        if fresh > self.pool.available(shared):
+            return False
+        self.pool.hold(shared)
+        sequence.blocks = shared + self.pool.take(fresh)
+        sequence.filled, sequence.computed = len(shared), len(shared) * self._size
+        return True
+
+    def grow(self, sequence: Sequence) -> bool:
+        """Make room for the tokens that have come since; False if no block is free."""
+        needed = blocks_for(len(sequence.tokens), self._size) - len(sequence.blocks)
+        if needed > self.pool.free:
+            return False
+        if needed > 0:
+            sequence.blocks += self.pool.take(needed)
+        return True
+
+    def fill(self, sequence: Sequence) -> None:
+        """Note what has been computed; a full block can serve other prompts from now on."""
+        full = sequence.computed // self._size
+        if not sequence.sound or full <= sequence.filled:
+            return
+        for place in range(sequence.filled, full):
+            if place == len(sequence.contents):
+                before = sequence.contents[-1] if place else sequence.prompt.salt
+                block = sequence.tokens[place * self._size : (place + 1) * self._size]
+                sequence.contents.append(link(block, before))
+            self.pool.fill(sequence.blocks[place], place, sequence.contents[place])
+        sequence.filled = full
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take everything back."""
+        self.pool.release(sequence.blocks)
+        sequence.blocks, sequence.computed, sequence.filled = [], 0, 0
+
+    def keep(self, sequence: Sequence, now: float) -> None:
+        """Keep the prompt's blocks for the decode engine that the answer will be shown to."""
+        prompt = sequence.prompt
+        blocks = sequence.blocks[: len(prompt.contents)]
+        self.pool.release(sequence.blocks[len(blocks) :])
+        sequence.blocks = []
+        for block, content in zip(blocks, prompt.contents, strict=True):
+            self.pool.write(block, content)
+        told = {
+            "remote_num_tokens": len(prompt),
+            "remote_prefill_cached_tokens": sequence.cached,
+            **self._extra,
+        }
+        sequence.kv_params = self.references.issue(sequence.request_id, blocks, told, now)
+
+    def lacking(self, sequence: Sequence) -> list[int]:
+        """What the prompt's blocks must hold that are not here."""
+        return sequence.prompt.contents[sequence.cached // self._size :]
+
+    def take_external(self, sequence: Sequence) -> None:
+        """Use what has been pushed here of the prompt."""
+        found = self.external.longest(sequence.prompt) - sequence.computed
+        if found > 0:
+            sequence.external = found
+            sequence.computed += found

@@ -1,0 +1,79 @@
+"""The language model: the next token is a hash of all tokens so far.
+
+So a lost message, a wrong KV block or a doubled first token changes every token after it, and the
+same request gives the same text on any engine, however it was split between two. It knows nothing
+of time, batches or requests.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from zlib import crc32
+
+from router.simulator.model.tokenizer import ASSISTANT, EOS, bytes_of, pack
+
+_CONSONANTS = "bcdfghjklmnprstvwxyz"
+WORDS = tuple(
+    int.from_bytes(f" {first}{vowel}{last}".encode(), "big")
+    for first in _CONSONANTS
+    for vowel in "aeiou"
+    for last in _CONSONANTS
+)
+"""Generated words are one token long (" kot"), so that generated text encodes to the same tokens:
+the next turn of a chat then finds its prefix in the cache."""
+
+_LEAD = 0xC3
+"""The first byte of a two-byte character. It comes now and then, so that a text delta can be empty
+and a first token can be half a character, as with real tokenizers."""
+_CHOICES = 2048
+"""2000 words, else `_LEAD`: 1 token in 43."""
+
+_MARKER = re.compile(rb"<<eos:(\d+)>>")
+_MARKER_START = b"<<eos:"
+
+
+class Language:
+    """The next-token function of one model name."""
+
+    def __init__(self, model: str, eos_one_in: int) -> None:
+        self._start = crc32(model.encode())
+        self._eos_one_in = eos_one_in
+
+    def start(self, tokens: Sequence[int]) -> int:
+        """The state after a whole prompt."""
+        return crc32(pack(tokens), self._start)
+
+    def after(self, state: int, token: int) -> int:
+        """The state after one more token; a changed token always changes it."""
+        return crc32(token.to_bytes(4, "big"), state)
+
+    def choose(self, state: int, last: int, *, end: bool) -> int:
+        """The most likely next token. `end` says whether it may be the end of sequence."""
+        mixed = (state ^ 0x5BD1E995) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
+        if last == _LEAD:
+            return 0x80 | (mixed >> 40 & 0x3F)
+        if end and self._eos_one_in and (mixed >> 36) % self._eos_one_in == 0:
+            return EOS
+        choice = (mixed >> 18) % _CHOICES
+        return WORDS[choice] if choice < len(WORDS) else _LEAD
+
+
+def forced_end(tokens: Sequence[int]) -> int | None:
+    """The length of the sequence at which a `<<eos:N>>` in the prompt puts the end of sequence.
+
+    The N tokens are counted from the last assistant header behind the marker, else from the marker
+    itself, never from where the prompt ends: an engine that is given the first generated token as
+    part of its prompt must end at the same place.
+    """
+    if _MARKER_START not in pack(tokens).translate(None, b"\0"):
+        return None
+    pieces = [bytes_of(token) for token in tokens]
+    markers = list(_MARKER.finditer(b"".join(pieces)))
+    if not markers:
+        return None
+    ends = list(accumulate(map(len, pieces)))
+    start = bisect_left(ends, markers[-1].end()) + 1
+    if ASSISTANT in tokens[start:]:
+        start = len(tokens) - list(reversed(tokens)).index(ASSISTANT)
+    return start + int(markers[-1].group(1))

@@ -1,0 +1,275 @@
+"""The engine as a pure machine: queue, batch, KV blocks. Continuous batching in vLLM's manner.
+
+`begin(now)` composes a step and says when it ends; `finish(now)` carries it out and says what came
+of it. Nothing in here waits, sends or knows HTTP: time is an argument, and KV caches that must come
+from elsewhere are listed in `loads` for somebody else to fetch.
+"""
+
+from collections import deque
+from functools import partial
+
+from router.simulator.config import EngineConfig
+from router.simulator.model.batching import Batch
+from router.simulator.model.counters import Counters
+from router.simulator.model.kv_cache import KvCache
+from router.simulator.model.sampling import end_of, next_token
+from router.simulator.model.sequence import Output, RemoteRead, Sequence, Stage
+
+
+class EngineDead(Exception):
+    """The engine has failed for good."""
+
+
+class QueueFull(Exception):
+    """As many requests wait as may."""
+
+
+class Machine:
+    """One engine without its server."""
+
+    def __init__(self, config: EngineConfig, engine_id: str) -> None:
+        self._config = config
+        self.kv = KvCache(config, engine_id)
+        self.counters = Counters()
+        self.loads: list[Sequence] = []
+        """Sequences whose KV cache is to be fetched; whoever fetches it empties the list."""
+        self.batch: Batch[Sequence] = Batch(config.batch)
+        self.dead = False
+        self._loading: set[Sequence] = set()
+        # They hold blocks, so they must never wait behind somebody who waits for blocks.
+        self._ready: deque[Sequence] = deque()
+        self._decoding: list[Sequence] = []
+        self._step: list[tuple[Sequence, int]] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._decoding) + len(self.batch.prefilling)
+
+    @property
+    def loading(self) -> int:
+        """Requests whose KV cache is on the way; they count as waiting, too."""
+        return len(self._loading)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.batch.waiting) + len(self._loading) + len(self._ready)
+
+    # Arrival and departure
+
+    def submit(self, sequences: list[Sequence], now: float) -> None:
+        """Queue the sequences of one request. Raises QueueFull or EngineDead and queues none."""
+        if self.dead:
+            raise EngineDead
+        if not self.batch.has_room(self.waiting):
+            self.counters.rejected += 1
+            raise QueueFull
+        for sequence in sequences:
+            sequence.arrived, sequence.stage = now, Stage.WAITING
+            self.batch.waiting.append(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Forget a sequence; its slot and blocks are free at once."""
+        if sequence.stage is Stage.ENDED:
+            return
+        self._remove(sequence)
+        self.kv.drop(sequence)
+
+    def stop(self, sequence: Sequence, now: float) -> None:
+        """End a sequence early with success: a stop string was found in its text."""
+        if sequence.stage is not Stage.ENDED:
+            self.abort(sequence)
+            self.counters.end(sequence, "stop", now)
+
+    def kill(self) -> list[Output]:
+        """The engine fails for good, with all that it has."""
+        self.dead = True
+        lost = [
+            *(*self._decoding, *self.batch.prefilling),
+            *(*self._loading, *self._ready, *self.batch.waiting),
+        ]
+        for sequence in lost:
+            self.abort(sequence)
+        return [Output(sequence, None, "dead") for sequence in lost]
+
+    def _remove(self, sequence: Sequence) -> None:
+        if sequence.stage is Stage.RUNNING:
+            self._stop_running(sequence)
+        elif sequence.stage is Stage.LOADING:
+            self._loading.remove(sequence)
+        elif sequence.stage is Stage.READY:
+            self._ready.remove(sequence)
+        elif sequence.stage is Stage.WAITING:
+            self.batch.waiting.remove(sequence)
+        sequence.stage = Stage.ENDED
+
+    def _stop_running(self, sequence: Sequence) -> None:
+        is_decoding = sequence in self._decoding
+        (self._decoding if is_decoding else self.batch.prefilling).remove(sequence)
+
+    # A step
+
+    def begin(self, now: float) -> float | None:
+        """Compose the next step and return when it ends; None if there is nothing to do.
+
+        Running sequences come first, prompts take what is left of the token budget.
+        """
+        self.kv.references.expire(now)
+        preempted = self.counters.preemptions
+        step: list[tuple[Sequence, int]] = []
+        for sequence in list(self._decoding):
+            if len(step) == self._config.max_num_batched_tokens:
+                break
+            if sequence.stage is Stage.RUNNING and self._grow(sequence):
+                step.append((sequence, 1))
+        step = [part for part in step if part[0].stage is Stage.RUNNING]
+        # Who has just given way would be the first to be let in.
+        may_admit = preempted == self.counters.preemptions or not (step or self.batch.prefilling)
+        admit = partial(self._admit, now) if may_admit else lambda: None
+        prompts = self.batch.compose(len(step), admit)
+        self._step = step + prompts
+        if not self._step:
+            return None
+        # A prompt's last token is no work: its keys and values are those of a step that decodes.
+        computed = sum(tokens for _, tokens in prompts if tokens > 1)
+        return now + self.batch.seconds(len(self._step), computed)
+
+    def _admit(self, now: float) -> Sequence | None:
+        """Who runs next: first those whose KV cache has come, then the queue."""
+        if self._ready:
+            return self._run(self._ready.popleft())
+        waiting = self.batch.waiting
+        while waiting and self._has_slot() and self._place(waiting[0], now):
+            sequence = waiting.popleft()
+            if sequence.stage is not Stage.LOADING:
+                return self._run(sequence)
+        return None
+
+    def _run(self, sequence: Sequence) -> Sequence:
+        sequence.stage = Stage.RUNNING
+        return sequence
+
+    def _has_slot(self) -> bool:
+        taken = self.running + len(self._loading) + len(self._ready)
+        return taken < self._config.max_num_seqs
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for the next token; False if the sequence itself had to give way."""
+        while not self.kv.grow(sequence):
+            victim = (self.batch.prefilling or self._decoding)[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take everything from the sequence that came last; it is computed again later."""
+        self.counters.preemptions += 1
+        self._stop_running(sequence)
+        self.kv.drop(sequence)
+        sequence.stage = Stage.WAITING
+        self.batch.waiting.appendleft(sequence)
+
+    def _place(self, sequence: Sequence, now: float) -> bool:
+        """Give a waiting sequence its blocks, and send it for its KV cache if that is elsewhere."""
+        if not self.kv.place(sequence):
+            return False
+        if sequence.admitted is None:
+            sequence.cached = sequence.computed
+            self.counters.admit(sequence, now)
+        self._look_elsewhere(sequence)
+        return True
+
+    def _look_elsewhere(self, sequence: Sequence) -> None:
+        """Find what another engine has computed: named by a reference, or pushed here before."""
+        if sequence.remote is not None:
+            sequence.stage = Stage.LOADING
+            self._loading.add(sequence)
+            self.loads.append(sequence)
+            self.counters.look_elsewhere(sequence, len(sequence.prompt) - sequence.cached)
+        elif self.kv.external and not sequence.generated:
+            self.kv.take_external(sequence)
+            self.counters.look_elsewhere(sequence, sequence.external)
+
+    # A KV cache from elsewhere
+
+    def queued_references(self) -> list[RemoteRead]:
+        """References that wait in the queue, and must not expire there."""
+        return [each.remote for each in self.batch.waiting if each.remote is not None]
+
+    def wanted(self, sequence: Sequence) -> list[int]:
+        """The remote blocks to read: of more than are missing here, vLLM takes the last.
+
+        Raises EngineDead where vLLM's worker fails an assertion: the prompt needs more blocks than
+        the prefill engine has computed.
+        """
+        assert sequence.remote is not None
+        missing = len(self.kv.lacking(sequence))
+        if missing > len(sequence.remote.blocks):
+            raise EngineDead
+        return sequence.remote.blocks[-missing:]
+
+    def loaded(self, sequence: Sequence, contents: list[int]) -> None:
+        """The KV cache has come; it is used whatever it is, as no engine can tell."""
+        if sequence.stage is not Stage.LOADING:
+            return
+        self.counters.transfers += 1
+        if contents != self.kv.lacking(sequence):
+            self.counters.wrong_transfers += 1
+            sequence.spoil(contents)
+        sequence.external = len(sequence.prompt) - sequence.cached
+        sequence.computed = len(sequence.prompt) - 1
+        self._requeue(sequence)
+
+    def load_failed(self, sequence: Sequence) -> list[Output]:
+        """The KV cache does not come: by policy the request fails, or is computed here."""
+        if sequence.stage is not Stage.LOADING:
+            return []
+        self.counters.failed_transfers += 1
+        if self._config.kv_load_failure_policy == "recompute":
+            self._requeue(sequence)
+            return []
+        self.abort(sequence)
+        self.counters.finished["error"] += 1
+        return [Output(sequence, None, "error")]
+
+    def _requeue(self, sequence: Sequence) -> None:
+        self._loading.remove(sequence)
+        sequence.remote = None
+        sequence.stage = Stage.READY
+        self._ready.append(sequence)
+
+    # What a step brings
+
+    def finish(self, now: float) -> list[Output]:
+        """Carry out the step that `begin` composed."""
+        step, self._step = self._step, []
+        self.counters.steps += bool(step)
+        outputs = []
+        for sequence, tokens in step:
+            if sequence.stage is Stage.RUNNING:
+                sequence.computed += tokens
+                self.kv.fill(sequence)
+                if not sequence.left:
+                    outputs.append(self._emit(sequence, now))
+        return outputs
+
+    def _emit(self, sequence: Sequence, now: float) -> Output:
+        prefilling = self.batch.prefilling
+        if prefilling and prefilling[0] is sequence:
+            self._decoding.append(prefilling.popleft())
+        token = next_token(sequence)
+        sequence.tokens.append(token)
+        sequence.state = sequence.prompt.language.after(sequence.state, token)
+        self.counters.token(sequence, now)
+        finish, reason = end_of(sequence, token)
+        if finish is not None:
+            self._end(sequence, finish, now)
+        return Output(sequence, token, finish, reason)
+
+    def _end(self, sequence: Sequence, finish: str, now: float) -> None:
+        self._remove(sequence)
+        self.counters.end(sequence, finish, now)
+        if sequence.keep and (finish == "length" or self._config.kv_params_on_stop):
+            self.kv.keep(sequence, now)
+        else:
+            self.kv.drop(sequence)

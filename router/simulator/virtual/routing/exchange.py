@@ -1,0 +1,220 @@
+"""The I/O of one request in virtual time, as `net/served_request.py` has it for sockets.
+
+What is decided is decided by `core/request_run.py`, for both.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from router.core.errors import RouterError
+from router.core.fleet import Fleet
+from router.core.plans.prefill import KV_KEY
+from router.core.plans.steps import AwaitKV, Call, Outcome, Send, Stream
+from router.core.request_run import Action, RequestRun
+from router.core.values import Failure, FailureKind, Reply
+from router.simulator.virtual.attempt import Answer, Attempt
+from router.simulator.virtual.engine import Engine
+from router.simulator.virtual.request import Request
+from router.simulator.virtual.values import Scenario
+
+
+class Router(Protocol):
+    """The replica that a request came to."""
+
+    number: int
+    now: float
+    """The time of what is being done now; runs observe without one."""
+    engines: Sequence[Engine]
+    scenario: Scenario
+    fleet: Fleet
+    served: list[int]
+    """Answers of each engine, prefills included."""
+
+    def note_choice(self, place: int, request: Request) -> None:
+        """An engine was chosen."""
+
+    def forget(self, exchange: "VirtualExchange") -> None:
+        """A request is over."""
+
+
+class VirtualExchange:
+    """The calls of one request."""
+
+    __slots__ = ("_attempt", "_prefilled_by", "_status", "replica", "request", "run")
+
+    def __init__(self, replica: Router, request: Request, run: RequestRun) -> None:
+        self.request = request
+        self.run = run
+        self.replica = replica
+        self._attempt: Attempt | None = None
+        """What an engine works on now."""
+        self._prefilled_by: tuple[Engine, int] | None = None
+        """Who has its KV cache, and in which of its lives."""
+        self._status = 0
+
+    def perform(self, action: Action | None, now: float) -> None:
+        """Do what the run asks for, up to what takes time or to its end."""
+        replica = self.replica
+        replica.now = now
+        try:
+            while action is not None:
+                match action:
+                    case Call() | Stream():
+                        outcome = self._ask(action, now)
+                        if outcome is None:
+                            return
+                        action = self._refused(action, outcome, now)
+                    case Send():
+                        self._status = action.reply.status
+                        action = self.run.answer(None, now)
+                    case AwaitKV():
+                        action = self.run.answer(True, now)
+        except RouterError:
+            self._status = 0
+        self.finish(now)
+
+    def _ask(self, step: Call | Stream, now: float) -> Answer | None:
+        """Ask an engine; what it says if it does not take the request on."""
+        replica, request = self.replica, self.request
+        place = replica.fleet.member(step.endpoint).ordinal
+        if not self.run.record.fallbacks:  # who failed it once is no alternative
+            replica.note_choice(place, request)
+        engine = replica.engines[place]
+        if isinstance(step, Call):
+            attempt = Attempt(self, replica.number, place, request.prompt, 1, request.model)
+        else:
+            request.engine = place
+            output, model = request.output, request.model
+            attempt = Attempt(self, replica.number, place, request.prompt, output, model)
+            if KV_KEY.encode() in step.body:
+                self._bring_cache(attempt)
+        answer = engine.submit(attempt, now)
+        if answer is not Answer.ACCEPTED:
+            return answer
+        self._attempt = attempt
+        attempt.leg = self.run.leg(now)
+        if isinstance(step, Stream):
+            self.run.answered(200, now)
+        return None
+
+    def _bring_cache(self, attempt: Attempt) -> None:
+        assert self._prefilled_by is not None
+        source, life = self._prefilled_by
+        attempt.source = lambda: source.is_up and source.life == life
+        attempt.left = 0
+        attempt.transfer_seconds = attempt.prompt / self.replica.scenario.transfer_tokens_per_second
+
+    def _refused(self, step: Call | Stream, answer: Answer, now: float) -> Action | None:
+        if answer is Answer.REFUSED:
+            return self._settle(Failure(FailureKind.REFUSED, "refused"), now)
+        status = int(answer)
+        self.run.answered(status, now)
+        if isinstance(step, Call) or status in step.keep:
+            return self.run.settle(Reply(status), None, status, now)
+        self._status = status
+        return self.run.settle(None, None, status, now)
+
+    def _settle(self, failure: Failure, now: float, *, is_told: bool = False) -> Action | None:
+        return self.run.settle(None if is_told else failure, failure, 0, now)
+
+    def finish(self, now: float) -> None:
+        """The request is over."""
+        self.run.close()
+        self.replica.forget(self)
+        self.request.is_good = self._status == 200
+        self.request.done(self.request, now)
+
+    def cut(self, now: float) -> None:
+        """The router died: the client's connection breaks, and so do those to engines."""
+        if self._attempt is not None:
+            self.replica.engines[self._attempt.place].abort(self._attempt)
+            self._attempt.leg.end(now)
+        self.run.close()
+
+    # What the engine does.
+
+    def on_first(self, attempt: Attempt, now: float) -> None:
+        """A first token; that of a prefill is its whole answer."""
+        if isinstance(self.run.step, Stream):
+            attempt.leg.first_token(now)
+            self.request.first = now
+            self.run.begun()
+
+    def on_last(self, attempt: Attempt, now: float) -> None:
+        """The answer is whole."""
+        replica = self.replica
+        replica.now = now
+        replica.served[attempt.place] += 1
+        self._attempt = None
+        if isinstance(self.run.step, Stream):
+            attempt.leg.end(now)
+            self._status = 200
+            self._go_on(None, None, 200, now)
+            return
+        engine = replica.engines[attempt.place]
+        self._prefilled_by = (engine, engine.life)
+        self.run.answered(200, now)
+        attempt.leg.unary_answer(now)
+        attempt.leg.end(now)
+        body = b'{"%b":{"remote_engine":%d}}' % (KV_KEY.encode(), attempt.place)
+        self._go_on(Reply(200, (), body), None, 200, now)
+
+    def on_lost(self, attempt: Attempt, now: float) -> None:
+        """The connection broke."""
+        kind = FailureKind.RESET if self._is_unheard else FailureKind.BROKEN
+        self._fail(attempt, Failure(kind, "lost"), now)
+
+    def on_error(self, attempt: Attempt, status: int, now: float) -> None:
+        """An error came as the first event of the stream."""
+        attempt.leg.end(now)
+        self._attempt = None
+        self._go_on(Reply(status), None, 200, now)
+
+    @property
+    def _is_unheard(self) -> bool:
+        """Whether the client has had nothing."""
+        return isinstance(self.run.step, Call) or self.request.first is None
+
+    def check_idle(self, now: float) -> None:
+        """As `net/relay.py` has it."""
+        attempt, replica = self._attempt, self.replica
+        if attempt is None:
+            return
+        timeouts, is_call = replica.scenario.timeouts, isinstance(self.run.step, Call)
+        engine = replica.engines[attempt.place]
+        if self._is_unheard:
+            limit = timeouts.prefill if is_call else timeouts.first_byte
+            since = self.run.asked_at
+        else:
+            limit = timeouts.idle
+            since = max(self.request.first or 0.0, engine.stepped_at)
+        if now - since >= limit:
+            failure = Failure(FailureKind.TIMEOUT, "silent")
+        elif (
+            self._is_unheard
+            and attempt.leg.speed.is_stalled
+            and (is_call or self.run.may_leave_stalled(now))
+        ):
+            failure = Failure(FailureKind.STALLED, "stalled")
+        else:
+            return
+        engine.abort(attempt)
+        self._fail(attempt, failure, now)
+
+    def _fail(self, attempt: Attempt, failure: Failure, now: float) -> None:
+        is_told = not self._is_unheard
+        attempt.leg.end(now)
+        self._attempt = None
+        self._go_on(None if is_told else failure, failure, 0, now)
+
+    def _go_on(
+        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
+    ) -> None:
+        self.replica.now = now
+        try:
+            action = self.run.settle(outcome, failure, status, now)
+        except RouterError:
+            self._status = 0
+            self.finish(now)
+        else:
+            self.perform(action, now)

@@ -1,0 +1,199 @@
+"""One router process: its own fleet and scheduler, and its requests.
+
+What is decided is decided by the classes of `router/core` that `router/net` uses: the plans, and
+`RequestRun`, which drives them.
+"""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from router.core.errors import RouterError
+from router.core.events import Event, Probed, RequestEnded, Scraped
+from router.core.fleet import Fleet
+from router.core.health import HealthSignal, HealthThresholds
+from router.core.ledger import Ledger
+from router.core.member import Exclusion, Member
+from router.core.plans.direct import direct
+from router.core.plans.nixl import nixl
+from router.core.policies import Policy
+from router.core.pool_monitor import ExclusionConfig
+from router.core.probing import SCRAPE_SECONDS, STALE_SCRAPES
+from router.core.request_run import RequestRun
+from router.core.routes import ROUTES
+from router.core.schedule import Scheduler
+from router.core.values import Endpoint, Facts, Mode, Role
+from router.simulator.virtual.engine import Engine
+from router.simulator.virtual.request import Request
+from router.simulator.virtual.routing.exchange import VirtualExchange
+from router.simulator.virtual.values import Scenario
+
+RAW = b'{"prompt":""}'
+"""The body of every request: engines are told of its length by other means."""
+
+FREE_FROM_BIAS = 1.05
+"""An engine that is set aside would have been wrong only if another one were faster by so much."""
+
+
+class Replica:
+    """A router. It sees its own requests, the gauges that it scrapes, and nothing else."""
+
+    def __init__(
+        self,
+        number: int,
+        engines: Sequence[Engine],
+        scenario: Scenario,
+        policies: Mapping[Role, Policy],
+        rng: Random,
+        exclusion_config: ExclusionConfig,
+    ) -> None:
+        self.number = number
+        self.now = 0.0
+        """The time of what is being done now; runs observe without one."""
+        self.engines = engines
+        self.scenario = scenario
+        self.served = [0] * len(engines)
+        """Answers of each engine, prefills included."""
+        self.misdirected = [0] * len(engines)
+        """Requests that each engine got while it was set aside and another was better."""
+        self._policies = dict(policies)
+        self._rng = rng
+        self._exclusion_config = exclusion_config
+        self._facts: dict[tuple[int, str | None], Facts] = {}
+        self._open: dict[VirtualExchange, None] = {}
+        self._make_state()
+
+    def _make_state(self) -> None:
+        endpoints = [
+            Endpoint(f"http://e{place}", engine.spec.role)
+            for place, engine in enumerate(self.engines)
+        ]
+        stale_after = STALE_SCRAPES * SCRAPE_SECONDS
+        self.fleet = Fleet(
+            endpoints, Ledger(), HealthThresholds(), stale_after, self._exclusion_config
+        )
+        self.scheduler = Scheduler(
+            self.fleet, self._policies, threshold=self.scenario.threshold, rng=self._rng
+        )
+        self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
+        for member, engine in zip(self.members, self.engines, strict=True):
+            if engine.speeds:
+                engine.speeds[self.number] = member.speed
+        for place in range(len(self.engines)):
+            self.probe(place, 0.0)
+
+    def restart(self, now: float) -> None:
+        """Lose all connections and all that was learnt."""
+        open_, self._open = list(self._open), {}
+        for exchange in open_:
+            exchange.cut(now)
+        self._make_state()
+        for exchange in open_:
+            exchange.request.done(exchange.request, now)
+
+    @property
+    def leases(self) -> int:
+        """Leases that nobody has released."""
+        return self.fleet.ledger.total()
+
+    # Requests.
+
+    def send(self, request: Request, now: float) -> None:
+        """Take a request on."""
+        facts = self._facts_of(request)
+        run = RequestRun(
+            self.scheduler,
+            self.observe,
+            RequestEnded(str(request.number), facts.path, now),
+            self._rng,
+        )
+        exchange = VirtualExchange(self, request, run)
+        self._open[exchange] = None
+        self.now = now
+        try:
+            decision = self.scheduler.decide(facts)
+            plan = direct(facts) if decision.mode is Mode.DIRECT else nixl(facts)
+            action = run.start(facts, plan, now)
+        except RouterError:
+            exchange.finish(now)
+        else:
+            exchange.perform(action, now)
+
+    def observe(self, event: Event) -> None:
+        """What a run has seen, now."""
+        self.fleet.observe(event, self.now)
+
+    def forget(self, exchange: "VirtualExchange") -> None:
+        """A request is over."""
+        self._open.pop(exchange, None)
+
+    def _facts_of(self, request: Request) -> Facts:
+        key = (request.prompt, request.model)
+        facts = self._facts.get(key)
+        if facts is None:
+            facts = self._facts[key] = request_of(*key)
+        return facts
+
+    def note_choice(self, place: int, request: Request) -> None:
+        """Count a choice of an engine that was set aside though another was free and faster."""
+        chosen, engine = self.members[place], self.engines[place]
+        if chosen.exclusion is None:
+            return
+        peers = [
+            (member, other)
+            for member, other in zip(self.members, self.engines, strict=True)
+            if member.endpoint.role is chosen.endpoint.role
+            and member.health.is_usable
+            and other.serves(request.model)
+        ]
+        shut = sum(member.exclusion not in (None, Exclusion.SLOW) for member, _ in peers)
+        if shut > self._exclusion_config.max_excluded * len(peers):  # panic: all are used
+            return
+        output = 1 if chosen.endpoint.role is Role.PREFILL else request.output
+        own = engine.seconds(request.prompt, output)
+        self.misdirected[place] += any(
+            member.exclusion is None
+            and FREE_FROM_BIAS * other.seconds(request.prompt, output) < own
+            for member, other in peers
+        )
+
+    # What happens again and again.
+
+    def sweep(self, now: float) -> None:
+        """As net/idle_sweep.py: leave engines that have stalled or are silent for too long."""
+        for exchange in list(self._open):
+            exchange.check_idle(now)
+
+    def tick(self, now: float) -> None:
+        """Judge engines."""
+        self.fleet.tick(now)
+
+    def scrape(self, place: int, now: float) -> None:
+        """Read an engine's gauges."""
+        engine, member = self.engines[place], self.members[place]
+        if member.health.is_usable:
+            gauges = engine.gauges if engine.is_up else None
+            self.fleet.observe(Scraped(member.endpoint, gauges, member.view.in_flight), now)
+
+    def probe(self, place: int, now: float) -> Member:
+        """Probe an engine's presence."""
+        engine, member = self.engines[place], self.members[place]
+        signal = HealthSignal.OK if engine.is_up else HealthSignal.FAILED
+        cards = None
+        if engine.is_up and engine.spec.serves:
+            cards = tuple({"id": name} for name in engine.spec.serves)
+        self.fleet.observe(Probed(member.endpoint, signal, cards), now)
+        return member
+
+
+def request_of(tokens: int, model: str | None = None) -> Facts:
+    """What the router knows of a streaming request with a prompt of so many tokens."""
+    return Facts(
+        route=ROUTES["/v1/completions"],
+        model=model,
+        stream=True,
+        tokens=tokens,
+        rule="simulated",
+        direct_reason=None,
+        raw=RAW,
+        body={"prompt": ""},
+    )

@@ -1,0 +1,55 @@
+"""HEAD and OPTIONS for every path, and what a client may have meant by one that is not served."""
+
+import difflib
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from router.core.routes import ROUTES
+
+__all__ = ["HeadAsGet", "allowed", "meant"]
+
+MAX_PATH = 100
+"""Characters of a path that is compared with others: that takes quadratic time."""
+
+CLOSE = 0.85
+"""Similarity of two paths of which one may be the other misspelt: /v1/chat/completion is one,
+/v1/completion for /v1/chat/completions is not."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class HeadAsGet:
+    """ASGI middleware: HEAD is answered like GET. The server, which knows, sends no body."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
+def allowed(methods: str) -> str:
+    """The Allow header for a path that takes these methods, a comma list."""
+    given = {method.strip() for method in methods.split(",")}
+    return ", ".join(sorted(given | {"OPTIONS"} | ({"HEAD"} if "GET" in given else set())))
+
+
+def meant(path: str, served: Iterable[str]) -> str | None:
+    """The request that a client may have meant by a path that is not served, such as
+    "POST /v1/completions". `served` are the paths that take GET."""
+    methods = dict.fromkeys(served, "GET") | dict.fromkeys(ROUTES, "POST")
+    path = path.rstrip("/")
+    if not path or len(path) > MAX_PATH:
+        return None
+    # A base URL without its /v1, with it twice, or with something before it.
+    longer = sorted((known for known in methods if known.endswith(path)), key=len)
+    shorter = sorted((known for known in methods if path.endswith(known)), key=len, reverse=True)
+    near = difflib.get_close_matches(path, methods, 1, CLOSE)
+    found = next(iter([*longer, *shorter, *near]), None)
+    return None if found is None else f"{methods[found]} {found}"

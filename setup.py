@@ -1,0 +1,66 @@
+"""What pyproject.toml cannot say: with PD_ROUTER_COMPILE=1 the hot modules are compiled by mypyc.
+
+They are compiled from the same source, and a module that is not stays Python. Without the variable
+everything is pure Python and needs no compiler.
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from setuptools import setup
+
+HERE = Path(__file__).parent
+
+COMPILED = (
+    "router/core/*.py",
+    "router/core/plans/*.py",
+    "router/core/policies/*.py",
+    "router/net/client_connection.py",
+    "router/net/client_request.py",
+    "router/net/collector.py",
+    "router/net/engine_connection.py",
+    "router/net/engine_leg.py",
+    "router/net/idle_sweep.py",
+    "router/net/relay.py",
+    "router/net/response_writer.py",
+    "router/net/served_request.py",
+    "router/net/start_limiter.py",
+    "router/telemetry/batched.py",
+    "router/telemetry/event_buffer.py",
+    "router/telemetry/logs.py",
+    "router/web/request_handler.py",
+)
+"""The hot modules. What to heed in them: CONTRIBUTING.md, "Compiled modules"."""
+
+GROUP = "router.compiled"
+"""One shared library for all of them, so that calls between them are C calls."""
+
+
+def modules() -> list[str]:
+    """Their files."""
+    found = [path for pattern in COMPILED for path in sorted(HERE.glob(pattern))]
+    return [str(path.relative_to(HERE)) for path in found if path.name != "__init__.py"]
+
+
+def build_requirements() -> list[str]:
+    """mypyc, and what the compiled modules' types come from."""
+    project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
+    dev = project["optional-dependencies"]["dev"]
+    return [*project["dependencies"], *(each for each in dev if each.startswith("mypy"))]
+
+
+def arguments() -> dict[str, Any]:
+    """Of `setup`."""
+    if os.environ.get("PD_ROUTER_COMPILE") != "1":
+        return {}
+    try:
+        from mypyc.build import mypycify  # noqa: PLC0415 - only here it is needed
+    except ModuleNotFoundError:  # pip asks what a build needs before it installs that
+        return {"setup_requires": build_requirements()}
+    return {"ext_modules": mypycify(modules(), group_name=GROUP)}
+
+
+if __name__ == "__main__":
+    setup(**arguments())

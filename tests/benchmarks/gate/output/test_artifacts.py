@@ -1,0 +1,119 @@
+from array import array
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import orjson
+
+from benchmarks.gate import options
+from benchmarks.gate.analysis.metrics import Metrics
+from benchmarks.gate.analysis.records import Kind, WorkerSample
+from benchmarks.gate.analysis.verdict import Exit
+from benchmarks.gate.endpoint.workers import Workers
+from benchmarks.gate.inputs.prompts import build
+from benchmarks.gate.options import Plan
+from benchmarks.gate.output import artifacts, export, results
+from benchmarks.gate.output.artifacts import Inputs, RunArtifacts, tokens_from
+from benchmarks.gate.traffic.load import Outcome
+from benchmarks.gate.traffic.measured import Measured, Offered
+from benchmarks.streaming.client import Seen
+
+AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
+FLAGS = ["--url", "http://r", "--model", "M", "--gpus", "2", "--profile", "smoke"]
+ASKED = ["--throughput", ">= 1", "--ttft-p99", "<= 2000", "--slo", "ttft:2000"]
+
+
+def plan(tmp_path: Path, *flags: str) -> Plan:
+    return options.read([*FLAGS, *ASKED, "--out", str(tmp_path), *flags], AT)
+
+
+def answered(number: int, *, error: str | None = None) -> Seen:
+    sent = 100.0 + number / 10
+    seen = Seen(number, number % 20, sent, written=sent, status=200, error=error)
+    for at in (0.1, 0.15, 0.2):
+        seen.arrival(sent + at)
+    seen.ended = sent + 0.21
+    seen.input_tokens, seen.output_tokens, seen.cached_tokens = 32, 3, 16
+    return seen
+
+
+def measured(*, stopped: bool = False) -> Measured:
+    seen = [answered(number) for number in range(40)]
+    outcome = Outcome(seen, 0.2, array("d", [0.001]), stopped)
+    samples = tuple(
+        WorkerSample(at / 2, url, 4.0, 0.0, 0.1, 4, None, 0.01)
+        for at in range(8)
+        for url in ("http://a", "http://b")
+    )
+    # Eight in flight at once is what the profile asks for.
+    for each in seen[:8]:
+        each.written = seen[7].sent
+        each.ended = seen[7].sent + 0.21
+    return Measured(Offered(100.0, 105.0, AT, (outcome,)), samples, 8, 1)
+
+
+def kept(plan: Plan, **changes: bool) -> RunArtifacts:
+    prompts = replace(build(20, 32, 100), counted_by="tokenize")
+    inputs = Inputs(prompts, Workers(("http://a", "http://b"), "router"))
+    return artifacts.kept(plan, "smoke", measured(**changes), inputs)
+
+
+def test_a_run_is_judged_and_says_what_it_rests_on(tmp_path: Path) -> None:
+    found = kept(plan(tmp_path))
+    assert found.opinion.verdict.exit_code is Exit.PASS
+    assert found.opinion.diagnosis.kind is Kind.HEALTHY
+    assert found.lines == [
+        "Goodput (ttft:2000 ms): 40 of 40 requests (100.0%), 9.76 requests/sec",
+        "output tokens: counted by the server (usage)",
+        "prompts: 20 of 32 tokens, each sent 2.4 times; 50% of prompt tokens were cached by the "
+        "server",
+    ]
+    ours = found.document["pd_router"]
+    assert ours["goodput"]["share"] == 1.0
+    assert ours["input"]["reuse"] == (40 + 8) / 20
+    assert (ours["input"]["seed"], ours["input"]["counted_by"]) == (100, "tokenize")
+    assert ours["workers"]["each"]["http://a"] == {"peak_in_flight": 4.0, "answers": None}
+    assert ours["warmup"] == {"requests": 8, "failed": 1}
+    assert orjson.dumps(found.document)
+
+
+def test_unique_prompts_are_sent_once(tmp_path: Path) -> None:
+    assert kept(plan(tmp_path, "--unique-prompts")).document["pd_router"]["input"]["reuse"] == 1.0
+
+
+def test_an_interrupted_run_is_void(tmp_path: Path) -> None:
+    found = kept(plan(tmp_path), stopped=True)
+    assert found.opinion.verdict.exit_code is Exit.VOID
+    assert found.document["was_cancelled"]
+
+
+def test_what_is_written_is_read_back_to_the_same_verdict(tmp_path: Path) -> None:
+    asked = plan(tmp_path)
+    found = kept(asked)
+    artifacts.write(tmp_path, found)
+    report = artifacts.draw(asked, [found], [tmp_path])
+    page = report.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert all(line in page for line in found.lines)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names >= {results.NAME, results.RUN, export.RECORDS, export.CTRF, "workers.png"}
+    again = results.read(tmp_path)
+    assert again.metrics == found.opinion.result.metrics
+    assert again.constraints == asked.constraints
+    assert results.read(tmp_path / results.RUN).run == found.opinion.result.run
+    assert len((tmp_path / export.RECORDS).read_bytes().splitlines()) == 40
+
+
+def test_who_counted_tokens_is_said() -> None:
+    assert "usage" in tokens_from(Metrics(requests=4))
+    assert "chunks with content" in tokens_from(Metrics(requests=4, chunk_counted=4))
+    assert "but for 1 answers" in tokens_from(Metrics(requests=4, chunk_counted=1))
+    assert tokens_from(Metrics(requests=0)) == "nothing was answered"
+
+
+def test_who_measured_what_is_kept_and_read_back(tmp_path: Path) -> None:
+    found = kept(plan(tmp_path, "--note", "policy=p"))
+    rows = found.document["pd_router"]["provenance"]
+    assert rows["policy"] == "p"
+    artifacts.write(tmp_path, found)
+    assert results.read(tmp_path).provenance == rows == found.opinion.result.provenance

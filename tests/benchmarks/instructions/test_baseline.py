@@ -1,0 +1,132 @@
+import io
+from pathlib import Path
+
+import orjson
+import pytest
+from rich.console import Console
+
+from benchmarks.instructions import baseline
+from benchmarks.instructions.baseline import Change
+from benchmarks.instructions.command import compare, main, parser
+from benchmarks.instructions.cost import Cost, Costs
+
+
+def costs(unary: float = 1000, chunk: float = 100, calls: float = 8) -> Costs:
+    return {
+        "unary": Cost(unary, {"read": calls / 2, "write": calls / 2}),
+        "chunk": Cost(chunk, {"write": 1.0}),
+    }
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    path = tmp_path / "deep" / "baseline.json"
+    baseline.write(path, baseline.kind(), costs())
+    return path
+
+
+def compared(path: Path, now: Costs) -> tuple[int, str]:
+    out = io.StringIO()
+    status = compare(path, now, 0.03, Console(file=out, width=300))
+    return status, out.getvalue()
+
+
+def test_equal_figures_pass(stored: Path) -> None:
+    status, text = compared(stored, costs())
+    assert status == 0
+    assert "no figure has grown by more than 3%" in text
+
+
+def test_a_figure_that_grew_is_named_with_both_values(stored: Path) -> None:
+    status, text = compared(stored, costs(chunk=104))
+    assert status == 1
+    assert "GREW chunk: instructions 100 -> 104 (+4.0%): more than 3% over the baseline" in text
+    assert "unary" not in text
+
+
+def test_growth_within_the_limit_passes(stored: Path) -> None:
+    assert compared(stored, costs(unary=1029, chunk=102))[0] == 0
+
+
+def test_system_calls_are_guarded_too(stored: Path) -> None:
+    status, text = compared(stored, costs(calls=9))
+    assert status == 1
+    assert "GREW unary: system calls 8 -> 9" in text
+
+
+def test_a_cheaper_router_is_told_to_store_it(stored: Path) -> None:
+    status, text = compared(stored, costs(unary=900))
+    assert status == 0
+    assert "--write-baseline" in text
+
+
+def test_where_no_baseline_fits_it_says_so_and_passes(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    baseline.write(path, "another interpreter", costs(unary=1))
+    status, text = compared(path, costs())
+    assert status == 0
+    assert f"no figures for {baseline.kind()}" in text
+
+
+def test_storing_one_kind_keeps_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    baseline.write(path, "one", costs(unary=1))
+    baseline.write(path, "two", costs(unary=2))
+    baseline.write(path, "one", costs(unary=3))
+    one, two = baseline.read(path, "one"), baseline.read(path, "two")
+    assert one is not None
+    assert two is not None
+    assert (one.figures["unary"]["instructions"], two.figures["unary"]["instructions"]) == (3, 2)
+
+
+def test_other_versions_are_said(stored: Path) -> None:
+    body = orjson.loads(stored.read_bytes())
+    body[baseline.kind()]["versions"]["uvloop"] = "0.1"
+    stored.write_bytes(orjson.dumps(body))
+    assert "uvloop 0.1 ->" in compared(stored, costs())[1]
+
+
+def test_without_strace_only_instructions_are_compared(stored: Path) -> None:
+    now = {"unary": Cost(1000, None), "chunk": Cost(100, None)}
+    assert compared(stored, now)[0] == 0
+    assert compared(stored, {"unary": Cost(2000, None)})[0] == 1
+
+
+def test_a_figure_that_was_nothing_has_grown_when_it_is_something() -> None:
+    assert Change("unary", "system calls", 0, 1).growth > 0.03
+    assert Change("unary", "system calls", 0, 0).growth == 0
+
+
+def test_a_kind_says_interpreter_machine_and_form() -> None:
+    assert baseline.kind().count(",") == 3
+    assert baseline.form() in ("pure Python", "compiled")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--write-baseline"],
+        ["--router", "nginx", "--baseline", "b.json"],
+        ["--router", "direct"],
+        ["--router", "other"],
+    ],
+)
+def test_bad_usage_ends_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(wrong)
+    assert ended.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_growth_of_three_percent_is_the_default() -> None:
+    assert parser().parse_args([]).max_growth == 0.03
+
+
+@pytest.mark.parametrize("program", ["valgrind", "gcc"])
+def test_it_says_what_to_install(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = "cc" if program == "gcc" else program
+    monkeypatch.setattr("shutil.which", lambda name: None if name == absent else name)
+    assert main(["--router", "ours"]) == 2
+    assert f"apt-get install {program}" in capsys.readouterr().out

@@ -1,0 +1,131 @@
+"""pd-router check --try: a request over each pair, and whether its KV cache moved."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from router.commands import check
+from router.settings import load
+from router.simulator import EngineConfig, RunningEngine, serve_engine
+
+Start = Callable[..., Awaitable[RunningEngine]]
+
+
+def posts(engine: RunningEngine) -> int:
+    """The requests for tokens that an engine got."""
+    return sum(each.method == "POST" for each in engine.requests)
+
+
+@pytest.fixture
+async def simulate() -> AsyncIterator[Start]:
+    """Starts simulated engines; they end with the test."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**config: Any) -> RunningEngine:
+            return await stack.enter_async_context(serve_engine(EngineConfig(**config)))
+
+        yield start
+
+
+@pytest.fixture
+def tried(capsys: pytest.CaptureFixture[str]) -> Callable[..., Awaitable[tuple[int, list[str]]]]:
+    """Runs the command in a thread, since it has an event loop of its own; its status, and the
+    lines about trials."""
+
+    async def run(**flags: Any) -> tuple[int, list[str]]:
+        status = await asyncio.to_thread(check.run, load(flags), tries=True)
+        lines = capsys.readouterr().out.splitlines()
+        return status, [line for line in lines if re.search("try |trial|tried|well", line)]
+
+    return run
+
+
+async def test_the_kv_cache_of_a_trial_moves_over_every_pair(simulate, tried):
+    p0, p1, d0 = [await simulate(role=role) for role in ("prefill", "prefill", "decode")]
+    status, lines = await tried(prefill=f"{p0.url},{p1.url}", decode=d0.url)
+    assert status == 0, lines
+    *each, count, last = lines
+    assert count == "2 of 2 trial requests went well."
+    for line, prefill in zip(each, (p0, p1), strict=True):
+        found = re.fullmatch(
+            rf"try {prefill.url} -> {d0.url}: ok, prefill [\d.]+ s, decode [\d.]+ s, "
+            r"the KV cache of (\d+) of (\d+) prompt tokens moved",
+            line,
+        )
+        assert found, line
+        moved, prompt = int(found[1]), int(found[2])
+        assert 100 < prompt - 16 < moved <= prompt, "whole blocks of 16 tokens"
+    assert last == "All is well: 2 prefill and 1 decode engines."
+
+
+async def test_every_engine_of_the_larger_pool_is_tried(simulate, tried):
+    p0, d0, d1 = [await simulate(role=role) for role in ("prefill", "decode", "decode")]
+    status, lines = await tried(prefill=p0.url, decode=f"{d0.url},{d1.url}")
+    assert status == 0, lines
+    assert [posts(d) for d in (d0, d1)] == [1, 1]
+    assert posts(p0) == 2
+
+
+async def test_a_plain_pool_is_asked_directly(simulate, tried):
+    d0 = await simulate()
+    status, lines = await tried(decode=d0.url)
+    assert status == 0
+    assert re.fullmatch(rf"try {d0.url}: ok, answered in [\d.]+ s", lines[0])
+
+
+async def test_lmcache_is_tried_with_its_receivers(simulate, tried):
+    d0 = await simulate(connector="lmcache")
+    p0 = await simulate(connector="lmcache", receivers={"decoder:7300": d0.url})
+    receiver = {"decoder_host": "decoder", "decoder_init_port": 7300, "decoder_alloc_port": 7400}
+    flags = {"disagg_connector_type": "lmcache", **receiver}
+    status, lines = await tried(prefill=p0.url, decode=d0.url, **flags)
+    assert status == 0, lines
+    assert "prompt tokens moved" in lines[0]
+
+
+async def test_a_prefill_engine_without_a_connector_is_named(simulate, tried):
+    p0, d0 = await simulate(connector="none"), await simulate()
+    status, lines = await tried(prefill=p0.url, decode=d0.url)
+    assert status == 1
+    said = f"prefill {p0.url} answers without kv_transfer_params: start it with --kv-transfer"
+    assert said in lines[0]
+    assert lines[1] == "0 of 1 trial requests went well."
+    assert "All is well" not in "".join(lines)
+    assert posts(d0) == 0
+
+
+async def test_a_decode_engine_that_cannot_load_is_named_with_what_it_says(simulate, tried):
+    p0, d0 = await simulate(), await simulate()
+    await d0.set_faults(fail_kv_loads=1)
+    status, lines = await tried(prefill=p0.url, decode=d0.url)
+    assert status == 1
+    assert f"decode {d0.url} answers 500: Internal server error. It could not load" in lines[0]
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in lines[0]
+
+
+async def test_an_answer_without_a_transfer_is_a_failure(simulate, tried):
+    p0, d0 = await simulate(), await simulate(kv_load_failure_policy="recompute")
+    await d0.set_faults(fail_kv_loads=1)
+    status, lines = await tried(prefill=p0.url, decode=d0.url)
+    assert status == 1
+    assert "the decode engine computed the prompt itself: no KV cache moved" in lines[0]
+
+
+async def test_an_engine_that_fails_only_then_is_named(simulate, tried):
+    p0, d0 = await simulate(), await simulate()
+    await p0.set_faults(status=503, only="prefill")
+    status, lines = await tried(prefill=p0.url, decode=d0.url)
+    assert status == 1
+    assert f"prefill {p0.url} answers 503: " in lines[0]
+
+
+async def test_pools_of_different_models_cannot_be_tried(simulate, tried):
+    p0, d0 = await simulate(model="a"), await simulate(model="b")
+    status, lines = await tried(prefill=p0.url, decode=d0.url)
+    assert status == 1
+    assert lines == ["No pair of engines could be tried."], "and nothing is well"
+    assert [posts(each) for each in (p0, d0)] == [0, 0]

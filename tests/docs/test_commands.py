@@ -1,0 +1,82 @@
+"""Every command in the documents works, or is at least one that its own parser accepts."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import Block, blocks, commands, documents
+from tests.docs.options import Wrong, check
+from tests.docs.running import Pools, run
+
+BLOCKS = [block for path in documents() for block in blocks(path)]
+SHELL = [block for block in BLOCKS if block.language == "sh"]
+
+
+def of(kind: str) -> list[Block]:
+    """The blocks that are tested so."""
+    return [block for block in SHELL if block.test == kind]
+
+
+def place(block: Block) -> str:
+    """How pytest names a case."""
+    return block.place
+
+
+@pytest.mark.parametrize("block", SHELL, ids=place)
+def test_a_block_of_shell_says_how_it_is_tested(block: Block) -> None:
+    assert block.test, "the line before the fence needs a marker, see tests/docs/blocks.py"
+    assert (block.why is not None) == (block.test == "options"), "options: say why; else do not"
+    assert commands(block)
+
+
+@pytest.mark.parametrize("block", of("run"), ids=place)
+def test_what_is_said_to_run_runs_as_it_is(block: Block, tmp_path: Path) -> None:
+    run(block, tmp_path)
+
+
+@pytest.mark.parametrize("block", of("engines"), ids=place)
+def test_what_needs_engines_runs_on_simulated_ones(
+    block: Block, tmp_path: Path, running_pools: Pools
+) -> None:
+    run(block, tmp_path, running_pools)
+
+
+@pytest.mark.parametrize("block", of("options"), ids=place)
+def test_what_is_not_run_has_options_that_exist(block: Block) -> None:
+    check(block)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pd-router serve --decode http://d0:8000 --no-such-flag 1",
+        "pd-router serve --decode http://d0:8000 --routing-threshold many",
+        "pd-router serve --prefill http://p0:8000",
+        "pd-router simulate --no-such-flag",
+        "pd-bench validate --url http://r:8000 --model m --gpus 1 --rate -1",
+        "pd-bench validate --generator aiperf --url http://r:8000",
+        "pd-bench ab --policies round_robin --engines 1",
+        "pd-bench judge --no-such-flag x.json",
+        "python -m benchmarks compare --scenario no-such-scenario",
+        "make no-such-target",
+        "pip install 'pd-router[no_such_extra]'",
+        "vllm serve MODEL --kv-transfer-config '{\"kv_role\": }'",
+        "kubectl apply --no-such-flag x",
+        "no-such-program",
+        "cd x && no-such-program",
+        "for x in y; do",
+    ],
+)
+def test_a_wrong_option_is_found(line: str) -> None:
+    with pytest.raises(Wrong):
+        check(_block(line))
+
+
+@pytest.mark.parametrize("line", ["false", "pd-router explain no-such-file --decode http://d0"])
+def test_a_command_that_fails_is_found(line: str, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        run(_block(line), tmp_path)
+
+
+def _block(text: str) -> Block:
+    return Block(Path(__file__), 1, "sh", f"{text}\n", "run", None)

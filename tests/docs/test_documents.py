@@ -1,0 +1,193 @@
+"""What the documents say is what the code says."""
+
+import argparse
+import ast
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks import __main__ as bench
+from benchmarks.gate import judge, options
+from benchmarks.gate.ab import options as ab_options
+from router import cli
+from router.commands.settings_table import block, table
+from router.core import errors, facts
+from router.core.errors import RouterError
+from router.core.values import FailureKind
+from router.simulator import __main__ as simulator
+from router.simulator.virtual import POLICY_NAMES, SCENARIOS
+from tests.docs.blocks import ROOT, blocks, documents, links, tables
+
+DOCS = ROOT / "docs"
+
+ANCHORED = [*documents(), ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"]
+
+
+def text_of(name: str) -> str:
+    """A document of docs/."""
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+def name_of(path: Path) -> str:
+    """How pytest names a case."""
+    return str(path.relative_to(ROOT))
+
+
+def anchors(text: str) -> set[str]:
+    """What GitHub makes of the headings."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def leads_somewhere(path: Path, link: str) -> bool:
+    """Whether a document's link names a file that is there, and a heading in it if any."""
+    target, _, anchor = link.partition("#")
+    found = (path.parent / target).resolve() if target else path
+    if not found.exists():
+        return False
+    return not anchor or anchor in anchors(found.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", documents(), ids=name_of)
+def test_links_lead_somewhere(path: Path) -> None:
+    inner = [link for link in links(path.read_text(encoding="utf-8")) if "://" not in link]
+    assert [link for link in inner if not leads_somewhere(path, link)] == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=name_of)
+def test_code_stands_in_fences_with_a_language(path: Path) -> None:
+    fenced = list(blocks(path))
+    assert [found.place for found in fenced if not found.language] == []
+    prose = path.read_text(encoding="utf-8")
+    for found in fenced:
+        prose = prose.replace(found.text, "")
+    assert [line for line in prose.splitlines() if line.startswith("    ")] == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=name_of)
+def test_json_and_yaml_can_be_read(path: Path) -> None:
+    for found in blocks(path):
+        if found.language == "json":
+            json.loads(found.text)
+        elif found.language == "yaml":
+            yaml.safe_load(found.text)
+
+
+def test_every_document_is_linked_from_the_readme_or_from_one_that_is() -> None:
+    linked, todo = set(), [ROOT / "README.md"]
+    while todo:
+        path = todo.pop()
+        if path not in linked and path.suffix == ".md":
+            linked.add(path)
+            targets = (link.partition("#")[0] for link in links(path.read_text(encoding="utf-8")))
+            todo += [(path.parent / target).resolve() for target in targets if "://" not in target]
+    assert set(documents()) - linked == set()
+
+
+# Flags.
+
+FOREIGN = frozenset(
+    {
+        # vLLM's
+        *("--exclude-tools-when-tool-choice-none", "--kv-transfer-config", "--max-num-queued-reqs"),
+        *("--max-num-seqs", "--stream-interval"),
+        "--write",  # of router.commands.settings_table
+    }
+)
+"""Other programs' flags, in prose."""
+
+
+def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """All flags of a command and of the commands below it."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from flags_of(below)
+
+
+PARSERS = (
+    *(cli._parser(()), bench.parser(), options.parser(), ab_options.parser()),
+    *(judge._parser("judge", ""), simulator._parser()),
+)
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=name_of)
+def test_flags_in_prose_exist(path: Path) -> None:
+    known = {flag for parser in PARSERS for flag in flags_of(parser)} | FOREIGN
+    inline = re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8"))
+    named = {flag for code in inline for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)}
+    # `--decoder-*` names several.
+    unknown = {flag for flag in named - known if not flag.endswith("-")}
+    assert unknown == set()
+
+
+# Tables.
+
+
+def test_the_settings_table_is_the_one_that_the_settings_make() -> None:
+    """If not: python -m router.commands.settings_table --write"""
+    assert block(text_of("settings.md")) == table()
+
+
+def rows_with(name: str, head: str) -> Iterator[list[str]]:
+    """The rows of a document's tables whose first column has this head."""
+    for first, *rows in tables(text_of(name)):
+        if first[0] == head:
+            yield from rows
+
+
+def test_every_error_of_the_router_is_documented() -> None:
+    kinds = [
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, RouterError) and kind is not RouterError
+    ]
+    documented = [(row[0], row[1].strip("`")) for row in rows_with("errors.md", "status")]
+    assert len(set(documented)) == len(documented)
+    assert set(documented) == {(str(kind.status), kind.type) for kind in kinds}
+
+
+def words_in(cell: str) -> set[str]:
+    """What stands in backquotes."""
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+def test_every_reason_of_a_fallback_is_documented() -> None:
+    documented = {word for row in rows_with("errors.md", "reason") for word in words_in(row[0])}
+    given = {*FailureKind, "busy", "status_4xx", "status_5xx"}
+    for path in (ROOT / "router/core/plans").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(func=ast.Name(id="FellBack"), args=[_, ast.Constant(value=reason)]):
+                    given.add(str(reason))
+    assert documented == given
+
+
+def test_every_reason_for_a_direct_request_is_documented() -> None:
+    documented = {word for row in rows_with("connectors.md", "reason") for word in words_in(row[0])}
+    assert documented == {"several_prompts", *(name for name, _ in facts._DIRECT_RULES)}
+
+
+def test_every_scenario_and_policy_of_the_simulator_is_documented() -> None:
+    named = {word for row in rows_with("simulate.md", "scenario") for word in words_in(row[0])}
+    assert named == set(SCENARIOS)
+    policies = text_of("simulate.md").partition("## Policies")[2].partition("##")[0]
+    assert words_in(policies) == set(POLICY_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("## A `b`: c/d, e\n", {"a-b-cd-e"}),
+        ("```sh\n# no heading\n```\n# Yes\n", {"yes"}),
+    ],
+)
+def test_anchors_are_githubs(text: str, found: set[str]) -> None:
+    assert anchors(text) == found

@@ -1,0 +1,31 @@
+import pytest
+
+from router.core.events import Ejected, LegFailed, Probed, Scraped, SharedEvent
+from router.core.health import HealthSignal
+from router.core.values import Endpoint, FailureKind, Gauges, Role
+from router.net.event_codec import decode, encode
+
+ENGINE = Endpoint("http://127.0.0.1:1", Role.DECODE)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Probed(ENGINE, HealthSignal.OK, ({"id": "m", "max_model_len": 131072, "root": None},)),
+        Probed(ENGINE, HealthSignal.FAILED),
+        Scraped(ENGINE, Gauges(running=3, kv_usage=0.5), own=2),
+        Scraped(ENGINE, None, own=0),
+        LegFailed(ENGINE, FailureKind.REFUSED, 12.5),
+        Ejected(ENGINE, 1.0, 31.0),
+    ],
+)
+def test_an_event_arrives_as_it_was_sent(event: SharedEvent) -> None:
+    arrived = decode(encode(event))
+    assert arrived == event
+    assert type(arrived) is type(event)
+
+
+def test_its_roles_and_kinds_are_still_those() -> None:
+    arrived = decode(encode(LegFailed(ENGINE, FailureKind.REFUSED)))
+    assert arrived.kind is FailureKind.REFUSED
+    assert arrived.endpoint.role is Role.DECODE

@@ -1,0 +1,172 @@
+"""What is imported is declared, what is declared is locked, and versions agree."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from router import __version__
+from tests.deploy.places import KUBERNETES, ROOT, locked, project
+
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+OWN = frozenset({"router", "benchmarks", "tests"})
+
+LAB = frozenset({"tokenizers", "torch", "transformers"})
+"""What runs in the environment of real vLLM engines only (tests/engines/tiny_model.py)."""
+
+
+def declared(*extras: str) -> set[str]:
+    """The names of the dependencies, and of those of these extras."""
+    found = [*project()["dependencies"]]
+    for extra in extras:
+        found += project()["optional-dependencies"][extra]
+    return {str(canonicalize_name(Requirement(each).name)) for each in found} - {"pd-router"}
+
+
+def imports(tree: ast.AST, *, everywhere: bool) -> Iterator[str]:
+    """The top-level packages that a module imports when it is loaded, or anywhere."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield str(node.module).partition(".")[0]
+        elif everywhere or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imports(node, everywhere=everywhere)
+
+
+def others(folder: str, *, everywhere: bool) -> set[str]:
+    """The distributions that the files of a folder import, but for the standard library."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        found |= set(imports(ast.parse(path.read_text(encoding="utf-8")), everywhere=everywhere))
+    known = packages_distributions()
+    return {
+        canonicalize_name(known[name][0]) if name in known else name
+        for name in found - OWN - LAB - sys.stdlib_module_names
+    }
+
+
+@pytest.mark.parametrize(
+    ("folder", "everywhere", "extras"),
+    [
+        ("router", False, []),
+        ("router", True, ["lmcache", "bench"]),
+        ("benchmarks", True, ["bench"]),
+        ("tests", True, ["lmcache", "bench", "dev"]),
+    ],
+)
+def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: list[str]) -> None:
+    assert others(folder, everywhere=everywhere) - declared(*extras) == set()
+
+
+def test_what_is_declared_is_imported() -> None:
+    used = others("router", everywhere=True) | others("benchmarks", everywhere=True)
+    assert declared("lmcache", "bench") - used == set()
+
+
+def test_an_import_that_is_not_at_the_top_is_found() -> None:
+    source = (
+        "import a.b\ntry:\n    import c\nexcept ImportError: pass\ndef f():\n    from d.e import g"
+    )
+    assert set(imports(ast.parse(source), everywhere=True)) == {"a", "c", "d"}
+    assert set(imports(ast.parse(source), everywhere=False)) == {"a", "c"}
+
+
+def test_pythons_after_3_11_are_not_ruled_out() -> None:
+    supported = SpecifierSet(project()["requires-python"])
+    assert not supported.contains("3.10")
+    assert all(supported.contains(f"3.{minor}") for minor in range(11, 30))
+
+
+def test_what_nothing_public_promises_has_an_upper_end() -> None:
+    """What is not public of uvicorn is as it was in the versions that were run."""
+    [uvicorn] = [r for r in map(Requirement, project()["dependencies"]) if r.name == "uvicorn"]
+    assert {each.operator for each in uvicorn.specifier} == {">=", "<"}
+
+
+# The lock files.
+
+
+@pytest.mark.parametrize(
+    ("name", "extras"), [("image", ["lmcache"]), ("dev", ["lmcache", "bench", "dev"])]
+)
+def test_the_lock_is_of_these_dependencies(name: str, extras: list[str]) -> None:
+    """If not: make lock"""
+    pins: dict[str, list[str]] = {}
+    for pin in locked(name):
+        version = str(pin.specifier).removeprefix("==")
+        pins.setdefault(canonicalize_name(pin.name), []).append(version)
+    wanted = [*project()["dependencies"]]
+    for extra in extras:
+        wanted += project()["optional-dependencies"][extra]
+    for requirement in map(Requirement, wanted):
+        if requirement.name != "pd-router":
+            versions = pins[canonicalize_name(requirement.name)]
+            assert all(map(requirement.specifier.contains, versions)), requirement
+
+
+@pytest.mark.parametrize("name", ["build", "image", "dev"])
+def test_every_pin_has_hashes_and_no_address(name: str) -> None:
+    text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
+    pins = re.findall(r"^\w.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", text, re.MULTILINE)
+    assert len(pins) == len(re.findall(r"^\w", text, re.MULTILINE)) > 0
+    assert "://" not in text
+
+
+def test_the_build_is_locked() -> None:
+    lines = (ROOT / "requirements/build.in").read_text(encoding="utf-8").splitlines()
+    wanted = [line for line in lines if not line.startswith("#")]
+    compiler = [
+        each for each in PYPROJECT["project"]["optional-dependencies"]["dev"] if "mypy" in each
+    ]
+    assert wanted == [*PYPROJECT["build-system"]["requires"], *compiler]
+    assert {"setuptools", "mypy"} <= {pin.name for pin in locked("build")}
+
+
+def test_make_installs_what_is_locked() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    [recipe] = re.findall(r"^\$\(STAMP\):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    for command in re.findall(r"\$\(BIN\)/pip install (.*)", recipe):
+        assert "--require-hashes" in command or "--no-deps --no-build-isolation" in command
+
+
+# One version.
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert project()["version"] == __version__
+    for path in (KUBERNETES / "overlays").glob("*/kustomization.yaml"):
+        [image] = [
+            each
+            for each in yaml.safe_load(path.read_text())["images"]
+            if each["name"] == "pd-router"
+        ]
+        assert image["newTag"] == __version__
+    for name in ("Dockerfile", "deploy/README.md"):
+        tags = re.findall(r"pd-router:(\d+\.\d[\d.]*)", (ROOT / name).read_text(encoding="utf-8"))
+        assert tags
+        assert set(tags) == {__version__}
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_scripts_lead_to_functions() -> None:
+    for target in project()["scripts"].values():
+        module, _, name = target.partition(":")
+        path = ROOT / Path(*module.split(".")).with_suffix(".py")
+        functions = [
+            node.name
+            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef)
+        ]
+        assert name in functions
