@@ -27,3 +27,13 @@ def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
     assert told == ["ending"]
     assert len(caplog.messages) == MOST_FAILURES + 1
     assert caplog.messages[0] == ("worker 0 cannot be started: Resource temporarily unavailable")
+
+
+def test_the_third_signal_kills_workers_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
+    supervisor = Supervisor(1, lambda _: None, lambda _: None, lambda: None, signal.SIGUSR1)
+    supervisor._workers[0].pid = 1
+    for _ in range(3):
+        supervisor._end(signal.SIGTERM)
+    assert sent == [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL]

@@ -20,7 +20,7 @@ from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
-from router.core.plans.steps import AwaitKV, Call, Plan, Send, Stream
+from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Send, Stream
 from router.core.policies import POLICIES
 from router.core.request_run import RequestRun
 from router.core.schedule import Scheduler
@@ -263,3 +263,20 @@ def test_a_prefill_is_one_sequence_and_its_decode_as_many_as_answers() -> None:
     assert shell.run.leg(0.0).sequences == 1
     assert shell.replies(PREFILLED) == D0
     assert shell.run.leg(1.0).sequences == 4
+
+
+def test_tokenizing_is_not_timed_and_leaves_the_prompt_to_be_computed() -> None:
+    shell = Shell(P0)
+
+    def plan() -> Plan:
+        endpoint = yield Lease(Role.PREFILL)
+        yield Call(endpoint, "/tokenize", b"", is_prefill=False)
+        yield Call(endpoint, "/v1/completions", b"")
+
+    shell.run.start(FACTS, plan(), 0.0)
+    tokenizing = shell.run.leg(0.0)
+    tokenizing.unary_answer(1.0)
+    tokenizing.end(1.0)
+    shell.run.settle(Reply(200), None, 200, 1.0)
+    assert shell.record.prefill_seconds is None
+    assert shell.run.leg(1.0).work == FACTS.tokens

@@ -1,0 +1,58 @@
+"""Connections are accepted many at a time, and what they waited is told."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from router.web.listener import MAX_PER_TURN, Listener
+from router.web.sockets import listening_sockets
+from tests.net.harness import eventually
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    [[made]] = listening_sockets("127.0.0.1", 0, 1)
+    with made:
+        yield made
+
+
+def _clients(listening: socket.socket, number: int) -> list[socket.socket]:
+    return [socket.create_connection(listening.getsockname()) for _ in range(number)]
+
+
+async def test_those_that_wait_are_accepted_in_one_turn_up_to_a_limit(
+    listening: socket.socket,
+) -> None:
+    waited: list[float] = []
+    loop = asyncio.get_running_loop()
+    listener = Listener(listening, asyncio.Protocol, waited.append, loop)
+    clients = _clients(listening, MAX_PER_TURN + 6)
+    listener._accept()
+    assert len(waited) == MAX_PER_TURN
+    listener._accept()
+    assert len(waited) == MAX_PER_TURN + 6
+    assert all(0 <= seconds < 60 for seconds in waited)
+    await asyncio.gather(*listener._connecting)
+    for client in clients:
+        client.close()
+
+
+async def test_without_file_descriptors_it_tries_again_later(
+    listening: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    accepted: list[float] = []
+    listener = Listener(listening, asyncio.Protocol, accepted.append, loop)
+    listener.start()
+    listener._failed(OSError(errno.EMFILE, "Too many open files"))
+    assert "cannot accept connections" in caplog.messages[0]
+    assert listener._pause is not None  # it does not spin meanwhile
+    listener._go_on()
+    clients = _clients(listening, 1)
+    await eventually(lambda: accepted)
+    listener.close()
+    listener.close()
+    clients[0].close()
