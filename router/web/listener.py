@@ -68,7 +68,8 @@ class Listener:
         self._socket.close()
 
     async def wait_closed(self) -> None:
-        """There is nothing to wait for."""
+        """Wait until what was accepted has become connections."""
+        await asyncio.gather(*self._connecting, return_exceptions=True)
 
     def _accept(self) -> None:
         for _ in range(MAX_PER_TURN):

@@ -137,6 +137,7 @@ class Server(uvicorn.Server):
         log.info("shutting down; a second signal ends at once", extra={"fields": fields})
         for listener in self.servers:
             listener.close()
+            await listener.wait_closed()
         for listening in sockets or ():
             listening.close()
         for connection in list(self.server_state.connections):

@@ -35,7 +35,8 @@ async def test_those_that_wait_are_accepted_in_one_turn_up_to_a_limit(
     listener._accept()
     assert len(waited) == MAX_PER_TURN + 6
     assert all(0 <= seconds < 60 for seconds in waited)
-    await asyncio.gather(*listener._connecting)
+    await listener.wait_closed()
+    assert not listener._connecting
     for client in clients:
         client.close()
 
