@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from benchmarks import __main__ as bench
 from benchmarks.gate import judge, options
 from benchmarks.gate.ab import options as ab_options
+from benchmarks.instructions import command as instructions
 from router import cli
 from router.commands.usage import UsageError
 from router.settings import SettingsError
@@ -104,6 +105,8 @@ def _pd_bench(words: Words) -> None:
             parser = judge._parser(command, "")
             parser.add_argument("--out")
             parser.parse_args(arguments)
+        case "instructions":
+            instructions.parser().parse_args(arguments)
         case "aiperf":
             if arguments != ["install"]:
                 raise Wrong(f"aiperf {arguments}")
