@@ -19,7 +19,7 @@ from router.core.events import (
     Probed,
     Scraped,
 )
-from router.core.fleet import SUBSET_SIZE, Fleet
+from router.core.fleet import MAX_KEPT, SUBSET_SIZE, Fleet
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
 from router.core.member import Exclusion
@@ -560,3 +560,20 @@ def test_an_ejection_by_another_process_shuts_no_more_than_the_share() -> None:
     fleet.observe_shared(Ejected(D0, 1.0, 31.0), 1.0)
     fleet.observe_shared(Ejected(D1, 1.0, 31.0), 1.0)
     assert taking(fleet, Role.DECODE) == [D1]
+
+
+def test_however_many_models_are_named_the_candidates_that_are_kept_are_bounded() -> None:
+    fleet = fleet_up(D0)
+    for number in range(MAX_KEPT + 10):
+        fleet.candidates(Role.DECODE, f"model {number}", frozenset(), 0.0)
+        assert len(fleet._kept) <= MAX_KEPT
+
+
+def test_candidates_change_with_the_engines_state() -> None:
+    fleet = fleet_up(D0, D1)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+    for _ in range(10):
+        fleet.observe(LegFailed(D0, FailureKind.REFUSED), 1.0)
+    assert taking(fleet, Role.DECODE) == [D1]
+    fleet.observe(up(D0), 2.0)
+    assert taking(fleet, Role.DECODE) == [D0, D1]

@@ -10,7 +10,9 @@ from router.core.headers import (
     RESPONSE_ONLY,
     block,
     clean_request_id,
+    content_length,
     end_to_end,
+    is_event_stream,
     value,
 )
 
@@ -105,3 +107,27 @@ def test_any_other_request_id_is_ignored(given_id: bytes | None) -> None:
 def test_a_kept_request_id_cannot_end_a_header_line(given_id: bytes) -> None:
     text = clean_request_id(given_id)
     assert text is None or (text.isprintable() and text.isascii() and " " not in text)
+
+
+@pytest.mark.parametrize(
+    ("headers", "length"),
+    [([(b"content-length", b"12")], 12), ([(b"content-length", b"-1")], None), ([], None)],
+)
+def test_a_length_is_a_number_or_none(
+    headers: list[tuple[bytes, bytes]], length: int | None
+) -> None:
+    assert content_length(headers) == length
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_stream"),
+    [
+        ([(b"content-type", b"Text/Event-Stream; charset=utf-8")], True),
+        ([(b"content-type", b"application/json")], False),
+        ([], False),
+    ],
+)
+def test_an_event_stream_is_known_by_its_type(
+    headers: list[tuple[bytes, bytes]], is_stream: bool
+) -> None:
+    assert is_event_stream(headers) is is_stream

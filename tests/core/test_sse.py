@@ -19,6 +19,7 @@ from router.core.sse import (
     event_kind,
     events,
     keep_alive,
+    status_of,
 )
 from router.core.values import RouteKind
 from tests.core.fixtures import sample
@@ -307,3 +308,15 @@ def test_where_events_have_names_the_error_has_one_too(kind: RouteKind) -> None:
 @pytest.mark.parametrize("kind", RouteKind)
 def test_an_error_frame_is_itself_read_as_an_error(kind: RouteKind) -> None:
     assert event_kind(events(error_frame(ERROR, kind))[0]) is EventKind.ERROR
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [({"code": 404}, 404), ({"code": 200}, 500), ({"code": "404"}, 500), ({}, 500), (None, 500)],
+)
+def test_an_error_event_stands_for_its_code_or_for_500(error: object, status: int) -> None:
+    assert status_of(event(error=error)) == status
+
+
+def test_an_event_that_is_no_json_stands_for_500() -> None:
+    assert status_of(b"data: no\n\n") == 500

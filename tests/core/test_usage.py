@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.usage import TAIL_BYTES, generated_tokens
+from router.core.usage import TAIL_BYTES, generated_tokens, is_usage_only
 from tests.core.fixtures import sample
 
 
@@ -34,3 +34,8 @@ def test_a_recorded_stream_says_its_tokens(name: str) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read(end: bytes) -> None:
     assert generated_tokens(b'"completion_tokens":' + end) >= 0
+
+
+def test_an_event_of_usage_alone_has_no_choice() -> None:
+    assert is_usage_only(b'data: {"choices":[],"usage":{"completion_tokens":3}}\n\n')
+    assert not is_usage_only(b'data: {"choices":[{"text":"a"}],"usage":null}\n\n')
