@@ -43,9 +43,6 @@ SAME_CRASH_SECONDS = 1.0
 
 UP: Final = State.UP
 
-MAX_KEPT = 256
-"""Models whose candidates are kept."""
-
 
 class _Kept(NamedTuple):
     """Candidates that are the same until `until`, unless something happens."""
@@ -87,7 +84,7 @@ class Fleet:
         }
         self._known: frozenset[str] | None = None
         self._kept: dict[tuple[Role, str | None], _Kept] = {}
-        """Candidates by role and model, until something changes who they are."""
+        """Candidates by role and known model, until something changes who they are."""
         self._monitors = {
             role: PoolMonitor(role, pool, exclusion_config or ExclusionConfig())
             for role, pool in self._pools.items()
@@ -158,9 +155,9 @@ class Fleet:
         kept = self._kept.get((role, model))
         if kept is None or now >= kept.until:
             found = self._chosen_among(role, model, exclude, now, rng)
-            if len(self._kept) >= MAX_KEPT:  # clients may name any model
-                self._kept.clear()
-            kept = self._kept[role, model] = _Kept(found, self._fresh_until(found))
+            kept = _Kept(found, self._fresh_until(found))
+            if model is None or model in self.known_models():  # clients may name any model
+                self._kept[role, model] = kept
         return kept.candidates
 
     def _fresh_until(self, candidates: Iterable[Candidate]) -> float:

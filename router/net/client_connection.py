@@ -190,10 +190,14 @@ class ClientConnection:
         """The client caught up."""
         self.write_paused = False
         self.deadline = NEVER
-        if self.active is None:
+        active = self.active
+        if active is None:
             self._await_request()
-        elif self.active.listener is not None:
-            self.active.listener.on_write_resumed()
+            return
+        if not active.is_complete:
+            self._await(BODY, self._handler.body_seconds)
+        if active.listener is not None:
+            active.listener.on_write_resumed()
 
     # What the server calls.
 
@@ -341,7 +345,7 @@ class ClientConnection:
 
     def _begin(self, request: ClientRequest) -> None:
         """It is its turn: nothing is answered before it on this connection."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._last is None:  # it was refused in the meantime
             return
         self.active = request
         self._active_is_read = False
@@ -463,7 +467,7 @@ class ClientConnection:
         elif last is not None and (self._waiting or (self.active and self.response.is_started)):
             self.transport.abort()  # what is said now would stand in an answer
         else:
-            self._arrived = None
+            self._arrived = self._last = None
             self._tell_of_end()
             body = error.body()
             self.transport.write(

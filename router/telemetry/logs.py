@@ -27,9 +27,6 @@ _PLAIN = re.compile(r"""[!#-<>-~]+""")
 FLUSH_SECONDS = 0.1
 """Longest delay of a line: thousands of requests share one write."""
 
-MAX_KEPT = 1024
-"""Parts of lines that are kept to be used again."""
-
 _access = logging.getLogger("pd_router.access")
 
 
@@ -175,7 +172,8 @@ class AccessLog:
     """
 
     def __init__(self) -> None:
-        self._words: dict[tuple[object, ...], str] = {}
+        self._words_of_kind: dict[tuple[object, ...], tuple[str, str]] = {}
+        self._words_of_engines: dict[tuple[object, ...], str] = {}
         self._second = 0
         self._time = ""
 
@@ -213,16 +211,19 @@ class AccessLog:
 
     def _text(self, e: RequestEnded) -> str:
         """As _Text writes _fields; a test compares them."""
-        kind = e.route, e.status, e.outcome, e.model, e.mode, e.reason
-        words = self._words.get(kind)
+        # Clients name requests and models: what is kept is bounded by the code and configuration.
+        kind = e.route, e.status, e.outcome, e.mode, e.reason
+        words = self._words_of_kind.get(kind)
         if words is None:
-            words = self._keep(kind, _words_of_kind(e))
+            words = self._words_of_kind[kind] = _words_of_kind(e)
         engines = e.prefill, e.decode
-        names = self._words.get(engines)
+        names = self._words_of_engines.get(engines)
         if names is None:
-            names = self._keep(engines, _words_of_engines(e))
+            names = self._words_of_engines[engines] = _words_of_engines(e)
+        model = "" if e.model is None else f" model={_word(e.model)}"
+        before, behind = words
         parts = [
-            f"{self._day(e.ended)} INFO    request id={_word(e.request_id)}{words}"
+            f"{self._day(e.ended)} INFO    request id={_word(e.request_id)}{before}{model}{behind}"
             f" tokens={e.tokens}{names}"
         ]
         if e.fallbacks:
@@ -236,21 +237,12 @@ class AccessLog:
             parts.append(f" error={_word(e.error)}")
         return "".join(parts)
 
-    def _keep(self, key: tuple[object, ...], words: str) -> str:
-        """Keep words that come again with most requests; clients may name any model."""
-        if len(self._words) >= MAX_KEPT:
-            self._words.clear()
-        self._words[key] = words
-        return words
 
-
-def _words_of_kind(e: RequestEnded) -> str:
-    words = f" route={e.route} status={e.status} outcome={e.outcome}"
-    if e.model is not None:
-        words += f" model={_word(e.model)}"
-    if e.mode is not None:
-        words += f" mode={e.mode}"
-    return f"{words} reason={e.reason}" if e.reason else words
+def _words_of_kind(e: RequestEnded) -> tuple[str, str]:
+    """What stands before the model's name, and behind it."""
+    behind = "" if e.mode is None else f" mode={e.mode}"
+    behind += f" reason={e.reason}" if e.reason else ""
+    return f" route={e.route} status={e.status} outcome={e.outcome}", behind
 
 
 def _words_of_engines(e: RequestEnded) -> str:

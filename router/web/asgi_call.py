@@ -107,12 +107,12 @@ class AsgiCall:
             "method": request.method.decode("ascii"),
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
             "path": self._path,
-            "raw_path": request.target.partition(b"?")[0],
             "query_string": self._query,
             "root_path": "",
             "headers": request.headers,
-            "client": transport.get_extra_info("peername"),
-            "server": transport.get_extra_info("sockname"),
+            # Of an IPv6 address four parts are given.
+            "client": tuple(transport.get_extra_info("peername") or ())[:2] or None,
+            "server": tuple(transport.get_extra_info("sockname") or ())[:2] or None,
             "state": {},
         }
 

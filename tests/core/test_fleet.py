@@ -19,7 +19,7 @@ from router.core.events import (
     Probed,
     Scraped,
 )
-from router.core.fleet import MAX_KEPT, SUBSET_SIZE, Fleet
+from router.core.fleet import SUBSET_SIZE, Fleet
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
 from router.core.member import Exclusion
@@ -562,11 +562,12 @@ def test_an_ejection_by_another_process_shuts_no_more_than_the_share() -> None:
     assert taking(fleet, Role.DECODE) == [D1]
 
 
-def test_however_many_models_are_named_the_candidates_that_are_kept_are_bounded() -> None:
-    fleet = fleet_up(D0)
-    for number in range(MAX_KEPT + 10):
-        fleet.candidates(Role.DECODE, f"model {number}", frozenset(), 0.0)
-        assert len(fleet._kept) <= MAX_KEPT
+def test_nothing_is_kept_for_a_model_that_only_a_client_names() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(up(D0, card("m")), 0.0)
+    for model in ("m", "x" * 1000, None):
+        fleet.candidates(Role.DECODE, model, frozenset(), 0.0)
+    assert set(fleet._kept) == {(Role.DECODE, "m"), (Role.DECODE, None)}
 
 
 def test_candidates_change_with_the_engines_state() -> None:

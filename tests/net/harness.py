@@ -180,6 +180,7 @@ class Harness:
         `unchecked` are settings that no user could give.
         """
         usual: dict[str, Any] = {
+            "host": "127.0.0.1",
             "health_check_interval": NEVER,
             "engine_stats_interval": NEVER,
             "health_check_timeout": SECONDS,
@@ -190,7 +191,6 @@ class Harness:
         }
         running = Running(
             Settings(
-                host="127.0.0.1",
                 port=0,
                 decode=[engine.url for engine in decode],
                 prefill=[engine.url for engine in prefill],

@@ -2,11 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from fastapi.responses import StreamingResponse
+from uvicorn.server import ServerState
 
 from router.core.events import RequestEnded
+from router.net.client_connection import BODY, NEVER, ClientConnection
+from router.net.client_request import ClientRequest
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of
@@ -291,3 +295,77 @@ async def test_an_operation_waits_for_a_client_that_does_not_read(harness: Harne
     answer = await client.answer("GET")
     assert answer.body == text + b"the end"
     assert not flow_of(connection).write_paused
+
+
+# What the event loop may bring in an order that sockets seldom show.
+
+
+class Handler:
+    """Takes requests; `begun` are those whose turn came."""
+
+    body_seconds = stall_seconds = keep_alive_seconds = 100.0
+
+    def __init__(self) -> None:
+        self.begun: list[ClientRequest] = []
+
+    def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
+        self.begun.append(request)
+        request.listener = Silent()
+
+
+class Silent:
+    """A listener that answers nothing."""
+
+    def on_body_progress(self, size: int) -> None: ...
+    def on_body_complete(self) -> None: ...
+    def on_body_timeout(self) -> None: ...
+    def on_disconnect(self) -> None: ...
+    def on_write_paused(self) -> None: ...
+    def on_write_resumed(self) -> None: ...
+
+
+class Wire:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def can_write_eof(self) -> bool:
+        return False
+
+
+def _connected() -> tuple[ClientConnection, Handler, Any]:
+    handler, wire = Handler(), Wire()
+    connection = ClientConnection(handler, ServerState(), asyncio.get_running_loop())
+    connection.connection_made(wire)  # type: ignore[arg-type]
+    return connection, handler, wire
+
+
+async def test_a_request_refused_before_its_turn_comes_is_not_begun() -> None:
+    connection, handler, wire = _connected()
+    good = request(COMPLETIONS, completion())
+    chunked = request(COMPLETIONS, b"2\r\n{}\r\n", (b"transfer-encoding", b"chunked"))
+    connection.data_received(good + chunked)
+    (first,) = handler.begun
+    connection.start_response(first, 200, b"", 0)
+    connection.end_response()  # the next one's turn comes in the next turn of the loop
+    connection.data_received(b"ZZZ\r\n")
+    await asyncio.sleep(0)
+    assert handler.begun == [first]
+    assert wire.written.count(b"HTTP/1.1") == 2
+    assert wire.written.count(b"HTTP/1.1 400") == 1
+
+
+async def test_a_body_is_timed_again_when_the_client_has_read() -> None:
+    connection, _, _ = _connected()
+    connection.pause_writing()
+    connection.data_received(request(COMPLETIONS, completion())[:-1])
+    connection.resume_writing()
+    assert connection.deadline < NEVER
+    assert connection._awaited == BODY

@@ -281,3 +281,12 @@ async def test_what_clients_send_never_becomes_a_label(harness: Harness) -> None
     answer = await (await router.client()).get("/metrics")
     assert b"path-" not in answer.body
     assert b"model-" not in answer.body
+
+
+async def test_an_operation_over_ipv6_without_a_host_header_is_answered(harness: Harness) -> None:
+    router = await harness.router(await harness.engine(), host="::1")
+    reader, writer = await asyncio.open_connection("::1", router.port)
+    writer.write(b"GET /nothing HTTP/1.0\r\n\r\n")
+    async with asyncio.timeout(SECONDS):
+        assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
+    writer.close()
