@@ -2,7 +2,7 @@
 
 uvicorn's server makes one for each socket that it accepts, as it would make its own protocol. Its
 requests go to listeners by plain calls: ASGI takes a task for each request, and a dictionary and a
-task switch for each chunk. What of uvicorn is used here is in `ServerState`.
+task switch for each chunk.
 
 A client that half-closes is taken for one that left, as uvicorn does: no client of an LLM API
 half-closes, and one that is gone looks the same.
@@ -14,11 +14,10 @@ from typing import Any, Final, Protocol
 import httptools
 
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
-from router.core.values import RouteKind
 from router.net.client_request import ClientRequest
 from router.net.response_writer import STATUS_LINES, ResponseWriter
 
-__all__ = ["ClientConnection", "RequestHandler", "ServerState"]
+__all__ = ["ClientConnection", "Handler"]
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Request line and headers together; nginx and Node.js allow 32 and 16 KiB, tokens are long."""
@@ -47,14 +46,7 @@ NEXT_REQUEST: Final = 2
 LINGER: Final = 3
 
 
-class ServerState(Protocol):
-    """What the connections of a server share: uvicorn's `ServerState`."""
-
-    connections: set[Any]
-    total_requests: int
-
-
-class RequestHandler(Protocol):
+class Handler(Protocol):
     """Takes requests, and says how long a client may take. Times are in seconds."""
 
     @property
@@ -76,6 +68,8 @@ class RequestHandler(Protocol):
 class ClientConnection:
     """One connection; an `asyncio.Protocol` in all but name.
 
+    It is one of `connections`, which the server's connections share, while it lasts.
+
     `active` is the request that is being answered. `deadline` is when what it waits for is late,
     on the event loop's clock: one sweep looks at all connections, so no request needs a timer.
     """
@@ -84,6 +78,7 @@ class ClientConnection:
         "_active_is_read",
         "_arrived",
         "_awaited",
+        "_connections",
         "_declined",
         "_discards_input",
         "_handler",
@@ -92,7 +87,6 @@ class ClientConnection:
         "_in_head",
         "_last",
         "_parser",
-        "_server",
         "_target",
         "_unparsed",
         "_waiting",
@@ -106,11 +100,11 @@ class ClientConnection:
     )
 
     def __init__(
-        self, handler: RequestHandler, server: ServerState, loop: asyncio.AbstractEventLoop
+        self, handler: Handler, connections: set[Any], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.loop = loop
         self._handler = handler
-        self._server = server
+        self._connections = connections
         self._parser: Any = httptools.HttpRequestParser(self)
         # A client may send its last requests together, each with `Connection: close`.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -144,7 +138,7 @@ class ClientConnection:
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Wait for the first request."""
         self.transport = self.response.transport = transport
-        self._server.connections.add(self)
+        self._connections.add(self)
         self._await(HEAD, HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
@@ -173,7 +167,7 @@ class ClientConnection:
 
     def connection_lost(self, _: Exception | None) -> None:
         """The client left: whatever works for it stops now."""
-        self._server.connections.discard(self)
+        self._connections.discard(self)
         self._parser = None  # it refers to this object, and so to everything in it
         self._arrived = self._last = self._waiting = None
         self.deadline = NEVER
@@ -285,19 +279,6 @@ class ClientConnection:
 
     # What a listener calls.
 
-    def start_response(
-        self,
-        request: ClientRequest,
-        status: int,
-        block: bytes,
-        length: int | None,
-        stream_of: RouteKind | None = None,
-    ) -> None:
-        """Begin the response; see `ResponseWriter.start`."""
-        self.response.start(
-            status, block, length, is_http_1_0=request.is_http_1_0, stream_of=stream_of
-        )
-
     def end_response(self) -> None:
         """End the response, and go on with the next request."""
         request = self.active
@@ -305,7 +286,6 @@ class ClientConnection:
             return
         self.response.end()
         self.active = request.listener = None
-        self._server.total_requests += 1
         if self._last is request:
             self._last = None
         if not request.is_complete:
@@ -331,9 +311,8 @@ class ClientConnection:
             block += b"content-type: application/json\r\n"
             if error.retry_after is not None:
                 block += b"retry-after: %d\r\n" % error.retry_after
-            self.start_response(request, error.status, block, len(body))
-            if request.method != b"HEAD":
-                response.write(body)
+            response.start(error.status, block, len(body))
+            response.write(body)
             self.end_response()
         elif response.write_error_frame(error):
             self.end_response()
@@ -351,7 +330,9 @@ class ClientConnection:
         self._active_is_read = False
         self._expect_nothing()
         self._resume_reading()
-        self.response.begin(closes=not request.keep_alive)
+        self.response.begin(
+            request.method, is_http_1_0=request.is_http_1_0, closes=not request.keep_alive
+        )
         self._handler.on_request(self, request)
         self._tell_of_body(request)
 

@@ -410,7 +410,7 @@ class Relay(EngineLeg):
             if self._listener is not None:
                 block += self._listener.response_headers()
             kind = self._kind if self._is_stream else None
-            self._client.start_response(self._request, self.status, block, length, kind)
+            response.start(self.status, block, length, kind)
             self._record.status = self.status
         self._has_response = True
         if self._client.write_paused:

@@ -26,8 +26,10 @@ class ResponseWriter:
     """
 
     __slots__ = (
+        "_has_body",
         "_head",
         "_is_chunked",
+        "_is_http_1_0",
         "_stream_of",
         "closes",
         "is_corked",
@@ -39,7 +41,8 @@ class ResponseWriter:
 
     def __init__(self) -> None:
         self._head = b""
-        self._is_chunked = False
+        self._has_body = True
+        self._is_chunked = self._is_http_1_0 = False
         self._stream_of: RouteKind | None = None
         self.is_corked = False
         self.is_started = False
@@ -47,9 +50,11 @@ class ResponseWriter:
         self.closes = False
         """Whether the connection ends with this response."""
 
-    def begin(self, *, closes: bool) -> None:
-        """Get ready for the next response."""
+    def begin(self, method: bytes, *, is_http_1_0: bool, closes: bool) -> None:
+        """Get ready for the response to a request. One to HEAD has no body, whatever is written."""
         self._head = b""
+        self._has_body = method != b"HEAD"
+        self._is_http_1_0 = is_http_1_0
         self._is_chunked = self.is_corked = self.is_started = False
         self._stream_of = None
         self.closes = closes
@@ -59,8 +64,6 @@ class ResponseWriter:
         status: int,
         block: bytes,
         length: int | None,
-        *,
-        is_http_1_0: bool,
         stream_of: RouteKind | None = None,
     ) -> None:
         """Decide on the head. `block` is its header lines; without `length` the body is chunked.
@@ -75,8 +78,8 @@ class ResponseWriter:
             framing = b""
         elif length is not None:
             framing = b"content-length: %d\r\n" % length
-        elif not is_http_1_0:
-            self._is_chunked = True
+        elif not self._is_http_1_0:
+            self._is_chunked = self._has_body
             framing = b"transfer-encoding: chunked\r\n"
         else:  # the end of the connection ends the body
             self.closes = True
@@ -86,7 +89,7 @@ class ResponseWriter:
 
     def write(self, data: bytes) -> None:
         """Send a piece of body."""
-        if not data:
+        if not (data and self._has_body):
             return
         if self._is_chunked:
             data = b"%x\r\n%b\r\n" % (len(data), data)

@@ -480,7 +480,7 @@ class ServedRequest(RequestRun):
         body = redact(reply.body)
         block = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
         block += self.response_headers()
-        client.start_response(self._request, reply.status, block, len(body))
+        client.response.start(reply.status, block, len(body))
         record.status = reply.status
         record.first_byte = time.monotonic()
         client.response.write(body)

@@ -140,8 +140,7 @@ class AsgiCall:
             if length is None and is_last:
                 length = len(data)
             block = http.block(http.end_to_end(headers, http.HOP_BY_HOP))
-            client.start_response(self._request, status, block, length)
-        if self._request.method != b"HEAD":
-            client.response.write(data)
+            client.response.start(status, block, length)
+        client.response.write(data)
         if is_last:
             client.end_response()

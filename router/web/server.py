@@ -3,7 +3,7 @@
 This file is all that knows uvicorn. Of what is not its public interface it uses: `Server.startup`
 and `shutdown` (replaced), `capture_signals` and `handle_exit` (replaced),
 `lifespan`, `servers`, `started`, `should_exit`, `force_exit`, and `server_state` with its
-`connections`, `tasks` and `total_requests`. tests/web/test_uvicorn.py states what it relies on.
+`connections` and `tasks`. tests/web/test_uvicorn.py states what it relies on.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from types import FrameType
 import uvicorn
 
 from router import __version__
-from router.net.client_connection import HEAD_SECONDS, LINGER_SECONDS, ClientConnection
+from router.net.client_connection import ClientConnection
 from router.settings import Settings
 from router.web.app import Router
 from router.web.deadlines import DeadlineSweep
@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
         listeners = [
             Listener(
                 each,
-                lambda: ClientConnection(handler, state, loop),
+                lambda: ClientConnection(handler, state.connections, loop),
                 self._router.metrics.accepted,
                 loop,
             )
@@ -109,13 +109,7 @@ class Server(uvicorn.Server):
         limits = self._router.limits
         self._deadlines = DeadlineSweep(
             state.connections,  # type: ignore[arg-type]
-            min(
-                HEAD_SECONDS,
-                LINGER_SECONDS,
-                limits.body_seconds,
-                limits.stall_seconds,
-                limits.keep_alive_seconds,
-            ),
+            min(limits.body_seconds, limits.stall_seconds, limits.keep_alive_seconds),
             loop,
         )
         for listener in listeners:

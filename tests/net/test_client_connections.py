@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from fastapi.responses import StreamingResponse
-from uvicorn.server import ServerState
 
 from router.core.events import RequestEnded
 from router.net.client_connection import BODY, NEVER, ClientConnection
@@ -342,7 +341,7 @@ class Wire:
 
 def _connected() -> tuple[ClientConnection, Handler, Any]:
     handler, wire = Handler(), Wire()
-    connection = ClientConnection(handler, ServerState(), asyncio.get_running_loop())
+    connection = ClientConnection(handler, set(), asyncio.get_running_loop())
     connection.connection_made(wire)  # type: ignore[arg-type]
     return connection, handler, wire
 
@@ -353,7 +352,7 @@ async def test_a_request_refused_before_its_turn_comes_is_not_begun() -> None:
     chunked = request(COMPLETIONS, b"2\r\n{}\r\n", (b"transfer-encoding", b"chunked"))
     connection.data_received(good + chunked)
     (first,) = handler.begun
-    connection.start_response(first, 200, b"", 0)
+    connection.response.start(200, b"", 0)
     connection.end_response()  # the next one's turn comes in the next turn of the loop
     connection.data_received(b"ZZZ\r\n")
     await asyncio.sleep(0)
@@ -369,3 +368,14 @@ async def test_a_body_is_timed_again_when_the_client_has_read() -> None:
     connection.resume_writing()
     assert connection.deadline < NEVER
     assert connection._awaited == BODY
+
+
+async def test_a_response_to_head_has_no_body_even_if_its_length_is_not_known() -> None:
+    connection, _, wire = _connected()
+    connection.data_received(request("/health", None, method="HEAD"))
+    connection.response.start(200, b"", None)
+    connection.response.write(b"body")
+    connection.end_response()
+    head, _, body = wire.written.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert body == b""

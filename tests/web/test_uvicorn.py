@@ -7,9 +7,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 
-def test_a_server_state_holds_connections_tasks_and_a_count() -> None:
+def test_a_server_state_holds_connections_and_tasks() -> None:
     state = ServerState()
-    assert (state.connections, state.tasks, state.total_requests) == (set(), set(), 0)
+    assert (state.connections, state.tasks) == (set(), set())
 
 
 def test_a_server_is_started_and_ended_by_these_methods() -> None:
