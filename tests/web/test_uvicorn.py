@@ -26,7 +26,7 @@ def test_a_server_is_started_and_ended_by_these_methods() -> None:
 
 
 def test_a_server_has_these_flags() -> None:
-    server = uvicorn.Server(uvicorn.Config("nowhere:app"))
+    server = uvicorn.Server(uvicorn.Config("nowhere:app", log_config=None))
     assert (server.started, server.should_exit, server.force_exit) == (False, False, False)
     assert isinstance(server.server_state, ServerState)
 
@@ -35,7 +35,7 @@ def test_a_configuration_makes_a_lifespan() -> None:
     async def app(_scope: object, _receive: object, _send: object) -> None:
         """Nothing."""
 
-    config = uvicorn.Config(app, lifespan="on")
+    config = uvicorn.Config(app, lifespan="on", log_config=None)
     config.load()
     lifespan = config.lifespan_class(config)
     assert lifespan.should_exit is False
