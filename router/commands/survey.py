@@ -4,7 +4,6 @@ Each problem comes with advice. Whether engines are compatible is judged in `com
 """
 
 import asyncio
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import aiohttp
 import orjson
 
 from router.core.values import Endpoint
+from router.net.engine_session import engine_session
 from router.settings import Settings
 from router.web.app import endpoints_of
 
@@ -52,15 +52,10 @@ class _Answer(NamedTuple):
 
 async def survey(settings: Settings) -> list[Finding]:
     """Ask all engines; the findings stand in the order of the settings, prefill first."""
-    headers = {}
-    if settings.engine_api_key is not None:
-        headers["authorization"] = f"Bearer {settings.engine_api_key}"
-    tls = ssl.create_default_context(cafile=settings.engine_ca_file)
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True),
-        headers=headers,
-        timeout=aiohttp.ClientTimeout(total=settings.health_check_timeout),
-        trust_env=False,
+    async with engine_session(
+        settings.engine_api_key,
+        settings.engine_ca_file,
+        timeout_seconds=settings.health_check_timeout,
     ) as session:
         questions = [_Questions(session, settings, e) for e in endpoints_of(settings)]
         return await asyncio.gather(*(question.ask() for question in questions))

@@ -5,7 +5,6 @@ what goes wrong is seen. Every engine is in at least one pair.
 """
 
 import asyncio
-import ssl
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
 from router.core.routes import ROUTES
 from router.core.values import Endpoint, Facts, Reply, Role
+from router.net.engine_session import engine_session
 from router.settings import Settings
 
 __all__ = ["Trial", "trials"]
@@ -54,6 +54,9 @@ MAX_SAID = 200
 
 MOVED = ("vllm:prompt_tokens_by_source_total", "external_kv_transfer")
 """vLLM's counter of prompt tokens by the source of their KV cache, and the source that counts."""
+
+
+JSON = {"content-type": "application/json"}
 
 
 class Failed(Exception):
@@ -99,15 +102,8 @@ def trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial]:
 
 
 async def _trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial]:
-    headers = {"content-type": "application/json"}
-    if settings.engine_api_key is not None:
-        headers["authorization"] = f"Bearer {settings.engine_api_key}"
-    tls = ssl.create_default_context(cafile=settings.engine_ca_file)
-    async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True),
-        headers=headers,
-        timeout=aiohttp.ClientTimeout(total=settings.prefill_timeout),
-        trust_env=False,
+    async with engine_session(
+        settings.engine_api_key, settings.engine_ca_file, timeout_seconds=settings.prefill_timeout
     ) as session:
         pairs = list(_pairs(findings))
         # Pairs that share a decode engine come one after the other, or its counter would be theirs
@@ -255,7 +251,7 @@ class _Attempt:
         """Raises Failed when there is no answer."""
         try:
             async with self.session.post(
-                endpoint.url + path, data=body, allow_redirects=False
+                endpoint.url + path, data=body, headers=JSON, allow_redirects=False
             ) as response:
                 return Reply(response.status, body=await response.read())
         except TimeoutError:

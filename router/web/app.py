@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-import aiohttp
 from fastapi import FastAPI
 
 from router.core import outlier
@@ -33,6 +32,7 @@ from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.urls import origin
 from router.core.values import DIRECT, Decision, Endpoint, Facts, Role
+from router.net.engine_session import engine_session
 from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.kv_ready import KVReadySocket
 from router.net.loop_lag import LoopLagMonitor
@@ -139,7 +139,14 @@ class Router:
             health_seconds=settings.health_check_interval,
             stats_seconds=settings.engine_stats_interval,
             timeout_seconds=settings.health_check_timeout,
-            sessions=lambda: (_session(settings, keep=False), _session(settings, keep=True)),
+            sessions=lambda: (
+                engine_session(settings.engine_api_key, settings.engine_ca_file),
+                engine_session(
+                    settings.engine_api_key,
+                    settings.engine_ca_file,
+                    keep_alive_seconds=settings.idle_connection_timeout,
+                ),
+            ),
             rng=Random(),
             tasks=self._tasks,
         )
@@ -340,18 +347,3 @@ def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:
         )
         for endpoint in endpoints_of(settings)
     }
-
-
-def _session(settings: Settings, *, keep: bool) -> aiohttp.ClientSession:
-    """A client for probes. With `keep` it reuses connections, else it resolves names each time."""
-    headers = {}
-    if settings.engine_api_key is not None:
-        headers["authorization"] = f"Bearer {settings.engine_api_key}"
-    tls = ssl.create_default_context(cafile=settings.engine_ca_file)
-    if keep:
-        connector = aiohttp.TCPConnector(
-            ssl=tls, limit=0, keepalive_timeout=settings.idle_connection_timeout
-        )
-    else:
-        connector = aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True, use_dns_cache=False)
-    return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
