@@ -9,10 +9,8 @@ brought it. There is one way in (`on_body_complete`) and one exit (`_end`).
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, MutableSet
-from dataclasses import dataclass, field
-from random import Random
-from typing import Any, Final, Protocol, cast
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
 from router.core import facts as facts_of
 from router.core import headers as http
@@ -23,81 +21,28 @@ from router.core.errors import (
     RouterError,
     ShuttingDown,
 )
-from router.core.events import Event, RequestEnded
-from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
+from router.core.events import RequestEnded
+from router.core.plans.steps import AwaitKV, Call, Outcome, Send, Stream
 from router.core.redact import redact
 from router.core.request_head import check_head, check_size
 from router.core.request_run import ENGINE_REQUESTS, Action, RequestRun
-from router.core.schedule import Scheduler
-from router.core.values import Decision, Endpoint, Facts, Failure, FailureKind, Reply, Route
+from router.core.values import Failure, FailureKind, Reply, Route
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest
 from router.net.collector import Collector
 from router.net.engine_connection import EngineConnection
 from router.net.engine_leg import EngineLeg
-from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.network import KVReady, Network
 from router.net.pool import EnginePool
-from router.net.relay import Patience, Relay
-from router.net.start_limiter import StartLimiter
+from router.net.relay import Relay
 
-__all__ = ["Limits", "Network", "ServedRequest", "Timeouts"]
+__all__ = ["ServedRequest"]
 
 log = logging.getLogger(__name__)
 
 DROP_FOR_ENGINE: Final = http.REQUEST_ONLY
 DROP_WHEN_READING: Final = DROP_FOR_ENGINE | {b"accept-encoding"}
 """A compressed answer could not be read for errors and KV parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Seconds of patience with an engine."""
-
-    prefill: float
-    """From the request to the whole reply of a prefill engine."""
-    stream: Patience
-    kv_ready: float
-    """For LMCache's notifications, from the prefill reply on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a client may take: bytes, and seconds."""
-
-    body_bytes: int
-    body_seconds: float
-    stall_seconds: float
-    keep_alive_seconds: float
-
-
-class KVReady(Protocol):
-    """Where prefill engines report that a KV cache has been sent."""
-
-    async def wait(self, transfer_id: str, count: int, timeout: float) -> bool:
-        """Whether `count` reports for `transfer_id` came within `timeout` seconds."""
-
-
-@dataclass(slots=True)
-class Network:
-    """All that requests share."""
-
-    scheduler: Scheduler
-    plans: Callable[[Facts, Decision], Plan]
-    pools: dict[Endpoint, EnginePool]
-    timeouts: Timeouts
-    limits: Limits
-    observe: Callable[[Event], None]
-    idle_sweep: IdleTimeoutSweep
-    start_limiter: StartLimiter
-    active: MutableSet["ServedRequest"] = field(default_factory=set)
-    """Requests that have begun and not ended."""
-    sample: float = 0.0
-    """The share of choices that are logged in full."""
-    names_engines: bool = False
-    """Whether answers say which engine gave them."""
-    engine_api_key: str | None = None
-    kv_ready: KVReady | None = None
-    rng: Random = field(default_factory=Random)
 
 
 class ServedRequest(RequestRun):

@@ -164,7 +164,6 @@ class Metrics:
         self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._answers: dict[tuple[Endpoint, int], BatchedCounter] = {}
-        self._lag = self._histogram(families.lag)
         self._prefill = self._histogram(families.prefill)
         self._chunks = self._counter(families.chunks)
         self._bytes = self._counter(families.bytes)
@@ -187,8 +186,8 @@ class Metrics:
         self._families.accept_delay.observe(seconds)
 
     def observe_loop_lag(self, seconds: float) -> None:
-        """Count an event loop lag."""
-        self._lag.observe(seconds)
+        """Count an event loop lag: at once, for a process without requests flushes nothing."""
+        self._families.lag.observe(seconds)
         if seconds > self._worst_lag:
             self._worst_lag = seconds
             self._families.worst_lag.set(seconds)

@@ -36,11 +36,11 @@ from router.net.engine_session import engine_session
 from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.kv_ready import KVReadySocket
 from router.net.loop_lag import LoopLagMonitor
+from router.net.network import Limits, Network, Timeouts
 from router.net.pool import EnginePool
 from router.net.prober import Prober
 from router.net.relay import Patience
 from router.net.same_address import twins
-from router.net.served_request import Limits, Network, Timeouts
 from router.net.shared_state import WorkerContext
 from router.net.speed_prober import SpeedProber
 from router.net.start_limiter import StartLimiter

@@ -12,7 +12,8 @@ from router.core.routes import ROUTES
 from router.core.values import Route
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest
-from router.net.served_request import Network, ServedRequest
+from router.net.network import Active, Network
+from router.net.served_request import ServedRequest
 from router.web.asgi_call import App, AsgiCall
 
 __all__ = ["RequestHandler"]
@@ -34,7 +35,7 @@ class RequestHandler:
         self._is_closed = False
 
     @property
-    def active(self) -> MutableSet[ServedRequest]:
+    def active(self) -> set[Active]:
         """Inference requests that have begun and not ended."""
         return self.network.active
 

@@ -1,0 +1,75 @@
+"""What all requests share: the engines' connections, the decisions, limits and time-outs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+from router.core.events import Event
+from router.core.plans.steps import Plan
+from router.core.schedule import Scheduler
+from router.core.values import Decision, Endpoint, Facts
+from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.pool import EnginePool
+from router.net.relay import Patience
+from router.net.start_limiter import StartLimiter
+
+__all__ = ["Active", "KVReady", "Limits", "Network", "Timeouts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds of patience with an engine."""
+
+    prefill: float
+    """From the request to the whole reply of a prefill engine."""
+    stream: Patience
+    kv_ready: float
+    """For LMCache's notifications, from the prefill reply on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may take: bytes, and seconds."""
+
+    body_bytes: int
+    body_seconds: float
+    stall_seconds: float
+    keep_alive_seconds: float
+
+
+class KVReady(Protocol):
+    """Where prefill engines report that a KV cache has been sent."""
+
+    async def wait(self, transfer_id: str, count: int, timeout: float) -> bool:
+        """Whether `count` reports for `transfer_id` came within `timeout` seconds."""
+
+
+class Active(Protocol):
+    """A request that is being served."""
+
+    def abort(self) -> None:
+        """End it: the router is going."""
+
+
+@dataclass(slots=True)
+class Network:
+    """All that requests share."""
+
+    scheduler: Scheduler
+    plans: Callable[[Facts, Decision], Plan]
+    pools: dict[Endpoint, EnginePool]
+    timeouts: Timeouts
+    limits: Limits
+    observe: Callable[[Event], None]
+    idle_sweep: IdleTimeoutSweep
+    start_limiter: StartLimiter
+    active: set[Active] = field(default_factory=set)
+    """Requests that have begun and not ended."""
+    sample: float = 0.0
+    """The share of choices that are logged in full."""
+    names_engines: bool = False
+    """Whether answers say which engine gave them."""
+    engine_api_key: str | None = None
+    kv_ready: KVReady | None = None
+    rng: Random = field(default_factory=Random)
