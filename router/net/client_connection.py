@@ -159,7 +159,8 @@ class ClientConnection:
                 self._tell_of_body(self.active)
         elif self._in_head and self._awaited == NEXT_REQUEST:
             self._await(HEAD, HEAD_SECONDS)
-        if self._unparsed > MAX_HEAD_BYTES:  # a line without an end: the parser keeps all of it
+        if self._unparsed > MAX_HEAD_BYTES and not self._discards_input:
+            # A line without an end: the parser keeps all of it.
             self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
 
     def eof_received(self) -> None:

@@ -379,3 +379,11 @@ async def test_a_response_to_head_has_no_body_even_if_its_length_is_not_known() 
     head, _, body = wire.written.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 ")
     assert body == b""
+
+
+async def test_much_that_is_no_http_in_one_read_is_refused_once() -> None:
+    connection, handler, wire = _connected()
+    connection.data_received(b"\x00" * 100_000)
+    assert wire.written.count(b"HTTP/1.1") == 1
+    assert wire.written.startswith(b"HTTP/1.1 400 ")
+    assert handler.begun == []
