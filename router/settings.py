@@ -93,6 +93,12 @@ class Settings(BaseSettings):
         "remotely; 0 means always. Below a few thousand tokens a KV transfer costs more than "
         "the prefill it saves.",
     )
+    threshold_on: Literal["prompt", "uncached"] = Field(
+        "prompt",
+        description="What the threshold is compared with: the whole prompt, or the part of it that "
+        "the chosen decode engine would have to compute because its prefix cache does not hold it "
+        "(uncached; needs --prefix-cache history).",
+    )
     load_balancing_strategy: Strategy = Field(
         "shortest_expected_delay",
         description="How engines are chosen: shortest_expected_delay, which knows how fast each "
@@ -105,6 +111,11 @@ class Settings(BaseSettings):
         None, description="The strategy for decode engines, if it differs."
     )
 
+    prefix_cache: Literal["off", "history"] = Field(
+        "history",
+        description="How shortest_expected_delay knows what the engines' prefix caches hold, which "
+        "need not be computed again: history (what this router sent where), or off.",
+    )
     engine_max_num_seqs: LimitByEngine = Field(
         {},
         description="Sequences that a decode engine runs side by side, vLLM's --max-num-seqs: a "
@@ -297,6 +308,8 @@ class Settings(BaseSettings):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
         if strange := set(self.engine_max_num_seqs) - {ALL} - set(self.decode):
             raise ValueError(f"--engine-max-num-seqs: {min(strange)} is no decode engine")
+        if self.threshold_on == "uncached" and self.prefix_cache == "off":
+            raise ValueError("--threshold-on: uncached needs --prefix-cache history")
         if self.disagg_connector_type == "lmcache":
             self._check_receivers()
         else:

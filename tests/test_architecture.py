@@ -29,7 +29,17 @@ SHELVES = {
 
 CORE_MAY_IMPORT = frozenset(
     {
-        *("abc", "base64", "binascii", "bisect", "collections", "copy", "dataclasses", "decimal"),
+        *(
+            "abc",
+            "array",
+            "base64",
+            "binascii",
+            "bisect",
+            "collections",
+            "copy",
+            "dataclasses",
+            "decimal",
+        ),
         *("enum", "fractions", "functools", "hashlib", "heapq", "ipaddress", "itertools", "json"),
         *("math", "operator", "orjson", "random.Random", "re", "statistics", "string", "struct"),
         *("types", "typing", "unicodedata", "urllib.parse", "zlib"),

@@ -113,7 +113,7 @@ def _explain(settings: Settings, facts: Facts) -> _Explanation:
     for member in fleet:
         fleet.observe(Probed(member.endpoint, HealthSignal.OK), 0.0)
     scheduler = scheduler_of(settings, fleet)
-    decision = scheduler.decide(facts)
+    decision = scheduler.decide(facts, 0.0)
     is_remote = decision.mode is Mode.REMOTE
     # The order in which a plan leases.
     roles = (Role.DECODE, Role.PREFILL) if is_remote else (Role.DECODE,)

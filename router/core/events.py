@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.core.health import HealthSignal
-from router.core.values import Endpoint, FailureKind, Gauges, Mode, Role
+from router.core.values import Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
 
 __all__ = [
     "Chosen",
@@ -14,6 +14,7 @@ __all__ = [
     "LegAnswered",
     "LegDone",
     "LegFailed",
+    "PrefixesHeld",
     "Probed",
     "RequestEnded",
     "Scraped",
@@ -124,7 +125,15 @@ class Ejected:
     until: float
 
 
-SharedEvent = Probed | Scraped | LegFailed | Ejected
+@dataclass(frozen=True, slots=True)
+class PrefixesHeld:
+    """Prompts that an engine has computed for this process, so that its KV cache holds them."""
+
+    endpoint: Endpoint
+    prefixes: tuple[PrefixKeys, ...]
+
+
+SharedEvent = Probed | Scraped | LegFailed | Ejected | PrefixesHeld
 """Events that a worker process sends to the others of its host."""
 
 Event = Probed | Scraped | LegAnswered | LegDone | LegFailed | FellBack | Chosen | RequestEnded

@@ -25,6 +25,11 @@ _PREEMPTIONS = _series(rb"vllm:num_preemptions_total")
 _GENERATED = _series(rb"vllm:generation_tokens_total")
 # The second name is vLLM 0.11's; it was gone by 0.13.
 _KV_USAGE = _series(rb"vllm:(?:kv|gpu)_cache_usage_perc")
+_CACHE_QUERIES = _series(rb"vllm:prefix_cache_queries_total")
+_CACHE_HITS = _series(rb"vllm:prefix_cache_hits_total")
+_CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
+_BLOCK_SIZE = re.compile(rb'\bblock_size="(\d{1,6})"')
+_BLOCKS = re.compile(rb'\bnum_gpu_blocks="(\d{1,9})"')
 
 
 def read(text: bytes) -> Gauges:
@@ -36,7 +41,20 @@ def read(text: bytes) -> Gauges:
         queued=_sum(_QUEUED, text),
         preemptions=_sum(_PREEMPTIONS, text),
         generated=_sum(_GENERATED, text),
+        cache_tokens=_cache_tokens(text),
+        cache_queries=_sum(_CACHE_QUERIES, text),
+        cache_hits=_sum(_CACHE_HITS, text),
     )
+
+
+def _cache_tokens(text: bytes) -> int | None:
+    """Block size times number of blocks, summed over data-parallel ranks."""
+    total = 0
+    for labels in _CACHE_CONFIG.findall(text):
+        size, blocks = _BLOCK_SIZE.search(labels), _BLOCKS.search(labels)
+        if size is not None and blocks is not None:
+            total += int(size.group(1)) * int(blocks.group(1))
+    return total or None
 
 
 def _sum(series: re.Pattern[bytes], text: bytes) -> int | None:

@@ -4,7 +4,7 @@ Changed by `observe`, `observe_shared` and `tick` only. Time is an argument; no 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from router.core.events import (
     LegAnswered,
     LegDone,
     LegFailed,
+    PrefixesHeld,
     Probed,
     Scraped,
     SharedEvent,
@@ -26,7 +27,7 @@ from router.core.leg_timer import LegTimer
 from router.core.member import Member
 from router.core.pool_monitor import ExclusionConfig, PoolMonitor
 from router.core.speed_estimator import SpeedEstimator
-from router.core.values import Candidate, Endpoint, FailureKind, Role
+from router.core.values import NO_KEYS, Candidate, Endpoint, FailureKind, PrefixKeys, Role
 
 __all__ = ["Fleet", "is_unreachable"]
 
@@ -34,6 +35,9 @@ __all__ = ["Fleet", "is_unreachable"]
 SUBSET_SIZE = 32
 """Largest random subset of a pool that one request considers. The best of 32 is hardly worse than
 the best of a thousand, and the cost does not grow with the pool."""
+
+MAX_NEWS = 64
+"""Prompts in one event: of 60,000 tokens each they take half a megabyte, what a socket takes."""
 
 BROKEN_KINDS = (FailureKind.BROKEN, FailureKind.RESET)
 
@@ -54,7 +58,8 @@ class _Kept(NamedTuple):
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
 
-    `speed_of` makes an endpoint's speed estimator; by default it measures this process only.
+    `speed_of` makes an endpoint's speed estimator; by default it measures this process only. With
+    `shares_prefixes`, `held_prefixes` tells what other processes should know.
     """
 
     def __init__(
@@ -66,6 +71,8 @@ class Fleet:
         exclusion_config: ExclusionConfig | None = None,
         speed_of: Callable[[Endpoint], SpeedEstimator] = lambda _: SpeedEstimator(),
         max_num_seqs: Callable[[Endpoint], int | None] = lambda _: None,
+        *,
+        shares_prefixes: bool = False,
     ) -> None:
         self.ledger = ledger
         self._thresholds = thresholds
@@ -78,6 +85,9 @@ class Fleet:
             )
             for ordinal, endpoint in enumerate(endpoints)
         }
+        if shares_prefixes:
+            for member in self._members.values():
+                member.prefixes.news = []
         self._pools = {
             role: tuple(m for m in self._members.values() if m.endpoint.role is role)
             for role in Role
@@ -106,12 +116,22 @@ class Fleet:
         """Whether a decode engine is up."""
         return any(m.health.is_usable for m in self._pools[Role.DECODE])
 
-    def lease(self, endpoint: Endpoint, tokens: int, pending: int = 0) -> Lease:
+    def lease(
+        self, endpoint: Endpoint, tokens: int, pending: int = 0, prefix: PrefixKeys = NO_KEYS
+    ) -> Lease:
         """Count a request on the endpoint until the lease is released.
 
-        `pending` of its `tokens` are computed by this engine.
+        `pending` of its `tokens` are computed by this engine, whose KV cache holds `prefix` then.
         """
-        return self.ledger.lease(endpoint, tokens, pending)
+        claim = self._members[endpoint].prefixes.claim(prefix) if prefix.keys else None
+        return self.ledger.lease(endpoint, tokens, pending, claim)
+
+    def uncached(
+        self, candidates: Sequence[Candidate], tokens: int, prefix: PrefixKeys
+    ) -> list[int]:
+        """How many of a prompt's tokens each candidate would have to compute."""
+        members = self._members
+        return [members[c.endpoint].uncached(tokens, prefix) for c in candidates]
 
     def leg(
         self,
@@ -220,6 +240,15 @@ class Fleet:
         for monitor in self._monitors.values():
             monitor.tick(now)
 
+    def held_prefixes(self) -> Iterator[PrefixesHeld]:
+        """What engines have computed for this process since the last call."""
+        for member in self._members.values():
+            news = member.prefixes.news
+            while news:
+                some = tuple(news[:MAX_NEWS])
+                del news[:MAX_NEWS]
+                yield PrefixesHeld(member.endpoint, some)
+
     def expected_delay(self, member: Member) -> float | None:
         """Expected seconds of a request of mean length there, now; None if not known."""
         return self._monitors[member.endpoint.role].expected_delay(member)
@@ -282,6 +311,9 @@ class Fleet:
             self._scraped(member, event, now)
         elif isinstance(event, Ejected):
             self._monitors[event.endpoint.role].ejected_elsewhere(member, event.since, event.until)
+        elif isinstance(event, PrefixesHeld):
+            for prefix in event.prefixes:
+                member.prefixes.hold(prefix)
         elif is_unreachable(event):
             self._see(member, HealthSignal.FAILED, now)
 
@@ -325,6 +357,8 @@ class Fleet:
         view, gauges = member.view, event.gauges
         has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
         member.queue.observe(gauges, has_transfers=has_transfers)
+        if gauges is not None:
+            member.observe_cache(gauges)
         running = gauges.running if gauges else None
         if running is None or gauges is None:
             view.other_requests = None

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from router.core.prefix.held import PrefixClaim
 from router.core.values import Endpoint, Load, LocalLoad
 
 __all__ = ["Lease", "Ledger"]
@@ -26,12 +27,14 @@ class Ledger:
             load = self._loads[endpoint] = self._load_of(endpoint)
         return load
 
-    def lease(self, endpoint: Endpoint, tokens: int, pending: int = 0) -> "Lease":
+    def lease(
+        self, endpoint: Endpoint, tokens: int, pending: int = 0, claim: PrefixClaim | None = None
+    ) -> "Lease":
         """Count a request of `tokens` estimated input tokens until the lease is released.
 
-        `pending` of them are computed by this engine.
+        `pending` of them are computed by this engine; `claim`: what its KV cache will hold then.
         """
-        return Lease(self.load(endpoint), endpoint, tokens, pending)
+        return Lease(self.load(endpoint), endpoint, tokens, pending, claim)
 
     def in_flight(self, endpoint: Endpoint) -> int:
         """Requests on the endpoint now."""
@@ -49,11 +52,19 @@ class Ledger:
 class Lease:
     """One request on one endpoint. Released once, on success, error or cancellation."""
 
-    __slots__ = ("_load", "_pending", "endpoint", "tokens")
+    __slots__ = ("_claim", "_load", "_pending", "endpoint", "tokens")
 
-    def __init__(self, load: Load, endpoint: Endpoint, tokens: int, pending: int) -> None:
+    def __init__(
+        self,
+        load: Load,
+        endpoint: Endpoint,
+        tokens: int,
+        pending: int,
+        claim: PrefixClaim | None = None,
+    ) -> None:
         self._load: Load | None = load
         self._pending = pending
+        self._claim = claim
         self.endpoint = endpoint
         self.tokens = tokens
         load.add(1, tokens, pending)
@@ -71,12 +82,18 @@ class Lease:
         pending, self._pending = self._pending, 0
         if pending and self._load is not None:
             self._load.add(0, 0, -pending)
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.confirm()
 
     def release(self) -> None:
         """End the lease. Idempotent."""
         load, self._load = self._load, None
         if load is not None:
             load.add(-1, -self.tokens, -self._pending)
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.drop()
 
     def __enter__(self) -> Self:
         return self

@@ -10,9 +10,11 @@ from router.core.capacity import Capacity, QueueDetector
 from router.core.health import Health
 from router.core.outlier import Outlier
 from router.core.pool_speed import SlowdownHistory
+from router.core.prefix.held import HeldPrefixes
+from router.core.prefix.trust import PrefixTrust
 from router.core.speed_estimator import EventCounts, SpeedEstimator
 from router.core.stall import Stall
-from router.core.values import Candidate, Endpoint, Gauges
+from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys
 
 __all__ = ["Exclusion", "Member"]
 
@@ -62,6 +64,29 @@ class Member:
     counted: tuple[int, EventCounts] | None = None
     """The engine's counter of generated tokens at the last scrape, and the events counted here
     until then; None if other clients had requests there."""
+
+    prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
+    """The prompt prefixes in its KV cache."""
+    prefix_trust: PrefixTrust = field(default_factory=PrefixTrust)
+
+    def uncached(self, tokens: int, prefix: PrefixKeys) -> int:
+        """How many of a prompt's tokens it would have to compute: at least one."""
+        held = self.prefixes.match(prefix)
+        return max(1, tokens - int(self.prefix_trust.share * held)) if held else tokens
+
+    def observe_cache(self, gauges: Gauges) -> None:
+        """Learn from a scrape how much it caches, and whether predictions hold."""
+        held = self.prefixes
+        if gauges.cache_tokens is not None and gauges.cache_tokens != held.capacity:
+            held.resize(gauges.cache_tokens)
+        self.prefix_trust.observe(
+            held.prompt_tokens, held.predicted_tokens, gauges.cache_queries, gauges.cache_hits
+        )
+
+    def forget_cache(self) -> None:
+        """It is a new engine."""
+        self.prefixes.clear()
+        self.prefix_trust = PrefixTrust()
 
     def calibrate(self, gauges: Gauges, others: int) -> None:
         """Learn tokens per event from the engine's counter of generated tokens, between two scrapes

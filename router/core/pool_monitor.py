@@ -30,6 +30,13 @@ SILENT_TOKENS = 16
 MIN_SLOW_START_WEIGHT = 0.1
 """Weight with which slow start begins; Envoy's min_weight_percent."""
 
+FIRST_TOKEN_FACTOR = 32.0
+"""How much more a prompt token that delays a first token counts than its share of a request's mean
+time: one more stream hardly slows the others of a decode engine, its prompt holds them all up."""
+
+UNKNOWN_FIRST_TOKEN_WEIGHT = 1 / 2048
+"""The same per prompt token, in requests, until it is measured: the order of what is measured."""
+
 PREFILL_TOKENS_PER_REQUEST = 64
 """Fixed cost of a request on a prefill engine, in prompt tokens."""
 
@@ -87,6 +94,7 @@ class PoolMonitor:
         member.speed.reset()
         member.speed.is_stalled = False
         member.capacity.reset()
+        member.forget_cache()
         member.queue, member.counted, member.history = QueueDetector(), None, None
         member.view.other_requests, member.view.slowdown = None, 1.0
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
@@ -125,6 +133,9 @@ class PoolMonitor:
         gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in self._members]
         self.pool_median = pool_speed.pool_median(gap for gap in gaps if gap is not None)
         cost = self._prompt_cost()
+        weight = FIRST_TOKEN_FACTOR * cost or UNKNOWN_FIRST_TOKEN_WEIGHT
+        if is_prefill:  # its prompt cost is all that it has
+            weight = 0.0
         noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
         slowdowns = [pool_speed.slowdown(gap, self.pool_median, noise) for gap in gaps]
         is_mixed = self._is_mixed(slowdowns)
@@ -134,6 +145,7 @@ class PoolMonitor:
             )
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
             member.view.prompt_cost = cost
+            member.view.first_token_weight = weight
 
     def expected_delay(self, member: Member) -> float | None:
         """Expected seconds to the last token of a request of mean length; None if not known."""

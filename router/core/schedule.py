@@ -13,18 +13,38 @@ from router.core.fleet import Fleet
 from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
-from router.core.values import DECODE, PREFILL, Candidate, Decision, Endpoint, Facts, Role
+from router.core.prefix.keys import prefix_keys
+from router.core.values import (
+    DECODE,
+    DIRECT,
+    NO_KEYS,
+    PREFILL,
+    REMOTE,
+    Candidate,
+    Decision,
+    Endpoint,
+    Facts,
+    PrefixKeys,
+    Role,
+)
 
 __all__ = ["Ranking", "Scheduler"]
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
+NO_ROLES: frozenset[Role] = frozenset()
+
+LOAD_FACTOR = 32
+"""How many times longer it takes to compute a prompt token than to load its KV cache from another
+engine: an engine that holds the prompt already is only a little better then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Candidates, their scores, and the index of the chosen one."""
+    """Candidates, the prompt tokens that each would have to compute, their scores, and the index of
+    the chosen one."""
 
     candidates: tuple[Candidate, ...]
+    uncached: tuple[int, ...]
     scores: tuple[float, ...]
     chosen: int
 
@@ -35,21 +55,43 @@ class Ranking:
 
 
 class Scheduler:
-    """The scheduler of one router process. Its only state is the number of choices."""
+    """The scheduler of one router process. Its only state is the number of choices.
+
+    `cached_roles`: those in which it counts what an engine's prefix cache holds. With
+    `threshold_on_uncached` the threshold is for what the decode engine would have to compute.
+    """
 
     def __init__(
-        self, fleet: Fleet, policies: dict[Role, Policy], threshold: int, rng: Random
+        self,
+        fleet: Fleet,
+        policies: dict[Role, Policy],
+        threshold: int,
+        rng: Random,
+        cached_roles: frozenset[Role] = NO_ROLES,
+        *,
+        threshold_on_uncached: bool = False,
     ) -> None:
         self._fleet = fleet
         self._policies = policies
         self._threshold = threshold
         self._rng = rng
+        self._cached_roles = cached_roles
+        self._threshold_on_uncached = threshold_on_uncached
         self._choices = 0
 
-    def decide(self, facts: Facts) -> Decision:
+    def decide(self, facts: Facts, now: float) -> Decision:
         """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
         self._check_model(facts)
-        return threshold.decide(facts, self._threshold, bool(self._fleet.pool(PREFILL)))
+        has_prefill_pool = bool(self._fleet.pool(PREFILL))
+        decision = threshold.decide(facts, self._threshold, has_prefill_pool)
+        if decision.mode is REMOTE and self._threshold_on_uncached and self._threshold:
+            try:
+                ranking = self.rank(DECODE, facts, now=now)
+            except NoEngine:  # the plan says so
+                return decision
+            if ranking.uncached[ranking.chosen] < self._threshold:
+                return Decision(DIRECT, "cached_on_decode")
+        return decision
 
     def lease(
         self,
@@ -64,11 +106,12 @@ class Scheduler:
 
         `computes`: the engine computes the prompt itself, it does not load its KV cache.
         """
-        candidates, _, place = self._ranked(role, facts, exclude, now)
+        candidates, uncached, _, place = self._ranked(role, facts, exclude, now, computes=computes)
         chosen = candidates[place]
         self._choices += 1
         chosen.chosen_at = self._choices
-        return self._fleet.lease(chosen.endpoint, facts.tokens, facts.tokens if computes else 0)
+        pending = uncached[place] if computes else 0
+        return self._fleet.lease(chosen.endpoint, facts.tokens, pending, self._prefix(role, facts))
 
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
         """Raise NoEngine if `lease` would; leases nothing."""
@@ -101,12 +144,13 @@ class Scheduler:
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
         """The current candidates with their figures, as text, best first."""
         ranking = self.rank(role, facts, now=now)
-        pairs = sorted(zip(ranking.scores, ranking.candidates, strict=True), key=lambda p: p[0])
+        triples = zip(ranking.scores, ranking.uncached, ranking.candidates, strict=True)
+        ordered = sorted(triples, key=lambda triple: triple[0])
         return tuple(
-            f"{c.endpoint.url} score={score:.3g} in_flight={c.in_flight} "
+            f"{c.endpoint.url} score={score:.3g} uncached={own} in_flight={c.in_flight} "
             f"other_requests={c.other_requests or 0} slowdown={c.slowdown:.3g} "
             f"slow_start_weight={c.slow_start_weight:.2g}"
-            for score, c in pairs
+            for score, own, c in ordered
         )
 
     def rank(
@@ -117,17 +161,39 @@ class Scheduler:
         now: float = 0.0,
     ) -> Ranking:
         """Score the candidates; leases nothing. Raises NoEngine when there is none."""
-        candidates, scores, chosen = self._ranked(role, facts, exclude, now)
-        return Ranking(tuple(candidates), tuple(scores), chosen)
+        candidates, uncached, scores, chosen = self._ranked(role, facts, exclude, now)
+        return Ranking(tuple(candidates), tuple(uncached), tuple(scores), chosen)
 
     def _ranked(
-        self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
-    ) -> tuple[Sequence[Candidate], Sequence[float], int]:
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint],
+        now: float,
+        *,
+        computes: bool = True,
+    ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int]:
         candidates = self._fleet.candidates(role, facts.model, exclude, now, self._rng)
         if not candidates:
             raise _no_engine(role)
-        scores = self._policies[role](candidates, facts, now, self._rng)
-        return candidates, scores, _least_recent_of_best(candidates, scores)
+        prefix = self._prefix(role, facts)
+        uncached: Sequence[int]
+        if prefix.keys:
+            uncached = self._fleet.uncached(candidates, facts.tokens, prefix)
+        else:
+            uncached = (facts.tokens,) * len(candidates)
+        if not computes:
+            uncached = [own // LOAD_FACTOR for own in uncached]
+        scores = self._policies[role](candidates, uncached, now, self._rng)
+        return candidates, uncached, scores, _least_recent_of_best(candidates, scores)
+
+    def _prefix(self, role: Role, facts: Facts) -> PrefixKeys:
+        """The keys of the request's prompt, where the role's choices depend on them."""
+        if role not in self._cached_roles:
+            return NO_KEYS
+        if facts.prefix is None:
+            facts.prefix = prefix_keys(facts)
+        return facts.prefix
 
     def _check_model(self, facts: Facts) -> None:
         known = self._fleet.known_models()

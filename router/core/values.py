@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 __all__ = [
     "DECODE",
     "DIRECT",
+    "NO_KEYS",
     "PREFILL",
     "REMOTE",
     "Candidate",
@@ -21,6 +22,7 @@ __all__ = [
     "Load",
     "LocalLoad",
     "Mode",
+    "PrefixKeys",
     "Reply",
     "Role",
     "Route",
@@ -83,6 +85,16 @@ class Route:
     """Whether the route generates tokens, and so may be prefilled remotely."""
 
 
+class PrefixKeys(NamedTuple):
+    """A prompt's prefixes. `keys[i]` stands for everything up to the end of chunk i, `ends[i]` is
+    the estimated number of tokens up to there."""
+
+    keys: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+NO_KEYS: Final = PrefixKeys((), ())
+
 MAX_N = 16_384
 """vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES); a larger one is answered with an error."""
 
@@ -106,6 +118,8 @@ class Facts:
     """The same body parsed (read-only); empty for pass-through routes that are not JSON."""
     query: bytes = b""
     """The query string, without its question mark."""
+    prefix: PrefixKeys | None = field(repr=False, default=None)
+    """Keys of its prompt's prefixes; None until they are needed."""
 
     @property
     def sequences(self) -> int:
@@ -179,6 +193,9 @@ class Candidate:
     """Sequences that it runs side by side (vLLM's max_num_seqs); infinite if not known."""
     prompt_cost: float = 0.0
     """The cost of a pending prompt token, in requests of mean length."""
+    first_token_weight: float = 1 / 2048
+    """The weight of a prompt token that must be computed before a request's first token, beyond
+    its `prompt_cost`."""
     chosen_at: int = 0
     """Number of the scheduler's last choice of it; 0: never chosen."""
 
@@ -215,6 +232,12 @@ class Gauges:
     """Since the engine started."""
     generated: int | None = None
     """Tokens generated since the engine started, for all clients."""
+    cache_tokens: int | None = None
+    """Tokens that its KV cache has room for."""
+    cache_queries: int | None = None
+    """Prompt tokens that were looked up in its prefix cache since it started."""
+    cache_hits: int | None = None
+    """Those of them that were found there."""
 
 
 @dataclass(slots=True)

@@ -163,9 +163,10 @@ class ServedRequest(RequestRun):
             kind = self._fields.get(b"content-type", b"")
             facts = facts_of.read(self._route, kind, raw, self._query)
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
-            decision = network.scheduler.decide(facts)
+            now = time.monotonic()
+            decision = network.scheduler.decide(facts, now)
             record.mode, record.reason = decision.mode, decision.reason
-            action = self.start(facts, network.plans(facts, decision), time.monotonic())
+            action = self.start(facts, network.plans(facts, decision), now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
         else:

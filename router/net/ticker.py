@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from router.core.events import Ejected
+from router.core.events import Ejected, SharedEvent
 from router.core.fleet import Fleet
 from router.core.member import Exclusion, Member
 from router.core.speed_estimator import TICK_SECONDS
@@ -16,14 +16,16 @@ log = logging.getLogger(__name__)
 
 
 async def tick_for_ever(
-    fleet: Fleet, publish: Callable[[Ejected], None], *, is_leader: bool = True
+    fleet: Fleet, publish: Callable[[SharedEvent], None], *, is_leader: bool = True
 ) -> None:
-    """Run until cancelled. Ejections are passed to `publish`; only the leader of several workers
-    logs."""
+    """Run until cancelled. What other workers should know is passed to `publish`; only the leader
+    of several workers logs."""
     known = [member.exclusion for member in fleet]
     while True:
         await asyncio.sleep(TICK_SECONDS)
         fleet.tick(time.monotonic())
+        for held in fleet.held_prefixes():
+            publish(held)
         for place, member in enumerate(fleet):
             if member.exclusion is not known[place]:
                 known[place] = member.exclusion
@@ -32,7 +34,7 @@ async def tick_for_ever(
                 _publish_ejection(member, publish)
 
 
-def _publish_ejection(member: Member, publish: Callable[[Ejected], None]) -> None:
+def _publish_ejection(member: Member, publish: Callable[[SharedEvent], None]) -> None:
     since, until = member.outlier.since, member.outlier.until
     if since is not None and until is not None:
         publish(Ejected(member.endpoint, since, until))

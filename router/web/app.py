@@ -16,7 +16,7 @@ from random import Random
 from fastapi import FastAPI
 
 from router.core import outlier
-from router.core.events import Ejected, Event, LegDone, SharedEvent
+from router.core.events import Event, LegDone, SharedEvent
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
 from router.core.ledger import Ledger
@@ -176,7 +176,7 @@ class Router:
     def _on_shared_event(self, event: SharedEvent) -> None:
         self.fleet.observe_shared(event, time.monotonic())
 
-    def _ejected(self, event: Ejected) -> None:
+    def _publish(self, event: SharedEvent) -> None:
         if self._context is not None:
             self._context.bus.publish(event)
 
@@ -239,7 +239,7 @@ class Router:
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
-        ticks = partial(tick_for_ever, self.fleet, self._ejected, is_leader=is_leader)
+        ticks = partial(tick_for_ever, self.fleet, self._publish, is_leader=is_leader)
         self._tasks.spawn(ticks, "fleet ticker")
         self._loop_lag.start()
         try:
@@ -293,6 +293,7 @@ def fleet_of(settings: Settings, context: WorkerContext | None = None) -> Fleet:
         exclusion_config,
         speed_of,
         max_num_seqs,
+        shares_prefixes=context is not None,
     )
 
 
@@ -307,7 +308,19 @@ def policies_of(settings: Settings) -> dict[Role, Policy]:
 
 def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:
     """The scheduler that the settings name, for a fleet."""
-    return Scheduler(fleet, policies_of(settings), settings.routing_threshold, Random())
+    policies = policies_of(settings)
+    cached_roles: frozenset[Role] = frozenset()
+    on_uncached = settings.threshold_on == "uncached"
+    if settings.prefix_cache == "history":
+        cached_roles = roles_that_use_speed(policies) | ({Role.DECODE} if on_uncached else set())
+    return Scheduler(
+        fleet,
+        policies,
+        settings.routing_threshold,
+        Random(),
+        cached_roles,
+        threshold_on_uncached=on_uncached,
+    )
 
 
 def _receivers(settings: Settings) -> dict[Endpoint, Receiver]:

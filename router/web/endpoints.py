@@ -35,6 +35,13 @@ def _entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "slowdown": view.slowdown if seconds is not None else None,
         "slow_start_weight": view.slow_start_weight,
         "expected_delay_seconds": fleet.expected_delay(member),
+        "prefix_cache": {
+            "capacity_tokens": member.prefixes.capacity,
+            "held_tokens": member.prefixes.tokens,
+            "predicted_tokens": member.prefixes.predicted_tokens,
+            "prompt_tokens": member.prefixes.prompt_tokens,
+            "trust": member.prefix_trust.share if member.prefix_trust.is_measured else None,
+        },
         "models": None if member.models is None else sorted(member.models),
     }
 

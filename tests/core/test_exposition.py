@@ -12,7 +12,9 @@ NOTHING = Gauges()
 
 
 def test_a_recorded_idle_engine_has_no_load() -> None:
-    assert read(sample("metrics.txt")) == Gauges(running=0, waiting=0, kv_usage=0.0, queued=0)
+    assert read(sample("metrics.txt")) == Gauges(
+        running=0, waiting=0, kv_usage=0.0, queued=0, cache_tokens=32_768
+    )
 
 
 RUNNING = b'vllm:num_requests_running{engine="0",model_name="tiny"} '
@@ -24,6 +26,14 @@ RUNNING = b'vllm:num_requests_running{engine="0",model_name="tiny"} '
         (b"vllm:num_requests_running 3", Gauges(running=3)),
         (b"vllm:num_requests_running{} 3.0\n", Gauges(running=3)),
         (RUNNING + b"3.0\n", Gauges(running=3)),
+        (b'vllm:prefix_cache_queries_total{engine="0"} 90.0\n', Gauges(cache_queries=90)),
+        (b'vllm:prefix_cache_hits_total{engine="0"} 30.0\n', Gauges(cache_hits=30)),
+        (
+            b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="10"} 1.0\n'
+            b'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="20"} 1.0\n',
+            Gauges(cache_tokens=480),
+        ),
+        (b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n', Gauges()),
         (RUNNING + b"3.0\r\n", Gauges(running=3)),
         (RUNNING + b"3.0 1700000000000\n", Gauges(running=3)),
         (RUNNING + b"3.0 -5 \n", Gauges(running=3)),

@@ -16,7 +16,7 @@ from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.policies import POLICIES, Policy
 from router.core.schedule import Scheduler
-from router.core.values import Candidate, Decision, Endpoint, Facts, FailureKind, Mode, Role
+from router.core.values import Candidate, Decision, Endpoint, FailureKind, Mode, Role
 from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
@@ -127,17 +127,17 @@ def test_without_an_engine_the_client_is_told_to_come_back(role: Role) -> None:
         scheduler_of(fleet_of()).lease(role, FACTS, NO_ENDPOINTS, 0.0)
 
 
-def test_a_policy_sees_the_facts_the_time_and_the_random_source() -> None:
+def test_a_policy_sees_the_prompts_tokens_the_time_and_the_random_source() -> None:
     seen = []
 
     def policy(
-        candidates: Sequence[Candidate], facts: Facts, now: float, rng: Random
+        candidates: Sequence[Candidate], uncached: Sequence[int], now: float, rng: Random
     ) -> Sequence[float]:
-        seen.append((facts, now, rng.random()))
+        seen.append((uncached, now, rng.random()))
         return [0.0] * len(candidates)
 
     scheduler_of(fleet_of(D0), policy).lease(Role.DECODE, FACTS, NO_ENDPOINTS, 3.5)
-    assert seen == [(FACTS, 3.5, Random(0).random())]
+    assert seen == [((FACTS.tokens,), 3.5, Random(0).random())]
 
 
 decodes = [Endpoint(f"http://d{number}", Role.DECODE) for number in range(5)]
@@ -175,9 +175,9 @@ def test_equals_are_chosen_equally_often(engines: int, times: int) -> None:
 
 def test_the_threshold_and_the_prefill_pool_decide_the_way() -> None:
     remote = Decision(Mode.REMOTE, "at_or_above_threshold")
-    assert scheduler_of(fleet_of(P0, D0), threshold=10).decide(FACTS) == remote
-    assert scheduler_of(fleet_of(P0, D0), threshold=11).decide(FACTS).mode is Mode.DIRECT
-    alone = scheduler_of(fleet_of(D0), threshold=10).decide(FACTS)
+    assert scheduler_of(fleet_of(P0, D0), threshold=10).decide(FACTS, 0.0) == remote
+    assert scheduler_of(fleet_of(P0, D0), threshold=11).decide(FACTS, 0.0).mode is Mode.DIRECT
+    alone = scheduler_of(fleet_of(D0), threshold=10).decide(FACTS, 0.0)
     assert alone == Decision(Mode.DIRECT, "no_prefill_pool")
 
 
@@ -186,7 +186,7 @@ def test_the_threshold_and_the_prefill_pool_decide_the_way() -> None:
 
 def decide(fleet: Fleet, model: str | None) -> Decision:
     """The decision for a request that names a model, or none."""
-    return scheduler_of(fleet).decide(request(prompt="x", model=model))
+    return scheduler_of(fleet).decide(request(prompt="x", model=model), 0.0)
 
 
 def test_an_unknown_model_is_not_found_in_vllms_words() -> None:
@@ -228,7 +228,7 @@ def test_a_model_whose_engine_is_away_is_known_and_has_no_engine() -> None:
     fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 0.0)
     scheduler = scheduler_of(fleet)
     facts = request(prompt="x", model="tiny")
-    assert scheduler.decide(facts).mode is Mode.DIRECT
+    assert scheduler.decide(facts, 0.0).mode is Mode.DIRECT
     with pytest.raises(NoEngine):
         scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
 
@@ -253,9 +253,9 @@ def test_a_choice_is_explained_best_first_and_takes_nothing() -> None:
     lease = scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0)
     first, second = scheduler.explained(Role.DECODE, FACTS, 0.0)
     assert first.startswith(
-        f"{D1.url} score=0 in_flight=0 other_requests=0 slowdown=1 slow_start_weight=1"
+        f"{D1.url} score=0 uncached=10 in_flight=0 other_requests=0 slowdown=1 slow_start_weight=1"
     )
-    assert second.startswith(f"{lease.endpoint.url} score=1 in_flight=1")
+    assert second.startswith(f"{lease.endpoint.url} score=1 uncached=10 in_flight=1")
     assert fleet.ledger.total() == 1
 
 

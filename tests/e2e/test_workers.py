@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.process import SECONDS, Process, serving
 from tests.net.client import Answer, Client, request
-from tests.net.engine import Call, ScriptedEngine
+from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, token
 
@@ -312,3 +312,37 @@ def _lives(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+async def test_a_prompt_goes_where_its_beginning_lies_whichever_process_is_asked(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine() for _ in range(4)]
+    for engine in engines:
+        engine.answer_all(lambda call: call.send(json_reply({"choices": []})))
+    urls = [word for engine in engines for word in ("--decode", engine.url)]
+    async with serving(*urls, "--workers", str(WORKERS)) as process:
+        await process.ready()
+
+        async def ask(prompt: int) -> int:
+            """The engine that answers it, by its place."""
+            before = [engine.seen for engine in engines]
+            client = await process.client()
+            body = {"prompt": f"{prompt} is a number. " * 500}
+            assert (await client.ask(COMPLETIONS, body)).status == 200
+            client.leave()
+            (place,) = (n for n in range(4) if engines[n].seen > before[n])
+            return place
+
+        # A process that knows of nothing takes the first engine, one that has asked it another.
+        prompt = 1
+        while (holder := await ask(prompt)) == 0:
+            prompt += 1
+        found: list[int] = []
+
+        async def all_know() -> bool:
+            """Whether the last twenty, which any process may have had, went there."""
+            found.append(await ask(prompt))
+            return found[-20:] == [holder] * 20
+
+        await until(all_know, "all processes to know where the prompt lies")

@@ -10,12 +10,13 @@ from random import Random
 from router.core.policies.least_loaded import least_loaded
 from router.core.policies.round_robin import round_robin
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
-from router.core.values import Candidate, Facts
+from router.core.values import Candidate
 
 __all__ = ["POLICIES", "Policy"]
 
-Policy = Callable[[Sequence[Candidate], Facts, float, Random], Sequence[float]]
-"""(candidates, facts, now in seconds, random source) -> a score for each candidate."""
+Policy = Callable[[Sequence[Candidate], Sequence[int], float, Random], Sequence[float]]
+"""(candidates, prompt tokens that each would have to compute, now in seconds, random source) -> a
+score for each candidate."""
 
 POLICIES: dict[str, Policy] = {
     "round_robin": round_robin,

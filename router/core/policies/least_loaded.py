@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from random import Random
 
-from router.core.values import Candidate, Facts
+from router.core.values import Candidate
 
 __all__ = ["least_loaded"]
 
 
 def least_loaded(
-    candidates: Sequence[Candidate], _facts: Facts, _now: float, _rng: Random
+    candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, _rng: Random
 ) -> Sequence[float]:
     """This router's requests in flight, which are exact, plus other clients', by the gauges.
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from random import Random
 
-from router.core.values import Candidate, Facts
+from router.core.values import Candidate
 
 __all__ = ["round_robin"]
 
 
 def round_robin(
-    candidates: Sequence[Candidate], _facts: Facts, _now: float, _rng: Random
+    candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, _rng: Random
 ) -> Sequence[float]:
     """The same score for all."""
     return [0.0] * len(candidates)

@@ -1,7 +1,8 @@
 """shortest_expected_delay: the engine on which this request is expected to finish first.
 
 With continuous batching, streams hardly delay each other until the slots are full; what matters is
-the engine's gap between tokens. So work is shared in proportion to the cube of the speed: an engine
+the engine's gap between tokens, and how much of the prompt it must compute: what its prefix cache
+holds, it need not. So work is shared in proportion to the cube of the speed: an engine
 twice as slow gets an eighth, enough to keep measuring it. (Faster ones get in proportion only: they
 would fill up before that is seen.) Engines excluded as slow get only what they would finish first.
 """
@@ -9,7 +10,7 @@ would fill up before that is seen.) Engines excluded as slow get only what they 
 from collections.abc import Sequence
 from random import Random
 
-from router.core.values import Candidate, Facts
+from router.core.values import Candidate
 
 __all__ = ["shortest_expected_delay"]
 
@@ -19,26 +20,27 @@ than any place in a queue."""
 
 
 def shortest_expected_delay(
-    candidates: Sequence[Candidate], facts: Facts, _now: float, _rng: Random
+    candidates: Sequence[Candidate], uncached: Sequence[int], _now: float, _rng: Random
 ) -> Sequence[float]:
     """Work on the engine (requests and pending prompt tokens), weighted by its slowdown."""
-    own = facts.tokens
+    least = min(uncached)
     scores = []
     some_are_slow = False
-    for c in candidates:
+    for c, own in zip(candidates, uncached, strict=True):
         load, slowdown = c.load, c.slowdown
         requests = load.requests + (c.other_requests or 0) + 1
-        work = requests + (load.pending + own) * c.prompt_cost
+        pending = load.pending + own
+        work = requests + pending * c.prompt_cost + (pending - least) * c.first_token_weight
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
         weight = slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown
         scores.append(weight * work / c.slow_start_weight)
         some_are_slow = some_are_slow or c.is_slow
-    return _avoiding_slow(candidates, scores, own) if some_are_slow else scores
+    return _avoiding_slow(candidates, scores, uncached) if some_are_slow else scores
 
 
 def _avoiding_slow(
-    candidates: Sequence[Candidate], scores: list[float], own: int
+    candidates: Sequence[Candidate], scores: list[float], uncached: Sequence[int]
 ) -> Sequence[float]:
     """Rank slow engines last, unless they would finish before the best of the others."""
     quick = [place for place, c in enumerate(candidates) if not c.is_slow]
@@ -46,10 +48,10 @@ def _avoiding_slow(
         return scores
     best = min(quick, key=scores.__getitem__)
     worst = max(scores[place] for place in quick)
-    limit = _finish(candidates[best], own)
+    limit = _finish(candidates[best], uncached[best])
     for place, c in enumerate(candidates):
         if c.is_slow:
-            finish = _finish(c, own)
+            finish = _finish(c, uncached[place])
             is_sooner = finish < limit
             scores[place] = scores[best] * finish / limit if is_sooner else worst + finish
     return scores

@@ -11,9 +11,10 @@ from router.core.policies.least_loaded import least_loaded
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
 from router.core.pool_speed import SLOW
 from router.core.values import Candidate
-from tests.core.fixtures import D0, candidate, request
+from tests.core.fixtures import D0, candidate
 
-FACTS = request(prompt="x" * 400)
+OWN = 100
+"""Prompt tokens of the request, which no engine holds."""
 
 
 def engine(
@@ -40,7 +41,7 @@ def engine(
 
 def best(*engines: Candidate) -> int:
     """The place of the one that is chosen."""
-    scores = list(shortest_expected_delay(engines, FACTS, 0.0, Random(0)))
+    scores = list(shortest_expected_delay(engines, [OWN] * len(engines), 0.0, Random(0)))
     assert len(scores) == len(engines)
     return scores.index(min(scores))
 
@@ -57,8 +58,8 @@ def test_among_engines_that_are_alike_it_is_least_loaded(
     loads: list[tuple[int, int | None]],
 ) -> None:
     engines = [candidate(D0, requests, others) for requests, others in loads]
-    scores = shortest_expected_delay(engines, FACTS, 0.0, Random(0))
-    wanted = least_loaded(engines, FACTS, 0.0, Random(0))
+    scores = shortest_expected_delay(engines, [OWN] * len(engines), 0.0, Random(0))
+    wanted = least_loaded(engines, [OWN] * len(engines), 0.0, Random(0))
     order = sorted(range(len(engines)), key=lambda place: (scores[place], place))
     assert order == sorted(range(len(engines)), key=lambda place: (wanted[place], place))
 
@@ -122,5 +123,5 @@ def test_an_engine_that_comes_back_gets_its_share_of_the_ramp() -> None:
 def test_scores_are_finite_and_a_slow_one_wins_only_if_it_finishes_first(
     engines: list[Candidate],
 ) -> None:
-    scores = shortest_expected_delay(engines, FACTS, 0.0, Random(0))
+    scores = shortest_expected_delay(engines, [OWN] * len(engines), 0.0, Random(0))
     assert all(math.isfinite(score) and score > 0 for score in scores)

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from random import Random
 
 from router.core.policies import POLICIES, Policy
-from router.core.values import Candidate, Facts
+from router.core.values import Candidate
 from router.simulator.virtual.engine import Engine
 
 ORACLE = "oracle"
 
 
 def random_choice(
-    candidates: Sequence[Candidate], _facts: Facts, _now: float, rng: Random
+    candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, rng: Random
 ) -> Sequence[float]:
     """Any of them."""
     return [rng.random() for _ in candidates]
 
 
 def power_of_two(
-    candidates: Sequence[Candidate], _facts: Facts, _now: float, rng: Random
+    candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, rng: Random
 ) -> Sequence[float]:
     """Two at random, and of these the one with fewer requests."""
     scores = [2.0] * len(candidates)
@@ -48,7 +48,7 @@ def oracle(engines: Sequence[Engine]) -> Policy:
         return engine.batch.factor / gain + 1e-9 * load
 
     def policy(
-        candidates: Sequence[Candidate], _facts: Facts, now: float, _rng: Random
+        candidates: Sequence[Candidate], _uncached: Sequence[int], now: float, _rng: Random
     ) -> Sequence[float]:
         return [score(engines[candidate.ordinal], now) for candidate in candidates]
 

@@ -110,7 +110,7 @@ class Replica:
         self._open[exchange] = None
         self.now = now
         try:
-            decision = self.scheduler.decide(facts)
+            decision = self.scheduler.decide(facts, now)
             plan = direct(facts) if decision.mode is Mode.DIRECT else nixl(facts)
             action = run.start(facts, plan, now)
         except RouterError:

@@ -14,7 +14,6 @@ from router.simulator.virtual.routing.policies import (
     power_of_two,
     random_choice,
 )
-from router.simulator.virtual.routing.replica import request_of
 from router.simulator.virtual.values import EngineModel
 from tests.core.fixtures import D0, D1, D2, candidate
 
@@ -35,7 +34,7 @@ def test_random_may_choose_any():
     rng = Random(1)
     chosen = set()
     for _ in range(50):
-        scores = random_choice(THREE, request_of(1), 0.0, rng)
+        scores = random_choice(THREE, [1, 1, 1], 0.0, rng)
         chosen.add(scores.index(min(scores)))
     assert chosen == {0, 1, 2}
 
@@ -43,7 +42,7 @@ def test_random_may_choose_any():
 def test_power_of_two_takes_the_emptier_of_two():
     rng, chosen = Random(1), []
     for _ in range(300):
-        scores = power_of_two(THREE, request_of(1), 0.0, rng)
+        scores = power_of_two(THREE, [1, 1, 1], 0.0, rng)
         chosen.append(scores.index(min(scores)))
     assert 0 not in chosen  # the fullest of three is never the emptier of two
     assert chosen.count(2) == pytest.approx(200, abs=30)
@@ -57,7 +56,7 @@ def engines():
 
 def test_the_oracle_knows_speed_slots_and_who_is_frozen(engines):
     def chosen() -> int:
-        scores = oracle(engines)(THREE, request_of(1), 1.0, Random(1))
+        scores = oracle(engines)(THREE, [1, 1, 1], 1.0, Random(1))
         return scores.index(min(scores))
 
     engines[0].batch.factor = 1.1

@@ -1,0 +1,133 @@
+"""The prompt prefixes that one engine's KV cache holds, by what this router sent there.
+
+vLLM frees the blocks of a request tail first and takes the longest unused ones for new requests.
+The same order here: a prefix is never forgotten before what continues it, so how much of a prompt
+is held can be found by bisection.
+"""
+
+from bisect import bisect_left
+from typing import Final
+
+from router.core.values import PrefixKeys
+
+__all__ = ["DEFAULT_CAPACITY", "HeldPrefixes", "PrefixClaim"]
+
+DEFAULT_CAPACITY: Final = 500_000
+"""Tokens that an engine's KV cache holds if its /metrics do not say: some 31,000 blocks of 16."""
+
+
+class HeldPrefixes:
+    """Least recently used prefixes of an engine, up to the capacity of its KV cache in tokens.
+
+    A prefix is provisional from the lease of its first request on, and held from the first token.
+    """
+
+    def __init__(self) -> None:
+        self.capacity = DEFAULT_CAPACITY
+        self.tokens = 0
+        """Of all prefixes that it holds, shared ones counted once."""
+        self.prompt_tokens = self.predicted_tokens = 0
+        """Of the prompts whose first token came, and those of them that were held before."""
+        self.news: list[PrefixKeys] | None = None
+        """Prompts held since somebody emptied it; None where nobody wants to know."""
+        self._chunks: dict[int, int] = {}
+        """Tokens of each chunk by key, the least recently used first."""
+        self._provisional: dict[int, PrefixClaim] = {}
+        """The claims that will have made provisional chunks held."""
+
+    def __len__(self) -> int:
+        """Number of chunks."""
+        return len(self._chunks)
+
+    def match(self, prefix: PrefixKeys) -> int:
+        """Tokens of the longest part of the prompt that it holds, provisional ones included."""
+        chunks, keys = self._chunks, prefix.keys
+        if not keys or keys[0] not in chunks:
+            return 0
+        count = bisect_left(keys, 1, lo=1, key=lambda key: key not in chunks)
+        return prefix.ends[count - 1]
+
+    def claim(self, prefix: PrefixKeys) -> "PrefixClaim":
+        """A request with this prompt is sent: the cache will hold it."""
+        claim = PrefixClaim(self, prefix, self.match(prefix))
+        chunks, provisional = self._chunks, self._provisional
+        for key in prefix.keys:
+            if key not in chunks or key in provisional:
+                provisional[key] = claim
+        self._use(prefix)
+        return claim
+
+    def hold(self, prefix: PrefixKeys) -> None:
+        """The cache holds this prompt: it has been computed there."""
+        provisional = self._provisional
+        if provisional:
+            for key in prefix.keys:
+                provisional.pop(key, None)
+        self._use(prefix)
+
+    def drop(self, claim: "PrefixClaim", prefix: PrefixKeys) -> None:
+        """The request failed or was cancelled before its first token: forget what it would have
+        brought."""
+        for key in prefix.keys:
+            if self._provisional.get(key) is claim:
+                del self._provisional[key]
+                self.tokens -= self._chunks.pop(key, 0)
+
+    def clear(self) -> None:
+        """The engine is a new one: its cache is empty."""
+        self._chunks.clear()
+        self._provisional.clear()
+        self.tokens = 0
+
+    def resize(self, capacity: int) -> None:
+        """Set the capacity, in tokens."""
+        self.capacity = capacity
+        self._evict()
+
+    def _use(self, prefix: PrefixKeys) -> None:
+        """Make the prompt's chunks the most recently used ones, its head last of all."""
+        chunks, ends = self._chunks, prefix.ends
+        added = 0
+        for place in range(len(ends) - 1, -1, -1):
+            key = prefix.keys[place]
+            tokens = chunks.pop(key, -1)
+            if tokens < 0:
+                tokens = ends[place] - (ends[place - 1] if place else 0)
+                added += tokens
+            chunks[key] = tokens
+        self.tokens += added
+        self._evict()
+
+    def _evict(self) -> None:
+        chunks = self._chunks
+        while self.tokens > self.capacity and chunks:
+            key = next(iter(chunks))
+            self.tokens -= chunks.pop(key)
+            self._provisional.pop(key, None)
+
+
+class PrefixClaim:
+    """One request's prompt on one engine, until it is known whether the engine has computed it."""
+
+    __slots__ = ("_held", "_matched", "_prefix")
+
+    def __init__(self, held: HeldPrefixes, prefix: PrefixKeys, matched: int) -> None:
+        self._held: HeldPrefixes | None = held
+        self._prefix = prefix
+        self._matched = matched
+
+    def confirm(self) -> None:
+        """The first token came: the engine has computed the prompt. Idempotent."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.prompt_tokens += self._prefix.ends[-1]
+            held.predicted_tokens += self._matched
+            held.hold(self._prefix)
+            if held.news is not None:
+                held.news.append(self._prefix)
+
+    def drop(self) -> None:
+        """The request is over; no effect after `confirm`. Idempotent."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.drop(self, self._prefix)

@@ -1,0 +1,157 @@
+"""Keys of a prompt's prefixes: two prompts that begin alike have the same first keys.
+
+No tokenizer is needed: text is cut into chunks of 512 characters, some eight blocks of vLLM's KV
+cache, and each message begins a new chunk, so that a conversation keeps its keys when it goes on.
+Whatever else shapes the prompt (model, tools, template arguments, `cache_salt`) is part of the
+first key, images and the like are part of their message's.
+
+A key is Python's own hash, seeded at random: nobody outside can make two prompts collide, and the
+worker processes of a host, which are forks of one process, have the same keys.
+"""
+
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from router.core.tokens import CHARACTERS_PER_TOKEN, prompts
+from router.core.values import NO_KEYS, Facts, PrefixKeys, RouteKind
+
+__all__ = ["MIN_TOKENS", "prefix_keys"]
+
+CHUNK_CHARACTERS: Final = 512
+CHUNK_TOKENS: Final = CHUNK_CHARACTERS // CHARACTERS_PER_TOKEN
+
+ID_BYTES: Final = 4
+
+MIN_TOKENS: Final = 2 * CHUNK_TOKENS
+"""Prompts of fewer estimated tokens have no keys: engines compute them in one step anyway."""
+
+TEXT_PARTS: Final = ("text", "input_text", "output_text")
+
+SHAPING_KEYS: Final = frozenset(
+    {
+        *("tools", "tool_choice", "functions", "documents", "cache_salt", "mm_processor_kwargs"),
+        *("chat_template", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort"),
+        *("continue_final_message", "add_special_tokens", "truncate_prompt_tokens"),
+    }
+)
+"""Members of a body that change its prompt, or whether engines share its blocks with others."""
+
+
+def prefix_keys(facts: Facts) -> PrefixKeys:
+    """The keys of a request's prompt; none where it is short, or not a single prompt."""
+    body, kind = facts.body, facts.route.kind
+    if facts.tokens < MIN_TOKENS:
+        return NO_KEYS
+    chain = _Chain(_root(facts))
+    if kind is RouteKind.COMPLETIONS:
+        given = prompts(body.get("prompt"))
+        if len(given) == 1:
+            chain.add_prompt(given[0])
+    elif kind is RouteKind.CHAT:
+        chain.add_messages(body.get("messages"))
+    elif kind is RouteKind.MESSAGES:
+        chain.add_content(body.get("system"))
+        chain.add_messages(body.get("messages"))
+    elif kind is RouteKind.RESPONSES and body.get("previous_response_id") is None:
+        chain.add_content(body.get("instructions"))
+        given_input = body.get("input")
+        if isinstance(given_input, str):
+            chain.add_text(given_input)
+        else:
+            chain.add_messages(given_input)
+    return PrefixKeys(tuple(chain.keys), tuple(chain.ends))
+
+
+def _root(facts: Facts) -> int:
+    body = facts.body
+    shaping = [(key, _digest(body[key])) for key in sorted(SHAPING_KEYS.intersection(body))]
+    return hash((facts.route.kind, facts.model, *shaping))
+
+
+def _digest(value: object) -> int:
+    """A number for a part of the body that is compared as a whole."""
+    if value is None or isinstance(value, str):
+        return hash(value)
+    try:
+        return hash(orjson.dumps(value))
+    except orjson.JSONEncodeError:  # nested deeper than orjson writes
+        return id(value)  # like no other
+
+
+class _Chain:
+    """Keys in the making."""
+
+    __slots__ = ("_characters", "_key", "ends", "keys")
+
+    def __init__(self, root: int) -> None:
+        self.keys: list[int] = []
+        self.ends: list[int] = []
+        self._key = root
+        self._characters = 0
+
+    def add_text(self, text: str) -> None:
+        """Add text, in chunks of its own."""
+        if not text:
+            return
+        key, append = self._key, self.keys.append
+        for start in range(0, len(text), CHUNK_CHARACTERS):
+            key = hash((key, text[start : start + CHUNK_CHARACTERS]))
+            append(key)
+        begun, end = self._characters, self._characters + len(text)
+        self._key, self._characters = key, end
+        whole = range(begun + CHUNK_CHARACTERS, end, CHUNK_CHARACTERS)
+        self.ends += [characters // CHARACTERS_PER_TOKEN for characters in whole]
+        self.ends.append(end // CHARACTERS_PER_TOKEN)
+
+    def add_prompt(self, prompt: object) -> None:
+        """Add a completion's prompt: a text, or token ids."""
+        if isinstance(prompt, str):
+            self.add_text(prompt)
+        elif isinstance(prompt, list):
+            self._add_ids(prompt)
+
+    def _add_ids(self, ids: list[Any]) -> None:
+        try:
+            data = array("I", ids).tobytes()
+        except (TypeError, OverflowError):  # the engine will say what is wrong with them
+            return
+        key = self._key
+        for start in range(0, len(data), ID_BYTES * CHUNK_TOKENS):
+            key = hash((key, data[start : start + ID_BYTES * CHUNK_TOKENS]))
+            self.keys.append(key)
+            self.ends.append(min(start // ID_BYTES + CHUNK_TOKENS, len(ids)))
+
+    def add_messages(self, messages: object) -> None:
+        """Add a conversation."""
+        if not isinstance(messages, list):
+            return
+        for message in messages:
+            if not isinstance(message, Mapping):
+                return
+            rest = [item for item in message.items() if item[0] not in ("role", "content")]
+            self._mix(hash((_digest(message.get("role")), _digest(rest) if rest else 0)))
+            self.add_content(message.get("content"))
+
+    def add_content(self, content: object) -> None:
+        """Add a message's content: a text, or a list of parts."""
+        if isinstance(content, str):
+            self.add_text(content)
+        elif isinstance(content, Iterable) and not isinstance(content, Mapping):
+            for part in content:
+                self._add_part(part)
+        elif content is not None:
+            self._mix(_digest(content))
+
+    def _add_part(self, part: object) -> None:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if isinstance(part, Mapping) and part.get("type") in TEXT_PARTS and isinstance(text, str):
+            self.add_text(text)
+        else:
+            self._mix(_digest(part))
+
+    def _mix(self, number: int) -> None:
+        """Make what follows depend on `number`, which is no text."""
+        self._key = hash((self._key, number))

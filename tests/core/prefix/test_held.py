@@ -1,0 +1,182 @@
+"""What an engine's prefix cache holds: least recently used, tail before head."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from router.core.prefix.held import HeldPrefixes, PrefixClaim
+from router.core.values import NO_KEYS, PrefixKeys
+
+CHUNK = 100
+"""Tokens of a chunk here."""
+
+
+def prompt(*path: int) -> PrefixKeys:
+    """A prompt; those that begin with the same numbers begin alike."""
+    keys = tuple(hash(path[: place + 1]) for place in range(len(path)))
+    return PrefixKeys(keys, tuple(CHUNK * (place + 1) for place in range(len(path))))
+
+
+def held(*prompts: PrefixKeys, capacity: int = 10_000) -> HeldPrefixes:
+    """A cache in which these were computed, one after the other."""
+    cache = HeldPrefixes()
+    cache.resize(capacity)
+    for each in prompts:
+        cache.claim(each).confirm()
+    return cache
+
+
+def test_an_empty_cache_holds_nothing() -> None:
+    assert held().match(prompt(1)) == 0
+    assert held(prompt(1)).match(NO_KEYS) == 0
+
+
+def test_as_much_is_held_as_a_prompt_shares_with_those_before() -> None:
+    cache = held(prompt(1, 2, 3), prompt(1, 5))
+    assert cache.match(prompt(1, 2, 3, 4)) == 3 * CHUNK
+    assert cache.match(prompt(1, 5, 3)) == 2 * CHUNK
+    assert cache.match(prompt(2)) == 0
+
+
+def test_what_is_shared_is_counted_once() -> None:
+    cache = held(prompt(1, 2, 3), prompt(1, 2, 4))
+    assert cache.tokens == 4 * CHUNK
+    assert len(cache) == 4
+
+
+def test_the_longest_unused_goes_first_tail_before_head() -> None:
+    cache = held(prompt(1, 2, 3), prompt(4, 5), capacity=4 * CHUNK)
+    assert cache.match(prompt(1, 2, 3)) == 2 * CHUNK
+    cache.claim(prompt(1, 2))  # used again
+    cache.claim(prompt(6, 7))
+    assert cache.match(prompt(1, 2)) == 2 * CHUNK
+    assert cache.match(prompt(4, 5)) == 0
+
+
+def test_a_smaller_capacity_evicts_at_once() -> None:
+    cache = held(prompt(1, 2, 3))
+    cache.resize(CHUNK)
+    assert cache.match(prompt(1, 2, 3)) == cache.tokens == CHUNK
+
+
+def test_what_was_claimed_is_expected_there_at_once() -> None:
+    cache = HeldPrefixes()
+    cache.claim(prompt(1, 2))
+    assert cache.match(prompt(1, 2)) == 2 * CHUNK
+
+
+def test_a_request_that_failed_before_its_first_token_brought_nothing() -> None:
+    cache = held(prompt(1))
+    cache.claim(prompt(1, 2)).drop()
+    assert cache.match(prompt(1, 2)) == CHUNK
+    assert cache.tokens == CHUNK
+
+
+def test_after_the_first_token_an_end_takes_nothing_back() -> None:
+    cache = HeldPrefixes()
+    claim = cache.claim(prompt(1, 2))
+    claim.confirm()
+    claim.drop()
+    claim.confirm()
+    assert cache.match(prompt(1, 2)) == 2 * CHUNK
+    assert cache.prompt_tokens == 2 * CHUNK
+
+
+def test_of_two_siblings_one_may_fail() -> None:
+    cache = HeldPrefixes()
+    first, second = cache.claim(prompt(1, 2)), cache.claim(prompt(1, 3))
+    first.drop()
+    assert cache.match(prompt(1, 3)) == 2 * CHUNK
+    second.confirm()
+    assert cache.match(prompt(1, 2)) == CHUNK
+
+
+def test_a_sibling_that_is_computed_keeps_what_the_other_claimed() -> None:
+    cache = HeldPrefixes()
+    first, second = cache.claim(prompt(1, 2)), cache.claim(prompt(1, 2))
+    first.confirm()
+    second.drop()
+    assert cache.match(prompt(1, 2)) == 2 * CHUNK
+
+
+def test_a_new_engine_holds_nothing_and_old_claims_change_nothing() -> None:
+    cache = HeldPrefixes()
+    claim = cache.claim(prompt(1, 2))
+    cache.clear()
+    claim.drop()
+    assert (cache.tokens, len(cache)) == (0, 0)
+
+
+def test_predictions_are_counted_when_the_first_token_comes() -> None:
+    cache = held(prompt(1, 2))
+    claim = cache.claim(prompt(1, 2, 3))
+    assert cache.predicted_tokens == 0
+    claim.confirm()
+    assert cache.predicted_tokens == 2 * CHUNK
+    assert cache.prompt_tokens == 5 * CHUNK
+
+
+def test_others_are_told_only_of_what_was_computed_for_this_process() -> None:
+    cache = HeldPrefixes()
+    cache.news = []
+    claim = cache.claim(prompt(1))
+    assert not cache.news
+    claim.confirm()
+    cache.hold(prompt(2))  # as another process says
+    assert cache.news == [prompt(1)]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever comes in whatever order, the bookkeeping is right."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = HeldPrefixes()
+        self.cache.resize(12 * CHUNK)
+        self.claims: list[PrefixClaim] = []
+
+    paths = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+
+    @rule(path=paths)
+    def claim(self, path: list[int]) -> None:
+        """A request is sent."""
+        self.claims.append(self.cache.claim(prompt(*path)))
+
+    @rule(path=paths)
+    def hold(self, path: list[int]) -> None:
+        """Another process says that it is held."""
+        self.cache.hold(prompt(*path))
+
+    @rule(which=st.integers(0, 9), is_good=st.booleans())
+    def end(self, which: int, is_good: bool) -> None:
+        """A request gets its first token, or fails."""
+        if self.claims:
+            claim = self.claims.pop(which % len(self.claims))
+            (claim.confirm if is_good else claim.drop)()
+
+    @rule()
+    def clear(self) -> None:
+        """The engine is a new one."""
+        self.cache.clear()
+
+    @invariant()
+    def tokens_are_those_of_the_chunks(self) -> None:
+        """Nothing is counted twice, nothing remains."""
+        assert self.cache.tokens == CHUNK * len(self.cache) <= self.cache.capacity
+
+    @invariant()
+    def provisional_chunks_are_there(self) -> None:
+        """No claim remains for what is forgotten."""
+        assert set(self.cache._provisional) <= set(self.cache._chunks)
+
+
+TestAnyOrder = AnyOrder.TestCase
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=20))
+def test_nothing_is_forgotten_before_what_continues_it(paths: list[list[int]]) -> None:
+    cache = held(*(prompt(*path) for path in paths), capacity=8 * CHUNK)
+    for path in paths:
+        there = [key in cache._chunks for key in prompt(*path).keys]
+        assert there == sorted(there, reverse=True)
+        assert cache.match(prompt(*path)) == CHUNK * sum(there)

@@ -1,0 +1,163 @@
+"""Keys of prompts: alike as far as the prompts are alike, and never further."""
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.prefix.keys import CHUNK_CHARACTERS, CHUNK_TOKENS, MIN_TOKENS, prefix_keys
+from router.core.values import NO_KEYS, PrefixKeys
+from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, read, request
+
+TEXT = "".join(f"{number:07d} " for number in range(1000))
+"""8,000 characters, in which no two places look the same."""
+
+MESSAGE = {"role": "user", "content": TEXT}
+
+
+def keys(path: str = CHAT, **body: Any) -> PrefixKeys:
+    """The keys of a request with these members in its body."""
+    return prefix_keys(request(path, **body))
+
+
+def common(one: PrefixKeys, other: PrefixKeys) -> int:
+    """How many keys two prompts share from their beginning on."""
+    pairs = zip(one.keys, other.keys, strict=False)
+    same = 0
+    for mine, theirs in pairs:
+        if mine != theirs:
+            break
+        same += 1
+    return same
+
+
+def test_a_text_has_a_key_for_each_chunk_of_512_characters() -> None:
+    found = keys(COMPLETIONS, prompt=TEXT[:1300])
+    assert found.ends == (128, 256, 325)
+    assert len(set(found.keys)) == 3
+
+
+def test_token_ids_have_a_key_for_each_128() -> None:
+    assert keys(COMPLETIONS, prompt=list(range(300))).ends == (128, 256, 300)
+
+
+def test_the_last_end_is_the_estimate_of_the_whole_prompt() -> None:
+    facts = request(CHAT, messages=[MESSAGE, {"role": "assistant", "content": "abc" * 700}])
+    assert prefix_keys(facts).ends[-1] == facts.tokens
+
+
+@given(st.integers(0, len(TEXT) - 1))
+def test_two_texts_share_the_chunks_before_the_first_difference(place: int) -> None:
+    changed = TEXT[:place] + "#" + TEXT[place + 1 :]
+    whole = keys(COMPLETIONS, prompt=TEXT)
+    assert common(whole, keys(COMPLETIONS, prompt=changed)) == place // CHUNK_CHARACTERS
+
+
+@given(st.integers(MIN_TOKENS, 900), st.integers(0, 255))
+def test_two_lists_of_ids_share_the_chunks_before_the_first_difference(
+    length: int, place: int
+) -> None:
+    ids = list(range(length))
+    changed = [*ids[:place], 99_999, *ids[place + 1 :]]
+    shared = common(keys(COMPLETIONS, prompt=ids), keys(COMPLETIONS, prompt=changed))
+    assert shared == place // CHUNK_TOKENS
+
+
+def test_a_conversation_that_goes_on_keeps_all_its_keys() -> None:
+    before = keys(messages=[{"role": "system", "content": "Be brief. " * 70}, MESSAGE])
+    answer = {"role": "assistant", "content": "Yes."}
+    after = keys(
+        messages=[{"role": "system", "content": "Be brief. " * 70}, MESSAGE, answer, MESSAGE]
+    )
+    assert common(before, after) == len(before.keys) < len(after.keys)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"model": "other"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"cache_salt": "tenant-1"},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"messages": [{"role": "system", "content": TEXT}]},
+        {"messages": [{**MESSAGE, "name": "Ann"}]},
+    ],
+)
+def test_whatever_shapes_the_beginning_of_a_prompt_gives_it_other_keys(
+    changed: dict[str, Any],
+) -> None:
+    plain: dict[str, Any] = {"model": "tiny", "messages": [MESSAGE]}
+    assert common(keys(**plain), keys(**{**plain, **changed})) == 0
+
+
+@pytest.mark.parametrize("changed", [{"temperature": 1}, {"max_tokens": 7}, {"stream": True}])
+def test_what_does_not_shape_the_prompt_changes_nothing(changed: dict[str, Any]) -> None:
+    assert keys(messages=[MESSAGE], **changed) == keys(messages=[MESSAGE])
+
+
+def test_images_are_told_apart_and_text_behind_them_is_other_text() -> None:
+    def with_image(url: str) -> PrefixKeys:
+        image = {"type": "image_url", "image_url": {"url": url}}
+        parts = [{"type": "text", "text": TEXT}, image, {"type": "text", "text": TEXT}]
+        return keys(messages=[{"role": "user", "content": parts}])
+
+    one, other = with_image("data:1"), with_image("data:2")
+    assert common(one, with_image("data:1")) == len(one.keys)
+    assert common(one, other) == len(one.keys) // 2
+
+
+def test_parts_of_text_are_the_same_as_what_they_say() -> None:
+    parts = [{"type": "text", "text": TEXT}]
+    assert keys(messages=[{"role": "user", "content": parts}]) == keys(messages=[MESSAGE])
+
+
+def test_messages_and_responses_begin_with_their_instructions() -> None:
+    one = keys(MESSAGES, system=TEXT, messages=[{"role": "user", "content": "a"}])
+    other = keys(MESSAGES, system=TEXT, messages=[{"role": "user", "content": "b"}])
+    assert common(one, other) == 16
+    one = keys(RESPONSES, instructions=TEXT, input="a")
+    other = keys(RESPONSES, instructions=TEXT, input=[{"role": "user", "content": "b"}])
+    assert common(one, other) == 16
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "short"}),
+        (COMPLETIONS, {"prompt": [TEXT, TEXT]}),
+        (COMPLETIONS, {"prompt": [-1] * 300}),
+        (COMPLETIONS, {"prompt": [1 << 40] * 300}),
+        (RESPONSES, {"input": TEXT, "previous_response_id": "resp_1"}),
+        (EMBEDDINGS, {"input": TEXT}),
+    ],
+)
+def test_some_prompts_have_no_keys(path: str, body: dict[str, Any]) -> None:
+    assert keys(path, **body) == NO_KEYS
+
+
+def test_what_is_nested_too_deeply_to_be_compared_is_like_nothing_else() -> None:
+    deep = b"[" * 300 + b"]" * 300
+    raw = b'{"messages":[{"role":"user","x":%b,"content":%b}]}' % (deep, orjson.dumps(TEXT))
+    one, other = (prefix_keys(read(CHAT, raw)) for _ in range(2))
+    assert common(one, other) == 0
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=8,
+)
+messages = st.dictionaries(
+    st.sampled_from(["role", "content", "name", "type", "text"]), json_values
+)
+
+
+@given(st.lists(messages | json_values, max_size=4), json_values)
+def test_any_body_has_keys_or_none_and_keys_grow_with_the_prompt(
+    given_messages: list[Any], tools: Any
+) -> None:
+    found = keys(messages=[MESSAGE, *given_messages], tools=tools)
+    assert len(found.keys) == len(found.ends)
+    assert list(found.ends) == sorted(found.ends)

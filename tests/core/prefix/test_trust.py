@@ -1,0 +1,76 @@
+"""Trust in predicted hits: the engine's own counters decide."""
+
+import pytest
+
+from router.core.prefix.trust import PrefixTrust
+
+PROMPT = 10_000
+"""Tokens between two scrapes."""
+
+
+def told(trust: PrefixTrust, predicted: float, found: float, scrapes: int = 30) -> float:
+    """The trust after so many scrapes with these shares of the prompts predicted and found."""
+    start = 1 + (trust._before[0] if trust._before else 0)
+    for place in range(scrapes):
+        tokens = start + PROMPT * place
+        trust.observe(tokens, int(predicted * tokens), tokens, int(found * tokens))
+    return trust.share
+
+
+def test_at_first_predictions_are_believed() -> None:
+    trust = PrefixTrust()
+    assert trust.share == 1.0
+    assert not trust.is_measured
+
+
+@pytest.mark.parametrize(
+    ("predicted", "found", "expected"),
+    [(0.5, 0.5, 1.0), (0.5, 0.25, 0.5), (0.8, 0.0, 0.0), (0.4, 0.6, 1.0)],
+)
+def test_it_is_the_share_of_what_was_predicted_that_was_found(
+    predicted: float, found: float, expected: float
+) -> None:
+    trust = PrefixTrust()
+    assert told(trust, predicted, found) == pytest.approx(expected, abs=0.01)
+    assert trust.is_measured
+
+
+def test_estimated_tokens_need_not_be_the_engines() -> None:
+    trust = PrefixTrust()
+    for tokens in range(0, 50 * PROMPT, PROMPT):
+        trust.observe(tokens, tokens // 2, 4 * tokens, 2 * tokens)
+    assert trust.share == pytest.approx(1.0)
+
+
+def test_it_follows_an_engine_that_changes() -> None:
+    trust = PrefixTrust()
+    told(trust, 0.5, 0.0)
+    assert told(trust, 0.5, 0.5, scrapes=100) > 0.9
+
+
+def test_few_predicted_tokens_prove_nothing() -> None:
+    trust = PrefixTrust()
+    trust.observe(0, 0, 0, 0)
+    trust.observe(PROMPT, 3_000, PROMPT, 0)
+    assert trust.share == 1.0
+
+
+def test_an_engine_without_counters_is_believed() -> None:
+    trust = PrefixTrust()
+    for tokens in range(0, 30 * PROMPT, PROMPT):
+        trust.observe(tokens, tokens, None, None)
+    assert not trust.is_measured
+
+
+def test_counters_that_began_anew_are_not_compared_with_older_ones() -> None:
+    trust = PrefixTrust()
+    told(trust, 0.5, 0.5)
+    trust.observe(40 * PROMPT, 20 * PROMPT, 10, 0)
+    assert trust.share == pytest.approx(1.0, abs=0.01)
+
+
+def test_without_lookups_nothing_is_concluded() -> None:
+    trust = PrefixTrust()
+    trust.observe(0, 0, 0, 0)
+    trust.observe(PROMPT, PROMPT, 0, 0)
+    assert trust.share == 1.0
