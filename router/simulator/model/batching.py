@@ -5,7 +5,7 @@ time (`virtual/engine.py`, which counts what decodes in place of walking through
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -64,14 +64,14 @@ class Batch(Generic[T]):
         decoding: int,
         admit: Callable[[], T | None],
         may_run: Callable[[T], bool] = lambda _: True,
-    ) -> list[tuple[T, int]]:
+    ) -> Iterator[tuple[T, int]]:
         """The prompts of the next step, and how many tokens of each are computed in it.
 
         Prompts that have begun go first; then those that `admit` takes from the queue, until it
-        gives None. None overtakes one that may not run yet.
+        gives None. None overtakes one that may not run yet. `prefilling` may change when it is
+        through, not before.
         """
         budget = self.model.max_num_batched_tokens - decoding
-        parts: list[tuple[T, int]] = []
         place = 0
         while budget > 0:
             if place == len(self.prefilling):
@@ -82,10 +82,9 @@ class Batch(Generic[T]):
             if not may_run(one):
                 break
             tokens = min(one.left, budget)
-            parts.append((one, tokens))
+            yield one, tokens
             budget -= tokens
             place += 1
-        return parts
 
     def seconds(self, sequences: int, prompt_tokens: int) -> float:
         """How long a step takes."""

@@ -1,7 +1,8 @@
 """KV blocks: who holds which, what is in them, and which prefixes are still there.
 
-A block's content is one number: the hash of all tokens up to the end of the block, as attention
-makes the keys and values of a token depend on all tokens before it. A freed block keeps its content
+A block's content is one number for all tokens up to the end of the block, as attention makes the
+keys and values of a token depend on all tokens before it: a hash of them, or a trace's id. (A pool
+compares it only with those at the same place of other sequences.) A freed block keeps its content
 until it is given to somebody else, which is why a late read of a lost block can still be right.
 """
 

@@ -125,7 +125,7 @@ class Machine:
         # Who has just given way would be the first to be let in.
         may_admit = preempted == self.counters.preemptions or not (step or self.batch.prefilling)
         admit = partial(self._admit, now) if may_admit else lambda: None
-        prompts = self.batch.compose(len(step), admit)
+        prompts = list(self.batch.compose(len(step), admit))
         self._step = step + prompts
         if not self._step:
             return None

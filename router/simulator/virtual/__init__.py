@@ -23,8 +23,10 @@ from router.simulator.virtual.values import (
     Restart,
     RouterRestart,
     Scenario,
+    Session,
     Speed,
     Timeouts,
+    Turn,
     Workload,
 )
 
@@ -44,9 +46,11 @@ __all__ = [
     "Result",
     "RouterRestart",
     "Scenario",
+    "Session",
     "Size",
     "Speed",
     "Timeouts",
+    "Turn",
     "Workload",
     "plot",
     "scenario",

@@ -51,6 +51,9 @@ class Attempt:
 
     With `transfer_seconds` its prompt's KV cache comes from another engine in so many seconds;
     `source` tells whether that engine still has it. None: the prompt is computed here.
+
+    `contents` names what is in each full block of prompt and answer: equal numbers at equal places
+    are equal prefixes up to there. Its engine fills in `blocks`, `filled` and `cached`.
     """
 
     listener: Listener
@@ -61,6 +64,13 @@ class Attempt:
     model: str | None = None
     transfer_seconds: float | None = None
     source: Callable[[], bool] = bool
+    contents: tuple[int, ...] = ()
+    blocks: list[int] = field(init=False, default_factory=list)
+    """The engine's blocks that it holds."""
+    filled: int = field(init=False, default=0)
+    """Those of them whose content can serve others."""
+    cached: int = field(init=False, default=0)
+    """Prompt tokens that were in the prefix cache: usage.prompt_tokens_details.cached_tokens."""
     left: int = field(init=False)
     """Prompt tokens that are still to be computed."""
     stage: Stage = Stage.WAITING

@@ -1,14 +1,16 @@
-"""Clients: closed loops, bursts and an open loop; they keep the books.
+"""Clients: closed loops, bursts, an open loop and sessions; they keep the books.
 
 Request n has the same lengths whoever chooses its engine, so that policies meet the same work.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from random import Random
 
 from router.simulator.virtual.agenda import Agenda
-from router.simulator.virtual.request import Request
+from router.simulator.virtual.request import Done, Request
 from router.simulator.virtual.routing.replica import Replica
-from router.simulator.virtual.values import Workload
+from router.simulator.virtual.values import Session, Turn, Workload
 
 BACK_OFF_SECONDS = 1.0
 """After an error: the router's own Retry-After."""
@@ -21,7 +23,12 @@ class Clients:
     """All clients of a run, and what became of their requests."""
 
     def __init__(
-        self, workload: Workload, replicas: list[Replica], agenda: Agenda, rng: Random
+        self,
+        workload: Workload,
+        replicas: list[Replica],
+        agenda: Agenda,
+        rng: Random,
+        sessions: Sequence[Session] = (),
     ) -> None:
         self.issued = 0
         self.ended: list[Request] = []
@@ -29,14 +36,17 @@ class Clients:
         self._replicas = replicas
         self._agenda = agenda
         self._rng = rng
+        self._sessions = sessions
 
     def is_going_on(self) -> bool:
         """Whether some request has not ended."""
         return len(self.ended) < self._workload.requests
 
     def start(self) -> None:
-        """All streams at once, as load generators do."""
+        """All streams at once, as load generators do, and each session at its time."""
         work = self._workload
+        for session in self._sessions:
+            self._agenda.at(session.at, partial(self._ask, session, 0))
         self._agenda.at(0.0, self._start)
         if work.rate:
             self._agenda.at(self._rng.expovariate(work.rate), self._arrive)
@@ -69,12 +79,26 @@ class Clients:
         self._agenda.at(now + self._rng.expovariate(self._workload.rate), self._arrive)
 
     def _issue(self, stream: int, now: float) -> None:
+        work = self._workload
+        if self.issued < work.requests:
+            turn = Turn(work.prompt.draw(self._rng), work.output.draw(self._rng))
+            self._send(turn, stream, now, self.done)
+
+    def _send(self, turn: Turn, stream: int, now: float, done: Done) -> None:
         work, number = self._workload, self.issued
-        if number >= work.requests:
-            return
         self.issued += 1
-        prompt, output = work.prompt.draw(self._rng), work.output.draw(self._rng)
         door = (number if stream == NO_STREAM else stream) % len(self._replicas)
         model = work.models[number % len(work.models)] if work.models else None
-        request = Request(number, stream, prompt, output, now, self.done, model)
+        request = Request(number, stream, turn.prompt, turn.output, now, done, model, turn.contents)
         self._replicas[door].send(request, now)
+
+    def _ask(self, session: Session, number: int, now: float) -> None:
+        """The next request of a session."""
+        answered = partial(self._answered, session, number + 1)
+        self._send(session.turns[number], NO_STREAM, now, answered)
+
+    def _answered(self, session: Session, number: int, request: Request, now: float) -> None:
+        self.done(request, now)
+        if number < len(session.turns):
+            pause = session.turns[number].pause + (0.0 if request.is_good else BACK_OFF_SECONDS)
+            self._agenda.at(now + pause, partial(self._ask, session, number))

@@ -62,7 +62,8 @@ def simulate(
     ]
     for place, engine in enumerate(engines):
         engine.speeds = [replica.members[place].speed for replica in replicas]
-    clients = Clients(scenario.workload, replicas, agenda, Random(f"clients {seed}"))
+    rng = Random(f"clients {seed}")
+    clients = Clients(scenario.workload, replicas, agenda, rng, scenario.sessions)
     speed_roles = probing.roles_that_use_speed(policies)
     probes = [_watch(replica, agenda, speed_roles, scenario.replicas) for replica in replicas]
     for change in scenario.changes:
@@ -104,6 +105,8 @@ def _totals(place: int, engine: Engine, replicas: Sequence[Replica]) -> Totals:
         served=sum(replica.served[place] for replica in replicas),
         longest_wait=engine.longest_wait,
         misdirected=sum(replica.misdirected[place] for replica in replicas),
+        prefix_queries=engine.kv.queries,
+        prefix_hits=engine.kv.hits,
     )
 
 

@@ -14,6 +14,7 @@ from router.core.values import Gauges
 from router.simulator.model.batching import Batch
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
+from router.simulator.virtual.kv_cache import make_kv_cache
 from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
 
 TOLERANCE = 1e-9
@@ -30,6 +31,7 @@ class Engine:
         self.model = self.spec.model
         self.faults = Faults(0.0, 0)
         self.batch: Batch[Attempt] = Batch(self.model)
+        self.kv = make_kv_cache(self.model)
         self.frozen_until = 0.0
         self.is_up = True
         self.speeds: list[SpeedEstimator] = []
@@ -53,7 +55,6 @@ class Engine:
         self._decoding = [0] * replicas
         self._ending: defaultdict[int, list[Attempt]] = defaultdict(list)
         self._steps = 0
-        self._kv = 0
         self._is_busy = False
         self.life = 0
         """Restarts; a step of an earlier life never ends."""
@@ -186,7 +187,8 @@ class Engine:
         self._computed.clear()
         self._ending.clear()
         self._decoding = [0] * len(self._decoding)
-        self.running = self._kv = 0
+        self.running = 0
+        self.kv.clear()
         self._gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
         for attempt in lost:
             attempt.stage = Stage.ENDED
@@ -221,41 +223,49 @@ class Engine:
 
     def _begin(self, now: float) -> None:
         """Compose a step: who decodes goes on, prompts take what is left of the budget."""
-        model = self.model
-        waiting, prefilling = self.batch.waiting, self.batch.prefilling
-        while waiting and self.running < model.max_num_seqs:
-            attempt = waiting[0]
-            if self._kv + attempt.prompt + attempt.output > model.kv_tokens:
-                break
-            waiting.popleft()
-            waited = self.free_elsewhere[attempt.model] - attempt.free_elsewhere
-            self.longest_wait = max(self.longest_wait, waited)
-            self.running += 1
-            self._kv += attempt.prompt + attempt.output
-            attempt.stage = Stage.PREFILL
-            prefilling.append(attempt)
-        self.most_running = max(self.most_running, self.running)
+        model, prefilling = self.model, self.batch.prefilling
+        if not model.block_size:  # else each looks for its prefix when its turn to compute comes
+            prefilling.extend(iter(self._admit, None))
         grid = self.batch.factor * model.step_seconds
         ends = (math.floor(now / grid + TOLERANCE) + 1) * grid if model.is_on_grid else math.inf
         least = self.batch.factor * model.first_token_seconds
         decoding = sum(self._decoding)
-        prompts = self.batch.compose(
-            decoding, lambda: None, lambda one: one.arrived + least <= ends + TOLERANCE
-        )
-        for attempt, tokens in prompts:
+        parts = []
+        for attempt, tokens in self.batch.compose(
+            decoding, self._admit, lambda one: one.arrived + least <= ends + TOLERANCE
+        ):
             attempt.left -= tokens
+            # As vLLM: at once, so that the next one in this very step finds it.
+            self.kv.fill(attempt, attempt.prompt - attempt.left)
+            parts.append((attempt, tokens))
+        for attempt, _ in parts:
             if not attempt.left:
                 self._computed.append(prefilling.popleft())
-        sequences = decoding + len(prompts)
+        sequences = decoding + len(parts)
         if not sequences and not prefilling:
             self._is_busy = False
             return
         if model.is_on_grid:
             self._plan(ends, is_end=True)
             return
-        seconds = self.batch.seconds(sequences, sum(tokens for _, tokens in prompts))
+        seconds = self.batch.seconds(sequences, sum(tokens for _, tokens in parts))
         chance = 1.0 + model.jitter * (2.0 * self._rng.random() - 1.0)
         self._plan(now + seconds * chance, is_end=True)
+
+    def _admit(self) -> Attempt | None:
+        """Who runs next, with its room in the KV cache."""
+        waiting = self.batch.waiting
+        if not waiting or self.is_full or not self.kv.place(waiting[0]):
+            return None
+        attempt = waiting.popleft()
+        waited = self.free_elsewhere[attempt.model] - attempt.free_elsewhere
+        self.longest_wait = max(self.longest_wait, waited)
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        attempt.stage = Stage.PREFILL
+        if attempt.transfer_seconds is None:
+            attempt.left = attempt.prompt - attempt.cached
+        return attempt
 
     def _end(self, now: float) -> None:
         """Hand out the tokens of a step, and go on."""
@@ -270,12 +280,13 @@ class Engine:
         ended += self._first_tokens(now)
         for attempt in ended:
             if attempt.stage is not Stage.ENDED:
+                # The last token is handed out and never computed.
+                self.kv.fill(attempt, attempt.prompt + attempt.output - 1)
                 self._free(attempt)
                 attempt.stage = Stage.ENDED
                 attempt.listener.on_last(attempt, now)
         self._begin(now)
-        usage = self._kv / self.model.kv_tokens
-        self._gauges = Gauges(running=self.running, waiting=self.queued, kv_usage=usage)
+        self._gauges = Gauges(running=self.running, waiting=self.queued, kv_usage=self.kv.usage)
 
     def _first_tokens(self, now: float) -> list[Attempt]:
         """Begin to decode what is computed; returns those of a single token."""
@@ -299,4 +310,4 @@ class Engine:
 
     def _free(self, attempt: Attempt) -> None:
         self.running -= 1
-        self._kv -= attempt.prompt + attempt.output
+        self.kv.free(attempt)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+Done = Callable[["Request", float], None]
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -13,11 +15,15 @@ class Request:
     prompt: int
     output: int
     issued: float
-    done: "Callable[[Request, float], None]"
+    done: Done
     """To be called once, when it has ended."""
     model: str | None = None
+    contents: tuple[int, ...] = ()
+    """What is in the full KV blocks of prompt and answer; see `Attempt`."""
     first: float | None = None
     ended: float | None = None
     is_good: bool = False
     engine: int = -1
     """The engine that was asked to answer last."""
+    cached: int = 0
+    """Prompt tokens that this engine had cached, as it says in the answer's usage."""

@@ -1,6 +1,7 @@
 """What a simulation is made of: frozen, and checked when it is made. Seconds and tokens."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -17,6 +18,8 @@ class EngineModel(BatchModel):
 
     kv_tokens: int = 400_000
     """KV cache. A sequence reserves prompt and output when it is let in: nothing is preempted."""
+    block_size: int = 0
+    """Tokens of a KV block of its prefix cache; 0: it has none, and room is counted in tokens."""
     jitter: float = 0.02
     """A step's share of chance, up or down: real engines do not run in lockstep."""
     is_on_grid: bool = False
@@ -137,6 +140,26 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A request whose KV blocks are known; see `Attempt.contents`."""
+
+    prompt: int
+    output: int
+    contents: tuple[int, ...] = ()
+    pause: float = 0.0
+    """Seconds from the end of the turn before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Requests of one client, each after the answer to the one before."""
+
+    at: float
+    """When the first one comes, whatever happens."""
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """Engines, clients, routers, and what goes wrong when."""
 
@@ -153,6 +176,8 @@ class Scenario:
     transfer_tokens_per_second: float = 80_000.0
     """Of a KV cache between two engines: 147 kB per token over 100 Gbit/s."""
     timeouts: Timeouts = field(default=Timeouts())
+    sessions: tuple[Session, ...] = field(default=(), repr=False)
+    """Requests beside those of the workload, which counts them in its `requests`."""
 
     @property
     def pool(self) -> tuple[EngineSpec, ...]:
@@ -163,17 +188,19 @@ class Scenario:
         """Raises ValueError for what could never end."""
         work = self.workload
         if min(self.engines, self.replicas, work.requests) < 1 or (
-            work.streams < 1 and not work.rate
+            work.streams < 1 and not work.rate and not self.sessions
         ):
             raise ValueError("engines, replicas, streams and requests must be at least 1")
         if len(self.pool) != self.engines:
             raise ValueError("there must be a spec for each engine")
-        longest = sum(
-            lengths.most if lengths.sigma else lengths.median
-            for lengths in (work.prompt, work.output)
-        )
-        if longest > min(spec.model.kv_tokens for spec in self.pool):
+        longest = max(self._lengths)
+        models = [spec.model for spec in self.pool]
+        if longest > min(
+            model.kv_tokens - model.kv_tokens % (model.block_size or 1) for model in models
+        ):
             raise ValueError(f"a request of {longest} tokens does not fit in the KV cache")
+        if self.sessions and len({model.block_size for model in models}) > 1:
+            raise ValueError("the engines' blocks must be of one size, that of the sessions'")
         for change in self.changes:
             if isinstance(change, RouterRestart):
                 if change.replica >= self.replicas:
@@ -183,3 +210,12 @@ class Scenario:
         served = {model for spec in self.pool for model in spec.serves}
         if served and not set(work.models) <= served:
             raise ValueError("a model is asked for that no engine serves")
+
+    @property
+    def _lengths(self) -> Iterator[int]:
+        """The most tokens of the workload's requests, and those of each request of a session."""
+        work = self.workload
+        lengths = (work.prompt, work.output)
+        yield sum(each.most if each.sigma else each.median for each in lengths)
+        for session in self.sessions:
+            yield from (turn.prompt + turn.output for turn in session.turns)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from router.core.values import Role
 from router.simulator.virtual.request import Request
 
 STEADY_FROM, STEADY_TO = 0.25, 0.75
@@ -50,6 +51,9 @@ class Totals(NamedTuple):
     served: int
     longest_wait: float
     misdirected: int
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache, and those found."""
+    prefix_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,10 @@ class EngineResult:
     """Of these seconds in a row."""
     misdirected: int
     """Requests that it got while it was set aside, though another engine was free and faster."""
+    prefix_queries: int
+    """Prompt tokens that it looked up in its prefix cache, as vllm:prefix_cache_queries."""
+    prefix_hits: int
+    """Those that it found, as vllm:prefix_cache_hits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +105,17 @@ class Result:
     steady_requests_per_second: float
     """While the steady middle of the requests ended."""
     tokens_per_second: float
+    ttft_mean: float
     ttft_p50: float
     ttft_p99: float
     e2e_p50: float
     e2e_p99: float
     max_over_mean_load: float
     """The mean of this ratio over the steady middle, every quarter of a second."""
+    max_over_mean_served: float
+    """Of the answers of each decode engine, all in all."""
+    prefix_hit_rate: float
+    """Prompt tokens found in prefix caches over those looked up; not a number without caches."""
     slowest_share: float
     """The share of requests that engine 0 answered: in each scenario it is one of the slowest."""
     probes: int
@@ -164,11 +177,14 @@ def result_of(
         requests_per_second=len(good) / seconds if seconds else math.nan,
         steady_requests_per_second=(last - first) / steady if steady else math.nan,
         tokens_per_second=sum(r.output for r in good) / seconds if seconds else math.nan,
+        ttft_mean=statistics.fmean(ttft) if ttft else math.nan,
         ttft_p50=percentile(ttft, 0.5),
         ttft_p99=percentile(ttft, 0.99),
         e2e_p50=percentile(e2e, 0.5),
         e2e_p99=percentile(e2e, 0.99),
         max_over_mean_load=_skew(samples, times[first], times[last]),
+        max_over_mean_served=_spread(totals),
+        prefix_hit_rate=_hit_rate(totals),
         slowest_share=at[0] / max(1, len(good)),
         probes=probes,
         leases_left=leases_left,
@@ -188,6 +204,16 @@ def _skew(samples: Sequence[Sample], since: float, until: float) -> float:
         if since <= sample.at <= until and any(sample.loads)
     ]
     return sum(slowdowns) / len(slowdowns) if slowdowns else math.nan
+
+
+def _spread(totals: Sequence[Totals]) -> float:
+    served = [one.served for one in totals if one.role == Role.DECODE]
+    return max(served) / statistics.fmean(served) if any(served) else math.nan
+
+
+def _hit_rate(totals: Sequence[Totals]) -> float:
+    queries = sum(one.prefix_queries for one in totals)
+    return sum(one.prefix_hits for one in totals) / queries if queries else math.nan
 
 
 def _engines(
@@ -217,6 +243,8 @@ def _engines(
                 starved_seconds=seconds * sum(starved[place]),
                 longest_starved=seconds * _longest_run(starved[place]),
                 misdirected=one.misdirected,
+                prefix_queries=one.prefix_queries,
+                prefix_hits=one.prefix_hits,
             )
         )
     return tuple(results)

@@ -81,11 +81,27 @@ class VirtualExchange:
             replica.note_choice(place, request)
         engine = replica.engines[place]
         if isinstance(step, Call):
-            attempt = Attempt(self, replica.number, place, request.prompt, 1, request.model)
+            attempt = Attempt(
+                self,
+                replica.number,
+                place,
+                request.prompt,
+                1,
+                request.model,
+                contents=request.contents,
+            )
         else:
             request.engine = place
             output, model = request.output, request.model
-            attempt = Attempt(self, replica.number, place, request.prompt, output, model)
+            attempt = Attempt(
+                self,
+                replica.number,
+                place,
+                request.prompt,
+                output,
+                model,
+                contents=request.contents,
+            )
             if KV_KEY.encode() in step.body:
                 self._bring_cache(attempt)
         answer = engine.submit(attempt, now)
@@ -148,6 +164,7 @@ class VirtualExchange:
         self._attempt = None
         if isinstance(self.run.step, Stream):
             attempt.leg.end(now)
+            self.request.cached = attempt.cached
             self._status = 200
             self._go_on(None, None, 200, now)
             return

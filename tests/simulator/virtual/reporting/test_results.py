@@ -47,6 +47,8 @@ def test_a_result_tells_what_went_well_and_what_did_not():
     assert result.requests_per_second == 0.75
     assert result.tokens_per_second == 3.75
     assert (result.ttft_p50, result.e2e_p99) == pytest.approx((0.5, 2.96))
+    assert result.ttft_mean == pytest.approx(1.1 / 3)
+    assert math.isnan(result.prefix_hit_rate)
     assert result.slowest_share == pytest.approx(1 / 3)
     assert result.max_over_mean_load == 1.5
     assert "samples" not in result.row()
@@ -64,6 +66,8 @@ def test_a_run_in_which_nothing_went_well_has_no_percentiles():
     )
     assert math.isnan(result.ttft_p99)
     assert math.isnan(result.max_over_mean_load)
+    assert math.isnan(result.ttft_mean)
+    assert math.isnan(result.max_over_mean_served)
 
 
 # Engines.
@@ -129,3 +133,23 @@ def test_an_engine_that_is_not_well_or_not_like_the_others_is_not_starved():
 def test_seconds_of_queueing_in_vain_are_counted():
     samples = [Sample(float(at), 1, (8, 1), (True, True), (at < 3, False)) for at in range(5)]
     assert [engine.queueing_seconds for engine in engines_of(samples)] == [3.0, 0.0]
+
+
+def test_prefix_hits_and_the_spread_are_those_of_all_engines():
+    totals = [
+        Totals("decode", "g", 30, 0.0, 0, prefix_queries=300, prefix_hits=100),
+        Totals("decode", "g", 10, 0.0, 0, prefix_queries=100, prefix_hits=0),
+        Totals("prefill", "p", 99, 0.0, 0),
+    ]
+    result = result_of(
+        ("s", "p", 1),
+        [ended(0, 0, 0.0, 0.1, 1.0)],
+        [],
+        probes=0,
+        leases_left=0,
+        most_running=0,
+        events=0,
+        totals=totals,
+    )
+    assert (result.prefix_hit_rate, result.max_over_mean_served) == (0.25, 1.5)
+    assert (result.engines[0].prefix_queries, result.engines[0].prefix_hits) == (300, 100)

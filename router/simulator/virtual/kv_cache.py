@@ -1,0 +1,132 @@
+"""A modelled engine's KV cache: room for sequences and, if it has blocks, the prefixes in them.
+
+Room for a whole sequence, prompt and answer, is taken when it is let in: nothing is preempted.
+"""
+
+from typing import Protocol
+
+from router.simulator.model.blocks import BlockPool, blocks_for
+from router.simulator.virtual.attempt import Attempt
+from router.simulator.virtual.values import EngineModel
+
+
+class KvCache(Protocol):
+    """What an engine needs of its KV cache."""
+
+    queries: int
+    """Prompt tokens that were looked up, as vllm:prefix_cache_queries counts them."""
+    hits: int
+    """Those of them that were there, as vllm:prefix_cache_hits counts them."""
+
+    @property
+    def usage(self) -> float:
+        """The share that sequences hold, 0 to 1."""
+
+    def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
+        """Tokens of such a prompt that would not have to be computed now."""
+
+    def place(self, attempt: Attempt) -> bool:
+        """Take room for a sequence and note what is cached; False, and nothing taken, if full."""
+
+    def fill(self, attempt: Attempt, computed: int) -> None:
+        """So many tokens of a sequence are computed: its full blocks can serve others."""
+
+    def free(self, attempt: Attempt) -> None:
+        """Give a sequence's room back."""
+
+    def clear(self) -> None:
+        """Lose everything; the counters go on."""
+
+
+def make_kv_cache(model: EngineModel) -> KvCache:
+    """The KV cache of such an engine."""
+    return BlockCache(model.kv_tokens, model.block_size) if model.block_size else TokenCount(model)
+
+
+class TokenCount:
+    """No blocks: tokens are counted, and nothing is shared."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self.queries = self.hits = 0
+        self._total = model.kv_tokens
+        self._held = 0
+
+    @property
+    def usage(self) -> float:
+        """The share of tokens that are held."""
+        return self._held / self._total
+
+    def cached(self, _prompt: int, _contents: tuple[int, ...]) -> int:
+        """None."""
+        return 0
+
+    def place(self, attempt: Attempt) -> bool:
+        """Count a sequence's tokens."""
+        tokens = attempt.prompt + attempt.output
+        if self._held + tokens > self._total:
+            return False
+        self._held += tokens
+        return True
+
+    def fill(self, attempt: Attempt, computed: int) -> None:
+        """Nothing is kept."""
+
+    def free(self, attempt: Attempt) -> None:
+        """Subtract them."""
+        self._held -= attempt.prompt + attempt.output
+
+    def clear(self) -> None:
+        """Nobody holds anything."""
+        self._held = 0
+
+
+class BlockCache:
+    """Blocks with vLLM's prefix cache: the longest unused goes first, a tail before its head."""
+
+    def __init__(self, tokens: int, block_size: int) -> None:
+        self.queries = self.hits = 0
+        self._size = block_size
+        self._total = tokens // block_size
+        self._pool = BlockPool(self._total)
+
+    @property
+    def usage(self) -> float:
+        """The share of blocks that are held."""
+        return self._pool.usage
+
+    def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
+        """Tokens of the longest prefix that is there. The last token is always computed."""
+        return len(self._prefix(prompt, contents)) * self._size
+
+    def _prefix(self, prompt: int, contents: tuple[int, ...]) -> list[int]:
+        return self._pool.cached(contents[: (prompt - 1) // self._size])
+
+    def place(self, attempt: Attempt) -> bool:
+        """Hold the cached prefix, and free blocks for the rest."""
+        shared = self._prefix(attempt.prompt, attempt.contents)
+        fresh = blocks_for(attempt.prompt + attempt.output, self._size) - len(shared)
+        if fresh > self._pool.available(shared):
+            return False
+        self._pool.hold(shared)
+        attempt.blocks = shared + self._pool.take(fresh)
+        attempt.filled = len(shared)
+        attempt.cached = len(shared) * self._size
+        self.queries += attempt.prompt
+        self.hits += attempt.cached
+        return True
+
+    def fill(self, attempt: Attempt, computed: int) -> None:
+        """Name the blocks that are full by now."""
+        full = min(computed // self._size, len(attempt.contents))
+        for place in range(attempt.filled, full):
+            self._pool.fill(attempt.blocks[place], place, attempt.contents[place])
+        attempt.filled = max(attempt.filled, full)
+
+    def free(self, attempt: Attempt) -> None:
+        """Let its blocks go; what is in them stays until they are needed."""
+        self._pool.release(attempt.blocks)
+        attempt.blocks = []
+
+    def clear(self) -> None:
+        """An empty pool."""
+        self._pool = BlockPool(self._total)
