@@ -30,7 +30,7 @@ SILENT_TOKENS = 16
 MIN_SLOW_START_WEIGHT = 0.1
 """Weight with which slow start begins; Envoy's min_weight_percent."""
 
-FIRST_TOKEN_FACTOR = 32.0
+FIRST_TOKEN_FACTOR = 8.0
 """How much more a prompt token that delays a first token counts than its share of a request's mean
 time: one more stream hardly slows the others of a decode engine, its prompt holds them all up."""
 

@@ -7,6 +7,7 @@ when it is let in, at its first token and at its last.
 import math
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 from router.core.speed_estimator import SpeedEstimator
@@ -72,10 +73,16 @@ class Engine:
     @property
     def gauges(self) -> Gauges:
         """What it exports. vLLM updates it with each step, and so not while it does none."""
-        if not self.model.is_on_grid:
-            return self._gauges
-        running = min(self.load, self.model.max_num_seqs)  # slots are given on arrival
-        return Gauges(running, self.load - running, self._gauges.kv_usage)
+        gauges, model = self._gauges, self.model
+        if model.is_on_grid:
+            running = min(self.load, model.max_num_seqs)  # slots are given on arrival
+            gauges = replace(gauges, running=running, waiting=self.load - running)
+        if model.block_size:
+            queries, hits = self.kv.queries, self.kv.hits
+            gauges = replace(
+                gauges, cache_tokens=model.kv_tokens, cache_queries=queries, cache_hits=hits
+            )
+        return gauges
 
     @property
     def is_full(self) -> bool:

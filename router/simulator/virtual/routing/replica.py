@@ -5,6 +5,8 @@ What is decided is decided by the classes of `router/core` that `router/net` use
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from random import Random
 
 from router.core.errors import RouterError
@@ -17,11 +19,11 @@ from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.policies import Policy
 from router.core.pool_monitor import ExclusionConfig
-from router.core.probing import SCRAPE_SECONDS, STALE_SCRAPES
+from router.core.probing import SCRAPE_SECONDS, STALE_SCRAPES, roles_that_use_speed
 from router.core.request_run import RequestRun
 from router.core.routes import ROUTES
 from router.core.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Mode, Role
+from router.core.values import Endpoint, Facts, Mode, PrefixKeys, Role
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.exchange import VirtualExchange
@@ -72,7 +74,11 @@ class Replica:
             endpoints, Ledger(), HealthThresholds(), stale_after, self._exclusion_config
         )
         self.scheduler = Scheduler(
-            self.fleet, self._policies, threshold=self.scenario.threshold, rng=self._rng
+            self.fleet,
+            self._policies,
+            self.scenario.threshold,
+            self._rng,
+            roles_that_use_speed(self._policies),
         )
         self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
         for member, engine in zip(self.members, self.engines, strict=True):
@@ -131,7 +137,14 @@ class Replica:
         facts = self._facts.get(key)
         if facts is None:
             facts = self._facts[key] = request_of(*key)
-        return facts
+        if not request.contents:
+            return facts
+        size = self.engines[0].model.block_size
+        blocks = request.contents[: request.prompt // size]
+        keys = tuple(accumulate(blocks, lambda before, block: hash((before, block))))
+        return replace(
+            facts, prefix=PrefixKeys(keys, tuple(range(size, size * len(keys) + 1, size)))
+        )
 
     def note_choice(self, place: int, request: Request) -> None:
         """Count a choice of an engine that was set aside though another was free and faster."""
