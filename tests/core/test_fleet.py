@@ -578,3 +578,19 @@ def test_candidates_change_with_the_engines_state() -> None:
     assert taking(fleet, Role.DECODE) == [D1]
     fleet.observe(up(D0), 2.0)
     assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+def test_candidates_change_with_the_models_that_an_engine_lists() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.observe(up(D0, card("a")), 0.0)
+    fleet.observe(up(D1, card("a")), 0.0)
+    assert taking(fleet, Role.DECODE, "a") == [D0, D1]
+    fleet.observe(up(D0, card("b")), 1.0)
+    assert taking(fleet, Role.DECODE, "a") == [D1]
+
+
+def test_an_ejected_engine_is_no_candidate_even_before_the_next_tick() -> None:
+    fleet = fleet_up(D0, D1)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+    eject(fleet, D0)
+    assert taking(fleet, Role.DECODE) == [D1]

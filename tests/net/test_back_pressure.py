@@ -36,6 +36,9 @@ the same again in the cutter. The kernel's own buffers are not the router's."""
 
 EVENT = token("x" * 1000)
 
+LARGE = json_reply(b'"' + b"x" * (8 << 20) + b'"')
+"""An answer that does not fit into the kernel's buffers."""
+
 
 class Pump:
     """An engine's answer that never ends, written as fast as the router takes it."""
@@ -150,6 +153,40 @@ async def test_a_reused_connection_is_read_from_after_a_slow_client(harness: Har
     again.stream(DONE)
     again.end()
     assert (await client.answer()).body == DONE
+
+
+async def test_an_engine_whose_answer_waits_for_its_client_is_read_from(harness: Harness) -> None:
+    """The answer has come in full: the connection is idle and must notice when it is closed."""
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, completion()))
+    (await engine.call()).send(LARGE)
+    assert (await router.record()).status == 200
+    (connection,) = router.connections
+    assert connection.write_paused
+    assert router.pool(engine).idle == 1
+    assert _is_read_from(router, engine)
+
+
+async def test_a_stream_behind_an_answer_that_is_not_read_waits_for_its_client(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, completion()) + request(COMPLETIONS, STREAM))
+    (await engine.call()).send(LARGE)
+    call = await engine.call()
+    call.stream(EVENT)
+    (relay,) = router.router._idle_sweep._watched
+    assert isinstance(relay, Relay)
+    await eventually(lambda: relay.status)
+    assert not _is_read_from(router, engine)
+    await client.answer()
+    call.events(DONE)
+    call.end()
+    assert (await client.answer()).body == EVENT + DONE
 
 
 async def test_a_client_that_never_reads_again_is_cut_off(harness: Harness) -> None:

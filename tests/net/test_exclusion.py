@@ -283,4 +283,4 @@ async def test_an_engine_says_what_its_events_are_worth(
     call.end()
     await answer.rest()
     speed = router.router.fleet.member(router.endpoint(engine)).speed
-    assert speed.calibration.tokens_per_event == pytest.approx(4, rel=0.1)
+    assert speed.calibration.tokens_per_event == 4
