@@ -172,6 +172,16 @@ def test_a_scrape_expires_by_age(now: float, expected: int | None) -> None:
     assert others(Gauges(running=7), at=10.0, now=now) == expected
 
 
+def test_candidates_that_are_kept_have_no_stale_gauges_after_the_next_tick() -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
+    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 4.9)
+    assert it.other_requests == 7
+    fleet.tick(5.1)
+    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 5.1)
+    assert it.other_requests is None
+
+
 def test_a_failed_scrape_takes_the_last_one_back() -> None:
     fleet = fleet_up(D0)
     fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
