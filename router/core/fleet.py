@@ -194,7 +194,7 @@ class Fleet:
             ):
                 continue
             view = member.view
-            if view.other_requests is not None and member.gauges_at < oldest:
+            if member.gauges_at < oldest:
                 view.other_requests = None
             found.append(view)
         return found
@@ -305,7 +305,6 @@ class Fleet:
             member.models = frozenset(card["id"] for card in event.cards)
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
-        self._kept.clear()
         member.gauges, member.gauges_at = event.gauges, now
         view, gauges = member.view, event.gauges
         has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
