@@ -3,10 +3,9 @@
 Changed by `observe`, `observe_shared` and `tick` only. Time is an argument; no I/O.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from router.core import health
 from router.core.capacity import Capacity
@@ -48,13 +47,6 @@ SAME_CRASH_SECONDS = 1.0
 UP: Final = State.UP
 
 
-class _Kept(NamedTuple):
-    """Candidates that are the same until `until`, unless something happens."""
-
-    candidates: list[Candidate]
-    until: float
-
-
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
 
@@ -93,8 +85,9 @@ class Fleet:
             for role in Role
         }
         self._known: frozenset[str] | None = None
-        self._kept: dict[tuple[Role, str | None], _Kept] = {}
-        """Candidates by role and known model, until something changes who they are."""
+        self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
+        """Candidates by role and known model, until something changes who they are, or a tick:
+        gauges get stale without an event."""
         self._monitors = {
             role: PoolMonitor(role, pool, exclusion_config or ExclusionConfig())
             for role, pool in self._pools.items()
@@ -173,19 +166,11 @@ class Fleet:
         if exclude or len(pool) > SUBSET_SIZE:
             return self._chosen_among(role, model, exclude, now, rng)
         kept = self._kept.get((role, model))
-        if kept is None or now >= kept.until:
-            found = self._chosen_among(role, model, exclude, now, rng)
-            kept = _Kept(found, self._fresh_until(found))
+        if kept is None:
+            kept = self._chosen_among(role, model, exclude, now, rng)
             if model is None or model in self.known_models():  # clients may name any model
                 self._kept[role, model] = kept
-        return kept.candidates
-
-    def _fresh_until(self, candidates: Iterable[Candidate]) -> float:
-        """When the first of their gauges is stale."""
-        scraped = (
-            self._members[c.endpoint].gauges_at for c in candidates if c.other_requests is not None
-        )
-        return min(scraped, default=math.inf) + self._stale_after
+        return kept
 
     def _chosen_among(
         self,
@@ -229,7 +214,7 @@ class Fleet:
             ):
                 continue
             view = member.view
-            if view.other_requests is not None and member.gauges_at < oldest:
+            if member.gauges_at < oldest:
                 view.other_requests = None
             found.append(view)
         return found
@@ -352,7 +337,6 @@ class Fleet:
             member.models = frozenset(card["id"] for card in event.cards)
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
-        self._kept.clear()
         member.gauges, member.gauges_at = event.gauges, now
         view, gauges = member.view, event.gauges
         has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE

@@ -270,7 +270,7 @@ class ClientConnection:
         request = self._last
         if request is not None:
             request.add(body)
-            if request.size > UNREAD_BYTES and request is not self.active and self._waiting:
+            if request.size > UNREAD_BYTES and self._waiting:  # it is the last of them
                 self._pause_reading()
 
     def on_message_complete(self) -> None:

@@ -15,7 +15,7 @@ from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.headers import HeaderPairs
 from router.core.leg_timer import LegTimer
-from router.core.plans.steps import Outcome, Stream
+from router.core.plans.steps import Stream
 from router.core.redact import MARK, redact
 from router.core.sse import (
     DONE,
@@ -91,7 +91,6 @@ class Relay(EngineLeg):
         "_events_held",
         "_first_chunk",
         "_forward",
-        "_has_response",
         "_headers",
         "_heard_at",
         "_is_done",
@@ -142,8 +141,6 @@ class Relay(EngineLeg):
         """Whether a chunk is one event: the tokens of several answers may come in one."""
         self._is_plain = step.splice is None
         self._is_stream = self._is_done = False
-        self._has_response = False
-        """Whether what the engine sends now goes into the client's response."""
         self._is_paused = False
         self._headers: HeaderPairs = []
         self._parts: list[bytes] = []
@@ -246,8 +243,6 @@ class Relay(EngineLeg):
 
     def on_write_paused(self, now: float) -> None:
         """The client reads slower than its engine writes: that says nothing of the engine."""
-        if not self._has_response:
-            return
         self._is_paused = True
         self._sweeps_to_wait = CATCH_UP_SWEEPS
         self._counter = Uncounted()
@@ -412,13 +407,8 @@ class Relay(EngineLeg):
             kind = self._kind if self._is_stream else None
             response.start(self.status, block, length, kind)
             self._record.status = self.status
-        self._has_response = True
         if self._client.write_paused:
             self.on_write_paused(time.monotonic())
-
-    def _settle(self, outcome: Outcome | None) -> None:
-        self._response.is_corked = False
-        super()._settle(outcome)
 
     def _clean(self, data: bytes) -> bytes:
         data = redact(data)

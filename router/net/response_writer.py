@@ -56,7 +56,6 @@ class ResponseWriter:
         self._has_body = method != b"HEAD"
         self._is_http_1_0 = is_http_1_0
         self._is_chunked = self.is_corked = self.is_started = False
-        self._stream_of = None
         self.closes = closes
 
     def start(

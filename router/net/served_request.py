@@ -373,8 +373,6 @@ class ServedRequest(RequestRun):
 
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
         """It is known what became of the answer."""
-        if leg is not self._leg:
-            return
         self._leg = None
         leg.close(time.monotonic())
         if self.replays(outcome, is_reused=self._is_reused):

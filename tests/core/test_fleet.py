@@ -172,6 +172,16 @@ def test_a_scrape_expires_by_age(now: float, expected: int | None) -> None:
     assert others(Gauges(running=7), at=10.0, now=now) == expected
 
 
+def test_candidates_that_are_kept_have_no_stale_gauges_after_the_next_tick() -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
+    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 4.9)
+    assert it.other_requests == 7
+    fleet.tick(5.1)
+    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 5.1)
+    assert it.other_requests is None
+
+
 def test_a_failed_scrape_takes_the_last_one_back() -> None:
     fleet = fleet_up(D0)
     fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
@@ -269,6 +279,20 @@ def test_an_answer_does_not_bring_up_what_probes_call_down() -> None:
     fleet = fleet_of(D0)
     fleet.observe(ANSWERED, 0.0)
     assert fleet.member(D0).health.state is State.STARTING
+
+
+def test_an_answer_does_not_bring_back_an_engine_that_drains() -> None:
+    fleet = fleet_up(D0)
+    for event in (Probed(D0, HealthSignal.UNAVAILABLE), REFUSED, ANSWERED):
+        fleet.observe(event, 0.0)
+    assert fleet.member(D0).health.state is State.DRAINING
+
+
+def test_a_good_probe_of_an_engine_that_is_up_changes_nothing_that_is_known_of_it() -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
+    fleet.observe(up(D0), 1.0)
+    assert fleet.member(D0).other_requests == 7
 
 
 @pytest.mark.parametrize("event", [FellBack(Role.DECODE, "reset")])
@@ -454,10 +478,10 @@ def test_legs_are_timed_and_ticks_turn_them_into_speed() -> None:
 def test_others_follow_the_gauges_half_way_at_a_time() -> None:
     fleet = fleet_up(D0)
     seen = []
-    for running in (10, 90, 90, 90, 90, 89, 0):
+    for running in (10, 90, 90, 90, 90, 89, 0, 44):
         fleet.observe(Scraped(D0, Gauges(running=running, waiting=0), 0), 0.0)
         seen.append(fleet.member(D0).other_requests)
-    assert seen == [10, 50, 70, 80, 85, 87, 43]
+    assert seen == [10, 50, 70, 80, 85, 87, 43, 44]
 
 
 def test_requests_that_have_just_ended_are_not_somebody_elses() -> None:
@@ -517,6 +541,14 @@ def test_a_crash_is_one_failure_whatever_its_answers_end_in() -> None:
     assert fleet.member(D0).outlier.streak == 1
 
 
+def test_requests_that_time_out_together_count_one_by_one() -> None:
+    """Each waited for its whole time: an engine that answers none of them is no single crash."""
+    fleet = fleet_up(D0, D1)
+    for _ in range(5):
+        fleet.observe(LegFailed(D0, FailureKind.TIMEOUT, asked_at=0.0), 60.0)
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
+
+
 # What other processes of the host tell.
 
 
@@ -545,6 +577,7 @@ def test_other_failures_of_other_processes_do_not_count() -> None:
 
 def test_an_ejection_by_another_process_holds_here_for_its_time() -> None:
     fleet = fleet_up(D0, D1)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
     fleet.observe_shared(Ejected(D0, 1.0, 31.0), 1.0)
     fleet.observe_shared(Ejected(D0, 1.0, 99.0), 1.0)  # the echo of another one
     assert taking(fleet, Role.DECODE) == [D1]
@@ -578,3 +611,19 @@ def test_candidates_change_with_the_engines_state() -> None:
     assert taking(fleet, Role.DECODE) == [D1]
     fleet.observe(up(D0), 2.0)
     assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+def test_candidates_change_with_the_models_that_an_engine_lists() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.observe(up(D0, card("a")), 0.0)
+    fleet.observe(up(D1, card("a")), 0.0)
+    assert taking(fleet, Role.DECODE, "a") == [D0, D1]
+    fleet.observe(up(D0, card("b")), 1.0)
+    assert taking(fleet, Role.DECODE, "a") == [D1]
+
+
+def test_an_ejected_engine_is_no_candidate_even_before_the_next_tick() -> None:
+    fleet = fleet_up(D0, D1)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+    eject(fleet, D0)
+    assert taking(fleet, Role.DECODE) == [D1]

@@ -36,6 +36,9 @@ the same again in the cutter. The kernel's own buffers are not the router's."""
 
 EVENT = token("x" * 1000)
 
+LARGE = json_reply(b'"' + b"x" * (8 << 20) + b'"')
+"""An answer that does not fit into the kernel's buffers."""
+
 
 class Pump:
     """An engine's answer that never ends, written as fast as the router takes it."""
@@ -152,6 +155,40 @@ async def test_a_reused_connection_is_read_from_after_a_slow_client(harness: Har
     assert (await client.answer()).body == DONE
 
 
+async def test_an_engine_whose_answer_waits_for_its_client_is_read_from(harness: Harness) -> None:
+    """The answer has come in full: the connection is idle and must notice when it is closed."""
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, completion()))
+    (await engine.call()).send(LARGE)
+    assert (await router.record()).status == 200
+    (connection,) = router.connections
+    assert connection.write_paused
+    assert router.pool(engine).idle == 1
+    assert _is_read_from(router, engine)
+
+
+async def test_a_stream_behind_an_answer_that_is_not_read_waits_for_its_client(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, completion()) + request(COMPLETIONS, STREAM))
+    (await engine.call()).send(LARGE)
+    call = await engine.call()
+    call.stream(EVENT)
+    (relay,) = router.router._idle_sweep._watched
+    assert isinstance(relay, Relay)
+    await eventually(lambda: relay.status)
+    assert not _is_read_from(router, engine)
+    await client.answer()
+    call.events(DONE)
+    call.end()
+    assert (await client.answer()).body == EVENT + DONE
+
+
 async def test_a_client_that_never_reads_again_is_cut_off(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine, client_stall_timeout=0.05)
@@ -240,9 +277,11 @@ async def test_while_a_client_does_not_read_its_stream_tells_nothing_of_the_engi
     call.send(sse_head())
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
-    assert (speed.open, speed.streams) == (0, 0)
     idle_sweep = router.router._idle_sweep
-    idle_sweep._disarm()  # from here on the test sweeps
+    for _ in range(3):
+        idle_sweep._sweep()
+    idle_sweep._disarm()  # from here on only the test sweeps
+    assert (speed.open, speed.streams) == (0, 0)
     (relay,) = idle_sweep._watched
     assert isinstance(relay, Relay)
     answer = await client.begin()

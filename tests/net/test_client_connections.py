@@ -381,6 +381,29 @@ async def test_a_response_to_head_has_no_body_even_if_its_length_is_not_known() 
     assert body == b""
 
 
+async def test_a_response_is_not_held_back_because_the_one_before_it_was() -> None:
+    """The last piece of a body is kept for the end of its response only."""
+    connection, _, wire = _connected()
+    connection.data_received(request("/health", None, method="GET"))
+    connection.response.start(200, b"", None)
+    connection.response.is_corked = True
+    connection.response.write(b"first")
+    connection.end_response()
+    connection.data_received(request("/health", None, method="GET"))
+    connection.response.start(200, b"", None)
+    connection.response.write(b"second")
+    assert wire.written.endswith(b"6\r\nsecond\r\n")
+
+
+async def test_whole_chunks_are_written_as_they_stand_only_behind_a_head() -> None:
+    connection, _, _ = _connected()
+    connection.data_received(request("/health", None, method="GET"))
+    connection.response.start(200, b"", None)
+    assert connection.response.chunk_writer() is None
+    connection.response.write(b"first")
+    assert connection.response.chunk_writer() is not None
+
+
 async def test_much_that_is_no_http_in_one_read_is_refused_once() -> None:
     connection, handler, wire = _connected()
     connection.data_received(b"\x00" * 100_000)

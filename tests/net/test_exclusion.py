@@ -10,7 +10,7 @@ from router.core.events import FellBack
 from router.core.member import Exclusion
 from router.core.stall import Stall
 from router.core.values import Role
-from tests.net.client import request
+from tests.net.client import Answer, request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame, prefilled, token
@@ -266,21 +266,54 @@ async def test_an_engine_says_what_its_events_are_worth(
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
-    call.stream(token("a"))
+    call.send(sse_head())
     answer = await client.begin()
-    expected = token("a")
-    for _ in range(10):
-        call.events(token("bcde"))
-        expected += token("bcde")
-        await answer.until(expected)
-    usage = b'data: {"choices":[],"usage":{"completion_tokens":41}}\n\n'
+    await _four_tokens_per_event(call, answer)
     if is_one_read:
-        call.events(usage + DONE)
+        call.events(USAGE + DONE)
     else:
-        call.events(usage)
-        await answer.until(expected + usage)
+        call.events(USAGE)
+        await answer.until(USAGE)
         call.events(DONE)
     call.end()
     await answer.rest()
-    speed = router.router.fleet.member(router.endpoint(engine)).speed
-    assert speed.calibration.tokens_per_event == pytest.approx(4, rel=0.1)
+    assert _tokens_per_event(router, engine) == 4
+
+
+async def test_what_an_engine_sent_before_another_one_took_over_counts_for_neither(
+    harness: Harness,
+) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, **NEVER_PROBED)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.send(sse_head())
+    answer = await client.begin()
+    for number in range(5):
+        call.events(b": ping %d\n\n" % number)
+        await answer.until(b": ping %d\n\n" % number)
+    stall(router, one)
+    second = await other.call()
+    second.send(sse_head())
+    await _four_tokens_per_event(second, answer)
+    second.events(USAGE + DONE)
+    second.end()
+    await answer.rest()
+    assert [_tokens_per_event(router, engine) for engine in (one, other)] == [1, 4]
+
+
+USAGE = b'data: {"choices":[],"usage":{"completion_tokens":41}}\n\n'
+
+
+async def _four_tokens_per_event(call: Call, answer: Answer) -> None:
+    """41 tokens of an answer, each event in a read of its own: one, then four at a time."""
+    for text in ("a", *(f"bcd{number}" for number in range(10))):
+        call.events(token(text))
+        await answer.until(token(text))
+
+
+def _tokens_per_event(router: Running, engine: ScriptedEngine) -> float:
+    """What the router has learned of an engine."""
+    member = router.router.fleet.member(router.endpoint(engine))
+    return member.speed.calibration.tokens_per_event

@@ -592,7 +592,42 @@ async def test_an_engine_that_breaks_off_behind_done_has_said_everything(harness
     assert (await router.record()).outcome == "ok"
 
 
+async def test_a_stream_that_goes_on_behind_done_can_still_break(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    for more in (DONE, token("b")):
+        call.events(more)
+        await answer.until(more)
+    call.close()
+    await answer.rest()
+    assert error_frame(answer.body)["code"] == 502
+
+
 # Other framings.
+
+
+async def test_an_event_in_two_chunks_is_passed_on_whole(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    relay = await _relay(router, engine)
+    for half in (token("b")[:20], token("b")[20:]):  # each in a read of its own
+        relay.connection.data_received(chunk(half))
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body == token("a") + token("b") + DONE
 
 
 async def test_a_close_delimited_stream_passes(harness: Harness) -> None:

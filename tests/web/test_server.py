@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 
 import pytest
 
@@ -94,6 +95,19 @@ async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(harness: 
         await ending
     assert engine.seen == 1
     assert [r.outcome for r in router.all(RequestEnded)] == ["aborted", "aborted"]
+
+
+async def test_a_connection_that_was_just_accepted_does_not_hold_up_the_end(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.net.client_connection.HEAD_SECONDS", NEVER)
+    router = await harness.router(await harness.engine(), shutdown_grace=NEVER)
+    with socket.create_connection(("127.0.0.1", router.port)):
+        (listener,) = router.server.servers
+        listener._accept()  # type: ignore[attr-defined]
+        async with asyncio.timeout(SECONDS):
+            await router.server.shutdown()
+    assert not router.connections
 
 
 async def test_a_router_on_its_way_out_is_not_ready(harness: Harness) -> None:
