@@ -198,6 +198,19 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
         ("--seed", 1, "the same seed gives the same figures (default %(default)s)"),
     ):
         parser.add_argument(name, type=int, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="replay a trace in Mooncake's format (JSONL, perhaps .gz) in place of the scenarios",
+    )
+    parser.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="factor on the times of the trace: 0.5 is twice the load (default %(default)s)",
+    )
     parser.add_argument("--plot", type=Path, metavar="DIR", help="a PNG per scenario goes there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures go there")
     parser.add_argument(

@@ -1,5 +1,6 @@
 """pd-router simulate: the router's own policies on modelled engines, in virtual time."""
 
+import gzip
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,13 @@ from router.simulator.virtual import (
     Scenario,
     Size,
     plot,
+    policies_for,
+    replayed,
     scenario,
     selection_microseconds,
     simulate,
 )
+from router.simulator.virtual.loads import mooncake
 
 __all__ = ["run"]
 
@@ -42,6 +46,9 @@ COLUMNS = (
     *("max/mean load", "slowest's share", "failed"),
 )
 
+CACHE_COLUMNS = ("prefix hits", "TTFT mean", "max/mean served")
+"""Where some engine has a prefix cache."""
+
 
 def run(options: Mapping[str, Any]) -> int:
     """Simulate what was asked for and print it. Raises UsageError for what cannot be."""
@@ -49,8 +56,7 @@ def run(options: Mapping[str, Any]) -> int:
     if options["selection_cost"]:
         _print_costs(console)
         return 0
-    scenarios = [_scenario(name, options) for name in options["scenario"] or SCENARIOS]
-    results = _simulate(console, scenarios, options["policy"] or POLICY_NAMES, options["seed"])
+    results = _simulate(console, _scenarios(options), options["policy"], options["seed"])
     console.print(_table(results, is_terminal=console.is_terminal))
     if options["per_engine"]:
         console.print(_engine_table(results, is_terminal=console.is_terminal))
@@ -61,9 +67,32 @@ def run(options: Mapping[str, Any]) -> int:
     return 0
 
 
-def _scenario(name: str, options: Mapping[str, Any]) -> Scenario:
-    if name not in SCENARIOS:
-        raise UsageError(f"--scenario {name}: no such scenario; there are {', '.join(SCENARIOS)}")
+def _scenarios(options: Mapping[str, Any]) -> list[Scenario]:
+    size = _size(options)
+    names, path = options["scenario"], options["trace"]
+    for name in names or ():
+        if name not in SCENARIOS:
+            known = ", ".join(SCENARIOS)
+            raise UsageError(f"--scenario {name}: no such scenario; there are {known}")
+    made = [scenario(name, size) for name in names or (() if path else SCENARIOS)]
+    return [*made, _replayed(path, size, options["time_scale"])] if path else made
+
+
+def _replayed(path: Path, size: Size, time_scale: float) -> Scenario:
+    """The trace as a scenario of its file's name."""
+    if not time_scale > 0:
+        raise UsageError(f"--time-scale {time_scale:g}: must be above 0")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
+            sessions = mooncake.sessions(lines, time_scale=time_scale, limit=size.requests)
+            return replayed(path.name.partition(".")[0], size, tuple(sessions))
+    except OSError as error:
+        raise UsageError(f"--trace {path}: cannot be read: {error.strerror or error}") from None
+    except (mooncake.TraceError, ValueError) as error:
+        raise UsageError(f"--trace {path}: {error}") from None
+
+
+def _size(options: Mapping[str, Any]) -> Size:
     for policy in options["policy"] or ():
         if policy not in POLICY_NAMES:
             raise UsageError(
@@ -73,13 +102,13 @@ def _scenario(name: str, options: Mapping[str, Any]) -> Scenario:
     for option, value in sizes.items():
         if value is not None and value < 1:
             raise UsageError(f"--{option} {value}: must be at least 1")
-    return scenario(name, Size(**sizes))
+    return Size(**sizes)
 
 
 def _simulate(
-    console: Console, scenarios: Sequence[Scenario], policies: Sequence[str], seed: int
+    console: Console, scenarios: Sequence[Scenario], policies: Sequence[str] | None, seed: int
 ) -> list[Result]:
-    runs = [(one, policy) for one in scenarios for policy in policies]
+    runs = [(one, policy) for one in scenarios for policy in policies or policies_for(one)]
     results = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("runs", total=len(runs))
@@ -98,7 +127,8 @@ def _table(results: Sequence[Result], *, is_terminal: bool) -> Table:
     )
     table.add_column("scenario", no_wrap=True)
     table.add_column("policy", no_wrap=True)
-    for column in COLUMNS:
+    has_caches = any(not math.isnan(result.prefix_hit_rate) for result in results)
+    for column in (*COLUMNS, *(CACHE_COLUMNS if has_caches else ())):
         table.add_column(column, justify="right")
     before = None
     for result in results:
@@ -106,7 +136,8 @@ def _table(results: Sequence[Result], *, is_terminal: bool) -> Table:
             table.add_section()
         # In a pipe each line has the scenario, for grep.
         name = "" if is_terminal and before == result.scenario else result.scenario
-        table.add_row(name, result.policy, *_cells(result))
+        caches = _cache_cells(result) if has_caches else ()
+        table.add_row(name, result.policy, *_cells(result), *caches)
         before = result.scenario
     return table
 
@@ -155,6 +186,15 @@ def _cells(result: Result) -> tuple[str, ...]:
         f"{result.max_over_mean_load:.2f}",
         f"{100 * result.slowest_share:.1f} %",
         str(result.failed),
+    )
+
+
+def _cache_cells(result: Result) -> tuple[str, ...]:
+    hits = result.prefix_hit_rate
+    return (
+        "-" if math.isnan(hits) else f"{100 * hits:.1f} %",
+        _seconds(result.ttft_mean),
+        f"{result.max_over_mean_served:.2f}",
     )
 
 

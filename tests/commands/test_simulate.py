@@ -1,6 +1,7 @@
 """pd-router simulate: tables, plots and figures of policies on modelled engines."""
 
 import builtins
+import gzip
 import json
 
 import pytest
@@ -116,6 +117,48 @@ def test_what_a_choice_costs(simulate, monkeypatch):
     ]
 
 
+TRACE = b"""\
+{"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 9000, "input_length": 1500, "output_length": 5, "hash_ids": [0, 1, 3]}
+"""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_is_replayed_at_its_times_and_hits_are_shown(simulate, tmp_path, packed):
+    path = tmp_path / ("two.jsonl.gz" if packed else "two.jsonl")
+    path.write_bytes(gzip.compress(TRACE) if packed else TRACE)
+    figures = tmp_path / "figures.json"
+    asked = ("--trace", str(path), "--time-scale", "2", "--engines", "1", "--json", str(figures))
+    head, line = simulate(*asked, "--policy", "prefill_oracle")[1:]
+    assert head.endswith("prefix hits  TTFT mean  max/mean served")
+    assert line.split()[:2] == ["two", "prefill_oracle"]
+    assert "36.6 %" in line  # 1024 of 2800
+    (row,) = json.loads(figures.read_text())
+    assert row["seconds"] > 18.0
+    assert row["engines"][0]["prefix_hits"] == 1024
+
+
+def test_scenarios_without_caches_have_no_hits_beside_those_that_do(simulate):
+    asked = ("--scenario", "healthy", "--scenario", "agents", "--policy", "round_robin")
+    lines = simulate(*asked)
+    assert lines[2].split()[-4] == "-"
+    assert "prefix hits" not in simulate("--scenario", "healthy", "--policy", "round_robin")[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"{}", "line 1: KeyError: 'input_length'"),
+        (b"nonsense", "line 1: JSONDecodeError: "),
+        (b"", "engines, replicas, streams and requests must be at least 1"),
+    ],
+)
+def test_a_trace_that_is_none_is_named(refused, tmp_path, text, says):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(text)
+    assert refused("--trace", str(path)).startswith(f"pd-router: --trace {path}: {says}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -125,6 +168,8 @@ def test_what_a_choice_costs(simulate, monkeypatch):
         (("--replicas", "-1"), "--replicas -1: must be at least 1"),
         (("--requests", "many"), "--requests: invalid int value: 'many'"),
         (("--speed", "2"), "--speed: no such argument"),
+        (("--trace", "/no/trace"), "--trace /no/trace: cannot be read: No such file or directory"),
+        (("--trace", "x", "--time-scale", "0"), "--time-scale 0: must be above 0"),
     ],
 )
 def test_wrong_use_is_named(refused, arguments, says):

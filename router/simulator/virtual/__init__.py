@@ -11,8 +11,8 @@ from router.simulator.virtual.cluster import simulate
 from router.simulator.virtual.reporting.cost import selection_microseconds
 from router.simulator.virtual.reporting.plots import PlotsUnavailable, plot
 from router.simulator.virtual.reporting.results import EngineResult, Result
-from router.simulator.virtual.routing.policies import ORACLE, POLICY_NAMES
-from router.simulator.virtual.scenarios import SCENARIOS, Size, scenario
+from router.simulator.virtual.routing.policies import ORACLE, POLICY_NAMES, policies_for
+from router.simulator.virtual.scenarios import SCENARIOS, Size, replayed, scenario
 from router.simulator.virtual.values import (
     Change,
     EngineModel,
@@ -53,6 +53,8 @@ __all__ = [
     "Turn",
     "Workload",
     "plot",
+    "policies_for",
+    "replayed",
     "scenario",
     "selection_microseconds",
     "simulate",

@@ -13,7 +13,7 @@ from router.simulator.virtual.agenda import Agenda, Event
 from router.simulator.virtual.clients import Clients
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.reporting.results import Result, Sample, Totals, result_of
-from router.simulator.virtual.routing.policies import make_policy
+from router.simulator.virtual.routing.policies import Asking, cached_roles, make_policy
 from router.simulator.virtual.routing.replica import Replica
 from router.simulator.virtual.routing.speed_probes import SpeedProbes
 from router.simulator.virtual.values import (
@@ -48,7 +48,8 @@ def simulate(
         Engine(spec, agenda, Random(f"engine {seed} {n}"), scenario.replicas)
         for n, spec in enumerate(scenario.pool)
     ]
-    policies = dict.fromkeys(Role, make_policy(policy, engines))
+    asking = Asking()
+    policies = dict.fromkeys(Role, make_policy(policy, engines, asking))
     replicas = [
         Replica(
             n,
@@ -57,6 +58,8 @@ def simulate(
             policies,
             Random(f"replica {seed} {n}"),
             exclusion_config or ExclusionConfig(),
+            asking,
+            cached_roles(policy),
         )
         for n in range(scenario.replicas)
     ]

@@ -15,7 +15,7 @@ from router.core.values import Gauges
 from router.simulator.model.batching import Batch
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
-from router.simulator.virtual.kv_cache import make_kv_cache
+from router.simulator.virtual.kv_cache import common_blocks, make_kv_cache
 from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
 
 TOLERANCE = 1e-9
@@ -118,6 +118,23 @@ class Engine:
         """The models of the requests in its queue."""
         return {attempt.model for attempt in self.batch.waiting}
 
+    @property
+    def backlog(self) -> int:
+        """Prompt tokens that it has still to compute, by what was cached when they came."""
+        prompts = (*self.batch.waiting, *self.batch.prefilling)
+        return sum(attempt.left for attempt in prompts)
+
+    def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
+        """Tokens of such a prompt that will be in the prefix cache when its turn comes.
+
+        They are there now, or are to be computed for another one before it.
+        """
+        cached = self.kv.cached(prompt, contents)
+        for other in (*self.batch.waiting, *self.batch.prefilling):
+            common = common_blocks(contents, other.contents)
+            cached = max(cached, self.kv.whole_blocks(prompt, common))
+        return cached
+
     def seconds(self, prompt: int, output: int) -> float:
         """From arrival to last token for one more request, if it gets a slot at once."""
         model = self.model
@@ -151,6 +168,8 @@ class Engine:
 
     def _enqueue(self, attempt: Attempt, now: float) -> None:
         attempt.stage = Stage.WAITING
+        if attempt.transfer_seconds is None:
+            attempt.left = attempt.prompt - self.cached(attempt.prompt, attempt.contents)
         self.batch.waiting.append(attempt)
         if not self._is_busy:
             self._is_busy = True

@@ -3,6 +3,8 @@
 Room for a whole sequence, prompt and answer, is taken when it is let in: nothing is preempted.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Protocol
 
 from router.simulator.model.blocks import BlockPool, blocks_for
@@ -25,6 +27,9 @@ class KvCache(Protocol):
     def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
         """Tokens of such a prompt that would not have to be computed now."""
 
+    def whole_blocks(self, prompt: int, blocks: int) -> int:
+        """Tokens of so many blocks, of a prompt whose last token is always computed."""
+
     def place(self, attempt: Attempt) -> bool:
         """Take room for a sequence and note what is cached; False, and nothing taken, if full."""
 
@@ -36,6 +41,12 @@ class KvCache(Protocol):
 
     def clear(self) -> None:
         """Lose everything; the counters go on."""
+
+
+def common_blocks(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many blocks two sequences have in common: where they are equal, all before it is."""
+    shorter = min(len(one), len(other))
+    return bisect_left(range(shorter), 1, key=lambda place: one[place] != other[place])
 
 
 def make_kv_cache(model: EngineModel) -> KvCache:
@@ -58,6 +69,10 @@ class TokenCount:
 
     def cached(self, _prompt: int, _contents: tuple[int, ...]) -> int:
         """None."""
+        return 0
+
+    def whole_blocks(self, _prompt: int, _blocks: int) -> int:
+        """None are kept."""
         return 0
 
     def place(self, attempt: Attempt) -> bool:
@@ -100,6 +115,10 @@ class BlockCache:
 
     def _prefix(self, prompt: int, contents: tuple[int, ...]) -> list[int]:
         return self._pool.cached(contents[: (prompt - 1) // self._size])
+
+    def whole_blocks(self, prompt: int, blocks: int) -> int:
+        """Tokens of so many blocks, but not the last token of the prompt."""
+        return min(blocks, (prompt - 1) // self._size) * self._size
 
     def place(self, attempt: Attempt) -> bool:
         """Hold the cached prefix, and free blocks for the rest."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from router.core.values import Role
+from router.simulator.virtual.prefix_scenarios import LOADS, MOONCAKE_ENGINE, Load, of_sessions
 from router.simulator.virtual.values import (
     Change,
     EngineModel,
@@ -15,6 +16,7 @@ from router.simulator.virtual.values import (
     Restart,
     RouterRestart,
     Scenario,
+    Session,
     Speed,
     Timeouts,
     Workload,
@@ -62,6 +64,12 @@ def scenario(name: str, size: Size) -> Scenario:
         requests=size.requests or made.workload.requests,
     )
     return replace(made, workload=work, replicas=size.replicas or made.replicas)
+
+
+def replayed(name: str, size: Size, sessions: tuple[Session, ...]) -> Scenario:
+    """A trace in Mooncake's format on engines that it fits. Raises ValueError."""
+    made = of_sessions(_base(name, size), MOONCAKE_ENGINE, sessions)
+    return replace(made, replicas=size.replicas or made.replicas)
 
 
 def _base(name: str, size: Size) -> Scenario:
@@ -271,6 +279,13 @@ def _waves(base: Scenario, _size: Size) -> Scenario:
     return replace(base, model=WAVE_ENGINE, changes=(Speed(0.0, 0, 8.0),))
 
 
+# Prompts with a beginning in common.
+
+
+def _loaded(load: Load) -> _Maker:
+    return lambda base, size: load.scenario(base, size.requests)
+
+
 SCENARIOS: dict[str, _Maker] = {
     "healthy": _healthy,
     "slow3": _changed(Speed(0.0, 0, 3.0)),
@@ -307,4 +322,5 @@ SCENARIOS: dict[str, _Maker] = {
         requests=10,
     ),
     "prefill-pool-gone": _disaggregated(ENGINE, Lengths(LONG), gone_at=30.0),
+    **{name: _loaded(load) for name, load in LOADS.items()},
 }

@@ -8,6 +8,7 @@ from router.core.pool_monitor import ExclusionConfig
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
+from router.simulator.virtual.routing.policies import Asking, cached_roles
 from router.simulator.virtual.routing.replica import Replica, request_of
 from router.simulator.virtual.values import EngineModel, Lengths, Scenario, Workload
 
@@ -28,9 +29,9 @@ def selection_microseconds(
     agenda, rng = Agenda(), Random(0)
     modelled = [Engine(EngineModel(), agenda, rng, 1) for _ in range(engines)]
     scenario = Scenario("cost", engines, EngineModel(), Workload(1, 1, Lengths(1), Lengths(1)))
-    replica = Replica(
-        0, modelled, scenario, dict.fromkeys(Role, POLICIES[policy]), rng, ExclusionConfig()
-    )
+    policies = dict.fromkeys(Role, POLICIES[policy])
+    exclusion, roles = ExclusionConfig(), cached_roles(policy)
+    replica = Replica(0, modelled, scenario, policies, rng, exclusion, Asking(), roles)
     scheduler, facts = replica.scheduler, request_of(128)
     for member in replica.members[:slow]:
         member.view.slowdown = 8.0

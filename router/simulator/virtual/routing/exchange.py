@@ -22,13 +22,14 @@ class Router(Protocol):
     """The replica that a request came to."""
 
     number: int
-    now: float
-    """The time of what is being done now; runs observe without one."""
     engines: Sequence[Engine]
     scenario: Scenario
     fleet: Fleet
     served: list[int]
     """Answers of each engine, prefills included."""
+
+    def attend(self, request: Request, now: float) -> None:
+        """What is being done from now on is done for this request, at this time."""
 
     def note_choice(self, place: int, request: Request) -> None:
         """An engine was chosen."""
@@ -54,8 +55,7 @@ class VirtualExchange:
 
     def perform(self, action: Action | None, now: float) -> None:
         """Do what the run asks for, up to what takes time or to its end."""
-        replica = self.replica
-        replica.now = now
+        self.replica.attend(self.request, now)
         try:
             while action is not None:
                 match action:
@@ -159,7 +159,7 @@ class VirtualExchange:
     def on_last(self, attempt: Attempt, now: float) -> None:
         """The answer is whole."""
         replica = self.replica
-        replica.now = now
+        replica.attend(self.request, now)
         replica.served[attempt.place] += 1
         self._attempt = None
         if isinstance(self.run.step, Stream):
@@ -227,7 +227,7 @@ class VirtualExchange:
     def _go_on(
         self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
     ) -> None:
-        self.replica.now = now
+        self.replica.attend(self.request, now)
         try:
             action = self.run.settle(outcome, failure, status, now)
         except RouterError:

@@ -4,10 +4,17 @@ from collections.abc import Sequence
 from random import Random
 
 from router.core.policies import POLICIES, Policy
-from router.core.values import Candidate
+from router.core.policies.shortest_expected_delay import shortest_expected_delay
+from router.core.values import Candidate, Role
 from router.simulator.virtual.engine import Engine
+from router.simulator.virtual.request import Request
+from router.simulator.virtual.values import Scenario
 
 ORACLE = "oracle"
+PREFIX_CACHE_ORACLE = "prefix_cache_oracle"
+PREFILL_ORACLE = "prefill_oracle"
+PREFIX_CACHE_OFF = "prefix_cache_off"
+"""shortest_expected_delay that takes no notice of caches."""
 
 
 def random_choice(
@@ -55,11 +62,81 @@ def oracle(engines: Sequence[Engine]) -> Policy:
     return policy
 
 
+ABOUT_CACHES = (PREFIX_CACHE_OFF, PREFIX_CACHE_ORACLE, PREFILL_ORACLE)
+"""They are compared where engines have prefix caches."""
+
+USES_HISTORY = ("shortest_expected_delay", PREFIX_CACHE_ORACLE)
+"""For whom the router predicts what of a prompt is cached, and so how much an engine has to do."""
+
+
+class Asking:
+    """Whose engine is being chosen: policies are not told."""
+
+    request: Request
+
+
+def prefix_cache_oracle(engines: Sequence[Engine], asking: Asking) -> Policy:
+    """shortest_expected_delay, knowing what each engine's prefix cache will hold."""
+
+    def policy(
+        candidates: Sequence[Candidate], _uncached: Sequence[int], now: float, rng: Random
+    ) -> Sequence[float]:
+        asked = asking.request
+        uncached = [
+            asked.prompt - engines[c.ordinal].cached(asked.prompt, asked.contents)
+            for c in candidates
+        ]
+        return shortest_expected_delay(candidates, uncached, now, rng)
+
+    return policy
+
+
+def prefill_oracle(engines: Sequence[Engine], asking: Asking) -> Policy:
+    """The soonest first token, knowing each engine's prefix cache, prompts to compute and speed."""
+
+    def score(engine: Engine) -> float:
+        if not engine.is_up or engine.is_frozen:
+            return 1e9 + engine.load
+        request = asking.request
+        uncached = request.prompt - engine.cached(request.prompt, request.contents)
+        return engine.batch.factor * (engine.backlog + uncached)
+
+    def policy(
+        candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, _rng: Random
+    ) -> Sequence[float]:
+        return [score(engines[candidate.ordinal]) for candidate in candidates]
+
+    return policy
+
+
 _OTHERS: dict[str, Policy] = {"random": random_choice, "power_of_two": power_of_two}
 
-POLICY_NAMES = ("round_robin", *_OTHERS, *(n for n in POLICIES if n != "round_robin"), ORACLE)
+POLICY_NAMES = (
+    *("round_robin", *_OTHERS, *(name for name in POLICIES if name != "round_robin")),
+    *(ORACLE, *ABOUT_CACHES),
+)
 
 
-def make_policy(name: str, engines: Sequence[Engine]) -> Policy:
+def policies_for(scenario: Scenario) -> tuple[str, ...]:
+    """The policies that are compared by default: those that know caches only where there are."""
+    if any(spec.model.block_size for spec in scenario.pool):
+        return POLICY_NAMES
+    return tuple(name for name in POLICY_NAMES if name not in ABOUT_CACHES)
+
+
+def make_policy(name: str, engines: Sequence[Engine], asking: Asking) -> Policy:
     """The policy of that name. Raises KeyError if there is none."""
-    return oracle(engines) if name == ORACLE else {**POLICIES, **_OTHERS}[name]
+    if name == ORACLE:
+        return oracle(engines)
+    if name == PREFIX_CACHE_OFF:
+        return shortest_expected_delay
+    if name == PREFIX_CACHE_ORACLE:
+        return prefix_cache_oracle(engines, asking)
+    if name == PREFILL_ORACLE:
+        return prefill_oracle(engines, asking)
+    return {**POLICIES, **_OTHERS}[name]
+
+
+def cached_roles(name: str) -> frozenset[Role]:
+    """The roles in which a router with this policy keeps a history of prefixes."""
+    return frozenset(Role) if name in USES_HISTORY else frozenset()

@@ -19,7 +19,7 @@ from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.policies import Policy
 from router.core.pool_monitor import ExclusionConfig
-from router.core.probing import SCRAPE_SECONDS, STALE_SCRAPES, roles_that_use_speed
+from router.core.probing import SCRAPE_SECONDS, STALE_SCRAPES
 from router.core.request_run import RequestRun
 from router.core.routes import ROUTES
 from router.core.schedule import Scheduler
@@ -27,6 +27,7 @@ from router.core.values import Endpoint, Facts, Mode, PrefixKeys, Role
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.exchange import VirtualExchange
+from router.simulator.virtual.routing.policies import Asking
 from router.simulator.virtual.values import Scenario
 
 RAW = b'{"prompt":""}'
@@ -47,6 +48,8 @@ class Replica:
         policies: Mapping[Role, Policy],
         rng: Random,
         exclusion_config: ExclusionConfig,
+        asking: Asking,
+        cached_roles: frozenset[Role],
     ) -> None:
         self.number = number
         self.now = 0.0
@@ -60,6 +63,8 @@ class Replica:
         self._policies = dict(policies)
         self._rng = rng
         self._exclusion_config = exclusion_config
+        self._asking = asking
+        self._cached_roles = cached_roles
         self._facts: dict[tuple[int, str | None], Facts] = {}
         self._open: dict[VirtualExchange, None] = {}
         self._make_state()
@@ -78,7 +83,7 @@ class Replica:
             self._policies,
             self.scenario.threshold,
             self._rng,
-            roles_that_use_speed(self._policies),
+            self._cached_roles,
         )
         self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
         for member, engine in zip(self.members, self.engines, strict=True):
@@ -114,7 +119,7 @@ class Replica:
         )
         exchange = VirtualExchange(self, request, run)
         self._open[exchange] = None
-        self.now = now
+        self.attend(request, now)
         try:
             decision = self.scheduler.decide(facts, now)
             plan = direct(facts) if decision.mode is Mode.DIRECT else nixl(facts)
@@ -123,6 +128,11 @@ class Replica:
             exchange.finish(now)
         else:
             exchange.perform(action, now)
+
+    def attend(self, request: Request, now: float) -> None:
+        """What is being done from now on is done for this request, at this time."""
+        self.now = now
+        self._asking.request = request
 
     def observe(self, event: Event) -> None:
         """What a run has seen, now."""

@@ -5,17 +5,28 @@ from random import Random
 import pytest
 
 from router.core.policies import POLICIES
+from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
+from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.policies import (
+    ORACLE,
     POLICY_NAMES,
+    PREFILL_ORACLE,
+    PREFIX_CACHE_OFF,
+    PREFIX_CACHE_ORACLE,
+    Asking,
+    cached_roles,
     make_policy,
     oracle,
+    policies_for,
     power_of_two,
     random_choice,
 )
+from router.simulator.virtual.scenarios import Size, scenario
 from router.simulator.virtual.values import EngineModel
 from tests.core.fixtures import D0, D1, D2, candidate
+from tests.simulator.virtual.test_engine import Told
 
 THREE = [
     candidate(D0, in_flight=3, ordinal=0),
@@ -27,7 +38,7 @@ THREE = [
 def test_the_routers_own_are_the_very_same():
     assert set(POLICIES) < set(POLICY_NAMES)
     for name, policy in POLICIES.items():
-        assert make_policy(name, ()) is policy
+        assert make_policy(name, (), Asking()) is policy
 
 
 def test_random_may_choose_any():
@@ -67,3 +78,88 @@ def test_the_oracle_knows_speed_slots_and_who_is_frozen(engines):
     assert chosen() == 0
     engines[0].is_up = False
     assert chosen() == 1
+
+
+# Those that know prefix caches.
+
+CONTENTS = tuple(range(8))
+"""Of a prompt of 130 tokens, in blocks of 16."""
+
+
+@pytest.fixture
+def caching():
+    """Three engines with prefix caches."""
+    agenda = Agenda()
+    model = EngineModel(block_size=16, kv_tokens=1600)
+    return [Engine(model, agenda, Random(1), 1) for _ in THREE]
+
+
+def compute(engine: Engine, *contents: int) -> None:
+    """Have the engine's cache hold these blocks."""
+    request = Told(16 * len(contents), 1)
+    request.contents = contents
+    assert engine.kv.place(request)
+    engine.kv.fill(request, request.prompt)
+    engine.kv.free(request)
+
+
+@pytest.fixture(params=[PREFIX_CACHE_ORACLE, PREFILL_ORACLE])
+def chosen(request, caching):
+    """Chooses among engines that are equal but for what is done to them; returns its number."""
+    asking = Asking()
+    asking.request = Request(0, 0, 130, 10, 0.0, lambda *_: None, contents=CONTENTS)
+    policy = make_policy(request.param, caching, asking)
+    equal = [candidate(D0, ordinal=0), candidate(D1, ordinal=1), candidate(D2, ordinal=2)]
+    for one in equal:
+        one.prompt_cost = 0.01
+
+    def chosen() -> int:
+        scores = list(policy(equal, [130] * 3, 0.0, Random(1)))
+        return scores.index(min(scores))
+
+    return chosen
+
+
+def test_an_oracle_of_caches_takes_the_longest_prefix_among_equals(chosen, caching):
+    compute(caching[1], *CONTENTS[:3])
+    compute(caching[2], *CONTENTS[:5], 90)
+    assert chosen() == 2
+
+
+def test_an_oracle_of_caches_knows_what_the_queue_will_bring(chosen, caching):
+    compute(caching[1], *CONTENTS[:3])
+    waiting = Told(130, 1)
+    waiting.contents = (*CONTENTS[:6], 91, 92)
+    caching[2].batch.waiting.append(waiting)
+    waiting.left = 10
+    assert chosen() == 2
+
+
+def test_the_oracle_of_prefills_takes_the_soonest_first_token(caching):
+    asking = Asking()
+    asking.request = Request(0, 0, 130, 10, 0.0, lambda *_: None, contents=CONTENTS)
+    policy = make_policy(PREFILL_ORACLE, caching, asking)
+
+    def scores() -> list[float]:
+        return list(policy(THREE, [130] * 3, 0.0, Random(1)))
+
+    compute(caching[1], *CONTENTS)
+    assert scores() == [130, 2, 130]
+    caching[1].submit(Told(100, 1), 0.0)
+    caching[2].batch.factor = 2.0
+    assert scores() == [130, 102, 260]
+    caching[1].frozen_until = 1.0
+    caching[2].is_up = False
+    assert min(scores()[1:]) > 1e6
+
+
+def test_shortest_expected_delay_may_take_no_notice_of_caches():
+    off = make_policy(PREFIX_CACHE_OFF, (), Asking())
+    assert off is POLICIES["shortest_expected_delay"]
+    assert cached_roles("shortest_expected_delay") == frozenset(Role)
+    assert cached_roles(PREFIX_CACHE_OFF) == frozenset()
+
+
+def test_policies_about_caches_are_compared_where_there_are_caches():
+    assert policies_for(scenario("agents", Size(requests=1))) == POLICY_NAMES
+    assert policies_for(scenario("healthy", Size()))[-1] == ORACLE

@@ -1,0 +1,99 @@
+"""Sessions, agents and prompts with a beginning in common. Each is endless; rates are per second.
+
+In a session, a request comes a pause after the answer before it, and begins with all before it.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from random import Random
+
+from router.simulator.virtual.loads.text import Text
+from router.simulator.virtual.values import Lengths, Session, Turn
+
+BLOCK_SIZE = 16
+"""vLLM's default."""
+
+
+def take(sessions: Iterator[Session], requests: int) -> tuple[Session, ...]:
+    """The first sessions that have so many requests together."""
+    taken, left = [], requests
+    while left > 0:
+        session = next(sessions)
+        taken.append(Session(session.at, session.turns[:left]))
+        left -= len(session.turns)
+    return tuple(taken)
+
+
+def arrivals(rng: Random, rate: float) -> Iterator[float]:
+    """The times of a Poisson process."""
+    at = 0.0
+    while True:
+        at += rng.expovariate(rate)
+        yield at
+
+
+def _talk(
+    rng: Random, text: Text, turns: int, said: Lengths, output: Lengths, pause: float
+) -> tuple[Turn, ...]:
+    """Requests that go on where the one before ended; pauses are exponential around `pause`."""
+    talk = []
+    for number in range(turns):
+        text.grow(said.draw(rng))
+        seconds = rng.expovariate(1 / pause) if number else 0.0
+        talk.append(text.turn(output.draw(rng), seconds))
+    return tuple(talk)
+
+
+def multi_turn(rng: Random, rate: float) -> Iterator[Session]:
+    """Chats of six turns behind one system prompt: 1,000 + 6 * (600 + 200) tokens on average."""
+    system = Text(count(), BLOCK_SIZE, 1000)
+    for at in arrivals(rng, rate):
+        text = system.branch(rng.randrange(200, 3000))
+        yield Session(at, _talk(rng, text, 6, Lengths(440, 0.8, 4000), Lengths(200), 10.0))
+
+
+def agents(rng: Random, rate: float) -> Iterator[Session]:
+    """Four kinds of agents with their tools in 4,000 tokens, and 15 calls with short answers."""
+    numbers = count()
+    kinds = [Text(numbers, BLOCK_SIZE, 4000) for _ in range(4)]
+    for at in arrivals(rng, rate):
+        text = rng.choice(kinds).branch(500)
+        yield Session(at, _talk(rng, text, 15, Lengths(300, 0.9, 4000), Lengths(60, 0.5, 300), 2.0))
+
+
+def shared_prefixes(
+    rng: Random, groups: int, rates: Sequence[float], each: int
+) -> Iterator[Session]:
+    """llm-d's ladder: prompts of 6,000 tokens of their group and 1,200 of their own.
+
+    `each` requests at each of the `rates`, then on at the last one.
+    """
+    numbers = count()
+    systems = [Text(numbers, BLOCK_SIZE, 6000) for _ in range(groups)]
+    at = 0.0
+    for number in count():
+        at += rng.expovariate(rates[min(number // each, len(rates) - 1)])
+        yield Session(at, (rng.choice(systems).branch(1200).turn(100),))
+
+
+def one_prefix(rng: Random, rate: float) -> Iterator[Session]:
+    """All prompts begin with the same 6,000 tokens, and have 1,500 of their own."""
+    system = Text(count(), BLOCK_SIZE, 6000)
+    for at in arrivals(rng, rate):
+        yield Session(at, (system.branch(1500).turn(100),))
+
+
+def siblings(burst: int, seconds: float) -> Iterator[Session]:
+    """Every so many seconds a burst of prompts with the same new 3,000 tokens, 50 of their own."""
+    numbers = count()
+    for number in count():
+        common = Text(numbers, BLOCK_SIZE, 3000)
+        for _ in range(burst):
+            yield Session(number * seconds, (common.branch(50).turn(50),))
+
+
+def no_reuse(rng: Random, rate: float) -> Iterator[Session]:
+    """Nothing in common."""
+    nothing, prompt = Text(count(), BLOCK_SIZE), Lengths(3000, 0.8, 32_000)
+    for at in arrivals(rng, rate):
+        yield Session(at, (nothing.branch(prompt.draw(rng)).turn(100),))

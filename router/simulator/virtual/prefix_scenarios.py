@@ -1,0 +1,90 @@
+"""Scenarios whose prompts have prefixes in common, on engines with prefix caches.
+
+The load is the same in each run and grows with the engines; a seed changes the engines only.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from random import Random
+
+from router.simulator.virtual.loads import conversations, mooncake, shared
+from router.simulator.virtual.values import EngineModel, Scenario, Session
+
+MOONCAKE_ENGINE = EngineModel(
+    max_num_seqs=256,
+    max_num_batched_tokens=1024,
+    step_seconds=0.01,
+    prefill_tokens_per_second=6400.0,
+    kv_tokens=2000 * mooncake.BLOCK_SIZE,
+    block_size=mooncake.BLOCK_SIZE,
+)
+"""Eight of them need 80 % of their time for the prompts of Mooncake's conversations, with no hits;
+a quarter of the trace's distinct blocks fit in one. Steps take up to 0.17 s."""
+
+ENGINE = replace(
+    MOONCAKE_ENGINE,
+    max_num_batched_tokens=2048,
+    prefill_tokens_per_second=16_000.0,
+    kv_tokens=160_000,
+    block_size=shared.BLOCK_SIZE,
+)
+"""What all of a load has in common fits in the caches of eight together, but not in one."""
+
+GROUPS = 19
+"""Prefixes of 6,000 tokens for each engine: 70 % of its cache."""
+
+LADDER = (0.5, 1.0, 2.0, 3.0)
+"""Requests per second and engine; without hits an engine can compute 2.2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Who asks what of which engines."""
+
+    model: EngineModel
+    requests: int
+    """For each engine."""
+    sessions: Callable[[Random, int, int], Iterable[Session]]
+    """Of a random source, the number of engines and that of the requests, in order of time."""
+
+    def scenario(self, base: Scenario, requests: int | None) -> Scenario:
+        """The scenario with this load; None: as many requests as it has by itself."""
+        wanted = requests or self.requests * base.engines
+        sessions = self.sessions(Random(base.name), base.engines, wanted)
+        return of_sessions(base, self.model, shared.take(iter(sessions), wanted))
+
+
+def of_sessions(base: Scenario, model: EngineModel, sessions: tuple[Session, ...]) -> Scenario:
+    """The scenario with these sessions and no other requests."""
+    requests = sum(len(session.turns) for session in sessions)
+    work = replace(base.workload, streams=0, requests=requests)
+    return replace(base, model=model, workload=work, sessions=sessions)
+
+
+def _trace(statistics: conversations.Statistics, model: EngineModel) -> Load:
+    def sessions(rng: Random, engines: int, requests: int) -> Iterable[Session]:
+        rate = statistics.requests_per_second * engines / 8  # the trace's own load is for eight
+        scaled = replace(statistics, requests_per_second=rate)
+        return conversations.conversations(rng, scaled, requests)
+
+    return Load(model, 250, sessions)
+
+
+LOADS = {
+    "conversation": _trace(conversations.CONVERSATION, MOONCAKE_ENGINE),
+    "synthetic": _trace(
+        conversations.SYNTHETIC, replace(MOONCAKE_ENGINE, prefill_tokens_per_second=9000.0)
+    ),
+    "multi-turn": Load(ENGINE, 225, lambda rng, engines, _: shared.multi_turn(rng, 0.45 * engines)),
+    "agents": Load(ENGINE, 300, lambda rng, engines, _: shared.agents(rng, 0.15 * engines)),
+    "shared-prefixes": Load(
+        ENGINE,
+        200,
+        lambda rng, engines, requests: shared.shared_prefixes(
+            rng, GROUPS * engines, [rate * engines for rate in LADDER], requests // len(LADDER)
+        ),
+    ),
+    "one-prefix": Load(ENGINE, 200, lambda rng, engines, _: shared.one_prefix(rng, 4.0 * engines)),
+    "siblings": Load(ENGINE, 100, lambda _rng, engines, _: shared.siblings(8 * engines, 4.0)),
+    "no-reuse": Load(ENGINE, 200, lambda rng, engines, _: shared.no_reuse(rng, 2.9 * engines)),
+}

@@ -1,0 +1,39 @@
+"""Scenarios whose prompts have prefixes in common."""
+
+import pytest
+
+from router.simulator.virtual import Size, scenario, simulate
+from router.simulator.virtual.prefix_scenarios import LOADS
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_requests_are_as_many_as_wanted_or_grow_with_the_engines(name):
+    made = scenario(name, Size(engines=2, requests=70))
+    assert made.workload.requests == 70
+    assert sum(len(session.turns) for session in made.sessions) == 70
+    assert scenario(name, Size(engines=2)).workload.requests == 2 * LOADS[name].requests
+
+
+def test_a_load_is_the_same_in_each_run():
+    made = [scenario("agents", Size(requests=50)).sessions for _ in range(2)]
+    assert made[0] == made[1]
+
+
+def hits(name: str, policy: str) -> float:
+    """The hit rate of a short run on four engines."""
+    return simulate(scenario(name, Size(engines=4, requests=250)), policy, seed=1).prefix_hit_rate
+
+
+@pytest.mark.parametrize("name", ["synthetic", "multi-turn"])
+def test_an_oracle_of_caches_finds_more_than_round_robin(name):
+    assert hits(name, "prefill_oracle") > 1.1 * hits(name, "round_robin")
+
+
+def test_siblings_are_computed_once_on_each_engine_at_most():
+    result = simulate(scenario("siblings", Size(engines=4, requests=64)), "round_robin", seed=1)
+    computed = sum(engine.prefix_queries - engine.prefix_hits for engine in result.engines)
+    assert computed <= 2 * 4 * 3000 + 64 * (50 + 16)
+
+
+def test_where_nothing_is_reused_nothing_is_found():
+    assert hits("no-reuse", "round_robin") == 0.0
