@@ -3,6 +3,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.core import exposition
 from router.simulator import EngineConfig, serve_engine
 from tests.simulator.talk import PROMPT, ask, complete, until
 
@@ -121,6 +122,17 @@ async def test_a_sleeping_engine_gives_no_token_until_it_wakes(client, engine):
         assert engine.state["waiting"] == 1
         await ask(client, engine, "/wake_up")
         assert b"[DONE]" in await reply.read()
+
+
+async def test_the_router_reads_what_the_prefix_cache_holds_and_found(client, engine):
+    await complete(client, engine)
+    answer = await ask(client, engine, prompt=PROMPT)
+    size = answer["usage"]["prompt_tokens"]
+    async with client.get(engine.url + "/metrics") as reply:
+        gauges = exposition.read(await reply.read())
+    assert gauges.cache_tokens == engine.config.block_size * engine.config.total_blocks
+    assert gauges.cache_queries == 2 * size
+    assert gauges.cache_hits == (size - 1) // 16 * 16
 
 
 async def test_a_reset_prefix_cache_finds_nothing(client, engine):

@@ -109,8 +109,9 @@ class TestShape:
 
     async def test_cached_tokens_are_reported_if_the_engine_is_told_to(self, client):
         async with serve_engine(EngineConfig(prompt_tokens_details=True)) as engine:
-            await complete(client, engine)
+            first = await ask(client, engine, prompt=PROMPT)
             answer = await ask(client, engine, prompt=PROMPT)
+        assert first["usage"]["prompt_tokens_details"] is None  # none is null, not 0
         size = answer["usage"]["prompt_tokens"]
         cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
         assert cached == (size - 1) // 16 * 16

@@ -53,9 +53,10 @@ class Dialect:
         raise NotImplementedError
 
     def usage(self, *, stream: bool = False) -> dict[str, Any]:
-        """In a stream, vLLM leaves out what is null."""
+        """In a stream, vLLM leaves out what is null; details without cached tokens are null."""
         usage: dict[str, Any] = dict(self.answer.usage())
-        details = {"cached_tokens": self.answer.cached} if self._details else None
+        cached = self.answer.cached if self._details else 0
+        details = {"cached_tokens": cached} if cached else None
         if details is not None or not stream:
             usage["prompt_tokens_details"] = details
         if not stream:

@@ -27,11 +27,23 @@ def render(machine: Machine, config: EngineConfig, *, asleep: bool = False) -> b
         ("request_queue_time_seconds", machine.counters.queued),
     ):
         page.histogram(name, histogram)
-    page.gauge(
-        "cache_config_info",
-        {f'block_size="{config.block_size}",num_gpu_blocks="{config.total_blocks}"': 1},
-    )
+    page.gauge("cache_config_info", {_cache_config(config): 1})
     return page.text()
+
+
+def _cache_config(config: EngineConfig) -> str:
+    """Some of vLLM's labels; those that hold a size's name and no size are there for readers."""
+    labels = {
+        "block_size": config.block_size,
+        "enable_prefix_caching": config.prefix_caching,
+        "hash_block_size": None,
+        "kv_cache_size_tokens": config.block_size * config.total_blocks,
+        "mamba_block_size": None,
+        "num_cpu_blocks": None,
+        "num_gpu_blocks": config.total_blocks,
+        "num_gpu_blocks_override": None,
+    }
+    return ",".join(f'{name}="{value}"' for name, value in labels.items())
 
 
 class _Page:

@@ -65,11 +65,12 @@ class Counters:
     queued: Histogram = field(default_factory=lambda: Histogram(_WHOLE))
     whole: Histogram = field(default_factory=lambda: Histogram(_WHOLE))
 
-    def admit(self, sequence: Sequence, now: float) -> None:
-        """A sequence has its blocks for the first time."""
+    def admit(self, sequence: Sequence, now: float, *, looked_up: bool) -> None:
+        """A sequence has its blocks for the first time; it was looked up in the prefix cache."""
         sequence.admitted = now
         self.queued.observe(now - sequence.arrived)
-        self.prefix_queries += len(sequence.prompt)
+        if looked_up:
+            self.prefix_queries += len(sequence.prompt)
         self.prefix_hits += sequence.cached
 
     def look_elsewhere(self, sequence: Sequence, found: int) -> None:

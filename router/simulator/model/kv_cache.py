@@ -41,9 +41,9 @@ class KvCache:
             sequence.blocks += self.pool.take(needed)
         return True
 
-    def fill(self, sequence: Sequence) -> None:
-        """Note what has been computed; a full block can serve other prompts from now on."""
-        full = sequence.computed // self._size
+    def fill(self, sequence: Sequence, computed: int) -> None:
+        """So many tokens are computed; a full block can serve other prompts from now on."""
+        full = computed // self._size
         if not sequence.sound or full <= sequence.filled:
             return
         for place in range(sequence.filled, full):

@@ -125,13 +125,23 @@ class Machine:
         # Who has just given way would be the first to be let in.
         may_admit = preempted == self.counters.preemptions or not (step or self.batch.prefilling)
         admit = partial(self._admit, now) if may_admit else lambda: None
-        prompts = list(self.batch.compose(len(step), admit))
+        prompts = []
+        for part in self.batch.compose(len(step), admit):
+            prompts.append(part)
+            # As vLLM: at once, so that the next prompt of this very step finds it.
+            self._fill(*part)
+        for part in step:
+            self._fill(*part)
         self._step = step + prompts
         if not self._step:
             return None
         # A prompt's last token is no work: its keys and values are those of a step that decodes.
         computed = sum(tokens for _, tokens in prompts if tokens > 1)
         return now + self.batch.seconds(len(self._step), computed)
+
+    def _fill(self, sequence: Sequence, tokens: int) -> None:
+        """Note what this step computes, and what has been loaded before it."""
+        self.kv.fill(sequence, sequence.computed + tokens)
 
     def _admit(self, now: float) -> Sequence | None:
         """Who runs next: first those whose KV cache has come, then the queue."""
@@ -175,7 +185,7 @@ class Machine:
             return False
         if sequence.admitted is None:
             sequence.cached = sequence.computed
-            self.counters.admit(sequence, now)
+            self.counters.admit(sequence, now, looked_up=self._config.prefix_caching)
         self._look_elsewhere(sequence)
         return True
 
@@ -248,7 +258,6 @@ class Machine:
         for sequence, tokens in step:
             if sequence.stage is Stage.RUNNING:
                 sequence.computed += tokens
-                self.kv.fill(sequence)
                 if not sequence.left:
                     outputs.append(self._emit(sequence, now))
         return outputs

@@ -53,6 +53,18 @@ class TestTime:
         submit(engine, sequence(100, answer=1))
         assert engine.begin(0.0) == pytest.approx(0.04)
 
+    def test_prompts_in_one_step_find_what_those_before_them_compute(self):
+        engine = machine(prefill_tokens_per_second=100)
+        submit(engine, *(sequence(100, answer=1) for _ in range(3)))
+        assert engine.begin(0.0) == pytest.approx(1.0 + 2 * 0.04)
+        assert (engine.counters.prefix_queries, engine.counters.prefix_hits) == (300, 192)
+
+    def test_without_prefix_caching_nothing_is_looked_up(self):
+        engine = machine(prefix_caching=False)
+        submit(engine, sequence(100, answer=1), sequence(100, answer=1))
+        run(engine)
+        assert (engine.counters.prefix_queries, engine.counters.prefix_hits) == (0, 0)
+
 
 class TestBatch:
     def test_no_more_sequences_run_than_may(self):
