@@ -298,7 +298,7 @@ class Fleet:
             self._monitors[event.endpoint.role].ejected_elsewhere(member, event.since, event.until)
         elif isinstance(event, PrefixesHeld):
             for prefix in event.prefixes:
-                member.prefixes.hold(prefix)
+                member.prefixes.hold(prefix, member.prefixes.match(prefix))
         elif is_unreachable(event):
             self._see(member, HealthSignal.FAILED, now)
 

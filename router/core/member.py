@@ -76,12 +76,10 @@ class Member:
 
     def observe_cache(self, gauges: Gauges) -> None:
         """Learn from a scrape how much it caches, and whether predictions hold."""
-        held = self.prefixes
-        if gauges.cache_tokens is not None and gauges.cache_tokens != held.capacity:
-            held.resize(gauges.cache_tokens)
-        self.prefix_trust.observe(
-            held.prompt_tokens, held.predicted_tokens, gauges.cache_queries, gauges.cache_hits
-        )
+        held, trust = self.prefixes, self.prefix_trust
+        trust.observe(held.prompt_tokens, held.predicted_tokens, gauges)
+        if gauges.cache_tokens is not None:
+            held.resize(int(trust.room * gauges.cache_tokens))
 
     def forget_cache(self) -> None:
         """It is a new engine."""

@@ -27,7 +27,7 @@ from tests.engines.layout import Layout, layout
 from tests.engines.service import Service
 from tests.engines.traffic import COMPLETIONS, prompt
 
-__all__ = ["Phase", "Run", "plain_engines", "run"]
+__all__ = ["Phase", "Run", "plain_engines", "router_service", "run"]
 
 POLICIES = ("round_robin", "least_loaded", "shortest_expected_delay")
 CLIENTS = 24
@@ -97,7 +97,7 @@ def plain_engines(where: Layout) -> list[Service]:
 
 async def run(policy: str, engines: Sequence[Service], where: Layout) -> Run:
     """The experiment under one policy."""
-    router = _router(policy, engines, where)
+    router = router_service(policy, engines, where)
     router.start()
     try:
         router.wait_ready(30)
@@ -194,16 +194,24 @@ async def _slow(engine: Service) -> AsyncIterator[None]:
         engine.thaw()
 
 
-def _router(policy: str, engines: Sequence[Service], where: Layout) -> Service:
+def router_service(
+    policy: str,
+    engines: Sequence[Service],
+    where: Layout,
+    *,
+    name: str = "router",
+    options: Sequence[str] = (),
+) -> Service:
+    """A router in front of whole engines, not running."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ["--host", "127.0.0.1", "--port", str(port), "--engine-header", "on"]
+    options = [*options, "--host", "127.0.0.1", "--port", str(port), "--engine-header", "on"]
     options += ["--load-balancing-strategy", policy]
     options += [word for engine in engines for word in ("--decode", engine.url)]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PD_ROUTER_")}
     return Service(
-        name=f"router-{policy}",
+        name=f"{name}-{policy}",
         url=f"http://127.0.0.1:{port}",
         ready_path="/ready",
         command=(sys.executable, "-m", "router.cli", "serve", *options),

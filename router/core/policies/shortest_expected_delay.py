@@ -2,9 +2,11 @@
 
 With continuous batching, streams hardly delay each other until the slots are full; what matters is
 the engine's gap between tokens, and how much of the prompt it must compute: what its prefix cache
-holds, it need not. So work is shared in proportion to the cube of the speed: an engine
-twice as slow gets an eighth, enough to keep measuring it. (Faster ones get in proportion only: they
-would fill up before that is seen.) Engines excluded as slow get only what they would finish first.
+holds, it need not. So work is shared in proportion to the cube of the speed: an engine twice as
+slow gets an eighth, enough to keep measuring it. (Faster ones get in proportion only: they would fill up
+before that is seen.) Prompt tokens ahead of the first token delay it in proportion to the slowdown,
+and count much more than one stream more or less. Engines excluded as slow get only what they would
+finish first.
 """
 
 from collections.abc import Sequence
@@ -30,11 +32,12 @@ def shortest_expected_delay(
         load, slowdown = c.load, c.slowdown
         requests = load.requests + (c.other_requests or 0) + 1
         pending = load.pending + own
-        work = requests + pending * c.prompt_cost + (pending - least) * c.first_token_weight
+        work = requests + pending * c.prompt_cost
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
         weight = slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown
-        scores.append(weight * work / c.slow_start_weight)
+        first_token_delay = slowdown * (pending - least) * c.first_token_weight
+        scores.append(weight * work / c.slow_start_weight + first_token_delay)
         some_are_slow = some_are_slow or c.is_slow
     return _avoiding_slow(candidates, scores, uncached) if some_are_slow else scores
 

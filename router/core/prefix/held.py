@@ -57,8 +57,10 @@ class HeldPrefixes:
         self._use(prefix)
         return claim
 
-    def hold(self, prefix: PrefixKeys) -> None:
-        """The cache holds this prompt: it has been computed there."""
+    def hold(self, prefix: PrefixKeys, matched: int) -> None:
+        """The cache holds this prompt: it has been computed there, but for `matched` tokens."""
+        self.prompt_tokens += prefix.ends[-1]
+        self.predicted_tokens += matched
         provisional = self._provisional
         if provisional:
             for key in prefix.keys:
@@ -120,9 +122,7 @@ class PrefixClaim:
         """The first token came: the engine has computed the prompt. Idempotent."""
         held, self._held = self._held, None
         if held is not None:
-            held.prompt_tokens += self._prefix.ends[-1]
-            held.predicted_tokens += self._matched
-            held.hold(self._prefix)
+            held.hold(self._prefix, self._matched)
             if held.news is not None:
                 held.news.append(self._prefix)
 

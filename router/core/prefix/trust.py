@@ -1,50 +1,69 @@
-"""How far the predicted prefix-cache hits of an engine are to be believed.
+"""How far what is thought to be in an engine's prefix cache is to be believed.
 
 Predictions are wrong where an engine evicts earlier than thought, was reset, caches nothing at all,
-or renders prompts in another way than the keys assume. Its own counters say what was found
-(`vllm:prefix_cache_queries_total`, `_hits_total`, in tokens), so predictions are weighed by them.
+or renders prompts in another way than the keys assume. Its own counters say what was looked up and
+found (`vllm:prefix_cache_queries_total`, `_hits_total`, in tokens), so predictions are weighed by
+them, and so is the room that this router's prompts have in the cache.
 """
 
 from typing import Final
+
+from router.core.values import Gauges
 
 __all__ = ["PrefixTrust"]
 
 DECAY: Final = 0.95
 """Factor on older counts per scrape: with one a second, they span some twenty seconds."""
 
+MIN_ROOM, MAX_ROOM = 0.125, 4.0
+"""Text of CJK characters has four times the estimated tokens; ids have as many as are estimated."""
+
+BELIEVED: Final = 0.8
+"""Shares from here on count as 1: smaller differences between engines would decide where a prefix
+lies that all of them hold."""
+
 MIN_TOKENS: Final = 4_000.0
-"""Predicted tokens, decayed, from which the engine's counters are believed."""
+"""Tokens, decayed, from which counters are believed."""
 
 
 class PrefixTrust:
-    """The share, 0 to 1, of predicted tokens that an engine really finds; 1 until it is known.
-
-    Hit rates are compared, not counts: predictions are in estimated tokens, and cover only the
-    requests that this process sent there.
-    """
+    """Compares predictions, in estimated tokens, with an engine's counters, in its own tokens."""
 
     def __init__(self) -> None:
         self.share = 1.0
+        """The share, 0 to 1, of predicted tokens that the engine really finds; 1 until known."""
+        self.room = 1.0
+        """Estimated new tokens of this router's prompts per token that comes into the engine's
+        cache: generated ones and those of other clients take room in it too."""
         self.is_measured = False
-        """Whether the engine's counters have told it."""
-        self._prompts = self._predicted = self._queries = self._hits = 0.0
-        self._before: tuple[int, int, int, int] | None = None
+        """Whether the engine's counters have told the share."""
+        self._prompts = self._predicted = self._queries = self._hits = self._generated = 0.0
+        self._before: tuple[int, int, int, int, int] | None = None
 
-    def observe(self, prompts: int, predicted: int, queries: int | None, hits: int | None) -> None:
-        """Take counts since the engine started: tokens of the prompts sent there and those of
-        them predicted to be found; tokens looked up and found by its own counters."""
+    def observe(self, prompts: int, predicted: int, gauges: Gauges) -> None:
+        """Take a scrape, and the tokens of the prompts sent there so far and those of them that
+        were predicted to be found."""
+        queries, hits = gauges.cache_queries, gauges.cache_hits
         if queries is None or hits is None:
             self._before = None
             return
-        before, self._before = self._before, (prompts, predicted, queries, hits)
-        if before is None or queries < before[2] or prompts < before[0]:
+        now = (prompts, predicted, queries, hits, gauges.generated or 0)
+        before, self._before = self._before, now
+        if before is None or any(new < old for new, old in zip(now, before, strict=True)):
             return
-        self._prompts = DECAY * self._prompts + prompts - before[0]
-        self._predicted = DECAY * self._predicted + predicted - before[1]
-        self._queries = DECAY * self._queries + queries - before[2]
-        self._hits = DECAY * self._hits + hits - before[3]
-        if self._predicted < MIN_TOKENS or not self._queries:
-            return
-        measured_rate = self._hits / self._queries
-        self.share = min(1.0, measured_rate * self._prompts / self._predicted)
-        self.is_measured = True
+        self._prompts = DECAY * self._prompts + now[0] - before[0]
+        self._predicted = DECAY * self._predicted + now[1] - before[1]
+        self._queries = DECAY * self._queries + now[2] - before[2]
+        self._hits = DECAY * self._hits + now[3] - before[3]
+        self._generated = DECAY * self._generated + now[4] - before[4]
+        new = self._queries - self._hits + self._generated
+        if new >= MIN_TOKENS:
+            room = (self._prompts - self._predicted) / new
+            self.room = min(max(room, MIN_ROOM), MAX_ROOM)
+        if self._predicted >= MIN_TOKENS and self._queries:
+            # Neither how many tokens the estimate misses is known nor who else asks there: an
+            # engine that finds enough by either measure is believed.
+            per_prompt_token = max(1.0, self._prompts / self._queries)
+            share = per_prompt_token * self._hits / self._predicted
+            self.share = 1.0 if share >= BELIEVED else share
+            self.is_measured = True

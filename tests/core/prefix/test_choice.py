@@ -167,6 +167,16 @@ def test_the_capacity_is_that_of_the_engine() -> None:
     assert fleet.member(D0).prefixes.tokens == 1024
 
 
+def test_others_prompts_and_answers_take_room_in_it() -> None:
+    fleet = fleet_of(D0)
+    for number in range(30):
+        computed(fleet, D0, facts_of(beginning=chr(number + 97)))
+        asked = 2 * TOKENS * number
+        gauges = Gauges(running=0, cache_tokens=100_000, cache_queries=asked, cache_hits=0)
+        fleet.observe(Scraped(D0, gauges, 0), float(number))
+    assert fleet.member(D0).prefixes.capacity == pytest.approx(50_000, rel=0.01)
+
+
 def test_other_processes_are_told_what_was_computed_here() -> None:
     fleet, other = fleet_of(D0, D1), fleet_of(D0, D1)
     for _ in range(100):

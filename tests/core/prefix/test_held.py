@@ -122,7 +122,7 @@ def test_others_are_told_only_of_what_was_computed_for_this_process() -> None:
     claim = cache.claim(prompt(1))
     assert not cache.news
     claim.confirm()
-    cache.hold(prompt(2))  # as another process says
+    cache.hold(prompt(2), 0)  # as another process says
     assert cache.news == [prompt(1)]
 
 
@@ -145,7 +145,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(path=paths)
     def hold(self, path: list[int]) -> None:
         """Another process says that it is held."""
-        self.cache.hold(prompt(*path))
+        self.cache.hold(prompt(*path), 0)
 
     @rule(which=st.integers(0, 9), is_good=st.booleans())
     def end(self, which: int, is_good: bool) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from router.core.prefix.trust import PrefixTrust
+from router.core.values import Gauges
 
 PROMPT = 10_000
 """Tokens between two scrapes."""
@@ -13,8 +14,13 @@ def told(trust: PrefixTrust, predicted: float, found: float, scrapes: int = 30) 
     start = 1 + (trust._before[0] if trust._before else 0)
     for place in range(scrapes):
         tokens = start + PROMPT * place
-        trust.observe(tokens, int(predicted * tokens), tokens, int(found * tokens))
+        trust.observe(tokens, int(predicted * tokens), counted(tokens, int(found * tokens)))
     return trust.share
+
+
+def counted(queries: int | None, hits: int | None, generated: int | None = None) -> Gauges:
+    """What the engine says."""
+    return Gauges(cache_queries=queries, cache_hits=hits, generated=generated)
 
 
 def test_at_first_predictions_are_believed() -> None:
@@ -25,7 +31,7 @@ def test_at_first_predictions_are_believed() -> None:
 
 @pytest.mark.parametrize(
     ("predicted", "found", "expected"),
-    [(0.5, 0.5, 1.0), (0.5, 0.25, 0.5), (0.8, 0.0, 0.0), (0.4, 0.6, 1.0)],
+    [(0.5, 0.5, 1.0), (0.5, 0.25, 0.5), (0.8, 0.0, 0.0), (0.4, 0.6, 1.0), (0.5, 0.41, 1.0)],
 )
 def test_it_is_the_share_of_what_was_predicted_that_was_found(
     predicted: float, found: float, expected: float
@@ -35,42 +41,60 @@ def test_it_is_the_share_of_what_was_predicted_that_was_found(
     assert trust.is_measured
 
 
-def test_estimated_tokens_need_not_be_the_engines() -> None:
+@pytest.mark.parametrize("per_estimate", [0.5, 4.0])
+def test_estimated_tokens_need_not_be_the_engines(per_estimate: float) -> None:
     trust = PrefixTrust()
     for tokens in range(0, 50 * PROMPT, PROMPT):
-        trust.observe(tokens, tokens // 2, 4 * tokens, 2 * tokens)
+        real = int(per_estimate * tokens)
+        trust.observe(tokens, tokens // 2, counted(real, real // 2))
     assert trust.share == pytest.approx(1.0)
+    assert trust.room == pytest.approx(1 / per_estimate)
+
+
+def test_prompts_of_others_prove_nothing_and_take_room() -> None:
+    trust = PrefixTrust()
+    for tokens in range(0, 50 * PROMPT, PROMPT):
+        trust.observe(tokens, tokens // 2, counted(5 * tokens // 2, tokens // 2))
+    assert trust.share == pytest.approx(1.0)
+    assert trust.room == pytest.approx(1 / 4)
+
+
+def test_answers_take_room() -> None:
+    trust = PrefixTrust()
+    for tokens in range(0, 50 * PROMPT, PROMPT):
+        trust.observe(tokens, 0, counted(tokens, 0, tokens))
+    assert trust.room == pytest.approx(0.5)
 
 
 def test_it_follows_an_engine_that_changes() -> None:
     trust = PrefixTrust()
     told(trust, 0.5, 0.0)
-    assert told(trust, 0.5, 0.5, scrapes=100) > 0.9
+    assert told(trust, 0.5, 0.5, scrapes=100) == 1.0
 
 
 def test_few_predicted_tokens_prove_nothing() -> None:
     trust = PrefixTrust()
-    trust.observe(0, 0, 0, 0)
-    trust.observe(PROMPT, 3_000, PROMPT, 0)
+    trust.observe(0, 0, counted(0, 0))
+    trust.observe(PROMPT, 3_000, counted(PROMPT, 0))
     assert trust.share == 1.0
 
 
 def test_an_engine_without_counters_is_believed() -> None:
     trust = PrefixTrust()
     for tokens in range(0, 30 * PROMPT, PROMPT):
-        trust.observe(tokens, tokens, None, None)
+        trust.observe(tokens, tokens, counted(None, None))
     assert not trust.is_measured
 
 
 def test_counters_that_began_anew_are_not_compared_with_older_ones() -> None:
     trust = PrefixTrust()
     told(trust, 0.5, 0.5)
-    trust.observe(40 * PROMPT, 20 * PROMPT, 10, 0)
+    trust.observe(40 * PROMPT, 20 * PROMPT, counted(10, 0))
     assert trust.share == pytest.approx(1.0, abs=0.01)
 
 
 def test_without_lookups_nothing_is_concluded() -> None:
     trust = PrefixTrust()
-    trust.observe(0, 0, 0, 0)
-    trust.observe(PROMPT, PROMPT, 0, 0)
+    trust.observe(0, 0, counted(0, 0))
+    trust.observe(PROMPT, PROMPT, counted(0, 0))
     assert trust.share == 1.0
