@@ -23,6 +23,7 @@ COMPILED = (
     "router/net/engine_connection.py",
     "router/net/engine_leg.py",
     "router/net/idle_sweep.py",
+    "router/net/known_heads.py",
     "router/net/network.py",
     "router/net/relay.py",
     "router/net/response_writer.py",
