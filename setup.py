@@ -17,6 +17,7 @@ COMPILED = (
     "router/core/*.py",
     "router/core/plans/*.py",
     "router/core/policies/*.py",
+    "router/net/answer_head.py",
     "router/net/client_connection.py",
     "router/net/client_request.py",
     "router/net/collector.py",

@@ -50,7 +50,7 @@ LINGER: Final = 3
 class Handler(Protocol):
     """Takes requests, and says how long a client may take. Times are in seconds."""
 
-    known_heads: KnownHeads
+    known_heads: KnownHeads[RequestHead]
     """Those of all connections."""
 
     @property
@@ -160,7 +160,7 @@ class ClientConnection:
                 self._begin(request)
                 return
         arrived = self._parse(data)
-        if key and arrived is not None and arrived.size == len(body) and arrived.head.is_accepted:
+        if body and arrived is not None and arrived.size == len(body) and arrived.head.is_accepted:
             self._known_heads.add(key, arrived.head)
 
     def eof_received(self) -> None:

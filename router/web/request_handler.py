@@ -11,13 +11,16 @@ from router.core.errors import BadRequest
 from router.core.routes import ROUTES
 from router.core.values import Route
 from router.net.client_connection import ClientConnection
-from router.net.client_request import ClientRequest
+from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads
 from router.net.network import Active, Network
 from router.net.served_request import ServedRequest
 from router.web.asgi_call import App, AsgiCall
 
 __all__ = ["RequestHandler"]
+
+MAX_HEADS: Final = 512
+"""Clients with heads of their own; they take some megabytes at most."""
 
 ROUTES_BY_TARGET: Final = {path.encode(): route for path, route in ROUTES.items()}
 
@@ -29,7 +32,7 @@ class RequestHandler:
     def __init__(self, network: Network, operations: App) -> None:
         self.network = network
         self.operations = operations
-        self.known_heads = KnownHeads()
+        self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.tasks: MutableSet[asyncio.Task[None]] = set()
         self.body_seconds = network.limits.body_seconds
         self.stall_seconds = network.limits.stall_seconds
