@@ -16,7 +16,7 @@ from router.core.values import Facts, Route, RouteKind
 
 __all__ = ["TRANSFER_KEYS", "read"]
 
-TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
+TRANSFER_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """They choose the host that a decode engine connects to and the blocks it reads: only the router
 may set them (server-side request forgery otherwise; see vLLM's VLLM_P2P_MAX_PEERS note)."""
 
@@ -94,10 +94,10 @@ def _multipart_model(raw: bytes) -> str | None:
 
 
 def _has_transfer_keys(body: Mapping[str, Any]) -> bool:
+    if not TRANSFER_KEYS.isdisjoint(body):
+        return True
     xargs = body.get("vllm_xargs")
-    return any(key in body for key in TRANSFER_KEYS) or (
-        isinstance(xargs, dict) and any(key in xargs for key in TRANSFER_KEYS)
-    )
+    return isinstance(xargs, dict) and not TRANSFER_KEYS.isdisjoint(xargs)
 
 
 def _without_transfer_keys(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class RequestRun:
         elif isinstance(step, steps.Check):
             self._scheduler.check(step.role, self._known, step.exclude, now)
         else:
-            self.record.fallbacks.append(step)
+            self.record.fallbacks += (step,)
             self._observe(step)
         return None
 

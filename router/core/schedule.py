@@ -221,9 +221,5 @@ def _least_recent_of_best(candidates: Sequence[Candidate], scores: Sequence[floa
     Not a round-robin pointer: requests for different models have different candidates, and a common
     pointer would send each model's requests to the same few.
     """
-    best = min(scores)
-    place = scores.index(best)
-    for other in range(place + 1, len(scores)):
-        if scores[other] == best and candidates[other].chosen_at < candidates[place].chosen_at:
-            place = other
-    return place
+    chosen_at = [c.chosen_at for c in candidates]
+    return min(zip(scores, chosen_at, range(len(scores)), strict=True))[2]
