@@ -30,16 +30,11 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
         body = _without_transfer_keys(body)
         raw = _dumps(body)
     estimate = tokens.estimate(route.kind, body)
+    is_stream = body.get("stream") is True
+    reason = _direct_reason(route.kind, body)
+    # In this order: names would cost as much as all the rest of making it.
     return Facts(
-        route=route,
-        model=_model(body),
-        stream=body.get("stream") is True,
-        tokens=estimate.tokens,
-        rule=estimate.rule,
-        direct_reason=_direct_reason(route.kind, body),
-        raw=raw,
-        body=body,
-        query=query,
+        route, _model(body), is_stream, estimate.tokens, estimate.rule, reason, raw, body, query
     )
 
 

@@ -34,7 +34,6 @@ class LegTimer:
         lease: Lease | None,
         work: int,
         now: float,
-        *,
         tracks_first_token: bool,
         sequences: int = 1,
     ) -> None:

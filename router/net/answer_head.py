@@ -14,22 +14,18 @@ class AnswerHead:
     `headers` have lower-case names. A length among them may be another answer's.
     """
 
-    __slots__ = ("_client_lines", "fields", "headers", "status")
+    __slots__ = ("_client_lines", "fields", "headers", "is_event_stream", "status")
 
     def __init__(self, status: int, headers: HeaderPairs) -> None:
         self.status = status
         self.headers = headers
         self.fields: Mapping[bytes, bytes] = dict(headers)
         """Headers by name; of those that come twice the last one."""
+        self.is_event_stream = http.is_event_stream(self.fields.get(b"content-type", b""))
+        """Whether the body is a stream of server-sent events."""
         self._client_lines: bytes | None = None
 
-    @property
-    def is_event_stream(self) -> bool:
-        """Whether the body is a stream of server-sent events."""
-        return http.is_event_stream(self.fields.get(b"content-type", b""))
-
-    @property
-    def client_lines(self) -> bytes:
+    def lines_for_client(self) -> bytes:
         """The header lines that go on to the client."""
         lines = self._client_lines
         if lines is None:

@@ -151,7 +151,6 @@ class EngineConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    @property
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""
         return self._transport.is_closing()
@@ -253,7 +252,7 @@ class EngineConnection(asyncio.Protocol):
         known = self._known_heads.find(key)
         if known is None:
             head = self._parse(data, sink)
-            if body and head is not None and self._length == len(body) and self._has_ended_well:
+            if body and head is not None and self._length == len(body) and self._has_ended_well():
                 self._known_heads.add(key, head)
             return
         self._has_head = self._complete = self._keep_alive = True
@@ -288,7 +287,6 @@ class EngineConnection(asyncio.Protocol):
             self._fail(FailureKind.BROKEN, self._broken)
         return head
 
-    @property
     def _has_ended_well(self) -> bool:
         """Whether the answer is whole, and another one may come behind it."""
         is_clean = not self._excess and self._broken is None
@@ -299,7 +297,7 @@ class EngineConnection(asyncio.Protocol):
     def _finish(self, sink: Sink) -> None:
         self._sink = None
         all_sent = self._transport.get_write_buffer_size() == 0
-        if self._has_ended_well and all_sent and not self._transport.is_closing():
+        if self._has_ended_well() and all_sent and not self._transport.is_closing():
             self._owner.put(self)
         else:
             self._transport.abort()

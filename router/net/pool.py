@@ -77,7 +77,7 @@ class EnginePool:
             return None
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since > oldest and not connection.is_closing:
+            if connection.idle_since > oldest and not connection.is_closing():
                 return connection
             connection.abort()
         return None
@@ -98,7 +98,7 @@ class EnginePool:
             return Failure(FailureKind.REFUSED, f"The engine at {name} cannot be reached: {error}.")
         # Counted only now: if the connecting task is cancelled, uvloop does not call the protocol's
         # connection_lost.
-        if not connection.is_closing:
+        if not connection.is_closing():
             self._open.add(connection)
         return connection
 

@@ -405,7 +405,7 @@ class Relay(EngineLeg):
     def _start(self, length: int | None) -> None:
         response = self._response
         if not response.is_started:  # else by an engine that stalled: this one goes on
-            block = self._head.client_lines
+            block = self._head.lines_for_client()
             if self._listener is not None:
                 block += self._listener.response_headers()
             kind = self._kind if self._is_stream else None

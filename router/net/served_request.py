@@ -74,7 +74,7 @@ class ServedRequest(RequestRun):
         rng = network.rng
         given = http.clean_request_id(request.head.fields.get(b"x-request-id"))
         # Unique, not secret: uuid4 asks the kernel for every one.
-        request_id = given or f"{rng.getrandbits(128):032x}"
+        request_id = given or rng.getrandbits(128).to_bytes(16).hex()
         record = RequestEnded(request_id, route.path, time.monotonic())
         super().__init__(network.scheduler, network.observe, record, rng, network.sample)
         self._network = network
@@ -255,7 +255,7 @@ class ServedRequest(RequestRun):
     def _ask(self) -> None:
         """Send the run's engine request on an idle connection or a new one."""
         pool = self._network.pools[self.step.endpoint]
-        connection = pool.take(replay=self.may_replay)
+        connection = pool.take(replay=self.may_replay())
         if connection is not None:
             self._is_reused = True
             self._ask_on(connection, pool)
