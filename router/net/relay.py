@@ -207,7 +207,8 @@ class Relay(EngineLeg):
         """Take one read's worth of body."""
         if self._listener is None:  # the client left in this very turn of the event loop
             return
-        self._heard_at = self._client.loop.time()
+        if not is_last:
+            self._heard_at = self._client.loop.time()
         self._response.is_corked = is_last
         self._on_data(self, data)
 

@@ -280,7 +280,7 @@ class ServedRequest(RequestRun):
             if not isinstance(fresh, Failure):
                 fresh.abort()
         elif isinstance(fresh, Failure):
-            self._settle(fresh, fresh, 0)
+            self._settle(fresh, fresh, 0, time.monotonic())
         else:
             self._is_reused = False
             try:
@@ -374,17 +374,20 @@ class ServedRequest(RequestRun):
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
         """It is known what became of the answer."""
         self._leg = None
-        leg.close(time.monotonic())
+        now = time.monotonic()
+        leg.close(now)
         if self.replays(outcome, is_reused=self._is_reused):
             self._connect()
         else:
-            self._settle(outcome, leg.failure, leg.status)
+            self._settle(outcome, leg.failure, leg.status, now)
 
     def may_leave_stalled_engine(self) -> bool:
         """Whether another engine could take a request that waits for a stalled one."""
         return self.may_leave_stalled(time.monotonic())
 
-    def _settle(self, outcome: Outcome | None, failure: Failure | None, status: int) -> None:
+    def _settle(
+        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
+    ) -> None:
         """Report what became of the engine request, and go on."""
         if self._is_over:
             return
@@ -393,7 +396,7 @@ class ServedRequest(RequestRun):
             waited = failure.kind is not FailureKind.REFUSED
             self._left += (self.step.endpoint.url.encode(),) if waited else ()
         try:
-            action = self.settle(outcome, failure, status, time.monotonic())
+            action = self.settle(outcome, failure, status, now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
         else:
