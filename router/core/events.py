@@ -1,7 +1,7 @@
 """Events of engines and requests, for the fleet, the metrics and the log."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from router.core.health import HealthSignal
@@ -100,7 +100,7 @@ class RequestEnded:
     reason: str = ""
     prefill: Endpoint | None = None
     decode: Endpoint | None = None
-    fallbacks: list[FellBack] = field(default_factory=list)
+    fallbacks: tuple[FellBack, ...] = ()
     status: int = 0
     """The status sent to the client; 0 if it left before one was."""
     outcome: str = "error"

@@ -16,7 +16,7 @@ from router.core.values import Facts, Route, RouteKind
 
 __all__ = ["TRANSFER_KEYS", "read"]
 
-TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
+TRANSFER_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """They choose the host that a decode engine connects to and the blocks it reads: only the router
 may set them (server-side request forgery otherwise; see vLLM's VLLM_P2P_MAX_PEERS note)."""
 
@@ -30,16 +30,11 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
         body = _without_transfer_keys(body)
         raw = _dumps(body)
     estimate = tokens.estimate(route.kind, body)
+    is_stream = body.get("stream") is True
+    reason = _direct_reason(route.kind, body)
+    # In this order: names would cost as much as all the rest of making it.
     return Facts(
-        route=route,
-        model=_model(body),
-        stream=body.get("stream") is True,
-        tokens=estimate.tokens,
-        rule=estimate.rule,
-        direct_reason=_direct_reason(route.kind, body),
-        raw=raw,
-        body=body,
-        query=query,
+        route, _model(body), is_stream, estimate.tokens, estimate.rule, reason, raw, body, query
     )
 
 
@@ -94,10 +89,10 @@ def _multipart_model(raw: bytes) -> str | None:
 
 
 def _has_transfer_keys(body: Mapping[str, Any]) -> bool:
+    if not TRANSFER_KEYS.isdisjoint(body):
+        return True
     xargs = body.get("vllm_xargs")
-    return any(key in body for key in TRANSFER_KEYS) or (
-        isinstance(xargs, dict) and any(key in xargs for key in TRANSFER_KEYS)
-    )
+    return isinstance(xargs, dict) and not TRANSFER_KEYS.isdisjoint(xargs)
 
 
 def _without_transfer_keys(body: Mapping[str, Any]) -> dict[str, Any]:

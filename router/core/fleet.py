@@ -140,14 +140,7 @@ class Fleet:
         speed = self._members[lease.endpoint].speed
         if not computes:
             return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)
-        return LegTimer(
-            speed,
-            lease,
-            lease.pending_there,
-            now,
-            tracks_first_token=tracks_first_token,
-            sequences=sequences,
-        )
+        return LegTimer(speed, lease, lease.pending_there, now, tracks_first_token, sequences)
 
     def candidates(
         self,

@@ -76,10 +76,9 @@ def content_length(headers: Headers) -> int | None:
     return int(length) if length is not None and length.isdigit() else None
 
 
-def is_event_stream(headers: Headers) -> bool:
-    """Whether the body is a stream of server-sent events."""
-    content_type = value(headers, b"content-type")
-    return content_type is not None and content_type.lower().startswith(b"text/event-stream")
+def is_event_stream(content_type: bytes) -> bool:
+    """Whether a body of this type is a stream of server-sent events."""
+    return content_type.lower().startswith(b"text/event-stream")
 
 
 def clean_request_id(given: bytes | None) -> str | None:

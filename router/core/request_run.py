@@ -148,14 +148,14 @@ class RequestRun:
         if isinstance(step, steps.Release):
             self._leases.pop(step.endpoint).release()
         elif isinstance(step, steps.Check):
-            self._scheduler.check(step.role, self._known, step.exclude, now)
+            self._scheduler.check(step.role, self._known(), step.exclude, now)
         else:
-            self.record.fallbacks.append(step)
+            self.record.fallbacks += (step,)
             self._observe(step)
         return None
 
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:
-        role, facts = step.role, self._known
+        role, facts = step.role, self._known()
         explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
             explained = self._scheduler.explained(role, facts, now)
@@ -171,7 +171,6 @@ class RequestRun:
             self._tried = step.exclude
         return endpoint
 
-    @property
     def _known(self) -> Facts:
         assert self.facts is not None, "the answer has begun"
         return self.facts
@@ -186,7 +185,7 @@ class RequestRun:
             return self._scheduler.leg(
                 lease, now, tracks_first_token=step.is_prefill, computes=step.is_prefill
             )
-        facts = self._known
+        facts = self._known()
         return self._scheduler.leg(
             lease, now, tracks_first_token=facts.stream, sequences=facts.sequences
         )
@@ -198,7 +197,6 @@ class RequestRun:
         is_own_doing = isinstance(step, Call) or 500 not in step.keep
         self._observe(LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing))
 
-    @property
     def may_replay(self) -> bool:
         """Whether the request may be sent again if its connection closed before an answer."""
         step = self.step
@@ -210,11 +208,11 @@ class RequestRun:
         Engines close idle connections: a reset on a reused one is no failure of the engine.
         """
         is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
-        return is_stale and is_reused and self.may_replay
+        return is_stale and is_reused and self.may_replay()
 
     def may_leave_stalled(self, now: float) -> bool:
         """Whether a request that waits for a stalled engine can go to another one."""
-        facts, endpoint = self._known, self.step.endpoint
+        facts, endpoint = self._known(), self.step.endpoint
         return (
             len(self._tried) + 1 < ATTEMPTS
             and may_replay(facts)

@@ -6,6 +6,7 @@ Choosing and leasing are one step, so that two requests never take the same free
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import Final
 
 from router.core import threshold
 from router.core.errors import BadRequest, NoEngine, NotFound
@@ -36,6 +37,9 @@ NO_ROLES: frozenset[Role] = frozenset()
 LOAD_FACTOR = 32
 """How many times longer it takes to compute a prompt token than to load its KV cache from another
 engine: an engine that holds the prompt already is only a little better then."""
+
+NEVER: Final = 1 << 62
+"""A number that no choice has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +226,7 @@ def _least_recent_of_best(candidates: Sequence[Candidate], scores: Sequence[floa
     pointer would send each model's requests to the same few.
     """
     best = min(scores)
-    place = scores.index(best)
-    for other in range(place + 1, len(scores)):
-        if scores[other] == best and candidates[other].chosen_at < candidates[place].chosen_at:
-            place = other
-    return place
+    chosen_at = [
+        c.chosen_at if score == best else NEVER for c, score in zip(candidates, scores, strict=True)
+    ]
+    return chosen_at.index(min(chosen_at))

@@ -78,11 +78,12 @@ def _of_characters(characters: int) -> Estimate:
 def _message_characters(messages: object) -> int:
     if not isinstance(messages, list):
         return 0
-    return sum(
-        _content_characters(message.get("content"))
-        for message in messages
-        if isinstance(message, dict)
-    )
+    total = 0
+    for message in messages:
+        if isinstance(message, dict):
+            content = message.get("content")
+            total += len(content) if isinstance(content, str) else _content_characters(content)
+    return total
 
 
 def _input_characters(given: object) -> int:

@@ -16,7 +16,9 @@ def generated_tokens(end: bytes) -> int:
     Chat and completions call them completion_tokens, /v1/responses and /v1/messages output_tokens.
     Streams say so in their last events, if they were asked to (stream_options.include_usage).
     """
-    found = _GENERATED.search(end, max(0, len(end) - TAIL_BYTES))
+    start = max(0, len(end) - TAIL_BYTES)
+    # From there on if it is there: a regular expression takes long to read what comes before.
+    found = _GENERATED.search(end, max(start, end.rfind(b'"usage"', start)))
     return int(found.group(1)) if found else 0
 
 

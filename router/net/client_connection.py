@@ -14,7 +14,8 @@ from typing import Any, Final, Protocol
 import httptools
 
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
-from router.net.client_request import ClientRequest
+from router.net.client_request import ClientRequest, RequestHead
+from router.net.known_heads import NOTHING, KnownHeads, split
 from router.net.response_writer import STATUS_LINES, ResponseWriter
 
 __all__ = ["ClientConnection", "Handler"]
@@ -48,6 +49,9 @@ LINGER: Final = 3
 
 class Handler(Protocol):
     """Takes requests, and says how long a client may take. Times are in seconds."""
+
+    known_heads: KnownHeads[RequestHead]
+    """Those of all connections."""
 
     @property
     def body_seconds(self) -> float:
@@ -85,6 +89,7 @@ class ClientConnection:
         "_head_bytes",
         "_headers",
         "_in_head",
+        "_known_heads",
         "_last",
         "_parser",
         "_target",
@@ -104,6 +109,7 @@ class ClientConnection:
     ) -> None:
         self.loop = loop
         self._handler = handler
+        self._known_heads = handler.known_heads
         self._connections = connections
         self._parser: Any = httptools.HttpRequestParser(self)
         # A client may send its last requests together, each with `Connection: close`.
@@ -142,26 +148,20 @@ class ClientConnection:
         self._await(HEAD, HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Parse, begin a request that came, and tell its listener what there is of its body."""
+        """Take a request whose head is known, or else parse."""
         if self._discards_input:
             return
-        self._unparsed += len(data)
-        try:
-            self._feed(data)
-        except httptools.HttpParserError:
-            self._refuse_malformed()
-        arrived = self._arrived
-        if arrived is not None:
-            self._arrived = None
-            self._begin(arrived)
-        elif self.active is not None:
-            if not self._active_is_read:
-                self._tell_of_body(self.active)
-        elif self._in_head and self._awaited == NEXT_REQUEST:
-            self._await(HEAD, HEAD_SECONDS)
-        if self._unparsed > MAX_HEAD_BYTES and not self._discards_input:
-            # A line without an end: the parser keeps all of it.
-            self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
+        key, body = NOTHING
+        if self._last is None and not self._in_head:  # the parser is between two requests
+            key, body = split(data)
+            head = self._known_heads.find(key)
+            if head is not None:
+                self._last = request = ClientRequest(head, body)
+                self._begin(request)
+                return
+        arrived = self._parse(data)
+        if body and arrived is not None and arrived.size == len(body) and arrived.head.is_accepted:
+            self._known_heads.add(key, arrived.head)
 
     def eof_received(self) -> None:
         """Close."""
@@ -251,13 +251,14 @@ class ClientConnection:
             self._decline_upgrade(method)
             return
         is_old = parser.get_http_version() == "1.0"
-        request = ClientRequest(
+        head = RequestHead(
             method,
             self._target,
             self._headers,
             is_http_1_0=is_old,
             keep_alive=not is_old and parser.should_keep_alive(),
         )
+        request = ClientRequest(head)
         if self._last is None:
             self._arrived = request
         else:
@@ -331,8 +332,9 @@ class ClientConnection:
         self._active_is_read = False
         self._expect_nothing()
         self._resume_reading()
+        head = request.head
         self.response.begin(
-            request.method, is_http_1_0=request.is_http_1_0, closes=not request.keep_alive
+            head.method, is_http_1_0=head.is_http_1_0, closes=not request.keep_alive
         )
         self._handler.on_request(self, request)
         self._tell_of_body(request)
@@ -349,7 +351,7 @@ class ClientConnection:
         listener.on_body_progress(request.size)
         if self.active is request and self.deadline == NEVER:
             self._await(BODY, self._handler.body_seconds)
-            if request.expects_continue:
+            if request.head.expects_continue:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _wait_its_turn(self, request: ClientRequest) -> None:
@@ -390,6 +392,28 @@ class ClientConnection:
             listener.on_disconnect()
 
     # Reading.
+
+    def _parse(self, data: bytes) -> ClientRequest | None:
+        """Begin a request that came, which is returned, and tell the listener of the active one
+        what there is of its body."""
+        self._unparsed += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse_malformed()
+        arrived = self._arrived
+        if arrived is not None:
+            self._arrived = None
+            self._begin(arrived)
+        elif self.active is not None:
+            if not self._active_is_read:
+                self._tell_of_body(self.active)
+        elif self._in_head and self._awaited == NEXT_REQUEST:
+            self._await(HEAD, HEAD_SECONDS)
+        if self._unparsed > MAX_HEAD_BYTES and not self._discards_input:
+            # A line without an end: the parser keeps all of it.
+            self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
+        return arrived
 
     def _feed(self, data: bytes) -> None:
         """Parse. Raises HttpParserError for what is not HTTP."""

@@ -1,10 +1,11 @@
 """A client's request as its connection read it, and who is told what becomes of it."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from router.core.headers import HeaderPairs
 
-__all__ = ["ClientRequest", "RequestListener"]
+__all__ = ["NO_HEAD", "ClientRequest", "RequestHead", "RequestListener"]
 
 
 class RequestListener(Protocol):
@@ -29,22 +30,21 @@ class RequestListener(Protocol):
         """The client has read; more can be written."""
 
 
-class ClientRequest:
-    """A request's head, and its body as far as it has arrived.
+class RequestHead:
+    """A request's head. It does not change: requests with the same one share it.
 
     `target` is the request target as it was sent, `headers` have lower-case names. `keep_alive`
     says whether the connection may serve another request after this one.
     """
 
     __slots__ = (
-        "_parts",
+        "engine_lines",
+        "fields",
         "headers",
-        "is_complete",
+        "is_accepted",
         "is_http_1_0",
         "keep_alive",
-        "listener",
         "method",
-        "size",
         "target",
     )
 
@@ -62,13 +62,39 @@ class ClientRequest:
         self.headers = headers
         self.is_http_1_0 = is_http_1_0
         self.keep_alive = keep_alive
-        self.is_complete = False
+        self.fields: Mapping[bytes, bytes] = dict(headers)
+        """Headers by name; of those that come twice the last one."""
+        self.is_accepted = False
+        """Whether an engine may be asked what has this head."""
+        self.engine_lines: bytes | None = None
+        """The header lines that go on to an engine, once they are known."""
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for `100 Continue` before it sends the body."""
+        return any(n == b"expect" and v.lower() == b"100-continue" for n, v in self.headers)
+
+
+NO_HEAD: Final = RequestHead(b"", b"", [], is_http_1_0=False, keep_alive=False)
+"""Of a request whose head is needed no more."""
+
+
+class ClientRequest:
+    """A request's head, and its body as far as it has arrived."""
+
+    __slots__ = ("_parts", "head", "is_complete", "keep_alive", "listener", "size")
+
+    def __init__(self, head: RequestHead, body: bytes | None = None) -> None:
+        """With `body` the request is complete."""
+        self.head = head
+        self.keep_alive = head.keep_alive
+        self.is_complete = body is not None
         """Whether the whole body has arrived."""
-        self.size = 0
+        self.size = 0 if body is None else len(body)
         """Bytes of body that have arrived."""
         self.listener: RequestListener | None = None
         """Who answers it; None before its turn, and once it is answered."""
-        self._parts: list[bytes] = []
+        self._parts: list[bytes] = [] if body is None else [body]
 
     def add(self, data: bytes) -> None:
         """Keep a piece of the body."""
@@ -79,8 +105,3 @@ class ClientRequest:
         """The body that has arrived; it is kept here no longer."""
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    @property
-    def expects_continue(self) -> bool:
-        """Whether the client waits for `100 Continue` before it sends the body."""
-        return any(n == b"expect" and v.lower() == b"100-continue" for n, v in self.headers)

@@ -5,6 +5,7 @@ import time
 from router.core.headers import HeaderPairs
 from router.core.leg_timer import LegTimer
 from router.core.values import Endpoint, Failure, FailureKind, Reply
+from router.net.answer_head import AnswerHead
 from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener, reply_too_large
 from router.net.idle_sweep import IdleTimeoutSweep
 
@@ -32,12 +33,12 @@ class Collector(EngineLeg):
         self._parts: list[bytes] = []
         self._size = 0
 
-    def on_head(self, status: int, headers: HeaderPairs, *, has_body: bool) -> None:
+    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
         """Keep the head."""
         if self._listener is not None:
-            self.status = status
-            self._headers = headers
-            self._listener.on_answer(status)
+            self.status = head.status
+            self._headers = head.headers
+            self._listener.on_answer(head.status)
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Keep a piece of body."""

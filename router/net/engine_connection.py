@@ -11,6 +11,8 @@ import httptools
 
 from router.core.headers import HeaderPairs
 from router.core.values import Failure, FailureKind
+from router.net.answer_head import AnswerHead
+from router.net.known_heads import KnownHeads, split
 
 __all__ = ["EngineConnection", "Owner", "Sink"]
 
@@ -37,8 +39,9 @@ CHUNK_HEADS: Final = _chunk_heads()
 class Sink(Protocol):
     """Takes one answer. `on_end` or `on_lost` comes last, exactly once, unless it is aborted."""
 
-    def on_head(self, status: int, headers: HeaderPairs, *, has_body: bool) -> None:
-        """The status and headers have arrived. `has_body`: bytes of the body follow at once."""
+    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
+        """The status and headers have arrived. `length`: of the body, if it is stated.
+        `has_body`: its first bytes follow at once."""
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """The body bytes of one read have arrived; after the last ones `on_end` follows at once."""
@@ -59,6 +62,9 @@ class Sink(Protocol):
 class Owner(Protocol):
     """The pool that a connection returns to."""
 
+    known_heads: KnownHeads[AnswerHead]
+    """Those of all connections to the engine."""
+
     def put(self, connection: "EngineConnection") -> None:
         """The connection is idle and may be used again."""
 
@@ -75,9 +81,12 @@ class EngineConnection(asyncio.Protocol):
         "_complete",
         "_excess",
         "_has_head",
-        "_head_ready",
+        "_head",
         "_headers",
+        "_is_asked",
         "_keep_alive",
+        "_known_heads",
+        "_length",
         "_name",
         "_owner",
         "_parser",
@@ -91,6 +100,7 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(self, owner: Owner, name: str) -> None:
         self._owner = owner
+        self._known_heads = owner.known_heads
         self._name = name
         self._transport: asyncio.Transport
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -98,7 +108,11 @@ class EngineConnection(asyncio.Protocol):
         self._headers: HeaderPairs = []
         self._parts: list[bytes] = []
         self._status = 0
-        self._head_ready = False
+        self._head: AnswerHead | None = None
+        """A head that the sink does not have yet."""
+        self._length: int | None = None
+        self._is_asked = False
+        """Whether a request was sent and nothing of its answer has come."""
         self._has_head = False
         self._until_close = False
         self._complete = False
@@ -116,6 +130,7 @@ class EngineConnection(asyncio.Protocol):
         self._sink = sink
         self._has_head = self._complete = self._excess = self._between_chunks = False
         self._broken = None
+        self._is_asked = True
         if self._transport.is_closing():
             self._fail(FailureKind.RESET, "closed the connection before it was asked")
         else:
@@ -136,7 +151,6 @@ class EngineConnection(asyncio.Protocol):
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    @property
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""
         return self._transport.is_closing()
@@ -161,26 +175,11 @@ class EngineConnection(asyncio.Protocol):
             is_whole = data.startswith(head) and data.endswith(b"\r\n")
             if is_whole and sink.on_chunk(data, length - len(head) - 2):
                 return
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._broken = f"sent what is not HTTP: {error}"  # what came before it may be good
-        if self._head_ready:
-            self._head_ready = False
-            headers, self._headers = self._headers, []
-            sink.on_head(self._status, headers, has_body=bool(self._parts))
-        if self._parts and self._sink is sink:
-            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._parts.clear()
-            sink.on_data(body, is_last=self._complete)
-        if self._sink is not sink:
+        elif self._is_asked:
+            self._is_asked = False
+            self._take_first(data, sink)
             return
-        # Behind a chunk the parser may have the beginning of a size, which has no line end yet.
-        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
-        if self._complete:
-            self._finish(sink)
-        elif self._broken is not None:
-            self._fail(FailureKind.BROKEN, self._broken)
+        self._parse(data, sink)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the sink, if it still waits."""
@@ -214,10 +213,12 @@ class EngineConnection(asyncio.Protocol):
         self._status = self._parser.get_status_code()
         if self._status < 200:
             return
-        self._head_ready = self._has_head = True
-        self._until_close = not any(
-            name in (b"content-length", b"transfer-encoding") for name, _ in self._headers
-        )
+        self._has_head = True
+        headers, self._headers = self._headers, []
+        self._head = head = AnswerHead(self._status, headers)
+        length = head.fields.get(b"content-length")
+        self._length = None if length is None else int(length)
+        self._until_close = length is None and b"transfer-encoding" not in head.fields
 
     def on_chunk_header(self) -> None:
         """The size of a chunk is there."""
@@ -242,13 +243,61 @@ class EngineConnection(asyncio.Protocol):
         self._complete = True
         self._keep_alive = self._parser.should_keep_alive()
 
+    # Reading.
+
+    def _take_first(self, data: bytes, sink: Sink) -> None:
+        """The first read of an answer: if that is the whole of it and its head is known, it goes
+        around the parser, which is between two answers."""
+        key, body = split(data)
+        known = self._known_heads.find(key)
+        if known is None:
+            head = self._parse(data, sink)
+            if body and head is not None and self._length == len(body) and self._has_ended_well():
+                self._known_heads.add(key, head)
+            return
+        self._has_head = self._complete = self._keep_alive = True
+        sink.on_head(known, len(body), has_body=True)
+        if self._sink is sink:
+            sink.on_data(body, is_last=True)
+        if self._sink is sink:
+            self._finish(sink)
+
+    def _parse(self, data: bytes, sink: Sink) -> AnswerHead | None:
+        """Pass on what a read holds; returns the head that was in it, if a body was as well."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._broken = f"sent what is not HTTP: {error}"  # what came before it may be good
+        head, self._head = self._head, None
+        if head is not None:
+            sink.on_head(head, self._length, has_body=bool(self._parts))
+        if self._parts and self._sink is sink:
+            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts.clear()
+            sink.on_data(body, is_last=self._complete)
+        else:
+            head = None
+        if self._sink is not sink:
+            return None
+        # Behind a chunk the parser may have the beginning of a size, which has no line end yet.
+        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
+        if self._complete:
+            self._finish(sink)
+        elif self._broken is not None:
+            self._fail(FailureKind.BROKEN, self._broken)
+        return head
+
+    def _has_ended_well(self) -> bool:
+        """Whether the answer is whole, and another one may come behind it."""
+        is_clean = not self._excess and self._broken is None
+        return self._complete and self._keep_alive and is_clean
+
     # What follows from it.
 
     def _finish(self, sink: Sink) -> None:
         self._sink = None
-        is_clean = not self._excess and self._broken is None
         all_sent = self._transport.get_write_buffer_size() == 0
-        if self._keep_alive and is_clean and all_sent and not self._transport.is_closing():
+        if self._has_ended_well() and all_sent and not self._transport.is_closing():
             self._owner.put(self)
         else:
             self._transport.abort()

@@ -8,10 +8,14 @@ from collections import deque
 from router.core.urls import Origin
 from router.core.values import Failure, FailureKind
 from router.net.addresses import Addresses
+from router.net.answer_head import AnswerHead
 from router.net.engine_connection import EngineConnection
+from router.net.known_heads import KnownHeads
 
 __all__ = ["EnginePool"]
 
+MAX_HEADS = 32
+"""Of answers that are kept, by engine: with Date there is a new one each second."""
 
 UNREPLAYABLE_SECONDS = 1.0
 """Longest idle time of a connection for requests that must not be sent twice: a fifth of vLLM's
@@ -44,6 +48,7 @@ class EnginePool:
         self._idle_seconds = idle_seconds
         self._max_idle = max_idle
         self._tls = tls if origin.tls else None
+        self.known_heads: KnownHeads[AnswerHead] = KnownHeads(MAX_HEADS)
         self._idle: deque[EngineConnection] = deque()
         self._open: set[EngineConnection] = set()
         self._reaper: asyncio.TimerHandle | None = None
@@ -72,7 +77,7 @@ class EnginePool:
             return None
         while self._idle:
             connection = self._idle.pop()
-            if connection.idle_since > oldest and not connection.is_closing:
+            if connection.idle_since > oldest and not connection.is_closing():
                 return connection
             connection.abort()
         return None
@@ -93,7 +98,7 @@ class EnginePool:
             return Failure(FailureKind.REFUSED, f"The engine at {name} cannot be reached: {error}.")
         # Counted only now: if the connecting task is cancelled, uvloop does not call the protocol's
         # connection_lost.
-        if not connection.is_closing:
+        if not connection.is_closing():
             self._open.add(connection)
         return connection
 

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from router.core import headers as http
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
-from router.core.headers import HeaderPairs
 from router.core.leg_timer import LegTimer
 from router.core.plans.steps import Stream
 from router.core.redact import MARK, redact
@@ -30,6 +28,7 @@ from router.core.sse import (
 )
 from router.core.usage import generated_tokens, is_usage_only
 from router.core.values import Failure, FailureKind, Reply, RouteKind
+from router.net.answer_head import AnswerHead
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest
 from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener, reply_too_large
@@ -66,6 +65,10 @@ PREAMBLE: Final = EventKind.PREAMBLE
 ERROR: Final = EventKind.ERROR
 
 
+NO_HEAD: Final = AnswerHead(0, [])
+"""Of an answer that has not begun."""
+
+
 class TokenCount(Protocol):
     """Where the tokens of a stream are counted."""
 
@@ -91,7 +94,7 @@ class Relay(EngineLeg):
         "_events_held",
         "_first_chunk",
         "_forward",
-        "_headers",
+        "_head",
         "_heard_at",
         "_is_done",
         "_is_paused",
@@ -142,7 +145,7 @@ class Relay(EngineLeg):
         self._is_plain = step.splice is None
         self._is_stream = self._is_done = False
         self._is_paused = False
-        self._headers: HeaderPairs = []
+        self._head = NO_HEAD
         self._parts: list[bytes] = []
         self._size = self._events_held = 0
         self._splitter: EventSplitter | None = None
@@ -166,18 +169,19 @@ class Relay(EngineLeg):
 
     # What the engine's connection calls.
 
-    def on_head(self, status: int, headers: HeaderPairs, *, has_body: bool) -> None:
+    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
         """Choose what becomes of the body. `has_body`: its first bytes follow at once."""
         listener = self._listener
         if listener is None:
             return
+        status = head.status
         listener.on_answer(status)
         self.status = status
-        self._headers = headers
+        self._head = head
         if status in self._step.keep:
             return
         generates = self._kind is not PASS_THROUGH
-        is_stream = generates and http.is_event_stream(headers)
+        is_stream = generates and head.is_event_stream
         if self._response.is_started and not (is_stream and status == 200):
             text = f"A second engine answered with status {status} behind the head of a stream."
             self._give_up(Failure(FailureKind.BROKEN, text))
@@ -195,7 +199,7 @@ class Relay(EngineLeg):
         elif generates:
             self._on_end = Relay._end_whole
         else:
-            self._start(http.content_length(headers))
+            self._start(length)
             self._on_data = Relay._pass
             self._on_end = Relay._end
 
@@ -203,7 +207,8 @@ class Relay(EngineLeg):
         """Take one read's worth of body."""
         if self._listener is None:  # the client left in this very turn of the event loop
             return
-        self._heard_at = self._client.loop.time()
+        if not is_last:
+            self._heard_at = self._client.loop.time()
         self._response.is_corked = is_last
         self._on_data(self, data)
 
@@ -300,7 +305,7 @@ class Relay(EngineLeg):
             self._give_up(reply_too_large())
 
     def _end_kept(self) -> None:
-        self._settle(Reply(self.status, tuple(self._headers), b"".join(self._parts)))
+        self._settle(Reply(self.status, tuple(self._head.headers), b"".join(self._parts)))
 
     def _end_whole(self) -> None:
         parts = self._parts
@@ -401,7 +406,7 @@ class Relay(EngineLeg):
     def _start(self, length: int | None) -> None:
         response = self._response
         if not response.is_started:  # else by an engine that stalled: this one goes on
-            block = http.block(http.end_to_end(self._headers, http.RESPONSE_ONLY))
+            block = self._head.lines_for_client()
             if self._listener is not None:
                 block += self._listener.response_headers()
             kind = self._kind if self._is_stream else None

@@ -9,7 +9,6 @@ brought it. There is one way in (`on_body_complete`) and one exit (`_end`).
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from router.core import facts as facts_of
@@ -28,7 +27,7 @@ from router.core.request_head import check_head, check_size
 from router.core.request_run import ENGINE_REQUESTS, Action, RequestRun
 from router.core.values import Failure, FailureKind, Reply, Route
 from router.net.client_connection import ClientConnection
-from router.net.client_request import ClientRequest
+from router.net.client_request import NO_HEAD, ClientRequest, RequestHead
 from router.net.collector import Collector
 from router.net.engine_connection import EngineConnection
 from router.net.engine_leg import EngineLeg
@@ -51,9 +50,7 @@ class ServedRequest(RequestRun):
 
     __slots__ = (
         "_client",
-        "_engine_headers",
         "_engine_id",
-        "_fields",
         "_is_over",
         "_is_reused",
         "_left",
@@ -74,12 +71,10 @@ class ServedRequest(RequestRun):
         route: Route,
         query: bytes,
     ) -> None:
-        self._fields: Mapping[bytes, bytes] = dict(request.headers)
-        """Headers by lower-case name; of those that come twice the last one."""
         rng = network.rng
-        given = http.clean_request_id(self._fields.get(b"x-request-id"))
+        given = http.clean_request_id(request.head.fields.get(b"x-request-id"))
         # Unique, not secret: uuid4 asks the kernel for every one.
-        request_id = given or f"{rng.getrandbits(128):032x}"
+        request_id = given or rng.getrandbits(128).to_bytes(16).hex()
         record = RequestEnded(request_id, route.path, time.monotonic())
         super().__init__(network.scheduler, network.observe, record, rng, network.sample)
         self._network = network
@@ -94,7 +89,6 @@ class ServedRequest(RequestRun):
         self._is_reused = False
         """Whether the attempt is on a connection that has served others."""
         self._is_over = False
-        self._engine_headers: bytes | None = None
         # A client may use one request id twice at a time; engines must not see that (vllm#10583).
         self._engine_id = b"%b-%08x" % (request_id.encode(), rng.getrandbits(32))
         self._sent = 0
@@ -108,11 +102,16 @@ class ServedRequest(RequestRun):
 
     def on_head(self) -> None:
         """Refuse by the head what need not be read."""
+        head = self._request.head
+        if head.is_accepted:
+            return
         try:
             limit = self._network.limits.body_bytes
-            check_head(self._request.method, self._route.path, self._fields, limit)
+            check_head(head.method, self._route.path, head.fields, limit)
         except RouterError as error:
             self._finish(error)
+        else:
+            head.is_accepted = True
 
     def on_body_progress(self, size: int) -> None:
         """Refuse a body that is too large as soon as it is."""
@@ -160,7 +159,7 @@ class ServedRequest(RequestRun):
         try:
             raw = self._request.take_body()
             check_size(len(raw), network.limits.body_bytes)
-            kind = self._fields.get(b"content-type", b"")
+            kind = self._request.head.fields.get(b"content-type", b"")
             facts = facts_of.read(self._route, kind, raw, self._query)
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
             now = time.monotonic()
@@ -256,7 +255,7 @@ class ServedRequest(RequestRun):
     def _ask(self) -> None:
         """Send the run's engine request on an idle connection or a new one."""
         pool = self._network.pools[self.step.endpoint]
-        connection = pool.take(replay=self.may_replay)
+        connection = pool.take(replay=self.may_replay())
         if connection is not None:
             self._is_reused = True
             self._ask_on(connection, pool)
@@ -281,7 +280,7 @@ class ServedRequest(RequestRun):
             if not isinstance(fresh, Failure):
                 fresh.abort()
         elif isinstance(fresh, Failure):
-            self._settle(fresh, fresh, 0)
+            self._settle(fresh, fresh, 0, time.monotonic())
         else:
             self._is_reused = False
             try:
@@ -318,16 +317,10 @@ class ServedRequest(RequestRun):
 
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
         """The head of a request to an engine; each attempt has an id of its own."""
-        headers = self._engine_headers
-        if headers is None:
-            key = self._network.engine_api_key
-            drop = DROP_WHEN_READING if self._route.generates else DROP_FOR_ENGINE
-            if key is not None:
-                drop = drop | {b"authorization"}
-            headers = http.block(http.end_to_end(self._request.headers, drop))
-            if key is not None:
-                headers += b"authorization: Bearer %b\r\n" % key.encode()
-            self._engine_headers = headers
+        client_head = self._request.head
+        lines = client_head.engine_lines
+        if lines is None:
+            lines = client_head.engine_lines = self._engine_lines(client_head)
         self._sent += 1
         return (
             b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\nx-request-id: %b-%d\r\n\r\n"
@@ -335,11 +328,20 @@ class ServedRequest(RequestRun):
             pool.prefix,
             path.encode("latin-1"),
             pool.authority,
-            headers,
+            lines,
             length,
             self._engine_id,
             self._sent,
         )
+
+    def _engine_lines(self, head: RequestHead) -> bytes:
+        """The client's header lines that go on to engines, and the key for those."""
+        key = self._network.engine_api_key
+        drop = DROP_WHEN_READING if self._route.generates else DROP_FOR_ENGINE
+        if key is None:
+            return http.block(http.end_to_end(head.headers, drop))
+        lines = http.block(http.end_to_end(head.headers, drop | {b"authorization"}))
+        return lines + b"authorization: Bearer %b\r\n" % key.encode()
 
     # What the engine leg reports.
 
@@ -367,24 +369,25 @@ class ServedRequest(RequestRun):
     def on_first_token(self) -> None:
         """The client has had a first token: what another attempt would take is not needed."""
         self.begun()
-        self._engine_headers = None
-        self._fields = {}
-        self._request.headers = []
+        self._request.head = NO_HEAD
 
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
         """It is known what became of the answer."""
         self._leg = None
-        leg.close(time.monotonic())
+        now = time.monotonic()
+        leg.close(now)
         if self.replays(outcome, is_reused=self._is_reused):
             self._connect()
         else:
-            self._settle(outcome, leg.failure, leg.status)
+            self._settle(outcome, leg.failure, leg.status, now)
 
     def may_leave_stalled_engine(self) -> bool:
         """Whether another engine could take a request that waits for a stalled one."""
         return self.may_leave_stalled(time.monotonic())
 
-    def _settle(self, outcome: Outcome | None, failure: Failure | None, status: int) -> None:
+    def _settle(
+        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
+    ) -> None:
         """Report what became of the engine request, and go on."""
         if self._is_over:
             return
@@ -393,7 +396,7 @@ class ServedRequest(RequestRun):
             waited = failure.kind is not FailureKind.REFUSED
             self._left += (self.step.endpoint.url.encode(),) if waited else ()
         try:
-            action = self.settle(outcome, failure, status, time.monotonic())
+            action = self.settle(outcome, failure, status, now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
         else:

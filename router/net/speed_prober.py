@@ -11,11 +11,11 @@ from random import Random
 
 from router.core import probing, usage
 from router.core.fleet import Fleet
-from router.core.headers import HeaderPairs
 from router.core.leg_timer import LegTimer
 from router.core.member import Member
 from router.core.sse import DONE
 from router.core.values import Endpoint, Failure, Role
+from router.net.answer_head import AnswerHead
 from router.net.pool import EnginePool
 from router.net.tasks import TaskSet
 
@@ -112,9 +112,9 @@ class _Sink:
         self._end = b""
         self._is_good = False
 
-    def on_head(self, status: int, _headers: HeaderPairs, *, has_body: bool) -> None:
+    def on_head(self, head: AnswerHead, _length: int | None, *, has_body: bool) -> None:
         """Errors are not measured."""
-        self._is_good = status == 200
+        self._is_good = head.status == 200
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
         """Refuse it, so that it comes by `on_data`."""

@@ -19,11 +19,11 @@ MOST = 128
 
 
 class EventBuffer:
-    """Passes events to `listeners`, in order, and then calls `on_flushed`."""
+    """Passes batches of events to `listeners`, in order, and then calls `on_flushed`."""
 
     def __init__(
         self,
-        listeners: Sequence[Callable[[Event], None]],
+        listeners: Sequence[Callable[[Sequence[Event]], None]],
         on_flushed: Callable[[], None] = lambda: None,
     ) -> None:
         self._listeners = listeners
@@ -46,6 +46,5 @@ class EventBuffer:
             self._timer = None
         events, self._events = self._events, []
         for listener in self._listeners:
-            for event in events:
-                listener(event)
+            listener(events)
         self._on_flushed()

@@ -211,17 +211,18 @@ class Metrics:
         self.flush()
         return generate_latest(self._state)
 
-    def observe(self, event: Event) -> None:
-        """Count an event."""
-        if isinstance(event, RequestEnded):
-            self._ended(event)
-        elif isinstance(event, LegAnswered):
-            self._answered(event.endpoint, event.status)
-        elif isinstance(event, LegFailed):
-            endpoint = event.endpoint
-            self._families.failures.labels(endpoint.role, endpoint.url, event.kind).inc()
-        elif isinstance(event, FellBack):
-            self._families.fallbacks.labels(event.leg, event.reason).inc()
+    def observe(self, events: Iterable[Event]) -> None:
+        """Count events."""
+        for event in events:
+            if isinstance(event, RequestEnded):
+                self._ended(event)
+            elif isinstance(event, LegAnswered):
+                self._answered(event.endpoint, event.status)
+            elif isinstance(event, LegFailed):
+                endpoint = event.endpoint
+                self._families.failures.labels(endpoint.role, endpoint.url, event.kind).inc()
+            elif isinstance(event, FellBack):
+                self._families.fallbacks.labels(event.leg, event.reason).inc()
 
     def _answered(self, endpoint: Endpoint, status: int) -> None:
         counter = self._answers.get((endpoint, status))

@@ -16,7 +16,7 @@ from random import Random
 from fastapi import FastAPI
 
 from router.core import outlier
-from router.core.events import Event, LegDone, SharedEvent
+from router.core.events import Event, LegDone, RequestEnded, SharedEvent
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
 from router.core.ledger import Ledger
@@ -167,6 +167,9 @@ class Router:
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
+        if isinstance(event, RequestEnded):  # it concerns no engine
+            self.event_buffer.add(event)
+            return
         self.fleet.observe(event, time.monotonic())
         if not isinstance(event, LegDone):  # frequent, and neither counted nor logged
             self.event_buffer.add(event)

@@ -99,17 +99,17 @@ class AsgiCall:
                 self._client.fail(self._request, InternalError("The router gave no answer."))
 
     def _scope(self) -> Message:
-        transport, request = self._client.transport, self._request
+        transport, head = self._client.transport, self._request.head
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.0" if request.is_http_1_0 else "1.1",
-            "method": request.method.decode("ascii"),
+            "http_version": "1.0" if head.is_http_1_0 else "1.1",
+            "method": head.method.decode("ascii"),
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
             "path": self._path,
             "query_string": self._query,
             "root_path": "",
-            "headers": request.headers,
+            "headers": head.headers,
             # Of an IPv6 address four parts are given.
             "client": tuple(transport.get_extra_info("peername") or ())[:2] or None,
             "server": tuple(transport.get_extra_info("sockname") or ())[:2] or None,

@@ -11,12 +11,16 @@ from router.core.errors import BadRequest
 from router.core.routes import ROUTES
 from router.core.values import Route
 from router.net.client_connection import ClientConnection
-from router.net.client_request import ClientRequest
+from router.net.client_request import ClientRequest, RequestHead
+from router.net.known_heads import KnownHeads
 from router.net.network import Active, Network
 from router.net.served_request import ServedRequest
 from router.web.asgi_call import App, AsgiCall
 
 __all__ = ["RequestHandler"]
+
+MAX_HEADS: Final = 512
+"""Clients with heads of their own; they take some megabytes at most."""
 
 ROUTES_BY_TARGET: Final = {path.encode(): route for path, route in ROUTES.items()}
 
@@ -28,6 +32,7 @@ class RequestHandler:
     def __init__(self, network: Network, operations: App) -> None:
         self.network = network
         self.operations = operations
+        self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.tasks: MutableSet[asyncio.Task[None]] = set()
         self.body_seconds = network.limits.body_seconds
         self.stall_seconds = network.limits.stall_seconds
@@ -41,10 +46,10 @@ class RequestHandler:
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
         """Take a request by its head."""
-        route, query = ROUTES_BY_TARGET.get(request.target), b""
+        route, query = ROUTES_BY_TARGET.get(request.head.target), b""
         if route is None:
             try:
-                path, query = _split(request.target)
+                path, query = _split(request.head.target)
             except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
                 connection.response.closes = True
                 connection.fail(request, BadRequest("This is not a valid HTTP request."))
@@ -53,7 +58,7 @@ class RequestHandler:
             if route is None:
                 AsgiCall(self.operations, self.tasks, connection, request, path, query)
                 return
-        if request.method == b"OPTIONS":
+        if request.head.method == b"OPTIONS":
             AsgiCall(self.operations, self.tasks, connection, request, route.path, query)
             return
         self._serve(connection, request, route, query)

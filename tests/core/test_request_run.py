@@ -108,7 +108,7 @@ def test_a_prompt_that_no_prefill_engine_takes_counts_on_the_decode_engine() -> 
     shell = Shell(D0)
     assert shell.start(nixl(FACTS)) == D0
     assert shell.pending(D0) == FACTS.tokens
-    assert shell.record.fallbacks == [FellBack(Role.PREFILL, "no_prefill_engine")]
+    assert shell.record.fallbacks == (FellBack(Role.PREFILL, "no_prefill_engine"),)
     assert shell.run.leg(0.0).speed.open == 1
 
 

@@ -9,7 +9,8 @@ from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
 from router.net.client_connection import BODY, NEVER, ClientConnection
-from router.net.client_request import ClientRequest
+from router.net.client_request import ClientRequest, RequestHead
+from router.net.known_heads import KnownHeads
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of
@@ -306,6 +307,7 @@ class Handler:
 
     def __init__(self) -> None:
         self.begun: list[ClientRequest] = []
+        self.known_heads: KnownHeads[RequestHead] = KnownHeads(1)
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
         self.begun.append(request)

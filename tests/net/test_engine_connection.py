@@ -5,13 +5,14 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from router.core.headers import HeaderPairs
 from router.core.values import Failure
+from router.net.answer_head import AnswerHead
 from router.net.engine_connection import EngineConnection
+from router.net.known_heads import KnownHeads
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -47,9 +48,12 @@ class Sink:
         self.body = b""
         self.whole: list[bytes] = []
         self.ended: object = None
+        self.head: object = None
 
-    def on_head(self, status: int, headers: HeaderPairs, *, has_body: bool) -> None:
+    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
         """A head."""
+        other = [pair for pair in head.headers if pair[0] != b"content-length"]
+        self.head = head.status, other, length, has_body
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Parsed bytes."""
@@ -74,18 +78,23 @@ class Sink:
 
 
 class Pool:
-    """An owner that keeps nothing."""
+    """An owner that notes how often a connection could be used again."""
+
+    def __init__(self) -> None:
+        self.known_heads: KnownHeads[AnswerHead] = KnownHeads(9)
+        self.returned = 0
 
     def put(self, connection: EngineConnection) -> None:
         """Idle."""
+        self.returned += 1
 
     def forget(self, connection: EngineConnection) -> None:
         """Closed."""
 
 
-def answered(*reads: bytes, takes_chunks: bool = True) -> Sink:
+def answered(*reads: bytes, takes_chunks: bool = True, pool: Pool | None = None) -> Sink:
     """What the sink of a request gets from an engine's reads."""
-    connection = EngineConnection(Pool(), "http://d0")
+    connection = EngineConnection(pool or Pool(), "http://d0")
     connection.connection_made(Transport())
     sink = Sink(takes_chunks)
     connection.start(b"", b"", sink)
@@ -172,3 +181,88 @@ def test_however_it_is_cut_the_body_is_the_same(
     sink = answered(*reads, takes_chunks=takes_chunks)
     assert sink.body == b"".join(payloads)
     assert sink.ended is True
+
+
+# Answers whose head is known.
+
+
+def outcome(pool: Pool, data: bytes) -> tuple[object, ...]:
+    """What becomes of an answer in one read, and whether its connection can be used again."""
+    before = pool.returned
+    sink = answered(data, pool=pool)
+    ended = sink.ended if isinstance(sink.ended, bool | None) else sink.ended.kind  # type: ignore[attr-defined]
+    return sink.head, sink.body, ended, pool.returned - before
+
+
+LINES = st.sampled_from(
+    [
+        *(b"date: today", b"Content-Length: 3", b"content-length: 03", b"content-length: +3"),
+        *(b"CONTENT-LENGTH: 3", b"content-length:3", b" content-length: 3", b"x: \x00", b"x\n"),
+        *(b"transfer-encoding: chunked", b"connection: close", b"upgrade: h2c", b"", b"no colon"),
+        *(b"x-strength: 3", b"content-l: 3", b" 3"),
+    ]
+)
+STARTS = st.sampled_from(
+    [
+        *(b"HTTP/1.1 200 OK", b"HTTP/1.0 200 OK", b"HTTP/1.1 103 Early", b"HTTP/1.1 204 None"),
+        *(b"HTTP/1.1 304 Same", b"HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 200 OK", b"HTTP/2 200 OK"),
+    ]
+)
+
+
+@given(
+    STARTS,
+    st.lists(LINES, max_size=3),
+    st.sampled_from([b"\r\n", b"\r\n", b"\n"]),
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from([b"", b"a", b"abc", b"\r\n\r"]))),
+)
+@example(b"HTTP/1.1 204 None", [], b"\r\n", [(3, b"\r\n\r")])  # line ends, which are skipped
+@examples(max_examples=300)
+def test_a_known_head_means_what_the_parser_makes_of_it(
+    start: bytes, lines: list[bytes], end: bytes, answers: list[tuple[int, bytes]]
+) -> None:
+    warm = Pool()
+    for length, body in [*answers, *answers]:
+        head = [start, *lines, b"content-length: %d" % length, b"", b""]
+        assert outcome(warm, end.join(head) + body) == outcome(Pool(), end.join(head) + body)
+
+
+def answer(body: bytes) -> bytes:
+    """A whole one."""
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def test_an_answer_with_a_known_head_is_not_parsed() -> None:
+    pool, sink = Pool(), Sink()
+    answered(answer(b"a"), pool=pool)
+    connection = EngineConnection(pool, "http://d0")
+    connection.connection_made(Transport())
+    connection._parser = None
+    connection.start(b"", b"", sink)
+    connection.data_received(answer(b"bcd" * 100))
+    assert sink.body == b"bcd" * 100
+    assert sink.head == (200, [], 300, True)
+    assert sink.ended is True
+    assert pool.returned == 2
+
+
+def test_a_whole_answer_behind_a_begun_one_is_left_to_the_parser() -> None:
+    pool = Pool()
+    answered(answer(b"a"), pool=pool)
+    start = b"HTTP/1.1 200 OK\r\nx: "
+    assert answered(start, answer(b"abc"), pool=pool).head == (
+        *(200, [(b"x", b"HTTP/1.1 200 OK")]),
+        *(3, True),
+    )
+
+
+@pytest.mark.parametrize("method", ["on_head", "on_data"])
+def test_a_sink_that_gives_up_gets_no_more_of_an_answer_with_a_known_head(method: str) -> None:
+    pool, sink = Pool(), Sink()
+    answered(answer(b"a"), pool=pool)
+    connection = EngineConnection(pool, "http://d0")
+    connection.connection_made(Transport())
+    setattr(sink, method, lambda *_, **__: connection.abort())
+    connection.start(b"", b"", sink)
+    connection.data_received(answer(b"abc"))
+    assert (sink.body, sink.ended, pool.returned) == (b"", None, 1)

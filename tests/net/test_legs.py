@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from router.core.values import Failure, FailureKind
+from router.net.answer_head import AnswerHead
 from tests.net.client import Client, request
 from tests.net.engine import Call
 from tests.net.harness import Harness, Running, eventually
@@ -14,7 +15,7 @@ HEAD = [(b"content-type", b"text/event-stream")]
 BROKEN = Failure(FailureKind.BROKEN, "broken")
 
 SAYS = {
-    "head": lambda relay: relay.on_head(200, list(HEAD), has_body=False),
+    "head": lambda relay: relay.on_head(AnswerHead(200, list(HEAD)), None, has_body=False),
     "data": lambda relay: relay.on_data(token("late"), is_last=False),
     "last data": lambda relay: relay.on_data(token("late"), is_last=True),
     "end": lambda relay: relay.on_end(),

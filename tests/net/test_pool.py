@@ -62,8 +62,8 @@ async def test_only_connections_that_are_too_old_are_closed(harness: Harness) ->
     old, young = pool._idle[0], pool._idle[-1]
     old.idle_since -= 3600
     pool._reap()
-    assert old.is_closing
-    assert not young.is_closing
+    assert old.is_closing()
+    assert not young.is_closing()
     await eventually(lambda: (pool.open, pool.idle) == (2, 2))
     assert pool._reaper is not None
 

@@ -1,6 +1,7 @@
 """The buffer passes every event on once, in order, and soon."""
 
 import asyncio
+from collections.abc import Sequence
 
 from router.core.events import Event, FellBack
 from router.core.values import Role
@@ -15,7 +16,7 @@ def events(count: int) -> list[Event]:
 async def test_events_are_told_in_order_to_each_listener() -> None:
     first: list[Event] = []
     second: list[Event] = []
-    one = EventBuffer([first.append, second.append])
+    one = EventBuffer([first.extend, second.extend])
     for event in events(5):
         one.add(event)
     assert first == second == []
@@ -26,7 +27,7 @@ async def test_events_are_told_in_order_to_each_listener() -> None:
 
 async def test_many_events_do_not_wait() -> None:
     told: list[Event] = []
-    one = EventBuffer([told.append])
+    one = EventBuffer([told.extend])
     for event in events(event_buffer.MOST + 1):
         one.add(event)
     assert told == events(event_buffer.MOST)
@@ -35,8 +36,8 @@ async def test_many_events_do_not_wait() -> None:
 
 
 async def test_an_event_is_told_without_being_asked_for() -> None:
-    told: asyncio.Queue[Event] = asyncio.Queue()
+    told: asyncio.Queue[Sequence[Event]] = asyncio.Queue()
     one = EventBuffer([told.put_nowait])
     for event in events(2):
         one.add(event)
-        assert await told.get() == event
+        assert await told.get() == [event]

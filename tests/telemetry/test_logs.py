@@ -69,7 +69,7 @@ WHOLE = {
     "reason": "at_or_above_threshold",
     "prefill": Endpoint("http://p0", Role.PREFILL),
     "decode": Endpoint("http://d0", Role.DECODE),
-    "fallbacks": [FellBack(Role.PREFILL, "busy"), FellBack(Role.DECODE, "refused")],
+    "fallbacks": (FellBack(Role.PREFILL, "busy"), FellBack(Role.DECODE, "refused")),
     "status": 200,
     "outcome": "ok",
     "prefill_seconds": 0.25,
@@ -93,7 +93,7 @@ def parse(line: str) -> dict[str, str]:
 
 
 def test_a_request_is_one_line_of_text(lines):
-    [line] = lines(lambda: AccessLog().observe(a_request(**WHOLE)))
+    [line] = lines(lambda: AccessLog().observe([a_request(**WHOLE)]))
     fields = parse(line)
     assert fields.pop("time").endswith("Z")
     assert fields == {
@@ -119,7 +119,7 @@ def test_a_request_is_one_line_of_text(lines):
 
 
 def test_a_request_is_one_line_of_json(lines):
-    [line] = lines(lambda: AccessLog().observe(a_request(**WHOLE)), "json")
+    [line] = lines(lambda: AccessLog().observe([a_request(**WHOLE)]), "json")
     fields = json.loads(line)
     assert fields.pop("time").endswith("Z")
     assert fields == {
@@ -152,7 +152,7 @@ def test_requests_told_together_have_the_times_at_which_they_ended(form, lines):
 
     def tell() -> None:
         for ago in (7.5, 0.25):
-            log.observe(a_request(ended=now - ago))
+            log.observe([a_request(ended=now - ago)])
 
     texts = [json.loads(e)["time"] if form == "json" else e.split()[0] for e in lines(tell, form)]
     first, second = map(datetime.fromisoformat, texts)
@@ -160,7 +160,7 @@ def test_requests_told_together_have_the_times_at_which_they_ended(form, lines):
 
 
 def test_what_is_not_known_is_not_in_a_text_line(lines):
-    [line] = lines(lambda: AccessLog().observe(a_request()))
+    [line] = lines(lambda: AccessLog().observe([a_request()]))
     assert not {"model", "mode", "prefill", "decode", "first_byte_s", "error"} & set(parse(line))
 
 
@@ -168,12 +168,12 @@ def test_what_is_not_known_is_not_in_a_text_line(lines):
     ("level", "count"), [("debug", 1), ("info", 1), ("warning", 0), ("error", 0)]
 )
 def test_requests_are_logged_at_info(level, count, lines):
-    assert len(lines(lambda: AccessLog().observe(a_request()), level=level)) == count
+    assert len(lines(lambda: AccessLog().observe([a_request()]), level=level)) == count
 
 
 def test_other_events_are_counted_not_logged(lines):
     failed = LegFailed(Endpoint("http://d0", Role.DECODE), FailureKind.REFUSED)
-    assert lines(lambda: AccessLog().observe(failed)) == []
+    assert lines(lambda: AccessLog().observe([failed])) == []
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -193,19 +193,19 @@ def test_time_is_utc_to_the_millisecond(form, lines):
 @given(text=ANY_TEXT)
 @pytest.mark.parametrize("name", ["request_id", "model", "error"])
 def test_what_a_client_sent_stays_in_its_field(name, text, lines):
-    [line] = lines(lambda: AccessLog().observe(a_request(**{name: text})))
+    [line] = lines(lambda: AccessLog().observe([a_request(**{name: text})]))
     assert line.isprintable()
     assert line.isascii()
     fields = parse(line)
     # Two halves of a surrogate pair are one character in JSON.
     assert fields["id" if name == "request_id" else name] == json.loads(json.dumps(text))
-    plain = parse(lines(lambda: AccessLog().observe(a_request()))[0])
+    plain = parse(lines(lambda: AccessLog().observe([a_request()]))[0])
     assert set(fields) - {name} == set(plain) - {name}
 
 
 @pytest.mark.parametrize("text", ["a status=500", "", '"', "x\n2026-01-01T00:00:00.000Z INFO    y"])
 def test_what_looks_like_another_field_or_line_is_quoted(text, lines):
-    [line] = lines(lambda: AccessLog().observe(a_request(model=text)))
+    [line] = lines(lambda: AccessLog().observe([a_request(model=text)]))
     assert f"model={json.dumps(text)} " in line
 
 
@@ -235,7 +235,7 @@ def test_a_traceback_is_indented_whatever_the_exception_says(text, lines):
 @given(text=ANY_TEXT)
 def test_any_text_makes_valid_json(text, lines):
     def log() -> None:
-        AccessLog().observe(a_request(model=text))
+        AccessLog().observe([a_request(model=text)])
         logging.getLogger("router").error("%s", text, exc_info=ValueError(text))
 
     request, failure = (json.loads(line) for line in lines(log, "json"))
@@ -281,7 +281,7 @@ def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
             "error": ANY_TEXT,
             "prefill": st.just(Endpoint("http://p0", Role.PREFILL)),
             "decode": st.just(Endpoint("http://d0", Role.DECODE)),
-            "fallbacks": st.just([FellBack(Role.PREFILL, "timeout"), FellBack(Role.DECODE, "x")]),
+            "fallbacks": st.just((FellBack(Role.PREFILL, "timeout"), FellBack(Role.DECODE, "x"))),
             "prefill_seconds": st.floats(0, 1e3),
             "first_byte": st.floats(100, 1e3),
             "mode": st.just(Mode.REMOTE),

@@ -81,7 +81,7 @@ def full(bench: Bench) -> Bench:
         a_request(),
         a_request(mode=None, reason="", status=0, outcome="client_left", first_byte=None),
     ):
-        bench.metrics.observe(event)
+        bench.metrics.observe([event])
     return bench
 
 
@@ -118,7 +118,7 @@ def test_counters_end_in_total_and_nothing_else_does(bench):
 
 def test_labels_survive_whatever_a_url_holds():
     bench = Bench([ODD])
-    bench.metrics.observe(LegAnswered(ODD, 200, 0.1))
+    bench.metrics.observe([LegAnswered(ODD, 200, 0.1)])
     [(labels, value)] = bench.samples("pd_router_engine_answers_total")
     assert (labels, value) == ({"role": "decode", "endpoint": ODD.url, "status": "200"}, 1.0)
 
@@ -126,7 +126,7 @@ def test_labels_survive_whatever_a_url_holds():
 def test_nothing_that_a_client_sent_is_in_it(bench):
     for number in range(50):
         bench.metrics.observe(
-            a_request(request_id=f"sent-{number}", model=f"sent-{number}", error=f"sent-{number}")
+            [a_request(request_id=f"sent-{number}", model=f"sent-{number}", error=f"sent-{number}")]
         )
     assert b"sent-" not in bench.metrics.exposition()
     assert len(bench.samples("pd_router_requests_total")) == 1
@@ -139,13 +139,13 @@ def test_a_thousand_requests_make_no_more_series_than_one(bench):
     full(bench)
     before = count()
     for number in range(1000):
-        bench.metrics.observe(a_request(request_id=f"id-{number}", model=f"model-{number}"))
+        bench.metrics.observe([a_request(request_id=f"id-{number}", model=f"model-{number}")])
     assert count() == before
 
 
 def test_two_routers_in_one_process_do_not_share_counts():
     one, other = Bench(), Bench()
-    one.metrics.observe(a_request())
+    one.metrics.observe([a_request()])
     assert one.samples("pd_router_requests_total")
     assert not other.samples("pd_router_requests_total")
 
@@ -163,7 +163,7 @@ def test_the_process_is_told(bench):
 
 
 def test_a_request_is_counted_once_by_each(bench):
-    bench.metrics.observe(a_request())
+    bench.metrics.observe([a_request()])
     mode = "remote_prefill"
     route = "/v1/completions"
     assert bench.value("pd_router_requests_total", route=route, mode=mode, status="200") == 1
@@ -179,7 +179,7 @@ def test_a_request_is_counted_once_by_each(bench):
 
 def test_a_request_that_was_never_decided_is_counted_without_a_decision(bench):
     changes = {"mode": None, "reason": "", "status": 0, "outcome": "client_left"}
-    bench.metrics.observe(a_request(**changes, first_byte=None, prefill_seconds=None))
+    bench.metrics.observe([a_request(**changes, first_byte=None, prefill_seconds=None)])
     [(labels, value)] = bench.samples("pd_router_requests_total")
     assert (labels["mode"], labels["status"], labels["outcome"]) == ("none", "none", "client_left")
     assert value == 1
@@ -191,22 +191,22 @@ def test_a_request_that_was_never_decided_is_counted_without_a_decision(bench):
 
 @pytest.mark.parametrize(("status", "count"), [(200, 1), (399, 1), (400, None), (503, None)])
 def test_a_fast_refusal_does_not_make_answers_look_fast(status, count, bench):
-    bench.metrics.observe(a_request(status=status))
+    bench.metrics.observe([a_request(status=status)])
     assert bench.value("pd_router_time_to_first_byte_seconds_count") == count
     assert bench.value("pd_router_request_duration_seconds_count") == 1
 
 
 @pytest.mark.parametrize(("stream", "label"), [(True, "true"), (False, "false")])
 def test_the_first_byte_of_a_stream_and_of_a_unary_answer_are_told_apart(stream, label, bench):
-    bench.metrics.observe(a_request(stream=stream))
+    bench.metrics.observe([a_request(stream=stream)])
     assert bench.value("pd_router_time_to_first_byte_seconds_count", stream=label) == 1
 
 
 def test_engines_answers_failures_and_fallbacks_are_counted(bench):
     for _ in range(2):
-        bench.metrics.observe(LegAnswered(P0, 500, 0.1))
-        bench.metrics.observe(LegFailed(D0, FailureKind.RESET))
-        bench.metrics.observe(FellBack(Role.DECODE, "reset"))
+        bench.metrics.observe([LegAnswered(P0, 500, 0.1)])
+        bench.metrics.observe([LegFailed(D0, FailureKind.RESET)])
+        bench.metrics.observe([FellBack(Role.DECODE, "reset")])
     p0 = {"endpoint": "http://p0", "role": "prefill"}
     assert bench.value("pd_router_engine_answers_total", status="500", **p0) == 2
     d0 = {"endpoint": "http://d0", "role": "decode"}
@@ -222,7 +222,7 @@ def test_failures_are_there_before_the_first_so_that_it_is_an_increase(bench):
 
 
 def test_events_that_count_nothing_change_nothing(bench):
-    bench.metrics.observe(Probed(P0, HealthSignal.OK))
+    bench.metrics.observe([Probed(P0, HealthSignal.OK)])
     assert bench.samples("pd_router_engine_answers_total") == []
 
 

@@ -1,0 +1,60 @@
+"""Heads that come again and again: parsed and judged once.
+
+The requests of one client differ in their bodies, and their heads in Content-Length only; so do the
+answers of one engine. Where the parser has accepted a head with a body, the same bytes with another
+length have the same meaning.
+"""
+
+from typing import Final, Generic, TypeVar
+
+__all__ = ["NOTHING", "Key", "KnownHeads", "split"]
+
+MAX_BYTES: Final = 2048
+"""Of a head that is kept; those of SDKs have some 500."""
+
+MAX_DIGITS: Final = 15
+"""More may be too large a number for the parser."""
+
+LENGTH_NAMES: Final = (b"\r\ncontent-l", b"\r\nContent-L")
+"""What stands before LENGTH_MARK in the line that states the length."""
+
+LENGTH_MARK: Final = b"ength: "
+
+Key = tuple[bytes, bytes]
+"""What stands in a head before the digits of the length, and behind them."""
+
+NOTHING: Final = ((b"", b""), b"")
+
+Head = TypeVar("Head")
+
+
+class KnownHeads(Generic[Head]):
+    """Up to `most` heads."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heads: dict[Key, Head] = {}
+
+    def find(self, key: Key) -> Head | None:
+        """The head that was added with this key."""
+        return self._heads.get(key)
+
+    def add(self, key: Key, head: Head) -> None:
+        """Keep a head. When there are too many, all go: those in use soon come back."""
+        if len(key[0]) + len(key[1]) > MAX_BYTES:
+            return
+        if len(self._heads) >= self._most:
+            self._heads.clear()
+        self._heads[key] = head
+
+
+def split(data: bytes) -> tuple[Key, bytes]:
+    """The key of a head and its body, if `data` is a whole message with a body; else nothing."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    before, _, behind = head.partition(LENGTH_MARK)
+    if not before.endswith(LENGTH_NAMES):
+        return NOTHING
+    digits, _, behind = behind.partition(b"\r\n")
+    if not digits.isdigit() or len(digits) > MAX_DIGITS or not 0 < int(digits) == len(body):
+        return NOTHING
+    return (before, behind), body
