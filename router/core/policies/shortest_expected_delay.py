@@ -3,10 +3,10 @@
 With continuous batching, streams hardly delay each other until the slots are full; what matters is
 the engine's gap between tokens, and how much of the prompt it must compute: what its prefix cache
 holds, it need not. So work is shared in proportion to the cube of the speed: an engine twice as
-slow gets an eighth, enough to keep measuring it. (Faster ones get in proportion only: they would fill up
-before that is seen.) Prompt tokens ahead of the first token delay it in proportion to the slowdown,
-and count much more than one stream more or less. Engines excluded as slow get only what they would
-finish first.
+slow gets an eighth, enough to keep measuring it. (Faster ones get in proportion only: they would
+fill up before that is seen.) Prompt tokens ahead of the first token delay it in proportion to the
+slowdown, and count much more than one stream more or less. Engines excluded as slow get only what
+they would finish first.
 """
 
 from collections.abc import Sequence
