@@ -41,7 +41,16 @@ from router.settings_values import (
     read_yaml,
 )
 
-__all__ = ["ENV_PREFIX", "Receiver", "Settings", "SettingsError", "flag", "load", "suggestion"]
+__all__ = [
+    "ENV_PREFIX",
+    "Receiver",
+    "Settings",
+    "SettingsError",
+    "flag",
+    "load",
+    "sources",
+    "suggestion",
+]
 
 ENV_PREFIX = "PD_ROUTER_"
 
@@ -412,6 +421,16 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         return Settings(**{**from_file, **from_environment, **flags})
     except ValidationError as error:
         raise SettingsError(_one_line(error, source)) from None
+
+
+def sources(flags: Mapping[str, Any], config: Path | None = None) -> str:
+    """Where settings are given, strongest first: "flags, environment, router.yaml"."""
+    given = {
+        "flags": flags,
+        "environment": EnvSettingsSource(Settings)(),
+        str(config): config is not None,
+    }
+    return ", ".join(name for name, is_given in given.items() if is_given) or "defaults"
 
 
 def _file(config: Path) -> dict[str, Any]:

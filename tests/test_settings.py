@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from router.core.policies import POLICIES
 from router.core.urls import origin
-from router.settings import ENV_PREFIX, Settings, SettingsError, flag, load
+from router.settings import ENV_PREFIX, Settings, SettingsError, flag, load, sources
 from router.settings_values import Receiver, Strategy
 
 D0 = {"decode": "http://d0"}
@@ -726,3 +726,10 @@ def test_every_setting_says_in_sentences_what_it_is(name):
 )
 def test_every_duration_names_its_unit(name):
     assert re.search(r"\bseconds\b", Settings.model_fields[name].description or "", re.IGNORECASE)
+
+
+def test_where_settings_come_from_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert sources({}) == "defaults"
+    monkeypatch.setenv("PD_ROUTER_DECODE", "http://d0")
+    assert sources({"port": 1}, tmp_path / "r.yaml") == f"flags, environment, {tmp_path}/r.yaml"
+    assert sources({}) == "environment"

@@ -6,9 +6,10 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from router import __version__
 from router.commands.supervisor import Supervisor
 from router.commands.usage import UsageError
 from router.net.shared_state import SharedState
@@ -19,12 +20,19 @@ from router.web.sockets import listening_sockets
 
 __all__ = ["run"]
 
+log = logging.getLogger(__name__)
+
+MAX_NAMED = 16
+"""Engines of a pool that the first line of the log names."""
+
 SHARED_MEMORY = Path("/dev/shm")
 """Folder of the shared metrics: in memory, and writable in a read-only container."""
 
 
-def run(settings: Settings) -> int:
-    """Serve until a signal says to stop; returns the exit status."""
+def run(settings: Settings, configured_by: str = "") -> int:
+    """Serve until a signal says to stop; returns the exit status. `configured_by`: where the
+    settings come from, for the log."""
+    _announce(settings, configured_by)
     if settings.workers > 1:
         return _run_several(settings)
     (listeners,) = _listeners(settings)
@@ -65,6 +73,34 @@ def _run_several(settings: Settings) -> int:
     finally:
         shared_state.close()
         shutil.rmtree(counts, ignore_errors=True)
+
+
+def _announce(settings: Settings, configured_by: str) -> None:
+    """One line about what is started."""
+    strategies: list[str] = [settings.load_balancing_strategy]
+    for role, own in (
+        ("prefill", settings.prefill_load_balancing_strategy),
+        ("decode", settings.decode_load_balancing_strategy),
+    ):
+        if own is not None:
+            strategies.append(f"{role}:{own}")
+    fields = {
+        "version": __version__,
+        "prefill": _names(settings.prefill),
+        "decode": _names(settings.decode),
+        "threshold": settings.routing_threshold,
+        "strategy": ",".join(strategies),
+        "connector": settings.disagg_connector_type,
+        "workers": settings.workers,
+        "configuration": configured_by or None,
+    }
+    log.info("starting", extra={"fields": fields})
+
+
+def _names(urls: Sequence[str]) -> str:
+    """Engines, not more than a line holds."""
+    text = ",".join(urls[:MAX_NAMED])
+    return f"{text},and {len(urls) - MAX_NAMED} more" if len(urls) > MAX_NAMED else text or "none"
 
 
 def _close(listeners: Iterable[socket.socket]) -> None:

@@ -78,7 +78,6 @@ class EngineConnection(asyncio.Protocol):
         "_head_ready",
         "_headers",
         "_keep_alive",
-        "_name",
         "_owner",
         "_parser",
         "_parts",
@@ -89,9 +88,8 @@ class EngineConnection(asyncio.Protocol):
         "idle_since",
     )
 
-    def __init__(self, owner: Owner, name: str) -> None:
+    def __init__(self, owner: Owner) -> None:
         self._owner = owner
-        self._name = name
         self._transport: asyncio.Transport
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
@@ -164,7 +162,7 @@ class EngineConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._broken = f"sent what is not HTTP: {error}"  # what came before it may be good
+            self._broken = str(error)  # what came before it may be good
         if self._head_ready:
             self._head_ready = False
             headers, self._headers = self._headers, []
@@ -180,7 +178,8 @@ class EngineConnection(asyncio.Protocol):
         if self._complete:
             self._finish(sink)
         elif self._broken is not None:
-            self._fail(FailureKind.BROKEN, self._broken)
+            cause = f"it sent what is not HTTP: {self._broken}"
+            self._fail(FailureKind.BROKEN, "sent what is not HTTP", cause)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the sink, if it still waits."""
@@ -258,8 +257,8 @@ class EngineConnection(asyncio.Protocol):
             sink.on_lost(Failure(FailureKind.BROKEN, "The router failed at the answer's end."))
             raise
 
-    def _fail(self, kind: FailureKind, what: str) -> None:
+    def _fail(self, kind: FailureKind, what: str, cause: str = "") -> None:
         sink, self._sink = self._sink, None
         self._transport.abort()
         if sink is not None:
-            sink.on_lost(Failure(kind, f"The engine at {self._name} {what}."))
+            sink.on_lost(Failure(kind, f"The engine {what}.", cause))

@@ -1,5 +1,6 @@
 """Logs: one line per request, as text or as JSON, on standard error.
 
+A request that failed by no fault of its client, or took another way than planned, is a warning.
 Text from clients and engines is escaped: it can neither break nor forge a line, nor control a
 terminal, and every line of JSON is valid.
 """
@@ -179,15 +180,16 @@ class AccessLog:
 
     def observe(self, event: Event) -> None:
         """Log the end of a request and sampled choices; other events are counted, not logged."""
-        if isinstance(event, RequestEnded) and _access.isEnabledFor(logging.INFO):
-            self._ended(event)
+        if isinstance(event, RequestEnded):
+            if _access.isEnabledFor(_level(event)):
+                self._ended(event)
         elif isinstance(event, Chosen) and _access.isEnabledFor(logging.INFO):
             _access.info("choice", extra={"fields": _choice(event)})
 
     def _ended(self, event: RequestEnded) -> None:
         ours = [h for h in logging.getLogger().handlers if isinstance(h, _Batched)]
         if not ours:  # logging was not set up by `configure`
-            _access.info("request", extra={"fields": _fields(event)})
+            _access.log(_level(event), "request", extra={"fields": _fields(event)})
         for handler in ours:
             is_text = isinstance(handler.formatter, _Text)
             handler.add(self._text(event) if is_text else self._json(event))
@@ -203,7 +205,7 @@ class AccessLog:
     def _json(self, event: RequestEnded) -> str:
         line = {
             "time": self._day(event.ended),
-            "level": "info",
+            "level": "warning" if event.is_bad else "info",
             "logger": _access.name,
             "message": "request",
         }
@@ -222,8 +224,9 @@ class AccessLog:
             names = self._words_of_engines[engines] = _words_of_engines(e)
         model = "" if e.model is None else f" model={_word(e.model)}"
         before, behind = words
+        level = "WARNING" if e.is_bad else "INFO   "
         parts = [
-            f"{self._day(e.ended)} INFO    request id={_word(e.request_id)}{before}{model}{behind}"
+            f"{self._day(e.ended)} {level} request id={_word(e.request_id)}{before}{model}{behind}"
             f" tokens={e.tokens}{names}"
         ]
         if e.fallbacks:
@@ -236,6 +239,10 @@ class AccessLog:
         if e.error is not None:
             parts.append(f" error={_word(e.error)}")
         return "".join(parts)
+
+
+def _level(event: RequestEnded) -> int:
+    return logging.WARNING if event.is_bad else logging.INFO
 
 
 def _words_of_kind(e: RequestEnded) -> tuple[str, str]:

@@ -30,8 +30,10 @@ from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.status import StatusLog
 from router.core.urls import origin
 from router.core.values import DIRECT, Decision, Endpoint, Facts, Role
+from router.net.diagnosis import Diagnosis
 from router.net.engine_session import engine_session
 from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.kv_ready import KVReadySocket
@@ -45,7 +47,7 @@ from router.net.shared_state import WorkerContext
 from router.net.speed_prober import SpeedProber
 from router.net.start_limiter import StartLimiter
 from router.net.tasks import TaskSet
-from router.net.ticker import tick_for_ever
+from router.net.ticker import log_changes, tick_for_ever
 from router.settings import Settings, SettingsError
 from router.telemetry.event_buffer import EventBuffer
 from router.telemetry.logs import AccessLog
@@ -139,6 +141,9 @@ class Router:
             health_seconds=settings.health_check_interval,
             stats_seconds=settings.engine_stats_interval,
             timeout_seconds=settings.health_check_timeout,
+            diagnosis=Diagnosis(
+                settings.health_check_timeout, has_key=settings.engine_api_key is not None
+            ),
             sessions=lambda: (
                 engine_session(settings.engine_api_key, settings.engine_ca_file),
                 engine_session(
@@ -228,18 +233,21 @@ class Router:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self._kv_ready is not None:
             self._kv_ready.start()
-        context = self._context
+        context, started = self._context, time.monotonic()
         is_leader = context is None or context.is_leader
         if context is not None:
             context.bus.subscribe(self._on_shared_event)
             self._tasks.spawn(self._show_for_ever, "connection counts")
         # Before connections are accepted: the first requests would get 503 otherwise.
         await self._prober.probe_all()
+        status_log = None
         if is_leader:
+            status_log = StatusLog(self.fleet, self.fleet.pool, started)
+            log_changes(status_log)
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
-        ticks = partial(tick_for_ever, self.fleet, self._publish, is_leader=is_leader)
+        ticks = partial(tick_for_ever, self.fleet, self._publish, status_log)
         self._tasks.spawn(ticks, "fleet ticker")
         self._loop_lag.start()
         try:

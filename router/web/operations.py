@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
+import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -19,6 +19,8 @@ from router.core.errors import (
 )
 from router.core.fleet import Fleet
 from router.core.routes import ROUTES
+from router.core.status import pool_status
+from router.core.values import Role
 from router.web.endpoints import endpoints
 from router.web.methods import HeadAsGet, allowed, meant
 
@@ -106,13 +108,16 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
         if lifecycle.is_draining:
             raise NoEngine("The router is shutting down.")
         if not fleet.is_ready:
-            raise NoEngine("No decode engine is up.")
+            raise NoEngine(f"No decode engine is up: {pool_status(fleet.pool(Role.DECODE))}.")
         return {"status": "ready"}
 
     @app.get("/endpoints")
-    async def known() -> list[dict[str, Any]]:
-        """Each engine's state, load, speed, and why it is excluded."""
-        return endpoints(fleet)
+    async def known() -> Response:
+        """Each engine's state with its cause, load and speed."""
+        text = orjson.dumps(
+            endpoints(fleet), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        )
+        return Response(text, media_type="application/json")
 
     @app.get("/version")
     async def version() -> dict[str, str]:

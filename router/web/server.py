@@ -128,7 +128,11 @@ class Server(uvicorn.Server):
             "requests": len(handler.active),
             "grace_seconds": self.config.timeout_graceful_shutdown,
         }
-        log.info("shutting down; a second signal ends at once", extra={"fields": fields})
+        # Of several workers each has its own requests; their parent has told of the shutdown.
+        if self._lifeline is None:
+            log.info("shutting down; a second signal ends at once", extra={"fields": fields})
+        else:
+            log.info("worker draining", extra={"fields": fields})
         for listener in self.servers:
             listener.close()
             await listener.wait_closed()

@@ -85,7 +85,7 @@ class Pool:
 
 def answered(*reads: bytes, takes_chunks: bool = True) -> Sink:
     """What the sink of a request gets from an engine's reads."""
-    connection = EngineConnection(Pool(), "http://d0")
+    connection = EngineConnection(Pool())
     connection.connection_made(Transport())
     sink = Sink(takes_chunks)
     connection.start(b"", b"", sink)
@@ -117,7 +117,7 @@ def test_a_sink_that_fails_at_the_end_is_told_that_its_answer_is_lost() -> None:
         def on_end(self) -> None:
             raise ZeroDivisionError
 
-    connection = EngineConnection(Pool(), "http://d0")
+    connection = EngineConnection(Pool())
     connection.connection_made(Transport())
     sink = Failing()
     connection.start(b"", b"", sink)
@@ -142,7 +142,7 @@ def test_behind_a_begun_chunk_nothing_goes_around_the_parser(begun: bytes) -> No
 
 
 def test_a_connection_begins_each_answer_anew() -> None:
-    connection = EngineConnection(Pool(), "http://d0")
+    connection = EngineConnection(Pool())
     connection.connection_made(Transport())
     connection.start(b"", b"", Sink())
     connection.data_received(HEAD + chunk(EVENT))
