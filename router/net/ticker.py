@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 async def tick_for_ever(
     fleet: Fleet, publish: Callable[[SharedEvent], None], status_log: StatusLog | None
 ) -> None:
-    """Run until cancelled. What other workers should know is passed to `publish`; of several workers
+    """Run until cancelled. What others should know is passed to `publish`; of several workers
     only the leader has a `status_log`."""
     known = [member.exclusion for member in fleet]
     while True:

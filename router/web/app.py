@@ -52,7 +52,13 @@ from router.settings import Settings, SettingsError
 from router.telemetry.event_buffer import EventBuffer
 from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics, WorkerGroup
-from router.web.operations import Lifecycle, create_operations
+from router.web.admin import OperationsHandler
+from router.web.operations import (
+    Admin,
+    Lifecycle,
+    create_admin_operations,
+    create_operations,
+)
 from router.web.request_handler import RequestHandler
 
 __all__ = ["Router", "Worker", "endpoints_of", "scheduler_of"]
@@ -76,7 +82,7 @@ class Worker:
 
 class Router:
     """A router's parts, for the server and for tests. `handler` takes requests, `operations` is the
-    ASGI application for what is no inference.
+    ASGI application for what is no inference, `admin_handler` takes operators' requests.
 
     With `worker` it is one of several processes with shared state and metrics.
     """
@@ -165,10 +171,15 @@ class Router:
             count=self.metrics.probed,
             tasks=self._tasks,
         )
+        admin = Admin(self.exposition)
+        has_listener = settings.admin_port is not None
         self.operations = create_operations(
-            self.fleet, self.exposition, self.lifecycle, self._lifespan
+            self.fleet, self.lifecycle, None if has_listener else admin, self._lifespan
         )
         self.handler = RequestHandler(network, self.operations)
+        self.admin_handler = OperationsHandler(
+            create_admin_operations(self.fleet, self.lifecycle, admin), self.limits
+        )
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""

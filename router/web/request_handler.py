@@ -16,7 +16,7 @@ from router.net.network import Active, Network
 from router.net.served_request import ServedRequest
 from router.web.asgi_call import App, AsgiCall
 
-__all__ = ["RequestHandler"]
+__all__ = ["RequestHandler", "split_target"]
 
 ROUTES_BY_TARGET: Final = {path.encode(): route for path, route in ROUTES.items()}
 
@@ -44,7 +44,7 @@ class RequestHandler:
         route, query = ROUTES_BY_TARGET.get(request.target), b""
         if route is None:
             try:
-                path, query = _split(request.target)
+                path, query = split_target(request.target)
             except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
                 connection.response.closes = True
                 connection.fail(request, BadRequest("This is not a valid HTTP request."))
@@ -76,7 +76,7 @@ class RequestHandler:
         return len(active)
 
 
-def _split(target: bytes) -> tuple[str, bytes]:
+def split_target(target: bytes) -> tuple[str, bytes]:
     """The decoded path and the query string. Raises HttpParserInvalidURLError."""
     url: Any = httptools.parse_url(target)
     if url.path is None:
