@@ -114,6 +114,8 @@ class RequestEnded:
     shutdown)."""
     error: str | None = None
     prefill_seconds: float | None = None
+    asked_at: float = 0.0
+    """When the last engine request was sent; 0 if none was."""
     first_byte: float | None = None
     """When the first byte of the answer's body (of a stream: its first content) was sent to the
     client; the clock of `started`, monotonic seconds."""

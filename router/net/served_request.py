@@ -229,6 +229,7 @@ class ServedRequest(RequestRun):
         self._network.active.discard(self)
         record = self.record
         record.outcome = outcome
+        record.asked_at = self.asked_at
         record.ended = time.monotonic()
         self._network.observe(record)
 

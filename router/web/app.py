@@ -97,9 +97,12 @@ class Router:
         group = None
         if worker is not None:
             group = WorkerGroup(
-                worker.counts, worker.context.number, worker.context.column.table.pids
+                worker.counts,
+                worker.context.number,
+                worker.context.column.table.pids,
+                worker.context.column.table.restarts,
             )
-        self.metrics = Metrics(self.fleet, self._connections, group)
+        self.metrics = Metrics(self.fleet, self._connections, group, _config(settings))
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)
         listeners = [self.metrics.observe, AccessLog().observe]
         # A worker's counts must not be lost with it, and others show them.
@@ -322,6 +325,18 @@ def policies_of(settings: Settings) -> dict[Role, Policy]:
     return {
         Role.PREFILL: POLICIES[settings.prefill_load_balancing_strategy or common],
         Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
+    }
+
+
+def _config(settings: Settings) -> dict[str, str]:
+    """What the metrics tell of the settings."""
+    common = settings.load_balancing_strategy
+    return {
+        "prefill_strategy": settings.prefill_load_balancing_strategy or common,
+        "decode_strategy": settings.decode_load_balancing_strategy or common,
+        "routing_threshold": str(settings.routing_threshold),
+        "connector": settings.disagg_connector_type,
+        "workers": str(settings.workers),
     }
 
 

@@ -157,7 +157,7 @@ async def test_metrics_are_those_of_all_processes_whichever_is_asked(harness: Ha
         await ask_whole(process, 20)
         await everywhere(process, "pd_router_requests_total", 20)
         await everywhere(process, "pd_router_time_to_first_byte_seconds_count", 20)
-        await everywhere(process, "pd_router_info", 1)
+        await everywhere(process, "pd_router_build_info", 1)
         memory = sum(await figure(process, "pd_router_process_resident_memory_bytes"))
         assert memory > WORKERS * 10e6
         process.signal(signal.SIGTERM)
@@ -375,7 +375,7 @@ async def test_every_worker_listens_for_operators_and_one_of_them_logs(harness: 
 
 
 async def _all_listen(process: Process) -> bool:
-    return sum(r["message"] == "listening" for r in process.records) == WORKERS
+    return [r["message"] for r in process.records].count("listening") == WORKERS
 
 
 async def _has(process: Process, beginning: str) -> bool:
