@@ -131,9 +131,14 @@ class RequestEnded:
         return "broken" if 0 < self.status < 400 else "error"
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it failed by no fault of its client."""
+        return self.status >= 500 or self.outcome == "broken"
+
+    @property
     def is_bad(self) -> bool:
-        """Whether operators should know of it: an error that is no client's, or a fallback."""
-        return self.status >= 500 or self.outcome == "broken" or bool(self.fallbacks)
+        """Whether operators should know of it: it failed, or took another way than planned."""
+        return self.has_failed or bool(self.fallbacks)
 
 
 @dataclass(frozen=True, slots=True)

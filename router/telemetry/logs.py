@@ -173,7 +173,7 @@ class AccessLog:
     """
 
     def __init__(self) -> None:
-        self._words_of_kind: dict[tuple[object, ...], tuple[str, str]] = {}
+        self._words_of_kind: dict[tuple[object, ...], tuple[str, str, str]] = {}
         self._words_of_engines: dict[tuple[object, ...], str] = {}
         self._second = 0
         self._time = ""
@@ -181,7 +181,9 @@ class AccessLog:
     def observe(self, event: Event) -> None:
         """Log the end of a request and sampled choices; other events are counted, not logged."""
         if isinstance(event, RequestEnded):
-            if _access.isEnabledFor(_level(event)):
+            if _access.isEnabledFor(logging.INFO) or (
+                event.is_bad and _access.isEnabledFor(logging.WARNING)
+            ):
                 self._ended(event)
         elif isinstance(event, Chosen) and _access.isEnabledFor(logging.INFO):
             _access.info("choice", extra={"fields": _choice(event)})
@@ -189,7 +191,8 @@ class AccessLog:
     def _ended(self, event: RequestEnded) -> None:
         ours = [h for h in logging.getLogger().handlers if isinstance(h, _Batched)]
         if not ours:  # logging was not set up by `configure`
-            _access.log(_level(event), "request", extra={"fields": _fields(event)})
+            level = logging.WARNING if event.is_bad else logging.INFO
+            _access.log(level, "request", extra={"fields": _fields(event)})
         for handler in ours:
             is_text = isinstance(handler.formatter, _Text)
             handler.add(self._text(event) if is_text else self._json(event))
@@ -223,8 +226,9 @@ class AccessLog:
         if names is None:
             names = self._words_of_engines[engines] = _words_of_engines(e)
         model = "" if e.model is None else f" model={_word(e.model)}"
-        before, behind = words
-        level = "WARNING" if e.is_bad else "INFO   "
+        level, before, behind = words
+        if e.fallbacks:
+            level = "WARNING"
         parts = [
             f"{self._day(e.ended)} {level} request id={_word(e.request_id)}{before}{model}{behind}"
             f" tokens={e.tokens}{names}"
@@ -241,15 +245,12 @@ class AccessLog:
         return "".join(parts)
 
 
-def _level(event: RequestEnded) -> int:
-    return logging.WARNING if event.is_bad else logging.INFO
-
-
-def _words_of_kind(e: RequestEnded) -> tuple[str, str]:
-    """What stands before the model's name, and behind it."""
+def _words_of_kind(e: RequestEnded) -> tuple[str, str, str]:
+    """The level but for fallbacks, and what stands before the model's name and behind it."""
+    level = "WARNING" if e.has_failed else "INFO   "
     behind = "" if e.mode is None else f" mode={e.mode}"
     behind += f" reason={e.reason}" if e.reason else ""
-    return f" route={e.route} status={e.status} outcome={e.outcome}", behind
+    return level, f" route={e.route} status={e.status} outcome={e.outcome}", behind
 
 
 def _words_of_engines(e: RequestEnded) -> str:

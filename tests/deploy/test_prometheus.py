@@ -12,6 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,7 @@ def test_alerts_fire_under_faults_and_clear(site: Site) -> None:
     for alert, engines, faults in cases:
         site.until(lambda: site.firing() == [], f"not quiet before {alert}")
         labels = {"endpoint": engines[0]} if alert.startswith("Engine") else {}
+        fires = partial(site.fires, alert, **labels)
         with site.fault(*engines, **faults):
-            site.until(lambda a=alert, f=labels: site.fires(a, **f), f"{alert} does not fire")
-        site.until(lambda a=alert: not site.fires(a), f"{alert} does not clear")
+            site.until(fires, f"{alert} does not fire")
+        site.until(lambda fires=fires: not fires(), f"{alert} does not clear")  # type: ignore[misc]
