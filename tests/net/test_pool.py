@@ -270,7 +270,6 @@ async def test_a_certificate_is_checked_for_the_name_not_the_address(harness: Ha
     failure = await pool.connect()
     assert isinstance(failure, Failure)
     assert "certificate is not trusted" in failure.cause
-    assert "engine.test" in failure.message
 
 
 # TLS.
