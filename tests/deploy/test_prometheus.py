@@ -133,7 +133,7 @@ class Site:
             f" --port {ports[0]}",
             f"exec {sys.executable} -m router.cli serve --port {ports[3]} --admin-port {ports[4]}"
             f" --decode {','.join(engines)} --health-check-interval 0.2 --outlier-ejection-time 1"
-            " --max-excluded-percent 100",
+            " --max-excluded-percent 100 --load-balancing-strategy round_robin",
             f"exec prometheus --config.file={folder}/prometheus.yml --storage.tsdb.path={folder}/db"
             f" --web.listen-address={prometheus.removeprefix('http://')}",
         )
