@@ -13,7 +13,7 @@ from router import __version__
 from router.commands import check, explain, serve
 from router.commands.settings_table import default_text
 from router.commands.usage import UsageError, one_line
-from router.settings import Settings, SettingsError, flag, load, suggestion
+from router.settings import Settings, SettingsError, flag, load, sources, suggestion
 from router.telemetry import logs
 
 __all__ = ["main"]
@@ -52,9 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Options) -> int:
+    config = options["config"]
+    flags = {name: value for name, value in options.items() if name != "config"}
     settings = _settings(options)
     logs.configure(settings.log_level, settings.log_format)
-    return serve.run(settings)
+    return serve.run(settings, sources(flags, config))
 
 
 def _check(options: Options) -> int:

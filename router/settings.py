@@ -41,7 +41,16 @@ from router.settings_values import (
     read_yaml,
 )
 
-__all__ = ["ENV_PREFIX", "Receiver", "Settings", "SettingsError", "flag", "load", "suggestion"]
+__all__ = [
+    "ENV_PREFIX",
+    "Receiver",
+    "Settings",
+    "SettingsError",
+    "flag",
+    "load",
+    "sources",
+    "suggestion",
+]
 
 ENV_PREFIX = "PD_ROUTER_"
 
@@ -72,6 +81,16 @@ class Settings(BaseSettings):
 
     host: Text = Field("0.0.0.0", description="Address to listen on; :: for IPv6 too.")
     port: Whole = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    admin_host: Text | None = Field(
+        None, description="Address of the admin listener; default: that of --host."
+    )
+    admin_port: Whole | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port for operators: /metrics, /endpoints and /docs are there, and on --port "
+        "no more; 0 takes a free one. By default clients can read them.",
+    )
     workers: Workers = Field(
         1,
         description="Processes that share the port and what they know of the engines; auto: one "
@@ -304,6 +323,10 @@ class Settings(BaseSettings):
             raise ValueError("--decode: at least one decode engine is needed")
         if self.workers > 1 and self.lmcache_notify_bind is not None:
             raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
+        if self.admin_host is not None and self.admin_port is None:
+            raise ValueError("--admin-host: needs --admin-port")
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError("--admin-port: it is --port; take another one")
         if both := set(self.prefill) & set(self.decode):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
         if strange := set(self.engine_max_num_seqs) - {ALL} - set(self.decode):
@@ -356,6 +379,11 @@ class Settings(BaseSettings):
         """What the operator says that a decode engine runs side by side; None: learn it."""
         stated = self.engine_max_num_seqs
         return stated.get(url, stated.get(ALL))
+
+    @property
+    def listening_admin_host(self) -> str:
+        """Where the admin listener listens, if there is one."""
+        return self.host if self.admin_host is None else self.admin_host
 
     @property
     def receivers(self) -> dict[str, Receiver]:
@@ -412,6 +440,16 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         return Settings(**{**from_file, **from_environment, **flags})
     except ValidationError as error:
         raise SettingsError(_one_line(error, source)) from None
+
+
+def sources(flags: Mapping[str, Any], config: Path | None = None) -> str:
+    """Where settings are given, strongest first: "flags, environment, router.yaml"."""
+    given = {
+        "flags": flags,
+        "environment": EnvSettingsSource(Settings)(),
+        str(config): config is not None,
+    }
+    return ", ".join(name for name, is_given in given.items() if is_given) or "defaults"
 
 
 def _file(config: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from router.core.policies import POLICIES
 from router.core.urls import origin
-from router.settings import ENV_PREFIX, Settings, SettingsError, flag, load
+from router.settings import ENV_PREFIX, Settings, SettingsError, flag, load, sources
 from router.settings_values import Receiver, Strategy
 
 D0 = {"decode": "http://d0"}
@@ -68,7 +68,11 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "host": ("::", "::", D0),
     "port": ("0", 0, D0),
     "workers": ("4", 4, D0),
+    "admin_host": ("127.0.0.1", "127.0.0.1", {**D0, "admin_port": "9"}),
+    "admin_port": ("9", 9, D0),
     "engine_header": ("on", "on", D0),
+    "prefix_cache": ("off", "off", D0),
+    "threshold_on": ("uncached", "uncached", D0),
     "prefill": ("http://p0,http://p1:81/", ("http://p0", "http://p1:81"), D0),
     "decode": ("http://d1", ("http://d1",), {}),
     "routing_threshold": ("4096", 4096, D0),
@@ -293,10 +297,14 @@ WRONG = {
     "host": "",
     "port": "65536",
     "workers": "0",
+    "admin_host": "",
+    "admin_port": "65536",
     "engine_header": "yes",
     "prefill": "p0",
     "decode": "d0",
     "routing_threshold": "-1",
+    "threshold_on": "tokens",
+    "prefix_cache": "lru",
     "load_balancing_strategy": "random",
     "prefill_load_balancing_strategy": "random",
     "decode_load_balancing_strategy": "random",
@@ -726,3 +734,15 @@ def test_every_setting_says_in_sentences_what_it_is(name):
 )
 def test_every_duration_names_its_unit(name):
     assert re.search(r"\bseconds\b", Settings.model_fields[name].description or "", re.IGNORECASE)
+
+
+def test_where_settings_come_from_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert sources({}) == "defaults"
+    monkeypatch.setenv("PD_ROUTER_DECODE", "http://d0")
+    assert sources({"port": 1}, tmp_path / "r.yaml") == f"flags, environment, {tmp_path}/r.yaml"
+    assert sources({}) == "environment"
+
+
+def test_a_threshold_on_what_is_not_cached_needs_to_know_what_is() -> None:
+    line = refusal({"decode": "http://d0", "threshold_on": "uncached", "prefix_cache": "off"})
+    assert line == "--threshold-on: uncached needs --prefix-cache history"

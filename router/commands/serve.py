@@ -6,9 +6,10 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from router import __version__
 from router.commands.supervisor import Supervisor
 from router.commands.usage import UsageError
 from router.net.shared_state import SharedState
@@ -19,16 +20,24 @@ from router.web.sockets import listening_sockets
 
 __all__ = ["run"]
 
+log = logging.getLogger(__name__)
+
+MAX_NAMED = 16
+"""Engines of a pool that the first line of the log names."""
+
 SHARED_MEMORY = Path("/dev/shm")
 """Folder of the shared metrics: in memory, and writable in a read-only container."""
 
 
-def run(settings: Settings) -> int:
-    """Serve until a signal says to stop; returns the exit status."""
+def run(settings: Settings, configured_by: str = "") -> int:
+    """Serve until a signal says to stop; returns the exit status. `configured_by`: where the
+    settings come from, for the log."""
+    _announce(settings, configured_by)
     if settings.workers > 1:
         return _run_several(settings)
     (listeners,) = _listeners(settings)
-    server = Server(Router(settings))
+    (admin,) = _admin_listeners(settings)
+    server = Server(Router(settings), admin_sockets=admin)
     tune_process()
     server.run(sockets=listeners)
     return 0
@@ -36,6 +45,7 @@ def run(settings: Settings) -> int:
 
 def _run_several(settings: Settings) -> int:
     listeners = _listeners(settings)
+    admin = _admin_listeners(settings)
     shared_state = SharedState(settings.workers, endpoints_of(settings))
     counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
     lifeline, alive = os.pipe()
@@ -46,17 +56,17 @@ def _run_several(settings: Settings) -> int:
 
     def work(number: int) -> None:
         os.close(alive)
-        _close(each for place, mine in enumerate(listeners) if place != number for each in mine)
+        for sockets in (listeners, admin):
+            _close(each for place, mine in enumerate(sockets) if place != number for each in mine)
         context = shared_state.join(number, os.getpid())
-        server = Server(Router(settings, Worker(context, counts)), lifeline)
+        server = Server(Router(settings, Worker(context, counts)), lifeline, admin[number])
         server.run(sockets=listeners[number])
         if os.getppid() != parent:  # the parent was killed and cannot clean up
             shutil.rmtree(counts, ignore_errors=True)
 
     def ending() -> None:
-        _close(
-            each for mine in listeners for each in mine
-        )  # or clients would wait in their backlogs
+        # Or clients would wait in their backlogs.
+        _close(each for mine in (*listeners, *admin) for each in mine)
 
     try:
         return Supervisor(
@@ -65,6 +75,34 @@ def _run_several(settings: Settings) -> int:
     finally:
         shared_state.close()
         shutil.rmtree(counts, ignore_errors=True)
+
+
+def _announce(settings: Settings, configured_by: str) -> None:
+    """One line about what is started."""
+    strategies: list[str] = [settings.load_balancing_strategy]
+    for role, own in (
+        ("prefill", settings.prefill_load_balancing_strategy),
+        ("decode", settings.decode_load_balancing_strategy),
+    ):
+        if own is not None:
+            strategies.append(f"{role}:{own}")
+    fields = {
+        "version": __version__,
+        "prefill": _names(settings.prefill),
+        "decode": _names(settings.decode),
+        "threshold": settings.routing_threshold,
+        "strategy": ",".join(strategies),
+        "connector": settings.disagg_connector_type,
+        "workers": settings.workers,
+        "configuration": configured_by or None,
+    }
+    log.info("starting", extra={"fields": fields})
+
+
+def _names(urls: Sequence[str]) -> str:
+    """Engines, not more than a line holds."""
+    text = ",".join(urls[:MAX_NAMED])
+    return f"{text},and {len(urls) - MAX_NAMED} more" if len(urls) > MAX_NAMED else text or "none"
 
 
 def _close(listeners: Iterable[socket.socket]) -> None:
@@ -77,20 +115,33 @@ def _folder() -> Path | None:
 
 
 def _listeners(settings: Settings) -> list[list[socket.socket]]:
-    host, port = settings.host, settings.port
+    return _bound(settings.host, settings.port, settings.workers, "--")
+
+
+def _admin_listeners(settings: Settings) -> list[list[socket.socket]]:
+    """Those of each worker; none where no admin port is set."""
+    if settings.admin_port is None:
+        return [[] for _ in range(settings.workers)]
+    host = settings.listening_admin_host
+    return _bound(host, settings.admin_port, settings.workers, "--admin-")
+
+
+def _bound(host: str, port: int, workers: int, flags: str) -> list[list[socket.socket]]:
     try:
-        return listening_sockets(host, port, settings.workers)
+        return listening_sockets(host, port, workers)
     except OSError as error:
-        raise _cannot_listen(host, port, error) from None
+        raise _cannot_listen(host, port, error, flags) from None
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> UsageError:
-    """Which option to change."""
+def _cannot_listen(host: str, port: int, error: OSError, flags: str) -> UsageError:
+    """Which option to change; `flags` is what the names of host and port begin with."""
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
-        return UsageError(f"--port: {place} is taken by another process; 0 takes a free port")
+        return UsageError(f"{flags}port: {place} is taken by another process; 0 takes a free port")
     if error.errno == errno.EACCES:
-        return UsageError(f"--port: cannot listen on {place}: ports below 1024 need privileges")
+        return UsageError(
+            f"{flags}port: cannot listen on {place}: ports below 1024 need privileges"
+        )
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
-        return UsageError(f"--host: {host} is no address of this machine: {error.strerror}")
-    return UsageError(f"--port: cannot listen on {place}: {error.strerror}")
+        return UsageError(f"{flags}host: {host} is no address of this machine: {error.strerror}")
+    return UsageError(f"{flags}port: cannot listen on {place}: {error.strerror}")

@@ -156,6 +156,7 @@ class Supervisor:
         self._signals += 1
         if not self._is_ending:
             self._is_ending = True
+            log.info("shutting down; a second signal ends at once")
             self._on_shutdown()
         elif self._signals == 2:
             number = self._force_stop

@@ -12,11 +12,12 @@ import aiohttp
 import orjson
 
 from router.core.values import Endpoint
+from router.net.diagnosis import ERRORS, Diagnosis, Trouble
 from router.net.engine_session import engine_session
 from router.settings import Settings
 from router.web.app import endpoints_of
 
-__all__ = ["Finding", "Trouble", "survey", "trouble_of"]
+__all__ = ["Finding", "survey"]
 
 MAX_ANSWER_BYTES = 16 << 20
 """Largest answer that is read; a list of models has a few kB."""
@@ -33,13 +34,6 @@ class Finding:
     """Its models and their max_model_len in tokens, if stated; None if not known."""
     advice: str | None = None
     """What is wrong and what to do; None if nothing is."""
-
-
-class Trouble(NamedTuple):
-    """Why an engine cannot be read, in a word, and advice."""
-
-    health: str
-    advice: str | None
 
 
 _FINE = Trouble("ok", None)
@@ -69,8 +63,9 @@ class _Questions:
     ) -> None:
         self._session = session
         self._endpoint = endpoint
-        self._has_key = settings.engine_api_key is not None
-        self._seconds = settings.health_check_timeout
+        self._diagnosis = Diagnosis(
+            settings.health_check_timeout, has_key=settings.engine_api_key is not None
+        )
 
     async def ask(self) -> Finding:
         """All questions; when the first is not answered the others are not asked."""
@@ -95,11 +90,11 @@ class _Questions:
         known: Mapping[str, int | None] | None,
     ) -> Trouble | None:
         """The first thing that is wrong with what was answered."""
-        if (trouble := self._of_status(health, "/health")) is not None:
+        if (trouble := self._diagnosis.of_status(health.status, "/health")) is not None:
             return trouble
         if isinstance(models, Trouble):
             return models
-        if (trouble := self._of_status(models, "/v1/models")) is not None:
+        if (trouble := self._diagnosis.of_status(models.status, "/v1/models")) is not None:
             return trouble
         if known is None:
             text = "/v1/models does not answer with a list of models: is this a vLLM server?"
@@ -108,53 +103,14 @@ class _Questions:
             return Trouble("no models", "it serves no model: start it with one")
         return None
 
-    def _of_status(self, answer: _Answer, path: str) -> Trouble | None:
-        status = answer.status
-        if status == 200:
-            return None
-        if status in (401, 403):
-            key = "refuses the key in" if self._has_key else "wants a key: give it by"
-            return Trouble(str(status), f"{path} {key} --engine-api-key (PD_ROUTER_ENGINE_API_KEY)")
-        if status == 503:
-            return Trouble("503", "it takes no requests: shutting down, or dead; see its log")
-        return Trouble(str(status), f"{path} answers {status}: is this URL a vLLM server's base?")
-
     async def _get(self, path: str) -> _Answer | Trouble:
         try:
             async with self._session.get(
                 self._endpoint.url + path, allow_redirects=False
             ) as response:
                 return _Answer(response.status, await _bounded(response))
-        except TimeoutError:
-            return Trouble(
-                "timeout",
-                f"no answer to {path} in {self._seconds:g} s: a firewall, a wrong address or a "
-                "stuck engine; --health-check-timeout sets the patience",
-            )
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return trouble_of(error)
-
-
-def trouble_of(error: Exception) -> Trouble:
-    """What a library's error means. The kinds derive from each other: narrow ones first."""
-    match error:
-        case aiohttp.ClientConnectorDNSError():
-            return Trouble("unknown host", "the host's name does not resolve: check the URL")
-        case aiohttp.ClientConnectorCertificateError():
-            text = "its certificate is not trusted: give its CA by --engine-ca-file"
-            return Trouble("certificate", text)
-        case aiohttp.ClientConnectorSSLError():
-            return Trouble("no TLS", "it does not speak TLS there: try http://")
-        case aiohttp.ClientConnectorError() if isinstance(error.os_error, ConnectionRefusedError):
-            return Trouble(
-                "refused",
-                "nothing listens there: check host and port; vLLM listens once its model is loaded",
-            )
-        case aiohttp.ClientConnectorError():
-            reason = error.os_error.strerror or "no route"
-            return Trouble("unreachable", f"no connection: {reason}; check host and network")
-    text = "it broke the connection off: is it HTTP there, or https://?"
-    return Trouble("broken", text)
+        except ERRORS as error:
+            return self._diagnosis.of_error(error, path)
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:

@@ -28,6 +28,10 @@ class Probed:
     endpoint: Endpoint
     signal: HealthSignal
     cards: tuple[dict[str, Any], ...] | None = None
+    error: str | None = None
+    """Why it failed, and what to do."""
+    version: str | None = None
+    """The engine's own; None if it was not asked or did not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class LegFailed:
     kind: FailureKind
     asked_at: float = math.inf
     """When the leg was sent; the fleet's clock."""
+    cause: str = ""
+    """For operators: what the system or the engine said; empty if `kind` says it all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +110,12 @@ class RequestEnded:
     status: int = 0
     """The status sent to the client; 0 if it left before one was."""
     outcome: str = "error"
-    """ok, error, client_left or aborted (by the router's shutdown)."""
+    """ok, error, broken (an answer that had begun), client_left or aborted (by the router's
+    shutdown)."""
     error: str | None = None
     prefill_seconds: float | None = None
+    asked_at: float = 0.0
+    """When the last engine request was sent; 0 if none was."""
     first_byte: float | None = None
     """When the first byte of the answer's body (of a stream: its first content) was sent to the
     client; the clock of `started`, monotonic seconds."""
@@ -114,6 +123,22 @@ class RequestEnded:
     chunks: int = 0
     """Reads from the engine that were relayed; about one per token at moderate load."""
     bytes_out: int = 0
+
+    @property
+    def failure(self) -> str:
+        """The outcome of a request that failed: a client that has a good status has seen an answer
+        break off."""
+        return "broken" if 0 < self.status < 400 else "error"
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed by no fault of its client."""
+        return self.status >= 500 or self.outcome == "broken"
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether operators should know of it: it failed, or took another way than planned."""
+        return self.has_failed or bool(self.fallbacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +148,8 @@ class Ejected:
     endpoint: Endpoint
     since: float
     until: float
+    cause: str = ""
+    """Its last failure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,15 @@ MAX_NEWS = 64
 
 BROKEN_KINDS = (FailureKind.BROKEN, FailureKind.RESET)
 
+FAILURES = {
+    FailureKind.REFUSED: "it refused a connection",
+    FailureKind.RESET: "it closed a connection before it answered a request",
+    FailureKind.BROKEN: "it broke an answer off",
+    FailureKind.TIMEOUT: "it sent nothing for longer than the time-outs allow",
+    FailureKind.STALLED: "it produced no tokens, with open streams",
+}
+"""How a request failed, where the event names no cause."""
+
 SAME_CRASH_SECONDS = 1.0
 """Answers that break within this time, sent before the first of them broke, are one crash."""
 
@@ -271,6 +280,7 @@ class Fleet:
                     # It resets failed probes in a row, but only a probe brings an engine up.
                     self._see(member, HealthSignal.OK, now)
                 if event.status >= 500 and event.is_own_doing:
+                    member.failed(f"it answered a request with {event.status}", now)
                     self._count_failure(member, now)
             case Probed():
                 self._probed(self._members[event.endpoint], event, now)
@@ -288,14 +298,17 @@ class Fleet:
         elif isinstance(event, Scraped):
             self._scraped(member, event, now)
         elif isinstance(event, Ejected):
+            member.failed(event.cause, now)
             self._monitors[event.endpoint.role].ejected_elsewhere(member, event.since, event.until)
         elif isinstance(event, PrefixesHeld):
             for prefix in event.prefixes:
                 member.prefixes.hold(prefix, member.prefixes.match(prefix))
         elif is_unreachable(event):
+            member.failed(event.cause or FAILURES[event.kind], now)
             self._see(member, HealthSignal.FAILED, now)
 
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
+        member.failed(event.cause or FAILURES[event.kind], now)
         if is_unreachable(event):
             self._see(member, HealthSignal.FAILED, now)
         if event.kind is FailureKind.STALLED:  # the pool monitor's own verdict
@@ -315,14 +328,20 @@ class Fleet:
 
     def _see(self, member: Member, signal: HealthSignal, now: float) -> None:
         before = member.health.state
+        if member.since is None:
+            member.since = now
         member.health = health.after(member.health, signal, self._thresholds)
         if member.health.state is not before:
+            member.since = now
             self._kept.clear()
         if member.health.state is State.UP and before is not State.UP:
             self._monitors[member.endpoint.role].joined(member, now)
 
     def _probed(self, member: Member, event: Probed, now: float) -> None:
+        if event.error is not None:
+            member.failed(event.error, now)
         self._see(member, event.signal, now)
+        member.version = event.version or member.version
         if event.cards is not None and event.cards != member.cards:
             self._known = None
             self._kept.clear()
@@ -331,6 +350,8 @@ class Fleet:
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
         member.gauges, member.gauges_at = event.gauges, now
+        if event.gauges is not None:
+            member.scraped_at = now
         view, gauges = member.view, event.gauges
         has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
         member.queue.observe(gauges, has_transfers=has_transfers)

@@ -40,6 +40,13 @@ class Member:
     view: Candidate
     """What policies see of it."""
     health: Health = field(default_factory=Health)
+    since: float | None = None
+    """When its state began; None before the first probe."""
+    last_error: str | None = None
+    """What failed last, and why; kept when it is over."""
+    last_error_at: float = -math.inf
+    version: str | None = None
+    """The engine's own, as its /version tells; None if not known."""
     outlier: Outlier = outlier.FINE
     stall: Stall = stall.CLEAR
     speed: SpeedEstimator = field(default_factory=SpeedEstimator)
@@ -53,6 +60,8 @@ class Member:
     models: frozenset[str] | None = None
     gauges: Gauges | None = None
     gauges_at: float = 0.0
+    scraped_at: float | None = None
+    """When its gauges were last read; None: never."""
     capacity: Capacity = field(default_factory=Capacity)
     queue: QueueDetector = field(default_factory=QueueDetector)
     history: SlowdownHistory | None = None
@@ -85,6 +94,10 @@ class Member:
         """It is a new engine."""
         self.prefixes.clear()
         self.prefix_trust = PrefixTrust()
+
+    def failed(self, error: str, now: float) -> None:
+        """Note what failed."""
+        self.last_error, self.last_error_at = error, now
 
     def calibrate(self, gauges: Gauges, others: int) -> None:
         """Learn tokens per event from the engine's counter of generated tokens, between two scrapes

@@ -107,7 +107,7 @@ class RequestRun:
         """
         step = self.step
         if failure is not None:
-            self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at))
+            self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at, failure.cause))
         elif status < 500:
             self._observe(LegDone(step.endpoint))
         if isinstance(step, Call) and step.is_prefill:

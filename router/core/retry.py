@@ -1,9 +1,17 @@
 """Which failures may be retried on another engine."""
 
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
-from router.core.values import Facts, Failure, FailureKind, Reply
+from router.core.values import Facts, Failure, FailureKind, Reply, Role
 
-__all__ = ["ATTEMPTS", "BUSY", "error_of", "may_replay", "may_retry_elsewhere", "reason_of"]
+__all__ = [
+    "ATTEMPTS",
+    "BUSY",
+    "FALLBACKS",
+    "error_of",
+    "may_replay",
+    "may_retry_elsewhere",
+    "reason_of",
+]
 
 ATTEMPTS = 3
 """Decode engines per request, at most: one that crashes engines must not reach them all."""
@@ -11,6 +19,20 @@ ATTEMPTS = 3
 BUSY = frozenset({503})
 """With 503 an engine has not begun the request: vLLM's admission control says "try again on a
 different instance"."""
+
+
+FALLBACKS = {
+    Role.PREFILL: (
+        *FailureKind,
+        *("busy", "status_5xx", "no_prefill_engine", "no_kv_params", "nested_too_deep"),
+        *("kv_ready_timeout", "tokenize_failed", "no_first_tok"),
+    ),
+    Role.DECODE: (
+        *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),
+        *("busy", "kv_load_failed", "splice_refused"),
+    ),
+}
+"""The reasons of fallbacks, by leg."""
 
 
 def may_retry_elsewhere(outcome: Reply | Failure, facts: Facts) -> bool:

@@ -15,6 +15,7 @@ from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
 from router.core.prefix.keys import prefix_keys
+from router.core.status import pool_status
 from router.core.values import (
     DECODE,
     DIRECT,
@@ -120,7 +121,7 @@ class Scheduler:
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
         """Raise NoEngine if `lease` would; leases nothing."""
         if not self._fleet.candidates(role, facts.model, exclude, now):
-            raise _no_engine(role)
+            raise self._no_engine(role, exclude)
 
     def leg(
         self,
@@ -179,7 +180,7 @@ class Scheduler:
     ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int]:
         candidates = self._fleet.candidates(role, facts.model, exclude, now, self._rng)
         if not candidates:
-            raise _no_engine(role)
+            raise self._no_engine(role, exclude)
         prefix = self._prefix(role, facts)
         uncached: Sequence[int]
         if prefix.keys:
@@ -199,6 +200,16 @@ class Scheduler:
             facts.prefix = prefix_keys(facts)
         return facts.prefix
 
+    def _no_engine(self, role: Role, exclude: frozenset[Endpoint]) -> NoEngine:
+        """How many there are, and why not one of them; clients learn no address."""
+        pool = self._fleet.pool(role)
+        why = pool_status(pool)
+        if exclude:
+            why += f"; {len(exclude)} failed this request"
+        elif any(member.health.is_usable for member in pool):
+            why += "; none of these serves the model"
+        return NoEngine(f"No {role} engine can take this request now: {why}.")
+
     def _check_model(self, facts: Facts) -> None:
         known = self._fleet.known_models()
         if facts.model is None:
@@ -213,10 +224,6 @@ class Scheduler:
         """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
         pool = self._fleet.pool(DECODE)
         return any(m.models is None and m.health.is_usable for m in pool)
-
-
-def _no_engine(role: Role) -> NoEngine:
-    return NoEngine(f"No {role} engine is available for this request; try again later.")
 
 
 def _least_recent_of_best(candidates: Sequence[Candidate], scores: Sequence[float]) -> int:

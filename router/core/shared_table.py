@@ -29,12 +29,14 @@ class SharedTable:
         end = half + columns * rows * FLOAT_FIELDS * BYTES
         self._integers = memory[:half].cast("q")
         self._floats = memory[half:end].cast("d")
-        self._pids = memory[end : end + columns * BYTES].cast("q")
+        pids_end = end + columns * BYTES
+        self._pids = memory[end:pids_end].cast("q")
+        self._starts = memory[pids_end : pids_end + columns * BYTES].cast("q")
 
     @staticmethod
     def size(columns: int, rows: int) -> int:
         """The table's size in bytes."""
-        return columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 1) * BYTES
+        return columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 2) * BYTES
 
     def column(self, number: int) -> "WorkerColumn":
         """The view of the process that writes column `number`, from 0 on."""
@@ -53,6 +55,11 @@ class SharedTable:
     def register(self, number: int, pid: int) -> None:
         """Register the process that writes column `number`."""
         self._pids[number] = pid
+        self._starts[number] += 1
+
+    def restarts(self) -> int:
+        """How often a process took the place of one that had ended."""
+        return sum(max(0, starts - 1) for starts in self._starts)
 
     def integers(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
         """An integer field of a row, one entry per column."""

@@ -270,3 +270,6 @@ class Failure:
 
     kind: FailureKind
     message: str
+    """For clients: it names no address and quotes no system error."""
+    cause: str = ""
+    """For operators: what the system or the engine said; empty if `message` says it all."""

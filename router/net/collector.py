@@ -65,7 +65,7 @@ class Collector(EngineLeg):
     def check_idle(self, now: float) -> None:
         """Leave an engine that is late, or that has stopped answering everybody."""
         if now >= self._deadline:
-            text = f"The engine at {self.endpoint.url} did not reply in time."
+            text = "The engine did not reply in time."
             self._give_up(Failure(FailureKind.TIMEOUT, text))
         elif self.timer.speed.is_stalled:  # there is always another way
             self._give_up(Failure(FailureKind.STALLED, "The engine has stalled."))

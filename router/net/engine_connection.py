@@ -87,7 +87,6 @@ class EngineConnection(asyncio.Protocol):
         "_keep_alive",
         "_known_heads",
         "_length",
-        "_name",
         "_owner",
         "_parser",
         "_parts",
@@ -98,10 +97,9 @@ class EngineConnection(asyncio.Protocol):
         "idle_since",
     )
 
-    def __init__(self, owner: Owner, name: str) -> None:
+    def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._known_heads = owner.known_heads
-        self._name = name
         self._transport: asyncio.Transport
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
@@ -267,7 +265,7 @@ class EngineConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._broken = f"sent what is not HTTP: {error}"  # what came before it may be good
+            self._broken = str(error)  # what came before it may be good
         head, self._head = self._head, None
         if head is not None:
             sink.on_head(head, self._length, has_body=bool(self._parts))
@@ -284,7 +282,8 @@ class EngineConnection(asyncio.Protocol):
         if self._complete:
             self._finish(sink)
         elif self._broken is not None:
-            self._fail(FailureKind.BROKEN, self._broken)
+            cause = f"it sent what is not HTTP: {self._broken}"
+            self._fail(FailureKind.BROKEN, "sent what is not HTTP", cause)
         return head
 
     def _has_ended_well(self) -> bool:
@@ -307,8 +306,8 @@ class EngineConnection(asyncio.Protocol):
             sink.on_lost(Failure(FailureKind.BROKEN, "The router failed at the answer's end."))
             raise
 
-    def _fail(self, kind: FailureKind, what: str) -> None:
+    def _fail(self, kind: FailureKind, what: str, cause: str = "") -> None:
         sink, self._sink = self._sink, None
         self._transport.abort()
         if sink is not None:
-            sink.on_lost(Failure(kind, f"The engine at {self._name} {what}."))
+            sink.on_lost(Failure(kind, f"The engine {what}.", cause))

@@ -9,6 +9,7 @@ from router.core.urls import Origin
 from router.core.values import Failure, FailureKind
 from router.net.addresses import Addresses
 from router.net.answer_head import AnswerHead
+from router.net.diagnosis import trouble_of
 from router.net.engine_connection import EngineConnection
 from router.net.known_heads import KnownHeads
 
@@ -84,7 +85,6 @@ class EnginePool:
 
     async def connect(self) -> EngineConnection | Failure:
         """A new connection, or why there is none."""
-        name = self.origin.url
         tried: list[str] = []
         try:
             async with asyncio.timeout(self._connect_seconds):
@@ -92,10 +92,12 @@ class EnginePool:
         except TimeoutError:
             if tried:
                 self._addresses.forget(tried[-1])
-            text = f"The engine at {name} did not accept a connection in {self._connect_seconds} s."
-            return Failure(FailureKind.REFUSED, text)
+            text = f"The engine did not accept a connection in {self._connect_seconds:g} s."
+            cause = f"no connection in {self._connect_seconds:g} s: check host and network"
+            return Failure(FailureKind.REFUSED, text, cause)
         except (OSError, UnicodeError) as error:  # UnicodeError: what is no host name
-            return Failure(FailureKind.REFUSED, f"The engine at {name} cannot be reached: {error}.")
+            cause = trouble_of(error).advice or ""
+            return Failure(FailureKind.REFUSED, "The engine cannot be reached.", cause)
         # Counted only now: if the connecting task is cancelled, uvloop does not call the protocol's
         # connection_lost.
         if not connection.is_closing():
@@ -128,9 +130,9 @@ class EnginePool:
         raise failure
 
     async def _connect_to(self, address: str) -> EngineConnection:
-        origin, name = self.origin, self.origin.url
+        origin = self.origin
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: EngineConnection(self, name),
+            lambda: EngineConnection(self),
             address,
             origin.port,
             ssl=self._tls,

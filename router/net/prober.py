@@ -1,4 +1,5 @@
-"""Probes /health and /v1/models of every engine, and scrapes its /metrics.
+"""Probes /health and /v1/models of every engine, /version of those that join, and scrapes its
+/metrics.
 
 Each probe uses a new connection: an engine that shuts down stops listening first, and still answers
 on old connections while its streams last (vLLM with --shutdown-timeout).
@@ -13,7 +14,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
@@ -24,6 +25,7 @@ from router.core.fleet import Fleet
 from router.core.health import HealthSignal
 from router.core.member import Member
 from router.core.values import Endpoint, Gauges
+from router.net.diagnosis import ERRORS, Diagnosis, Trouble
 from router.net.tasks import TaskSet
 
 __all__ = ["Prober"]
@@ -32,6 +34,14 @@ log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 16 << 20
 """Largest answer that is read; vLLM's /metrics has 50 kB."""
+
+MAX_VERSION = 64
+"""Characters of an engine's version that are kept."""
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
 
 
 class Prober:
@@ -45,6 +55,7 @@ class Prober:
         health_seconds: float,
         stats_seconds: float,
         timeout_seconds: float,
+        diagnosis: Diagnosis,
         sessions: Callable[[], tuple[aiohttp.ClientSession, aiohttp.ClientSession]],
         rng: Random,
         tasks: TaskSet,
@@ -55,6 +66,7 @@ class Prober:
         self._stats_seconds = stats_seconds
         self._timeout_seconds = timeout_seconds
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._diagnosis = diagnosis
         self._make_sessions = sessions
         self._rng = rng
         self._tasks = tasks
@@ -69,10 +81,8 @@ class Prober:
                 await asyncio.gather(*map(self._probe_member, self._fleet))
 
     async def _probe_member(self, member: Member) -> None:
-        before = member.health.state
-        self._observe(await self._probe(member.endpoint))
-        if member.health.state is not before:
-            log.info("%s %s is %s", *_names(member.endpoint), member.health.state)
+        is_new = member.version is None or not member.health.is_usable
+        self._observe(await self._probe(member.endpoint, is_new=is_new))
 
     def _open(self) -> None:
         if self._sessions is None:
@@ -102,42 +112,44 @@ class Prober:
                 await self._scrape(member.endpoint)
             await self._sleep(self._stats_seconds)
 
-    async def _probe(self, endpoint: Endpoint) -> Probed:
+    async def _probe(self, endpoint: Endpoint, *, is_new: bool) -> Probed:
         assert self._sessions is not None
         fresh, _ = self._sessions
-        status, _ = await self._get(fresh, endpoint, "/health")
-        if status is None:
-            return Probed(endpoint, HealthSignal.FAILED)
-        if status == 503:
-            return Probed(endpoint, HealthSignal.UNAVAILABLE)
-        if status >= 400:
-            return Probed(endpoint, HealthSignal.FAILED)
-        status, text = await self._get(fresh, endpoint, "/v1/models")
-        return Probed(endpoint, HealthSignal.OK, _cards(text) if status == 200 else None)
+        health = await self._get(fresh, endpoint, "/health")
+        if isinstance(health, Trouble):
+            return Probed(endpoint, HealthSignal.FAILED, error=health.advice)
+        if health.status >= 400:
+            signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED
+            trouble = self._diagnosis.of_status(health.status, "/health")
+            return Probed(endpoint, signal, error=trouble and trouble.advice)
+        paths = ("/v1/models", "/version") if is_new else ("/v1/models",)
+        models, *version = await asyncio.gather(*(self._get(fresh, endpoint, p) for p in paths))
+        return Probed(endpoint, HealthSignal.OK, _cards(models), version=_version(*version))
 
     async def _scrape(self, endpoint: Endpoint) -> None:
         before = self._fleet.ledger.in_flight(endpoint)
         assert self._sessions is not None
         _, kept = self._sessions
-        status, text = await self._get(kept, endpoint, "/metrics")
+        answer = await self._get(kept, endpoint, "/metrics")
         # The gauges are from some moment between: with the larger own count, no own request is
         # taken for another client's.
         own = max(before, self._fleet.ledger.in_flight(endpoint))
-        gauges: Gauges | None = exposition.read(text) if status == 200 else None
+        text = _good(answer)
+        gauges: Gauges | None = None if text is None else exposition.read(text)
         self._observe(Scraped(endpoint, gauges, own))
 
     async def _get(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
-    ) -> tuple[int | None, bytes]:
-        """Status and body; no status when there was no answer."""
+    ) -> _Answer | Trouble:
+        """The answer, or why there was none."""
         try:
             async with session.get(
                 endpoint.url + path, timeout=self._timeout, allow_redirects=False
             ) as response:
-                return response.status, await _bounded(response)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                return _Answer(response.status, await _bounded(response))
+        except ERRORS as error:
             log.debug("%s%s: %s", endpoint.url, path, error)
-            return None, b""
+            return self._diagnosis.of_error(error, path)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds * self._rng.uniform(1 - probing.JITTER, 1 + probing.JITTER))
@@ -152,16 +164,27 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(parts)
 
 
-def _cards(text: bytes) -> tuple[dict[str, Any], ...] | None:
-    """The entries of a /v1/models answer; None when it is not one."""
+def _good(answer: _Answer | Trouble | None) -> bytes | None:
+    """The body of an answer with status 200; None of any other."""
+    return answer.body if isinstance(answer, _Answer) and answer.status == 200 else None
+
+
+def _member(answer: _Answer | Trouble | None, name: str) -> Any:
+    """A member of a good answer that is a JSON object; None when it is not one."""
     try:
-        listed = orjson.loads(text)["data"]
+        return orjson.loads(_good(answer) or b"")[name]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return None
+
+
+def _version(answer: _Answer | Trouble | None = None) -> str | None:
+    version = _member(answer, "version")
+    return version[:MAX_VERSION] if isinstance(version, str) else None
+
+
+def _cards(answer: _Answer | Trouble) -> tuple[dict[str, Any], ...] | None:
+    """The entries of a /v1/models answer; None when it is not one."""
+    listed = _member(answer, "data")
     if not isinstance(listed, list):
         return None
     return tuple(c for c in listed if isinstance(c, dict) and isinstance(c.get("id"), str))
-
-
-def _names(endpoint: Endpoint) -> tuple[str, str]:
-    return endpoint.role, endpoint.url

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from router.core.engine_error import engine_error
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.leg_timer import LegTimer
@@ -196,7 +197,7 @@ class Relay(EngineLeg):
                 self._start(None)
                 if not has_body:
                     self._response.flush()
-        elif generates:
+        elif generates or status >= 400:  # an error is read for the log
             self._on_end = Relay._end_whole
         else:
             self._start(length)
@@ -278,7 +279,7 @@ class Relay(EngineLeg):
         if now - since < limit:
             self._leave_if_stalled()
             return
-        text = f"The engine at {self.endpoint.url} sent nothing for {limit:g} s."
+        text = f"The engine sent nothing for {limit:g} s."
         self._abort()
         self._break_off(EngineTimedOut(text), Failure(FailureKind.TIMEOUT, text))
 
@@ -293,7 +294,7 @@ class Relay(EngineLeg):
         if self._record.first_byte is not None or not self.timer.speed.is_stalled:
             return
         if self._listener is not None and self._listener.may_leave_stalled_engine():
-            text = f"The engine at {self.endpoint.url} has stalled."
+            text = "The engine has stalled."
             self._give_up(Failure(FailureKind.STALLED, text))
 
     # Handlers of body bytes, and of their end.
@@ -315,6 +316,8 @@ class Relay(EngineLeg):
         body = redact(body)
         if self._step.splice is not None and self.status < 400:
             body = self._step.splice.body(body)
+        if self.status >= 400:
+            self._record.error = engine_error(self.endpoint.role, self.status, body)
         self._start(len(body))
         self._write(body)
         self._end()

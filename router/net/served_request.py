@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from router.core import facts as facts_of
 from router.core import headers as http
+from router.core.engine_error import engine_error
 from router.core.errors import (
     BodyTooSlow,
     EngineFailed,
@@ -207,14 +208,14 @@ class ServedRequest(RequestRun):
         record = self.record
         if error is None:
             is_good = record.error is None and record.status < 400
-            self._end("ok" if is_good else "error")
+            self._end("ok" if is_good else record.failure)
             return
         self._stop_leg()
         if not isinstance(error, RouterError):
             log.error("request %s failed inside the router", record.request_id, exc_info=error)
             error = InternalError(f"The router failed: {type(error).__name__}.")
         self._tell(error)
-        self._end("error")
+        self._end(record.failure)
 
     def _end(self, outcome: str) -> None:
         """The one exit: everything is given back, and the record is observed."""
@@ -227,6 +228,7 @@ class ServedRequest(RequestRun):
         self._network.active.discard(self)
         record = self.record
         record.outcome = outcome
+        record.asked_at = self.asked_at
         record.ended = time.monotonic()
         self._network.observe(record)
 
@@ -429,6 +431,8 @@ class ServedRequest(RequestRun):
         block += self.response_headers()
         client.response.start(reply.status, block, len(body))
         record.status = reply.status
+        if reply.status >= 400:
+            record.error = engine_error(self.step.endpoint.role, reply.status, body)
         record.first_byte = time.monotonic()
         client.response.write(body)
         client.end_response()

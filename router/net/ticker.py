@@ -1,4 +1,4 @@
-"""Ticks the fleet four times a second, and logs changes of exclusions."""
+"""Ticks the fleet four times a second, and logs what changed since the last tick."""
 
 import asyncio
 import logging
@@ -7,19 +7,20 @@ from collections.abc import Callable
 
 from router.core.events import Ejected, SharedEvent
 from router.core.fleet import Fleet
-from router.core.member import Exclusion, Member
+from router.core.member import Member
 from router.core.speed_estimator import TICK_SECONDS
+from router.core.status import StatusLog
 
-__all__ = ["tick_for_ever"]
+__all__ = ["log_changes", "tick_for_ever"]
 
 log = logging.getLogger(__name__)
 
 
 async def tick_for_ever(
-    fleet: Fleet, publish: Callable[[SharedEvent], None], *, is_leader: bool = True
+    fleet: Fleet, publish: Callable[[SharedEvent], None], status_log: StatusLog | None
 ) -> None:
-    """Run until cancelled. What other workers should know is passed to `publish`; only the leader
-    of several workers logs."""
+    """Run until cancelled. What others should know is passed to `publish`; of several workers
+    only the leader has a `status_log`."""
     known = [member.exclusion for member in fleet]
     while True:
         await asyncio.sleep(TICK_SECONDS)
@@ -29,27 +30,18 @@ async def tick_for_ever(
         for place, member in enumerate(fleet):
             if member.exclusion is not known[place]:
                 known[place] = member.exclusion
-                if is_leader:
-                    _log(fleet, member)
                 _publish_ejection(member, publish)
+        if status_log is not None:
+            log_changes(status_log)
+
+
+def log_changes(status_log: StatusLog) -> None:
+    """Log what has changed by now."""
+    for notice in status_log.notices(time.monotonic()):
+        log.log(logging.WARNING if notice.is_bad else logging.INFO, "%s", notice.text)
 
 
 def _publish_ejection(member: Member, publish: Callable[[SharedEvent], None]) -> None:
     since, until = member.outlier.since, member.outlier.until
     if since is not None and until is not None:
-        publish(Ejected(member.endpoint, since, until))
-
-
-def _log(fleet: Fleet, member: Member) -> None:
-    endpoint, exclusion = member.endpoint, member.exclusion
-    if exclusion is None:
-        log.info("%s %s is no longer excluded", endpoint.role, endpoint.url)
-    elif exclusion is Exclusion.SLOW:
-        slowdown = f"{member.view.slowdown:.1f}"
-        median = 1000 * (fleet.pool_median(endpoint.role) or 0.0)
-        log.warning(
-            "%s %s is slow: %s times the pool's %.3g ms per token",
-            *(endpoint.role, endpoint.url, slowdown, median),
-        )
-    else:
-        log.warning("%s %s is %s: it gets nothing new", endpoint.role, endpoint.url, exclusion)
+        publish(Ejected(member.endpoint, since, until, member.last_error or ""))

@@ -1,11 +1,12 @@
 """Gauges that are derived from the fleet when Prometheus asks for them."""
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router import __version__
 from router.core.fleet import Fleet
 from router.core.health import State
 from router.core.member import Exclusion
@@ -26,9 +27,6 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The current gauges."""
-        info = GaugeMetricFamily("pd_router_info", "The router's version.", labels=["version"])
-        info.add_metric([__version__], 1)
-        yield info
         yield from self._endpoint_gauges()
         yield from self._speed_gauges()
         yield self._states()
@@ -41,18 +39,25 @@ class FleetCollector(Collector):
             "endpoint_other_requests", "Requests of others there, by the engine's own gauges."
         )
         kv = _gauge("endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.")
+        slots = _gauge("endpoint_slots", "Sequences that it runs side by side, where known.")
+        age = _gauge("endpoint_scrape_age_seconds", "Since its gauges were last read.")
+        now = time.monotonic()
         ledger = self._fleet.ledger
         for member in self._fleet:
             names = _names(member.endpoint)
             in_flight.add_metric(names, ledger.in_flight(member.endpoint))
             tokens.add_metric(names, ledger.tokens(member.endpoint))
+            if not math.isinf(member.view.slots):
+                slots.add_metric(names, member.view.slots)
+            if member.scraped_at is not None:
+                age.add_metric(names, now - member.scraped_at)
             if not member.health.is_usable:
                 continue  # engines that are down are not scraped; their last gauges are stale
             if member.other_requests is not None:
                 others.add_metric(names, member.other_requests)
             if member.gauges is not None and member.gauges.kv_usage is not None:
                 kv.add_metric(names, member.gauges.kv_usage)
-        yield from (in_flight, tokens, others, kv)
+        yield from (in_flight, tokens, others, kv, slots, age)
 
     def _speed_gauges(self) -> Iterator[Metric]:
         speed = _gauge(

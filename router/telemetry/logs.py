@@ -1,5 +1,6 @@
 """Logs: one line per request, as text or as JSON, on standard error.
 
+A request that failed by no fault of its client, or took another way than planned, is a warning.
 Text from clients and engines is escaped: it can neither break nor forge a line, nor control a
 terminal, and every line of JSON is valid.
 """
@@ -174,7 +175,7 @@ class AccessLog:
     """
 
     def __init__(self) -> None:
-        self._words_of_kind: dict[tuple[object, ...], tuple[str, str]] = {}
+        self._words_of_kind: dict[tuple[object, ...], tuple[str, str, str]] = {}
         self._words_of_engines: dict[tuple[object, ...], str] = {}
         self._epoch = 0.0
         """When the monotonic clock stood at 0, as time of day."""
@@ -183,19 +184,22 @@ class AccessLog:
 
     def observe(self, events: Iterable[Event]) -> None:
         """Log the ends of requests and sampled choices; other events are counted, not logged."""
-        if not _access.isEnabledFor(logging.INFO):
+        if not _access.isEnabledFor(logging.WARNING):
             return
+        is_info = _access.isEnabledFor(logging.INFO)
         self._epoch = time.time() - time.monotonic()  # noqa: TID251 - a line tells time of day
         ours = [h for h in logging.getLogger().handlers if isinstance(h, _Batched)]
         for event in events:
             if isinstance(event, RequestEnded):
-                self._ended(event, ours)
-            elif isinstance(event, Chosen):
+                if is_info or event.is_bad:
+                    self._ended(event, ours)
+            elif is_info and isinstance(event, Chosen):
                 _access.info("choice", extra={"fields": _choice(event)})
 
     def _ended(self, event: RequestEnded, ours: Sequence[_Batched]) -> None:
         if not ours:  # logging was not set up by `configure`
-            _access.info("request", extra={"fields": _fields(event)})
+            level = logging.WARNING if event.is_bad else logging.INFO
+            _access.log(level, "request", extra={"fields": _fields(event)})
         for handler in ours:
             is_text = isinstance(handler.formatter, _Text)
             handler.add(self._text(event) if is_text else self._json(event))
@@ -211,7 +215,7 @@ class AccessLog:
     def _json(self, event: RequestEnded) -> str:
         line = {
             "time": self._day(event.ended),
-            "level": "info",
+            "level": "warning" if event.is_bad else "info",
             "logger": _access.name,
             "message": "request",
         }
@@ -229,7 +233,9 @@ class AccessLog:
         if names is None:
             names = self._words_of_engines[engines] = _words_of_engines(e)
         model = "" if e.model is None else f" model={_word(e.model)}"
-        before, behind = words
+        level, before, behind = words
+        if e.fallbacks:
+            level = "WARNING"
         more = f" fallbacks={_word(_fallbacks(e))}" if e.fallbacks else ""
         if e.prefill_seconds is not None:
             more += f" prefill_s={e.prefill_seconds:.4f}"
@@ -237,17 +243,18 @@ class AccessLog:
             more += f" first_byte_s={e.first_byte - e.started:.4f}"
         error = "" if e.error is None else f" error={_word(e.error)}"
         return (
-            f"{self._day(e.ended)} INFO    request id={_word(e.request_id)}{before}{model}{behind}"
+            f"{self._day(e.ended)} {level} request id={_word(e.request_id)}{before}{model}{behind}"
             f" tokens={e.tokens}{names}{more}"
             f" total_s={e.ended - e.started:.4f} chunks={e.chunks} bytes={e.bytes_out}{error}"
         )
 
 
-def _words_of_kind(e: RequestEnded) -> tuple[str, str]:
-    """What stands before the model's name, and behind it."""
+def _words_of_kind(e: RequestEnded) -> tuple[str, str, str]:
+    """The level but for fallbacks, and what stands before the model's name and behind it."""
+    level = "WARNING" if e.has_failed else "INFO   "
     behind = "" if e.mode is None else f" mode={e.mode}"
     behind += f" reason={e.reason}" if e.reason else ""
-    return f" route={e.route} status={e.status} outcome={e.outcome}", behind
+    return level, f" route={e.route} status={e.status} outcome={e.outcome}", behind
 
 
 def _words_of_engines(e: RequestEnded) -> str:

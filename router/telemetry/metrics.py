@@ -5,15 +5,14 @@ code, never from a client.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     ProcessCollector,
     disable_created_metrics,
@@ -24,19 +23,14 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
-from router.core.values import Endpoint, FailureKind
+from router.core.values import Endpoint, Role
 from router.telemetry.batched import BatchedCounter, BatchedHistogram
+from router.telemetry.families import Families
 from router.telemetry.fleet_gauges import Connections, FleetCollector
 from router.telemetry.processes import Processes
+from router.telemetry.router_info import NO_CONFIG, RouterInfo
 
 __all__ = ["Metrics", "WorkerGroup"]
-
-# TTFT: 10 ms is a warm small model on loopback, 120 s a hopeless queue.
-TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-TOKEN_BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-# Streams should never wait 20 ms; timers alone are up to 1 ms late.
-LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,83 +41,7 @@ class WorkerGroup:
     number: int
     """This worker's number, from 0 on. A restarted one continues its predecessor's counts."""
     pids: Callable[[], Iterable[int]]
-
-
-class _Families:
-    """The metrics that are counted, all in one registry."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, registry=registry)
-        self.requests = counter(
-            "pd_router_requests",
-            "Requests by route, mode, status and outcome.",
-            ["route", "mode", "status", "outcome"],
-        )
-        self.decisions = counter(
-            "pd_router_decisions", "Direct or remote prefill, and why.", ["mode", "reason"]
-        )
-        self.fallbacks = counter(
-            "pd_router_fallbacks", "Legs that did not go as planned, and why.", ["leg", "reason"]
-        )
-        self.answers = counter(
-            "pd_router_engine_answers",
-            "Answers that engines began, by status.",
-            ["role", "endpoint", "status"],
-        )
-        self.failures = counter(
-            "pd_router_engine_failures",
-            "Legs that an engine did not answer or broke off.",
-            ["role", "endpoint", "kind"],
-        )
-        self.probes = counter(
-            "pd_router_speed_probes",
-            "The router's own tiny generations on engines that get no users' requests.",
-            ["role", "endpoint", "outcome"],
-        )
-        self.chunks = counter("pd_router_relayed_chunks", "Reads passed on to clients.")
-        self.bytes = counter("pd_router_relayed_bytes", "Body bytes sent to clients.")
-        self.ttft = histogram(
-            "pd_router_time_to_first_byte_seconds",
-            "From a request's arrival to the first byte of its answer's body, errors left out. "
-            "A unary answer (stream false) has none before all its tokens are made.",
-            ["mode", "stream"],
-            buckets=TTFT_BUCKETS,
-        )
-        self.duration = histogram(
-            "pd_router_request_duration_seconds",
-            "From the request's arrival to the end of its answer.",
-            ["mode"],
-            buckets=DURATION_BUCKETS,
-        )
-        self.prefill = histogram(
-            "pd_router_prefill_duration_seconds",
-            "Remote prefills, from the request to the whole reply.",
-            buckets=TTFT_BUCKETS,
-        )
-        self.tokens = histogram(
-            "pd_router_estimated_input_tokens",
-            "Estimated input tokens of requests.",
-            ["mode"],
-            buckets=TOKEN_BUCKETS,
-        )
-        self.lag = histogram(
-            "pd_router_event_loop_lag_seconds",
-            "How late the event loop was, looked at a hundred times a second: streams stood still.",
-            buckets=LAG_BUCKETS,
-        )
-        self.worst_lag = Gauge(
-            "pd_router_event_loop_lag_max_seconds",
-            "The most it has ever been late.",
-            registry=registry,
-            multiprocess_mode="max",
-        )
-        self.accept_delay = histogram(
-            "pd_router_accept_delay_seconds",
-            "From a client's last bytes (or its connect) to the moment when its new connection is "
-            "accepted: what clients wait before the router sees them.",
-            buckets=LAG_BUCKETS,
-        )
+    restarts: Callable[[], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +57,13 @@ class _Kind:
     """None for errors: a refusal comes fast, and among the answers it would make them look so."""
 
 
+class _Streams(NamedTuple):
+    """Where the streams of one engine are counted."""
+
+    ttft: BatchedHistogram
+    gap: BatchedHistogram
+
+
 class Metrics:
     """The router's metrics in a registry of their own, those of all its processes together.
 
@@ -146,13 +71,19 @@ class Metrics:
     """
 
     def __init__(
-        self, fleet: Fleet, connections: Connections, group: WorkerGroup | None = None
+        self,
+        fleet: Fleet,
+        connections: Connections,
+        group: WorkerGroup | None = None,
+        config: Mapping[str, str] = NO_CONFIG,
     ) -> None:
         # A _created series for each counter would double the text.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
         self._counts = registry
         self._state = CollectorRegistry()
+        restarts = (lambda: 0) if group is None else group.restarts
+        self._state.register(RouterInfo(config, restarts))
         self._state.register(FleetCollector(fleet, connections))
         self.are_merged = group is not None
         """Whether counts of all workers are read from files, which is slow."""
@@ -160,7 +91,7 @@ class Metrics:
             _use_files_of(group.folder, group.number)
             self._counts = CollectorRegistry()
             MultiProcessCollector(self._counts, str(group.folder))  # type: ignore[no-untyped-call]
-        self._families = families = _Families(registry)
+        self._families = families = Families(registry)
         self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._answers: dict[tuple[Endpoint, int], BatchedCounter] = {}
@@ -172,10 +103,14 @@ class Metrics:
             ProcessCollector(namespace="pd_router", registry=registry)
         else:
             self._counts.register(Processes(group.pids))
-        # A counter that first appears with 1 has not increased, so no alert on its rate fires.
-        for member in fleet:
-            for kind in FailureKind:
-                families.failures.labels(member.endpoint.role, member.endpoint.url, kind)
+        self._streams = {
+            member.endpoint: _Streams(
+                self._histogram(families.endpoint_ttft, *member.endpoint[::-1]),
+                self._histogram(families.gap, *member.endpoint[::-1]),
+            )
+            for member in fleet.pool(Role.DECODE)
+        }
+        families.begin_at_zero(fleet)
 
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
         """Count a generation of the router's own."""
@@ -242,10 +177,22 @@ class Metrics:
             kind.tokens.observe(record.tokens)
         if kind.ttft is not None and record.first_byte is not None:
             kind.ttft.observe(record.first_byte - record.started)
+        if record.stream and record.outcome == "ok":
+            self._streamed(record)
         if record.prefill_seconds is not None:
             self._prefill.observe(record.prefill_seconds)
         self._chunks.value += record.chunks
         self._bytes.value += record.bytes_out
+
+    def _streamed(self, record: RequestEnded) -> None:
+        first, chunks = record.first_byte, record.chunks
+        if first is None or record.decode is None:
+            return
+        streams = self._streams[record.decode]
+        # Not from the request's arrival: this engine did not cause a wait for another one.
+        streams.ttft.observe(first - record.asked_at)
+        if chunks > 1:
+            streams.gap.observe((record.ended - first) / (chunks - 1))
 
     def _kind_of(self, record: RequestEnded) -> _Kind:
         mode, reason, stream = record.mode, record.reason, record.stream

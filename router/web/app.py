@@ -30,8 +30,10 @@ from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.status import StatusLog
 from router.core.urls import origin
 from router.core.values import DIRECT, Decision, Endpoint, Facts, Role
+from router.net.diagnosis import Diagnosis
 from router.net.engine_session import engine_session
 from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.kv_ready import KVReadySocket
@@ -45,12 +47,18 @@ from router.net.shared_state import WorkerContext
 from router.net.speed_prober import SpeedProber
 from router.net.start_limiter import StartLimiter
 from router.net.tasks import TaskSet
-from router.net.ticker import tick_for_ever
+from router.net.ticker import log_changes, tick_for_ever
 from router.settings import Settings, SettingsError
 from router.telemetry.event_buffer import EventBuffer
 from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics, WorkerGroup
-from router.web.operations import Lifecycle, create_operations
+from router.web.admin import OperationsHandler
+from router.web.operations import (
+    Admin,
+    Lifecycle,
+    create_admin_operations,
+    create_operations,
+)
 from router.web.request_handler import RequestHandler
 
 __all__ = ["Router", "Worker", "endpoints_of", "scheduler_of"]
@@ -74,7 +82,7 @@ class Worker:
 
 class Router:
     """A router's parts, for the server and for tests. `handler` takes requests, `operations` is the
-    ASGI application for what is no inference.
+    ASGI application for what is no inference, `admin_handler` takes operators' requests.
 
     With `worker` it is one of several processes with shared state and metrics.
     """
@@ -89,9 +97,12 @@ class Router:
         group = None
         if worker is not None:
             group = WorkerGroup(
-                worker.counts, worker.context.number, worker.context.column.table.pids
+                worker.counts,
+                worker.context.number,
+                worker.context.column.table.pids,
+                worker.context.column.table.restarts,
             )
-        self.metrics = Metrics(self.fleet, self._connections, group)
+        self.metrics = Metrics(self.fleet, self._connections, group, _config(settings))
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)
         listeners = [self.metrics.observe, AccessLog().observe]
         # A worker's counts must not be lost with it, and others show them.
@@ -139,6 +150,9 @@ class Router:
             health_seconds=settings.health_check_interval,
             stats_seconds=settings.engine_stats_interval,
             timeout_seconds=settings.health_check_timeout,
+            diagnosis=Diagnosis(
+                settings.health_check_timeout, has_key=settings.engine_api_key is not None
+            ),
             sessions=lambda: (
                 engine_session(settings.engine_api_key, settings.engine_ca_file),
                 engine_session(
@@ -160,10 +174,15 @@ class Router:
             count=self.metrics.probed,
             tasks=self._tasks,
         )
+        admin = Admin(self.exposition)
+        has_listener = settings.admin_port is not None
         self.operations = create_operations(
-            self.fleet, self.exposition, self.lifecycle, self._lifespan
+            self.fleet, self.lifecycle, None if has_listener else admin, self._lifespan
         )
         self.handler = RequestHandler(network, self.operations)
+        self.admin_handler = OperationsHandler(
+            create_admin_operations(self.fleet, self.lifecycle, admin), self.limits
+        )
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
@@ -231,18 +250,21 @@ class Router:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self._kv_ready is not None:
             self._kv_ready.start()
-        context = self._context
+        context, started = self._context, time.monotonic()
         is_leader = context is None or context.is_leader
         if context is not None:
             context.bus.subscribe(self._on_shared_event)
             self._tasks.spawn(self._show_for_ever, "connection counts")
         # Before connections are accepted: the first requests would get 503 otherwise.
         await self._prober.probe_all()
+        status_log = None
         if is_leader:
+            status_log = StatusLog(self.fleet, self.fleet.pool, started)
+            log_changes(status_log)
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
-        ticks = partial(tick_for_ever, self.fleet, self._publish, is_leader=is_leader)
+        ticks = partial(tick_for_ever, self.fleet, self._publish, status_log)
         self._tasks.spawn(ticks, "fleet ticker")
         self._loop_lag.start()
         try:
@@ -306,6 +328,18 @@ def policies_of(settings: Settings) -> dict[Role, Policy]:
     return {
         Role.PREFILL: POLICIES[settings.prefill_load_balancing_strategy or common],
         Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
+    }
+
+
+def _config(settings: Settings) -> dict[str, str]:
+    """What the metrics tell of the settings."""
+    common = settings.load_balancing_strategy
+    return {
+        "prefill_strategy": settings.prefill_load_balancing_strategy or common,
+        "decode_strategy": settings.decode_load_balancing_strategy or common,
+        "routing_threshold": str(settings.routing_threshold),
+        "connector": settings.disagg_connector_type,
+        "workers": str(settings.workers),
     }
 
 

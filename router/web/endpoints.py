@@ -1,17 +1,20 @@
 """The body of GET /endpoints: the state of each engine, for operators and for the gate."""
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
+from router.core import status
 from router.core.fleet import Fleet
-from router.core.member import Exclusion, Member
+from router.core.member import Member
 from router.core.values import Role
 
 __all__ = ["endpoints"]
 
 
 def endpoints(fleet: Fleet) -> list[dict[str, Any]]:
-    """One entry per endpoint. Durations are seconds, until or since now; None: not known."""
+    """One entry per endpoint. Durations are seconds, until or since now; times are UTC, as in the
+    log; None: not known."""
     now = time.monotonic()
     return [_entry(fleet, member, now) for member in fleet]
 
@@ -25,6 +28,10 @@ def _entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "role": member.endpoint.role,
         "state": member.health.state,
         "exclusion": member.exclusion,
+        "cause": status.cause(member),
+        "since": _time(status.since(member), now),
+        "last_error": member.last_error,
+        "last_error_at": _time(None if member.last_error is None else member.last_error_at, now),
         "exclusion_seconds": _exclusion_seconds(member, now),
         "returns_in_seconds": None if member.outlier.until is None else member.outlier.until - now,
         "in_flight": view.in_flight,
@@ -42,16 +49,18 @@ def _entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
             "prompt_tokens": member.prefixes.prompt_tokens,
             "trust": member.prefix_trust.share if member.prefix_trust.is_measured else None,
         },
+        "version": member.version,
         "models": None if member.models is None else sorted(member.models),
     }
 
 
 def _exclusion_seconds(member: Member, now: float) -> float | None:
-    since = {
-        Exclusion.STALLED: member.stall.since,
-        Exclusion.SLOW: member.slow_since,
-        Exclusion.EJECTED: member.outlier.since,
-    }
-    if member.exclusion is None or (began := since[member.exclusion]) is None:
+    began = status.exclusion_since(member)
+    return None if began is None else now - began
+
+
+def _time(monotonic: float | None, now: float) -> str | None:
+    if monotonic is None:
         return None
-    return now - began
+    at = time.time() - (now - monotonic)  # noqa: TID251 - an operator reads the time of day
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -4,8 +4,6 @@ import difflib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from router.core.routes import ROUTES
-
 __all__ = ["HeadAsGet", "allowed", "meant"]
 
 MAX_PATH = 100
@@ -40,10 +38,10 @@ def allowed(methods: str) -> str:
     return ", ".join(sorted(given | {"OPTIONS"} | ({"HEAD"} if "GET" in given else set())))
 
 
-def meant(path: str, served: Iterable[str]) -> str | None:
+def meant(path: str, served: Iterable[str], posted: Iterable[str]) -> str | None:
     """The request that a client may have meant by a path that is not served, such as
-    "POST /v1/completions". `served` are the paths that take GET."""
-    methods = dict.fromkeys(served, "GET") | dict.fromkeys(ROUTES, "POST")
+    "POST /v1/completions". `served` are the paths that take GET, `posted` those that take POST."""
+    methods = dict.fromkeys(served, "GET") | dict.fromkeys(posted, "POST")
     path = path.rstrip("/")
     if not path or len(path) > MAX_PATH:
         return None

@@ -1,12 +1,14 @@
 """Everything but inference: models, health, readiness, version, metrics, in FastAPI."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from dataclasses import dataclass
 
+import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Route as StarletteRoute
 
 from router import __version__
 from router.core.errors import (
@@ -19,12 +21,22 @@ from router.core.errors import (
 )
 from router.core.fleet import Fleet
 from router.core.routes import ROUTES
+from router.core.status import pool_status
+from router.core.values import Role, Route
+from router.web.docs_page import docs_page
 from router.web.endpoints import endpoints
 from router.web.methods import HeadAsGet, allowed, meant
 
-__all__ = ["Lifecycle", "create_operations"]
+__all__ = ["Admin", "Lifecycle", "create_admin_operations", "create_operations"]
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """What operators may read."""
+
+    exposition: Callable[[], Awaitable[bytes]]
 
 
 class Lifecycle:
@@ -44,30 +56,39 @@ class Lifecycle:
 
 
 def create_operations(
-    fleet: Fleet,
-    exposition: Callable[[], Awaitable[bytes]],
-    lifecycle: Lifecycle,
-    lifespan: Lifespan,
+    fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None, lifespan: Lifespan
 ) -> FastAPI:
-    """The application behind the front door."""
+    """The application behind the front door; with `admin` clients can use its operations too."""
+    app = _app(lifespan, has_docs=admin is not None)
+    _add_models(app, fleet)
+    _add_states(app, fleet, lifecycle)
+    if admin is not None:
+        _add_admin(app, fleet, admin, ROUTES)
+    _add_errors(app, ROUTES)
+    return app
+
+
+def create_admin_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin) -> FastAPI:
+    """The application of a listener for operators only: no inference, and no models."""
+    app = _app(None, has_docs=True)
+    _add_states(app, fleet, lifecycle)
+    _add_admin(app, fleet, admin, {})
+    _add_errors(app, {})
+    return app
+
+
+def _app(lifespan: Lifespan | None, *, has_docs: bool) -> FastAPI:
     app = FastAPI(
         title="pd-router",
         version=__version__,
         description="Routes LLM requests to pools of prefill and decode engines.",
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_url="/openapi.json" if has_docs else None,
+        docs_url=None,
+        redoc_url=None,
     )
     app.add_middleware(HeadAsGet)
-
-    _add_models(app, fleet)
-    _add_states(app, fleet, lifecycle)
-    _add_errors(app)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Prometheus metrics."""
-        return Response(await exposition(), media_type="text/plain; version=0.0.4")
-
     return app
 
 
@@ -106,13 +127,8 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
         if lifecycle.is_draining:
             raise NoEngine("The router is shutting down.")
         if not fleet.is_ready:
-            raise NoEngine("No decode engine is up.")
+            raise NoEngine(f"No decode engine is up: {pool_status(fleet.pool(Role.DECODE))}.")
         return {"status": "ready"}
-
-    @app.get("/endpoints")
-    async def known() -> list[dict[str, Any]]:
-        """Each engine's state, load, speed, and why it is excluded."""
-        return endpoints(fleet)
 
     @app.get("/version")
     async def version() -> dict[str, str]:
@@ -120,7 +136,27 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
         return {"version": __version__}
 
 
-def _add_errors(app: FastAPI) -> None:
+def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin, inference: Mapping[str, Route]) -> None:
+    @app.get("/endpoints")
+    async def known() -> Response:
+        """Each engine's state with its cause, load and speed."""
+        text = orjson.dumps(
+            endpoints(fleet), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        )
+        return Response(text, media_type="application/json")
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(await admin.exposition(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """This list."""
+        return HTMLResponse(docs_page(app.openapi(), inference.values()))
+
+
+def _add_errors(app: FastAPI, inference: Mapping[str, Route]) -> None:
     @app.exception_handler(RouterError)
     async def routed(_: Request, error: Exception) -> Response:
         assert isinstance(error, RouterError)
@@ -135,7 +171,7 @@ def _add_errors(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         text, path = f"{request.method} {request.url.path}", request.scope["path"]
         # Inference routes are not FastAPI's: only OPTIONS comes here for them.
-        methods = "POST" if path in ROUTES else (error.headers or {}).get("Allow")
+        methods = "POST" if path in inference else (error.headers or {}).get("Allow")
         if methods is not None:
             headers = {"allow": allowed(methods)}
             if request.method == "OPTIONS":
@@ -143,8 +179,8 @@ def _add_errors(app: FastAPI) -> None:
             response = _response(MethodNotAllowed(f"{text}: method not allowed."))
             response.headers.update(headers)
             return response
-        served = [route.path for route in app.routes if isinstance(route, Route)]
-        hint = meant(path, served)
+        served = [route.path for route in app.routes if isinstance(route, StarletteRoute)]
+        hint = meant(path, served, inference)
         question = "" if hint is None else f" Did you mean {hint}?"
         return _response(NotFound(f"{text}: no such route.{question}"))
 

@@ -17,7 +17,7 @@ from router.net.network import Active, Network
 from router.net.served_request import ServedRequest
 from router.web.asgi_call import App, AsgiCall
 
-__all__ = ["RequestHandler"]
+__all__ = ["RequestHandler", "split_target"]
 
 MAX_HEADS: Final = 512
 """Clients with heads of their own; they take some megabytes at most."""
@@ -49,7 +49,7 @@ class RequestHandler:
         route, query = ROUTES_BY_TARGET.get(request.head.target), b""
         if route is None:
             try:
-                path, query = _split(request.head.target)
+                path, query = split_target(request.head.target)
             except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
                 connection.response.closes = True
                 connection.fail(request, BadRequest("This is not a valid HTTP request."))
@@ -81,7 +81,7 @@ class RequestHandler:
         return len(active)
 
 
-def _split(target: bytes) -> tuple[str, bytes]:
+def split_target(target: bytes) -> tuple[str, bytes]:
     """The decoded path and the query string. Raises HttpParserInvalidURLError."""
     url: Any = httptools.parse_url(target)
     if url.path is None:

@@ -13,7 +13,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 import uvicorn
@@ -21,6 +21,7 @@ import uvicorn
 from router import __version__
 from router.net.client_connection import ClientConnection
 from router.settings import Settings
+from router.web.admin import AdminListener
 from router.web.app import Router
 from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
@@ -63,9 +64,15 @@ class Server(uvicorn.Server):
     """uvicorn's server for one router.
 
     `lifeline` is the reading end of a pipe, for a worker; when it closes, its parent is gone.
+    `admin_sockets` listen for operators, where the settings say so.
     """
 
-    def __init__(self, router: Router, lifeline: int | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        lifeline: int | None = None,
+        admin_sockets: Sequence[socket.socket] | None = None,
+    ) -> None:
         settings: Settings = router.settings
         super().__init__(
             uvicorn.Config(
@@ -87,6 +94,8 @@ class Server(uvicorn.Server):
         self._router = router
         self._lifeline = lifeline
         self._deadlines: DeadlineSweep | None = None
+        self._admin_sockets = admin_sockets
+        self.admin: AdminListener | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin the application's life, then listen, and say where: with port 0 nobody knows."""
@@ -116,9 +125,20 @@ class Server(uvicorn.Server):
             listener.start()
         self.servers = listeners  # type: ignore[assignment]
         self.started = True
-        host, port = listeners[0].sockets[0].getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        log.info("listening", extra={"fields": {"url": url, "version": __version__}})
+        fields = {"url": _url(listeners[0].sockets[0]), "version": __version__}
+        self._start_admin(loop)
+        if self.admin is not None:
+            fields["admin_url"] = _url(self.admin.socket)
+        log.info("listening", extra={"fields": fields})
+
+    def _start_admin(self, loop: asyncio.AbstractEventLoop) -> None:
+        settings = self._router.settings
+        if settings.admin_port is None:
+            return
+        sockets = self._admin_sockets
+        if sockets is None:
+            [sockets] = listening_sockets(settings.listening_admin_host, settings.admin_port, 1)
+        self.admin = AdminListener(self._router.admin_handler, sockets, loop)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so in /ready, let streams finish within the grace, then end them with a frame."""
@@ -128,7 +148,11 @@ class Server(uvicorn.Server):
             "requests": len(handler.active),
             "grace_seconds": self.config.timeout_graceful_shutdown,
         }
-        log.info("shutting down; a second signal ends at once", extra={"fields": fields})
+        # Of several workers each has its own requests; their parent has told of the shutdown.
+        if self._lifeline is None:
+            log.info("shutting down; a second signal ends at once", extra={"fields": fields})
+        else:
+            log.info("worker draining", extra={"fields": fields})
         for listener in self.servers:
             listener.close()
             await listener.wait_closed()
@@ -145,6 +169,8 @@ class Server(uvicorn.Server):
         await self._ended(FLUSH_SECONDS)
         if self._deadlines is not None:
             self._deadlines.close()
+        if self.admin is not None:
+            await self.admin.close()
         await self.lifespan.shutdown()
         self._router.event_buffer.flush()
 
@@ -186,3 +212,8 @@ class Server(uvicorn.Server):
     def _orphaned(self, loop: asyncio.AbstractEventLoop, lifeline: int) -> None:
         loop.remove_reader(lifeline)
         self.should_exit = True
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -12,8 +12,9 @@ import pytest
 from aiohttp import web
 from aiohttp.client_reqrep import ConnectionKey
 
-from router.commands.survey import Finding, survey, trouble_of
+from router.commands.survey import Finding, survey
 from router.core.values import Role
+from router.net.diagnosis import trouble_of
 from router.settings import Settings, load
 from tests.commands.conftest import TLS, Engine
 

@@ -195,3 +195,14 @@ def test_a_request_that_another_process_overtook_shows_no_queue() -> None:
     for now in (2.25, 2.5):
         ticked([one, other], now)
     assert [one.oldest_waiting, other.oldest_waiting] == [None, None]
+
+
+def test_a_process_that_takes_the_place_of_another_is_a_restart() -> None:
+    size = SharedTable.size(2, 1)
+    table = SharedTable(memoryview(bytearray(size)), 2, [D0])
+    for number in (0, 1):
+        table.register(number, 100 + number)
+    assert table.restarts() == 0
+    table.clear(1)
+    table.register(1, 200)
+    assert (table.restarts(), table.pids()) == (1, [100, 200])

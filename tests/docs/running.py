@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.docs.blocks import ROOT, Block, Command, commands
 
-__all__ = ["Pools", "pools", "run"]
+__all__ = ["Pools", "answers", "free_ports", "pools", "process", "run"]
 
 BIN = Path(sys.executable).parent
 
@@ -55,7 +55,7 @@ class Pools:
 def pools() -> Iterator[Pools]:
     """One prefill engine, two decode engines and a router, until the end of the context."""
     names = ("p0", "d0", "d1", "router")
-    ports = dict(zip(names, _free_ports(range(len(names))), strict=True))
+    ports = dict(zip(names, free_ports(range(len(names))), strict=True))
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     simulator = f"exec {sys.executable} -m router.simulator --step-ms 5"
     serve = f"exec {sys.executable} -m router.cli serve --port {ports['router']}"
@@ -65,9 +65,9 @@ def pools() -> Iterator[Pools]:
         f"{serve} --prefill {urls['p0']} --decode {urls['d0']},{urls['d1']} --routing-threshold 64",
     )
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_process(command)) for command in started]
+        processes = [stack.enter_context(process(command)) for command in started]
         for url in urls.values():
-            _answers(url, *processes)
+            answers(url, *processes)
         yield Pools(urls)
 
 
@@ -75,19 +75,19 @@ def run(block: Block, folder: Path, given: Pools | None = None) -> None:
     """Run each command of the block in `folder`, in order; those that end with & go on until all
     are done. Every command must end with status 0."""
     named = sorted({int(port) for port in _PORT.findall(block.text)})
-    free = dict(zip(named, _free_ports(named), strict=True))
+    free = dict(zip(named, free_ports(named), strict=True))
     processes: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as stack:
         for command in commands(block):
             text = _PORT.sub(lambda found: str(free[int(found[0])]), command.text)
             text = text if given is None else given.named(text)
             if command.is_background:
-                processes.append(stack.enter_context(_process(f"exec {text}", folder)))
+                processes.append(stack.enter_context(process(f"exec {text}", folder)))
             elif command.words[:2] == ("pd-router", "serve"):
                 _serve_for_a_moment(text, folder)
             else:
                 for port in _PORT.findall(text) if processes else ():
-                    _answers(f"http://127.0.0.1:{port}", *processes)
+                    answers(f"http://127.0.0.1:{port}", *processes)
                 _done(block, _made(command) or text, folder)
 
 
@@ -115,11 +115,11 @@ def _done(block: Block, text: str, folder: Path) -> None:
 
 def _serve_for_a_moment(text: str, folder: Path) -> None:
     """Until it is ready; then it is asked to end, and must do so with status 0."""
-    [port] = _free_ports([0])
-    with _process(f"PD_ROUTER_PORT={port} exec {text}", folder) as process:
-        _answers(f"http://127.0.0.1:{port}", process)
-        process.terminate()
-        assert process.wait(SECONDS) == 0
+    [port] = free_ports([0])
+    with process(f"PD_ROUTER_PORT={port} exec {text}", folder) as router:
+        answers(f"http://127.0.0.1:{port}", router)
+        router.terminate()
+        assert router.wait(SECONDS) == 0
 
 
 def _environment() -> dict[str, str]:
@@ -130,7 +130,7 @@ def _environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _process(command: str, folder: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
+def process(command: str, folder: Path = ROOT) -> Iterator[subprocess.Popen[bytes]]:
     """A process and all that it starts, ended with the context."""
     with subprocess.Popen(
         ["bash", "-c", command],
@@ -139,15 +139,15 @@ def _process(command: str, folder: Path = ROOT) -> Iterator[subprocess.Popen[byt
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-    ) as process:
+    ) as started:
         try:
-            yield process
+            yield started
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(started.pid, signal.SIGKILL)
 
 
-def _answers(url: str, *processes: subprocess.Popen[bytes]) -> None:
+def answers(url: str, *processes: subprocess.Popen[bytes]) -> None:
     """Wait until a router there is ready or an engine healthy, while all processes live."""
     deadline = time.monotonic() + SECONDS
     while not _is_ready(url):
@@ -172,7 +172,7 @@ def _status(url: str) -> int | None:
         return None
 
 
-def _free_ports(wanted: Sequence[int]) -> list[int]:
+def free_ports(wanted: Sequence[int]) -> list[int]:
     """Free ports that lie as far from each other as the wanted ones, in ascending order."""
     while wanted:
         first = random.SystemRandom().randrange(15_000, 30_000)

@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.docs.blocks import ROOT, blocks, documents, tables
+from tests.docs.blocks import ROOT, documents, tables
 from tests.docs.running import Pools
 
 METRICS = ROOT / "docs/metrics.md"
@@ -96,14 +95,6 @@ def test_metrics_named_anywhere_exist(families: dict[str, Metric]) -> None:
         known |= {sample.name for sample in family.samples} | {full_name(family)}
     named = names_in(path.read_text(encoding="utf-8") for path in documents())
     assert {name for name in named - known if not name.endswith("_")} == set()
-
-
-def test_alerts_are_rules_for_prometheus() -> None:
-    [rules] = [each for each in blocks(METRICS) if each.language == "yaml"]
-    for group in yaml.safe_load(rules.text)["groups"]:
-        for rule in group["rules"]:
-            assert rule.keys() == {"alert", "expr", "for"}
-            assert rule["expr"].count("(") == rule["expr"].count(")")
 
 
 def test_the_fields_of_endpoints_are_documented(running_pools: Pools) -> None:

@@ -101,7 +101,8 @@ async def test_engines_may_be_absent_at_the_start_and_join_later(harness: Harnes
     async with serving("--decode", engine.url) as process:
         client = await process.client()
         assert (await client.get("/health")).status == 200
-        assert (await process.ready(503)).error["message"] == "No decode engine is up."
+        answer = await process.ready(503)
+        assert answer.error["message"] == "No decode engine is up: 0 of 1 up: 1 starting."
         refused = await client.ask(COMPLETIONS, STREAM)
         assert refused.status == 503
         assert refused.values(b"retry-after") == [b"1"]

@@ -157,7 +157,7 @@ async def test_metrics_are_those_of_all_processes_whichever_is_asked(harness: Ha
         await ask_whole(process, 20)
         await everywhere(process, "pd_router_requests_total", 20)
         await everywhere(process, "pd_router_time_to_first_byte_seconds_count", 20)
-        await everywhere(process, "pd_router_info", 1)
+        await everywhere(process, "pd_router_build_info", 1)
         memory = sum(await figure(process, "pd_router_process_resident_memory_bytes"))
         assert memory > WORKERS * 10e6
         process.signal(signal.SIGTERM)
@@ -346,3 +346,37 @@ async def test_a_prompt_goes_where_its_beginning_lies_whichever_process_is_asked
             return found[-20:] == [holder] * 20
 
         await until(all_know, "all processes to know where the prompt lies")
+
+
+async def test_every_worker_listens_for_operators_and_one_of_them_logs(harness: Harness) -> None:
+    engine = await harness.engine()
+    async with serving(*flags(engine), "--admin-port", "0") as process:
+        await until(lambda: _all_listen(process), "not all workers listen")
+        [url] = {str(r["admin_url"]) for r in process.records if r["message"] == "listening"}
+        for _ in range(2 * WORKERS):
+            client = await Client.open(int(url.rpartition(":")[2]))
+            assert (await client.get("/endpoints")).json[0]["state"] == "up"
+            client.leave()
+        assert (await (await process.client()).get("/metrics")).status == 404
+        told = f"decode {engine.url} is up; 1 of 1 decode engines up"
+        await process.until(told)
+        engine.refuse()
+        for _ in range(WORKERS * 3):  # requests on all of them find it gone
+            await (await process.client()).ask(COMPLETIONS, STREAM)
+        await until(lambda: _has(process, f"decode {engine.url} is down"), "nobody said so")
+        messages = [r["message"] for r in process.records]
+        assert sum(m.startswith(f"decode {engine.url} is") for m in messages) == 2
+        assert [m for m in messages if m == "starting"] == ["starting"]
+        process.signal(signal.SIGTERM)
+        assert await process.status() == 0
+        messages = [r["message"] for r in process.records]
+        assert messages.count("shutting down; a second signal ends at once") == 1
+        assert messages.count("worker draining") == WORKERS
+
+
+async def _all_listen(process: Process) -> bool:
+    return [r["message"] for r in process.records].count("listening") == WORKERS
+
+
+async def _has(process: Process, beginning: str) -> bool:
+    return any(str(r["message"]).startswith(beginning) for r in process.records)

@@ -182,6 +182,7 @@ class ScriptedEngine:
         self.on_call: Callable[[Call], None] = lambda call: None
         self.health = json_reply(b"")
         self.models = _models("m")
+        self.version = json_reply({"version": "0.32.0"})
         self.metrics = _text(b"vllm:num_requests_running 0.0\n")
         self.probes: list[bytes] = []
         self.seen = 0
@@ -252,7 +253,12 @@ class ScriptedEngine:
 
     def probed(self, call: Call) -> bool:
         """Answer the router's probes."""
-        answers = {b"/health": self.health, b"/v1/models": self.models, b"/metrics": self.metrics}
+        answers = {
+            b"/health": self.health,
+            b"/v1/models": self.models,
+            b"/version": self.version,
+            b"/metrics": self.metrics,
+        }
         if call.method != b"GET" or call.target not in answers:
             return False
         self.probes.append(call.target)

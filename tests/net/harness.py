@@ -81,6 +81,8 @@ class Running:
             return
         for listener in self.server.servers:
             listener.close()
+        if self.server.admin is not None:
+            await self.server.admin.close()
         await eventually(lambda: not self.server.server_state.connections)
         await eventually(lambda: not self.server.server_state.tasks)
         await eventually(lambda: not self.router.handler.active)

@@ -329,7 +329,7 @@ async def test_a_passed_through_answer_that_breaks_breaks_for_the_client_too(
     with pytest.raises(Truncated):
         await answer.rest()
     record = await router.record()
-    assert (record.status, record.outcome) == (200, "error")
+    assert (record.status, record.outcome) == (200, "broken")
     assert record.error is not None
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
 

@@ -94,7 +94,7 @@ class Pool:
 
 def answered(*reads: bytes, takes_chunks: bool = True, pool: Pool | None = None) -> Sink:
     """What the sink of a request gets from an engine's reads."""
-    connection = EngineConnection(pool or Pool(), "http://d0")
+    connection = EngineConnection(pool or Pool())
     connection.connection_made(Transport())
     sink = Sink(takes_chunks)
     connection.start(b"", b"", sink)
@@ -126,7 +126,7 @@ def test_a_sink_that_fails_at_the_end_is_told_that_its_answer_is_lost() -> None:
         def on_end(self) -> None:
             raise ZeroDivisionError
 
-    connection = EngineConnection(Pool(), "http://d0")
+    connection = EngineConnection(Pool())
     connection.connection_made(Transport())
     sink = Failing()
     connection.start(b"", b"", sink)
@@ -151,7 +151,7 @@ def test_behind_a_begun_chunk_nothing_goes_around_the_parser(begun: bytes) -> No
 
 
 def test_a_connection_begins_each_answer_anew() -> None:
-    connection = EngineConnection(Pool(), "http://d0")
+    connection = EngineConnection(Pool())
     connection.connection_made(Transport())
     connection.start(b"", b"", Sink())
     connection.data_received(HEAD + chunk(EVENT))
@@ -235,7 +235,7 @@ def answer(body: bytes) -> bytes:
 def test_an_answer_with_a_known_head_is_not_parsed() -> None:
     pool, sink = Pool(), Sink()
     answered(answer(b"a"), pool=pool)
-    connection = EngineConnection(pool, "http://d0")
+    connection = EngineConnection(pool)
     connection.connection_made(Transport())
     connection._parser = None
     connection.start(b"", b"", sink)
@@ -260,7 +260,7 @@ def test_a_whole_answer_behind_a_begun_one_is_left_to_the_parser() -> None:
 def test_a_sink_that_gives_up_gets_no_more_of_an_answer_with_a_known_head(method: str) -> None:
     pool, sink = Pool(), Sink()
     answered(answer(b"a"), pool=pool)
-    connection = EngineConnection(pool, "http://d0")
+    connection = EngineConnection(pool)
     connection.connection_made(Transport())
     setattr(sink, method, lambda *_, **__: connection.abort())
     connection.start(b"", b"", sink)

@@ -5,7 +5,6 @@ import logging
 from typing import Any
 
 import aiohttp
-import orjson
 import pytest
 
 from router.core.events import Probed, Scraped
@@ -37,6 +36,36 @@ async def test_an_engine_comes_up_goes_down_and_comes_back(harness: Harness) -> 
     await _becomes(router, engine, State.UP)
 
 
+async def test_the_version_of_an_engine_is_asked_when_it_joins(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    assert router.router.fleet.member(router.endpoint(engine)).version == "0.32.0"
+    router.router.events.clear()
+    await router.router._prober.probe_all()
+    assert [probed.version for probed in router.all(Probed)] == [None]
+    assert engine.probes.count(b"/version") == 1
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"version": 1}'])
+async def test_an_engine_that_tells_no_version_is_up(harness: Harness, text: bytes) -> None:
+    engine = await harness.engine()
+    engine.version = json_reply(text)
+    router = await harness.router(engine)
+    assert router.router.fleet.member(router.endpoint(engine)).version is None
+
+
+async def test_a_failed_probe_says_what_to_do(harness: Harness) -> None:
+    wrong, dead = await harness.engine(), await harness.engine(listening=False)
+    wrong.health = json_reply({}, 404)
+    router = await harness.router(wrong, dead, ready=False)
+    errors = {probed.endpoint.url: probed.error for probed in router.all(Probed)}
+    assert errors == {
+        wrong.url: "/health answers 404: is this URL a vLLM server's base?",
+        dead.url: "nothing listens there: check host and port; vLLM listens once its model is "
+        "loaded",
+    }
+
+
 async def test_an_engine_that_is_unwilling_drains(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine, **OFTEN)
@@ -55,7 +84,7 @@ async def test_what_is_no_health_answer_is_a_failure(harness: Harness, status: i
     if status == 302:  # not followed; a redirect is an answer of something that lives
         seen = len(engine.probes)
         await eventually(lambda: len(engine.probes) > seen + 6)
-        assert set(engine.probes) <= {b"/health", b"/v1/models", b"/metrics"}
+        assert set(engine.probes) <= {b"/health", b"/v1/models", b"/version", b"/metrics"}
         assert _state(router, engine) is State.UP
     else:
         await _becomes(router, engine, State.DOWN)
@@ -187,12 +216,15 @@ async def test_slow_engines_delay_nobodys_probes(harness: Harness) -> None:
 async def test_engines_are_known_before_the_first_client_is_let_in(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.net.prober")
+    caplog.set_level(logging.INFO, "router.net.ticker")
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), ready=False)
     for engine in (prefill, decode):  # at once, without waiting for anything
         assert _state(router, engine) is State.UP
-    assert sorted(caplog.messages) == [f"decode {decode.url} is up", f"prefill {prefill.url} is up"]
+    assert caplog.messages == [
+        f"prefill {prefill.url} is up; 1 of 1 prefill engines up",
+        f"decode {decode.url} is up; 1 of 1 decode engines up",
+    ]
 
 
 async def test_engines_that_do_not_answer_delay_the_start_by_one_probe_at_most(
@@ -207,17 +239,3 @@ async def test_engines_that_do_not_answer_delay_the_start_by_one_probe_at_most(
     async with asyncio.timeout(SECONDS):
         await prober.probe_all()
     assert [p.endpoint for p in router.all(Probed)] == [router.endpoint(good)]
-
-
-async def test_changes_of_state_are_logged(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "router.net.prober")
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN)
-    engine.health = json_reply({}, 503)
-    await _becomes(router, engine, State.DRAINING)
-    await eventually(lambda: len(caplog.messages) == 2)
-    assert caplog.messages[0] == f"decode {engine.url} is up"
-    assert caplog.messages[1] == f"decode {engine.url} is draining"
-    assert orjson.dumps(caplog.messages)

@@ -216,7 +216,7 @@ async def test_a_stream_that_no_engine_begins_ends_with_one_error_frame(harness:
     assert error_frame(answer.body)["code"] == 502
     assert sum(engine.seen for engine in engines) == 3
     record = await router.record()
-    assert (record.status, record.outcome, record.first_byte) == (200, "error", None)
+    assert (record.status, record.outcome, record.first_byte) == (200, "broken", None)
 
 
 async def test_a_stream_that_leaves_traces_is_not_begun_twice(harness: Harness) -> None:

@@ -570,7 +570,7 @@ async def test_a_break_is_recorded_and_observed(harness: Harness) -> None:
     call.reset()
     await answer.rest()
     record = await router.record()
-    assert (record.status, record.outcome) == (200, "error")
+    assert (record.status, record.outcome) == (200, "broken")
     assert record.error is not None
     (failed,) = router.all(LegFailed)
     assert (failed.endpoint, failed.kind) == (router.endpoint(engine), FailureKind.BROKEN)

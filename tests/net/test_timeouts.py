@@ -71,7 +71,7 @@ async def test_a_stream_that_falls_silent_ends_with_an_error_frame(harness: Harn
     assert error_frame(answer.body)["code"] == 504
     await call.left()
     record = await router.record()
-    assert (record.status, record.outcome) == (200, "error")
+    assert (record.status, record.outcome) == (200, "broken")
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.TIMEOUT]
 
 
@@ -99,7 +99,7 @@ async def test_a_passed_through_answer_that_falls_silent_breaks(harness: Harness
     with pytest.raises(Truncated):
         await client.answer()
     await call.left()
-    assert (await router.record()).outcome == "error"
+    assert (await router.record()).outcome == "broken"
 
 
 async def test_after_a_remote_prefill_silence_is_504_and_not_a_stream(harness: Harness) -> None:

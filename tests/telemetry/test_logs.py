@@ -97,7 +97,7 @@ def test_a_request_is_one_line_of_text(lines):
     fields = parse(line)
     assert fields.pop("time").endswith("Z")
     assert fields == {
-        "level": "INFO",
+        "level": "WARNING",
         "message": "request",
         "id": "id-1",
         "route": "/v1/completions",
@@ -123,7 +123,7 @@ def test_a_request_is_one_line_of_json(lines):
     fields = json.loads(line)
     assert fields.pop("time").endswith("Z")
     assert fields == {
-        "level": "info",
+        "level": "warning",
         "logger": "pd_router.access",
         "message": "request",
         "id": "id-1",
@@ -292,4 +292,37 @@ def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
 def test_the_short_way_to_a_line_writes_what_the_formatter_would(changes: dict[str, Any]) -> None:
     record = a_request(**changes)
     line = AccessLog()._text(record)
-    assert line.partition(" INFO ")[2] == f"   request {_pairs(_fields(record))}"
+    level = "WARNING" if record.is_bad else "INFO   "
+    assert line.partition(f" {level} ")[2] == f"request {_pairs(_fields(record))}"
+
+
+BAD = [
+    {"status": 503, "outcome": "error"},
+    {"status": 200, "outcome": "broken"},
+    {"status": 200, "outcome": "ok", "fallbacks": [FellBack(Role.PREFILL, "refused")]},
+]
+FINE = [
+    {"status": 200, "outcome": "ok"},
+    {"status": 400, "outcome": "error"},
+    {"status": 0, "outcome": "client_left"},
+]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("changes", BAD)
+def test_what_went_wrong_for_users_is_a_warning(lines, form: str, changes: dict[str, Any]) -> None:
+    def log() -> None:
+        AccessLog().observe([a_request(**changes)])
+
+    [line] = lines(log, form, level="warning")
+    assert " WARNING request " in line or json.loads(line)["level"] == "warning"
+
+
+@pytest.mark.parametrize("changes", FINE)
+def test_what_did_not_is_none(lines, changes: dict[str, Any]) -> None:
+    def log() -> None:
+        AccessLog().observe([a_request(**changes)])
+
+    assert lines(log, level="warning") == []
+    [line] = lines(log)
+    assert " INFO    request " in line

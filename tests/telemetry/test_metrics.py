@@ -1,6 +1,7 @@
 """The exposition: what Prometheus is told, and what it must never be told."""
 
 import re
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -18,6 +19,9 @@ from router.telemetry.metrics import Metrics
 P0 = Endpoint("http://p0", Role.PREFILL)
 D0 = Endpoint("http://d0", Role.DECODE)
 ODD = Endpoint('http://[::1]:8000/a"b\\c', Role.DECODE)
+
+FELL_BACK = "pd_router_fallbacks_total"
+SCRAPE_AGE = "pd_router_endpoint_scrape_age_seconds"
 
 Labels = dict[str, str]
 
@@ -151,7 +155,19 @@ def test_two_routers_in_one_process_do_not_share_counts():
 
 
 def test_the_version_is_told(bench):
-    assert bench.value("pd_router_info", version=__version__) == 1.0
+    [(labels, value)] = bench.samples("pd_router_build_info")
+    assert (labels["version"], value) == (__version__, 1.0)
+
+
+def test_the_configuration_is_told_in_labels():
+    bench = Bench()
+    config = {"connector": "nixl", "workers": "2"}
+    bench.metrics = Metrics(bench.fleet, list, None, config)
+    assert bench.samples("pd_router_config_info") == [(config, 1.0)]
+
+
+def test_one_process_has_no_workers_that_restart(bench):
+    assert bench.value("pd_router_worker_restarts_total") == 0.0
 
 
 def test_the_process_is_told(bench):
@@ -221,12 +237,73 @@ def test_failures_are_there_before_the_first_so_that_it_is_an_increase(bench):
     assert seen == {(e.url, kind) for e in (P0, D0) for kind in FailureKind}
 
 
+def test_fallbacks_and_probes_are_there_before_the_first_too(bench):
+    fallbacks = {(each["leg"], each["reason"]) for each, _ in bench.samples(FELL_BACK)}
+    assert {("prefill", "no_prefill_engine"), ("decode", "refused")} <= fallbacks
+    assert {value for _, value in bench.samples(FELL_BACK)} == {0.0}
+    probes = [labels["outcome"] for labels, _ in bench.samples("pd_router_speed_probes_total")]
+    assert probes.count("failed") == 2
+
+
+def test_a_plain_pool_has_no_fallbacks_of_prefills():
+    legs = {labels["leg"] for labels, _ in Bench([D0]).samples(FELL_BACK)}
+    assert legs == {"decode"}
+
+
+STREAM = {"stream": True, "decode": D0, "asked_at": 100.5, "chunks": 11}
+TTFT = "pd_router_endpoint_time_to_first_token_seconds"
+GAP = "pd_router_inter_token_latency_seconds"
+
+
+def test_an_engines_streams_are_timed_from_the_request_that_it_got(bench):
+    bench.metrics.observe(a_request(**STREAM))
+    assert bench.value(f"{TTFT}_sum", endpoint="http://d0", role="decode") == 0.5
+    assert bench.value(f"{GAP}_sum", endpoint="http://d0", role="decode") == 0.3
+
+
+NOT_TIMED = [
+    {"outcome": "broken"},
+    {"stream": False},
+    {"first_byte": None},
+    {"decode": None},
+]
+
+
+@pytest.mark.parametrize("changes", NOT_TIMED)
+def test_only_streams_that_ended_well_are_timed(changes, bench):
+    bench.metrics.observe(a_request(**{**STREAM, **changes}))
+    assert bench.value(f"{TTFT}_count", endpoint="http://d0") == 0
+    assert bench.value(f"{GAP}_count", endpoint="http://d0") == 0
+
+
+def test_a_stream_of_one_read_has_no_gap(bench):
+    bench.metrics.observe(a_request(**{**STREAM, "chunks": 1}))
+    assert bench.value(f"{TTFT}_count", endpoint="http://d0") == 1
+    assert bench.value(f"{GAP}_count", endpoint="http://d0") == 0
+
+
 def test_events_that_count_nothing_change_nothing(bench):
     bench.metrics.observe([Probed(P0, HealthSignal.OK)])
     assert bench.samples("pd_router_engine_answers_total") == []
 
 
 # Gauges.
+
+
+def test_the_age_of_a_scrape_grows_until_the_next_good_one(bench):
+    assert bench.samples(SCRAPE_AGE) == []
+    now = time.monotonic()
+    bench.fleet.observe(Scraped(D0, Gauges(3, 1, 0.5), own=1), now - 50)
+    bench.fleet.observe(Scraped(D0, None, own=1), now)
+    age = bench.value(SCRAPE_AGE, endpoint="http://d0")
+    assert age is not None
+    assert age >= 50
+
+
+def test_slots_are_told_where_they_are_known(bench):
+    assert bench.samples("pd_router_endpoint_slots") == []
+    bench.fleet.member(D0).view.slots = 64.0
+    assert bench.value("pd_router_endpoint_slots", endpoint="http://d0") == 64.0
 
 
 def test_gauges_are_what_the_fleet_says_at_the_moment_of_the_scrape(bench):

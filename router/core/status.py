@@ -1,0 +1,166 @@
+"""What operators are told of engines: each one's status with its cause, and the lines of the log.
+
+A status is the health, or while an engine is up why it is excluded. The log has a line for each
+change, whoever caused it, and reminders of engines that stay away.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from router.core.health import State
+from router.core.member import Exclusion, Member
+from router.core.values import Role
+
+__all__ = ["Notice", "StatusLog", "cause", "exclusion_since", "pool_status", "since", "status"]
+
+FIRST_REMINDER_SECONDS: Final = 10.0
+"""Until an engine that is not up is mentioned again; the time doubles with each reminder."""
+
+LONGEST_REMINDER_SECONDS: Final = 640.0
+
+MAX_CHANGES: Final = 5
+CHANGES_SECONDS: Final = 60.0
+"""An engine that flaps gets so many lines in this time; what happens meanwhile is counted."""
+
+
+def status(member: Member) -> State | Exclusion:
+    """An engine's state, or while it is up why it is excluded."""
+    state = member.health.state
+    return (member.exclusion or state) if state is State.UP else state
+
+
+def since(member: Member) -> float | None:
+    """When its status began; None if not known."""
+    return exclusion_since(member) if isinstance(status(member), Exclusion) else member.since
+
+
+def exclusion_since(member: Member) -> float | None:
+    """When its exclusion began; None if it is not excluded."""
+    match member.exclusion:
+        case Exclusion.EJECTED:
+            return member.outlier.since
+        case Exclusion.STALLED:
+            return member.stall.since
+        case Exclusion.SLOW:
+            return member.slow_since
+    return None
+
+
+def cause(member: Member) -> str | None:
+    """Why it is not simply up; None if it is, or if no cause is known."""
+    match status(member):
+        case State.UP:
+            return None
+        case Exclusion.STALLED:
+            return "it has open streams and produces no tokens"
+        case Exclusion.SLOW:
+            return f"it takes {member.view.slowdown:.1f} times the pool's median"
+        case Exclusion.EJECTED:
+            return f"it fails more than the others; the last time {member.last_error}"
+    return member.last_error
+
+
+def pool_status(pool: Sequence[Member]) -> str:
+    """How many of a pool are up, and what the others are: "0 of 3 up: 2 down, 1 ejected"."""
+    text = f"{_up(pool)} of {len(pool)} up"
+    found = [status(member) for member in pool]
+    others = [f"{found.count(each)} {each}" for each in _NOT_UP if each in found]
+    return f"{text}: {', '.join(others)}" if others else text
+
+
+_NOT_UP: Final = (
+    *(State.DOWN, State.DRAINING, State.STARTING),
+    *(Exclusion.EJECTED, Exclusion.STALLED),
+)
+
+
+def _up(pool: Iterable[Member]) -> int:
+    """How many take new requests; slow ones take some."""
+    return sum(member.health.is_usable and not member.is_blocked for member in pool)
+
+
+class Notice(NamedTuple):
+    """A line for the log."""
+
+    is_bad: bool
+    """Whether it is a warning."""
+    text: str
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the log says of one engine."""
+
+    entered_at: float
+    """When its status was first seen."""
+    due: float
+    """When the next reminder is due, unless the status changes."""
+    seen: State | Exclusion = State.STARTING
+    logged: State | Exclusion = State.STARTING
+    before: State | Exclusion = State.STARTING
+    lasted: float = 0.0
+    """The status before `seen`, and its seconds."""
+    changes: int = 0
+    """Changes since the last line."""
+    lines: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
+    """When the last changes were logged."""
+
+
+class StatusLog:
+    """The log lines of a fleet's changes. It compares states, so it does not matter who changed
+    them. `pool` gives the members of a role."""
+
+    def __init__(
+        self, members: Iterable[Member], pool: Callable[[Role], Sequence[Member]], now: float
+    ) -> None:
+        self._pool = pool
+        self._told = [(m, _Told(now, now + FIRST_REMINDER_SECONDS)) for m in members]
+
+    def notices(self, now: float) -> list[Notice]:
+        """What is to be logged now."""
+        found = (self._notice(member, told, now) for member, told in self._told)
+        return [notice for notice in found if notice is not None]
+
+    def _notice(self, member: Member, told: _Told, now: float) -> Notice | None:
+        current, lasted = status(member), now - told.entered_at
+        if current is not told.seen:
+            told.before, told.lasted = told.seen, lasted
+            told.seen, told.entered_at = current, now
+            told.due = now + FIRST_REMINDER_SECONDS
+            told.changes += 1
+        if current is not told.logged:
+            return self._change(member, told, now)
+        if now >= told.due and not member.health.is_usable:
+            told.due = now + min(lasted, LONGEST_REMINDER_SECONDS)
+            return self._line(member, f"is still {current}, for {_seconds(lasted)} s")
+        return None
+
+    def _change(self, member: Member, told: _Told, now: float) -> Notice | None:
+        lines = told.lines
+        if len(lines) == MAX_CHANGES and now - lines[0] < CHANGES_SECONDS:
+            return None
+        skipped, told.changes = told.changes - 1, 0
+        lines.append(now)
+        told.logged = told.seen
+        text = f"is {told.seen}"
+        if skipped > 0:
+            text += f" after {skipped} changes that are not logged"
+        elif told.seen is State.UP and told.before is not State.STARTING:
+            text += f" again after {_seconds(told.lasted)} s {told.before}"
+        return self._line(member, text)
+
+    def _line(self, member: Member, text: str) -> Notice:
+        endpoint, pool = member.endpoint, self._pool(member.endpoint.role)
+        why = cause(member)
+        return Notice(
+            status(member) is not State.UP,
+            f"{endpoint.role} {endpoint.url} {text}{'' if why is None else f': {why}'}; "
+            f"{_up(pool)} of {len(pool)} {endpoint.role} engines up",
+        )
+
+
+def _seconds(seconds: float) -> str:
+    """In at most three digits before the point, and none behind it where that says nothing."""
+    return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"

@@ -1,0 +1,77 @@
+"""What is wrong with an engine, and what to do: the sentences of `pd-router check` and the log."""
+
+import socket
+import ssl
+from typing import Final, NamedTuple
+
+import aiohttp
+
+__all__ = ["ERRORS", "Diagnosis", "Trouble", "trouble_of"]
+
+ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
+"""What a GET with aiohttp may raise; a ValueError where an answer is too large."""
+
+
+class Trouble(NamedTuple):
+    """Why an engine cannot be used, in a word, and advice."""
+
+    health: str
+    advice: str | None
+
+
+class Diagnosis:
+    """Explains failed GETs. `timeout_seconds` was their patience; `has_key`: they had a key."""
+
+    def __init__(self, timeout_seconds: float, *, has_key: bool) -> None:
+        self._seconds = timeout_seconds
+        self._has_key = has_key
+
+    def of_error(self, error: Exception, path: str) -> Trouble:
+        """What one of `ERRORS` means."""
+        if isinstance(error, TimeoutError):
+            return Trouble(
+                "timeout",
+                f"no answer to {path} in {self._seconds:g} s: a firewall, a wrong address or a "
+                "stuck engine; --health-check-timeout sets the patience",
+            )
+        return trouble_of(error)
+
+    def of_status(self, status: int, path: str) -> Trouble | None:
+        """What a status other than 200 means; None for 200."""
+        if status == 200:
+            return None
+        if status in (401, 403):
+            key = "refuses the key in" if self._has_key else "wants a key: give it by"
+            return Trouble(str(status), f"{path} {key} --engine-api-key (PD_ROUTER_ENGINE_API_KEY)")
+        if status == 503:
+            return Trouble("503", "it takes no requests: shutting down, or dead; see its log")
+        return Trouble(str(status), f"{path} answers {status}: is this URL a vLLM server's base?")
+
+
+def trouble_of(error: Exception) -> Trouble:
+    """What a library's or the system's error means. The kinds derive from each other: narrow ones
+    first."""
+    match error:
+        case aiohttp.ClientConnectorDNSError() | socket.gaierror() | UnicodeError():
+            return Trouble("unknown host", "the host's name does not resolve: check the URL")
+        case aiohttp.ClientConnectorCertificateError() | ssl.SSLCertVerificationError():
+            text = "its certificate is not trusted: give its CA by --engine-ca-file"
+            return Trouble("certificate", text)
+        case aiohttp.ClientConnectorSSLError() | ssl.SSLError():
+            return Trouble("no TLS", "it does not speak TLS there: try http://")
+        case aiohttp.ClientConnectorError():
+            return _no_connection(error.os_error)
+        case aiohttp.ClientError() | ConnectionResetError() | ValueError():
+            text = "it broke the connection off: is it HTTP there, or https://?"
+            return Trouble("broken", text)
+    return _no_connection(error)
+
+
+def _no_connection(error: Exception) -> Trouble:
+    if isinstance(error, ConnectionRefusedError):
+        return Trouble(
+            "refused",
+            "nothing listens there: check host and port; vLLM listens once its model is loaded",
+        )
+    reason = getattr(error, "strerror", None) or "no route"
+    return Trouble("unreachable", f"no connection: {reason}; check host and network")

@@ -1,0 +1,124 @@
+"""The metrics that are counted: names, labels and buckets."""
+
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from router.core.fleet import Fleet
+from router.core.retry import FALLBACKS
+from router.core.values import FailureKind
+
+__all__ = ["Families"]
+
+# TTFT: 10 ms is a warm small model on loopback, 120 s a hopeless queue.
+TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+TOKEN_BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# A decode step takes 5 to 50 ms; people read a stream at 0.1 s, and notice at 0.5 s.
+GAP_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+# Streams should never wait 20 ms; timers alone are up to 1 ms late.
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+
+PROBE_OUTCOMES = ("ok", "failed", "timeout")
+
+
+class Families:
+    """The metrics that are counted, all in one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.requests = counter(
+            "pd_router_requests",
+            "Requests by route, mode, status and outcome.",
+            ["route", "mode", "status", "outcome"],
+        )
+        self.decisions = counter(
+            "pd_router_decisions", "Direct or remote prefill, and why.", ["mode", "reason"]
+        )
+        self.fallbacks = counter(
+            "pd_router_fallbacks", "Legs that did not go as planned, and why.", ["leg", "reason"]
+        )
+        self.answers = counter(
+            "pd_router_engine_answers",
+            "Answers that engines began, by status.",
+            ["role", "endpoint", "status"],
+        )
+        self.failures = counter(
+            "pd_router_engine_failures",
+            "Legs that an engine did not answer or broke off.",
+            ["role", "endpoint", "kind"],
+        )
+        self.probes = counter(
+            "pd_router_speed_probes",
+            "The router's own tiny generations on engines that get no users' requests.",
+            ["role", "endpoint", "outcome"],
+        )
+        self.chunks = counter("pd_router_relayed_chunks", "Reads passed on to clients.")
+        self.bytes = counter("pd_router_relayed_bytes", "Body bytes sent to clients.")
+        self.ttft = histogram(
+            "pd_router_time_to_first_byte_seconds",
+            "From a request's arrival to the first byte of its answer's body, errors left out. "
+            "A unary answer (stream false) has none before all its tokens are made.",
+            ["mode", "stream"],
+            buckets=TTFT_BUCKETS,
+        )
+        self.duration = histogram(
+            "pd_router_request_duration_seconds",
+            "From the request's arrival to the end of its answer.",
+            ["mode"],
+            buckets=DURATION_BUCKETS,
+        )
+        self.endpoint_ttft = histogram(
+            "pd_router_endpoint_time_to_first_token_seconds",
+            "Streams by decode engine: from the request that was sent to it to its first content.",
+            ["role", "endpoint"],
+            buckets=TTFT_BUCKETS,
+        )
+        self.gap = histogram(
+            "pd_router_inter_token_latency_seconds",
+            "Streams by decode engine: the mean time between the reads that brought its tokens.",
+            ["role", "endpoint"],
+            buckets=GAP_BUCKETS,
+        )
+        self.prefill = histogram(
+            "pd_router_prefill_duration_seconds",
+            "Remote prefills, from the request to the whole reply.",
+            buckets=TTFT_BUCKETS,
+        )
+        self.tokens = histogram(
+            "pd_router_estimated_input_tokens",
+            "Estimated input tokens of requests.",
+            ["mode"],
+            buckets=TOKEN_BUCKETS,
+        )
+        self.lag = histogram(
+            "pd_router_event_loop_lag_seconds",
+            "How late the event loop was, looked at a hundred times a second: streams stood still.",
+            buckets=LAG_BUCKETS,
+        )
+        self.worst_lag = Gauge(
+            "pd_router_event_loop_lag_max_seconds",
+            "The most it has ever been late.",
+            registry=registry,
+            multiprocess_mode="max",
+        )
+        self.accept_delay = histogram(
+            "pd_router_accept_delay_seconds",
+            "From a client's last bytes (or its connect) to the moment when its new connection is "
+            "accepted: what clients wait before the router sees them.",
+            buckets=LAG_BUCKETS,
+        )
+
+    def begin_at_zero(self, fleet: Fleet) -> None:
+        """A counter that first appears with 1 has not increased, so no alert on its rate fires."""
+        for member in fleet:
+            role, url = member.endpoint.role, member.endpoint.url
+            for kind in FailureKind:
+                self.failures.labels(role, url, kind)
+            for outcome in PROBE_OUTCOMES:
+                self.probes.labels(role, url, outcome)
+        for leg, reasons in FALLBACKS.items():
+            if fleet.pool(leg):
+                for reason in reasons:
+                    self.fallbacks.labels(leg, reason)

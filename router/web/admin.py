@@ -1,0 +1,87 @@
+"""The listener for operators: metrics, endpoints and docs on a port that clients do not reach."""
+
+import asyncio
+import socket
+from collections.abc import MutableSet, Sequence
+from typing import Any, Final
+
+import httptools
+
+from router.core.errors import BadRequest
+from router.net.client_connection import ClientConnection
+from router.net.client_request import ClientRequest, RequestHead
+from router.net.known_heads import KnownHeads
+from router.net.network import Limits
+from router.web.asgi_call import App, AsgiCall
+from router.web.deadlines import DeadlineSweep
+from router.web.listener import Listener
+from router.web.request_handler import split_target
+
+__all__ = ["AdminListener", "OperationsHandler"]
+
+MAX_HEADS: Final = 16
+"""Scrapers and dashboards whose heads are remembered."""
+
+
+class OperationsHandler:
+    """Takes requests that are all for one ASGI application; `tasks` are those that serve it."""
+
+    def __init__(self, operations: App, limits: Limits) -> None:
+        self._operations = operations
+        self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
+        self.tasks: MutableSet[asyncio.Task[None]] = set()
+        self.body_seconds = limits.body_seconds
+        self.stall_seconds = limits.stall_seconds
+        self.keep_alive_seconds = limits.keep_alive_seconds
+
+    def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
+        """Take a request by its head."""
+        try:
+            path, query = split_target(request.head.target)
+        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+            connection.response.closes = True
+            connection.fail(request, BadRequest("This is not a valid HTTP request."))
+            return
+        AsgiCall(self._operations, self.tasks, connection, request, path, query)
+
+
+class AdminListener:
+    """Listens until it is closed: while the router drains, operators still want to look."""
+
+    def __init__(
+        self,
+        handler: OperationsHandler,
+        sockets: Sequence[socket.socket],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._connections: set[Any] = set()
+        self._handler = handler
+        self._listeners = [
+            Listener(
+                each,
+                lambda: ClientConnection(handler, self._connections, loop),
+                lambda _: None,  # it says nothing of what clients wait
+                loop,
+            )
+            for each in sockets
+        ]
+        shortest = min(handler.body_seconds, handler.stall_seconds, handler.keep_alive_seconds)
+        self._deadlines = DeadlineSweep(self._connections, shortest, loop)
+        for listener in self._listeners:
+            listener.start()
+
+    @property
+    def socket(self) -> socket.socket:
+        """The first of its listening sockets."""
+        return self._listeners[0].sockets[0]
+
+    async def close(self) -> None:
+        """Stop listening, and end what is under way."""
+        self._deadlines.close()
+        for listener in self._listeners:
+            listener.close()
+            await listener.wait_closed()
+        for task in list(self._handler.tasks):
+            task.cancel()
+        for connection in list(self._connections):
+            connection.transport.abort()

@@ -1,0 +1,52 @@
+"""The page at GET /docs: the operations by their OpenAPI document, in HTML that needs nothing else.
+
+FastAPI's own page fetches scripts from a CDN, which a cluster without internet cannot reach.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+from typing import Any
+
+from router.core.values import Route
+
+__all__ = ["docs_page"]
+
+STYLE = """
+:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
+body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; vertical-align: top; padding: .4rem .8rem .4rem 0;
+         border-bottom: 1px solid color-mix(in srgb, currentColor 20%, transparent) }
+code { white-space: nowrap }
+"""
+
+
+def docs_page(openapi: Mapping[str, Any], inference: Iterable[Route]) -> str:
+    """The page. `inference` are the routes that engines answer, which are not FastAPI's."""
+    info = openapi["info"]
+    title = escape(f"{info['title']} {info['version']}")
+    rows = [*_operations(openapi["paths"]), *(_row("POST", r.path, _told(r)) for r in inference)]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body><h1>{title}</h1><p>{escape(info['description'])}</p>"
+        "<table><thead><tr><th>operation</th><th>what it does</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
+        '<p><a href="openapi.json">openapi.json</a></p></body></html>'
+    )
+
+
+def _operations(paths: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            yield _row(method.upper(), path, operation.get("description", ""))
+
+
+def _row(method: str, path: str, text: str) -> str:
+    return f"<tr><td><code>{method} {escape(path)}</code></td><td>{escape(text)}</td></tr>"
+
+
+def _told(route: Route) -> str:
+    if route.generates:
+        return "Routed to an engine, with a remote prefill where that pays."
+    return "Passed to a decode engine."

@@ -1,0 +1,48 @@
+"""What the log says when a router is started."""
+
+import logging
+
+import pytest
+
+from router.commands import serve
+from router.commands.usage import UsageError
+from router.settings import load
+
+
+def announced(caplog: pytest.LogCaptureFixture, **flags: object) -> dict[str, object]:
+    """The fields of the line; the port is no address of this machine, so nothing starts."""
+    caplog.set_level(logging.INFO, "router.commands.serve")
+    with pytest.raises(UsageError):
+        serve.run(load({"host": "192.0.2.1", **flags}), "flags, router.yaml")
+    [record] = caplog.records
+    assert record.message == "starting"
+    fields = record.__dict__["fields"]
+    assert isinstance(fields, dict)
+    return fields
+
+
+def test_the_first_line_says_what_is_started(caplog: pytest.LogCaptureFixture) -> None:
+    fields = announced(
+        caplog,
+        prefill="http://p0:8000",
+        decode="http://d0:8000,http://d1:8000",
+        routing_threshold=4096,
+        decode_load_balancing_strategy="round_robin",
+    )
+    assert fields.pop("version")
+    assert fields == {
+        "prefill": "http://p0:8000",
+        "decode": "http://d0:8000,http://d1:8000",
+        "threshold": 4096,
+        "strategy": "shortest_expected_delay,decode:round_robin",
+        "connector": "nixl",
+        "workers": 1,
+        "configuration": "flags, router.yaml",
+    }
+
+
+def test_it_stays_a_line_with_many_engines(caplog: pytest.LogCaptureFixture) -> None:
+    urls = ",".join(f"http://d{number}:8000" for number in range(100))
+    fields = announced(caplog, decode=urls)
+    assert fields["prefill"] == "none"
+    assert str(fields["decode"]).endswith("http://d15:8000,and 84 more")

@@ -1,0 +1,189 @@
+"""What operators are told: one line for each change of an engine, with cause and what is left."""
+
+import pytest
+
+from router.core import status as of
+from router.core.events import LegAnswered, LegFailed, Probed
+from router.core.fleet import Fleet
+from router.core.health import HealthSignal, HealthThresholds, State
+from router.core.ledger import Ledger
+from router.core.member import Exclusion
+from router.core.outlier import Outlier
+from router.core.stall import Stall
+from router.core.status import CHANGES_SECONDS, MAX_CHANGES, StatusLog, pool_status
+from router.core.values import Endpoint, FailureKind, Role
+from tests.core.fixtures import D0, D1, D2, P0
+
+WHY = "nothing listens there"
+
+
+class Bench:
+    """A fleet and its log; time stands still but for `pass_`."""
+
+    def __init__(self, *endpoints: Endpoint) -> None:
+        self.now = 100.0
+        self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), 5.0)
+        self.log = StatusLog(self.fleet, self.fleet.pool, self.now)
+
+    def see(self, endpoint: Endpoint, signal: HealthSignal, times: int = 1) -> None:
+        """Probe an engine."""
+        error = None if signal is HealthSignal.OK else WHY
+        for _ in range(times):
+            self.fleet.observe(Probed(endpoint, signal, error=error), self.now)
+
+    def up(self, *endpoints: Endpoint) -> None:
+        """Bring engines up, and read what the log says of it."""
+        for endpoint in endpoints:
+            self.see(endpoint, HealthSignal.OK)
+        self.told()
+
+    def refuse(self, endpoint: Endpoint) -> None:
+        """Requests find that the engine is gone."""
+        for _ in range(HealthThresholds().down_after):
+            self.fleet.observe(LegFailed(endpoint, FailureKind.REFUSED, cause=WHY), self.now)
+
+    def told(self) -> list[str]:
+        """The lines since the last time, warnings with a mark."""
+        return [("! " if n.is_bad else "") + n.text for n in self.log.notices(self.now)]
+
+    def pass_(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+def test_engines_that_come_up_are_told_once() -> None:
+    bench = Bench(P0, D0)
+    assert bench.told() == []
+    bench.see(P0, HealthSignal.OK)
+    bench.see(D0, HealthSignal.OK)
+    assert bench.told() == [
+        "prefill http://p0:8000 is up; 1 of 1 prefill engines up",
+        "decode http://d0:8000 is up; 1 of 1 decode engines up",
+    ]
+    assert bench.told() == []
+
+
+def test_an_engine_that_requests_find_down_is_a_warning_with_cause_and_what_is_left() -> None:
+    bench = Bench(D0, D1, D2)
+    bench.up(D0, D1, D2)
+    bench.refuse(D1)
+    assert bench.told() == [f"! decode http://d1:8000 is down: {WHY}; 2 of 3 decode engines up"]
+
+
+def test_its_return_is_told_with_how_long_it_was_away() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.see(D0, HealthSignal.UNAVAILABLE)
+    bench.told()
+    bench.pass_(7.25)
+    bench.see(D0, HealthSignal.OK)
+    assert bench.told() == [
+        "decode http://d0:8000 is up again after 7.2 s draining; 1 of 1 decode engines up"
+    ]
+
+
+def test_an_engine_that_never_comes_up_is_mentioned_ever_more_rarely() -> None:
+    bench = Bench(D0)
+    times = []
+    for second in range(2000):
+        bench.see(D0, HealthSignal.FAILED)
+        for line in bench.told():
+            times.append(second)
+            assert line == (
+                f"! decode http://d0:8000 is still starting, for {second} s: {WHY}; "
+                "0 of 1 decode engines up"
+            )
+        bench.pass_(1)
+    assert times == [10, 20, 40, 80, 160, 320, 640, 1280, 1920]
+
+
+def test_an_engine_that_flaps_does_not_flood_the_log() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    lines = []
+    for _ in range(20):
+        bench.see(D0, HealthSignal.FAILED, 3)
+        lines += bench.told()
+        bench.see(D0, HealthSignal.OK)
+        lines += bench.told()
+    assert len(lines) == MAX_CHANGES - 1  # one was for its coming up
+    bench.see(D0, HealthSignal.FAILED, 3)
+    bench.pass_(CHANGES_SECONDS)
+    assert bench.told() == [
+        f"! decode http://d0:8000 is down after 36 changes that are not logged: {WHY}; "
+        "0 of 1 decode engines up"
+    ]
+
+
+def test_an_exclusion_is_told_with_its_cause() -> None:
+    bench = Bench(D0, D1)
+    bench.up(D0, D1)
+    ejected, stalled = bench.fleet.member(D0), bench.fleet.member(D1)
+    bench.fleet.observe(LegAnswered(D0, 500, 0.1), bench.now)
+    ejected.outlier = Outlier(since=90.0, until=130.0)
+    stalled.stall = Stall(95.0)
+    assert bench.told() == [
+        "! decode http://d0:8000 is ejected: it fails more than the others; the last time it "
+        "answered a request with 500; 0 of 2 decode engines up",
+        "! decode http://d1:8000 is stalled: it has open streams and produces no tokens; "
+        "0 of 2 decode engines up",
+    ]
+    assert (of.since(ejected), of.since(stalled)) == (90.0, 95.0)
+
+
+def test_a_slow_engine_counts_as_up() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    slow = bench.fleet.member(D0)
+    slow.slow_since, slow.view.slowdown = 98.0, 8.0
+    assert bench.told() == [
+        "! decode http://d0:8000 is slow: it takes 8.0 times the pool's median; "
+        "1 of 1 decode engines up"
+    ]
+    assert of.since(slow) == 98.0
+    bench.pass_(20)
+    assert bench.told() == []  # no reminders: it serves
+
+
+def test_a_down_engine_is_not_called_excluded() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    member = bench.fleet.member(D0)
+    member.stall = Stall(95.0)
+    bench.see(D0, HealthSignal.FAILED, 3)
+    assert (of.status(member), of.since(member)) == (State.DOWN, bench.now)
+
+
+def test_a_healthy_engine_has_no_cause_whatever_failed_before() -> None:
+    bench = Bench(D0)
+    bench.see(D0, HealthSignal.FAILED)
+    assert of.cause(bench.fleet.member(D0)) == WHY
+    bench.up(D0)
+    assert of.cause(bench.fleet.member(D0)) is None
+    assert bench.fleet.member(D0).last_error == WHY
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [(FailureKind.BROKEN, "it broke an answer off"), (FailureKind.REFUSED, "it refused a connect")],
+)
+def test_a_failure_without_a_cause_is_told_by_its_kind(kind: FailureKind, text: str) -> None:
+    bench = Bench(D0)
+    bench.fleet.observe(LegFailed(D0, kind), bench.now)
+    assert str(bench.fleet.member(D0).last_error).startswith(text)
+    bench.fleet.observe_shared(LegFailed(D0, FailureKind.RESET), bench.now)
+    assert (
+        bench.fleet.member(D0).last_error == "it closed a connection before it answered a request"
+    )
+
+
+def test_a_pool_is_told_in_one_line() -> None:
+    bench = Bench(D0, D1, D2)
+    bench.up(D0, D1, D2)
+    pool = bench.fleet.pool(Role.DECODE)
+    assert pool_status(pool) == "3 of 3 up"
+    bench.see(D0, HealthSignal.FAILED, 3)
+    bench.see(D1, HealthSignal.FAILED, 3)
+    bench.fleet.member(D2).outlier = Outlier(since=1.0, until=130.0)
+    assert pool_status(pool) == "0 of 3 up: 2 down, 1 ejected"
+    assert Exclusion.EJECTED in {of.status(member) for member in pool}
