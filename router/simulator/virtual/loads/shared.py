@@ -4,7 +4,7 @@ In a session, a request comes a pause after the answer before it, and begins wit
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import accumulate, chain, count, repeat
 from random import Random
 
 from router.simulator.virtual.loads.text import Text
@@ -47,18 +47,24 @@ def _talk(
 def multi_turn(rng: Random, rate: float) -> Iterator[Session]:
     """Chats of six turns behind one system prompt: 1,000 + 6 * (600 + 200) tokens on average."""
     system = Text(count(), BLOCK_SIZE, 1000)
-    for at in arrivals(rng, rate):
+
+    def session(at: float) -> Session:
         text = system.branch(rng.randrange(200, 3000))
-        yield Session(at, _talk(rng, text, 6, Lengths(440, 0.8, 4000), Lengths(200), 10.0))
+        return Session(at, _talk(rng, text, 6, Lengths(440, 0.8, 4000), Lengths(200), 10.0))
+
+    return map(session, arrivals(rng, rate))
 
 
 def agents(rng: Random, rate: float) -> Iterator[Session]:
     """Four kinds of agents with their tools in 4,000 tokens, and 15 calls with short answers."""
     numbers = count()
     kinds = [Text(numbers, BLOCK_SIZE, 4000) for _ in range(4)]
-    for at in arrivals(rng, rate):
-        text = rng.choice(kinds).branch(500)
-        yield Session(at, _talk(rng, text, 15, Lengths(300, 0.9, 4000), Lengths(60, 0.5, 300), 2.0))
+    result, output = Lengths(300, 0.9, 4000), Lengths(60, 0.5, 300)
+
+    def session(at: float) -> Session:
+        return Session(at, _talk(rng, rng.choice(kinds).branch(500), 15, result, output, 2.0))
+
+    return map(session, arrivals(rng, rate))
 
 
 def shared_prefixes(
@@ -70,30 +76,28 @@ def shared_prefixes(
     """
     numbers = count()
     systems = [Text(numbers, BLOCK_SIZE, 6000) for _ in range(groups)]
-    at = 0.0
-    for number in count():
-        at += rng.expovariate(rates[min(number // each, len(rates) - 1)])
-        yield Session(at, (rng.choice(systems).branch(1200).turn(100),))
+    steps = chain(*(repeat(rate, each) for rate in rates), repeat(rates[-1]))
+    times = accumulate(rng.expovariate(rate) for rate in steps)
+    return (Session(at, (rng.choice(systems).branch(1200).turn(100),)) for at in times)
 
 
 def one_prefix(rng: Random, rate: float) -> Iterator[Session]:
     """All prompts begin with the same 6,000 tokens, and have 1,500 of their own."""
     system = Text(count(), BLOCK_SIZE, 6000)
-    for at in arrivals(rng, rate):
-        yield Session(at, (system.branch(1500).turn(100),))
+    return (Session(at, (system.branch(1500).turn(100),)) for at in arrivals(rng, rate))
 
 
 def siblings(burst: int, seconds: float) -> Iterator[Session]:
     """Every so many seconds a burst of prompts with the same new 3,000 tokens, 50 of their own."""
-    numbers = count()
-    for number in count():
+    numbers, at = count(), 0.0
+    while True:
         common = Text(numbers, BLOCK_SIZE, 3000)
-        for _ in range(burst):
-            yield Session(number * seconds, (common.branch(50).turn(50),))
+        yield from (Session(at, (common.branch(50).turn(50),)) for _ in range(burst))
+        at += seconds
 
 
 def no_reuse(rng: Random, rate: float) -> Iterator[Session]:
     """Nothing in common."""
     nothing, prompt = Text(count(), BLOCK_SIZE), Lengths(3000, 0.8, 32_000)
-    for at in arrivals(rng, rate):
-        yield Session(at, (nothing.branch(prompt.draw(rng)).turn(100),))
+    times = arrivals(rng, rate)
+    return (Session(at, (nothing.branch(prompt.draw(rng)).turn(100),)) for at in times)
