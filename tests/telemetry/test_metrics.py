@@ -256,7 +256,7 @@ GAP = "pd_router_inter_token_latency_seconds"
 
 
 def test_an_engines_streams_are_timed_from_the_request_that_it_got(bench):
-    bench.metrics.observe(a_request(**STREAM))
+    bench.metrics.observe([a_request(**STREAM)])
     assert bench.value(f"{TTFT}_sum", endpoint="http://d0", role="decode") == 0.5
     assert bench.value(f"{GAP}_sum", endpoint="http://d0", role="decode") == 0.3
 
@@ -271,13 +271,13 @@ NOT_TIMED = [
 
 @pytest.mark.parametrize("changes", NOT_TIMED)
 def test_only_streams_that_ended_well_are_timed(changes, bench):
-    bench.metrics.observe(a_request(**{**STREAM, **changes}))
+    bench.metrics.observe([a_request(**{**STREAM, **changes})])
     assert bench.value(f"{TTFT}_count", endpoint="http://d0") == 0
     assert bench.value(f"{GAP}_count", endpoint="http://d0") == 0
 
 
 def test_a_stream_of_one_read_has_no_gap(bench):
-    bench.metrics.observe(a_request(**{**STREAM, "chunks": 1}))
+    bench.metrics.observe([a_request(**{**STREAM, "chunks": 1})])
     assert bench.value(f"{TTFT}_count", endpoint="http://d0") == 1
     assert bench.value(f"{GAP}_count", endpoint="http://d0") == 0
 
