@@ -32,20 +32,21 @@ SHARED_MEMORY = Path("/dev/shm")
 def run(settings: Settings, configured_by: str = "") -> int:
     """Serve until a signal says to stop; returns the exit status. `configured_by`: where the
     settings come from, for the log."""
+    listeners, admin = _listeners(settings), _admin_listeners(settings)
     _announce(settings, configured_by)
     if settings.workers > 1:
-        return _run_several(settings)
-    (listeners,) = _listeners(settings)
-    (admin,) = _admin_listeners(settings)
-    server = Server(Router(settings), admin_sockets=admin)
+        return _run_several(settings, listeners, admin)
+    server = Server(Router(settings), admin_sockets=admin[0])
     tune_process()
-    server.run(sockets=listeners)
+    server.run(sockets=listeners[0])
     return 0
 
 
-def _run_several(settings: Settings) -> int:
-    listeners = _listeners(settings)
-    admin = _admin_listeners(settings)
+def _run_several(
+    settings: Settings,
+    listeners: Sequence[list[socket.socket]],
+    admin: Sequence[list[socket.socket]],
+) -> int:
     shared_state = SharedState(settings.workers, endpoints_of(settings))
     counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
     lifeline, alive = os.pipe()

@@ -63,11 +63,8 @@ class LegTimer:
             self.speed.on_stream_start(self, now)
 
     def unary_answer(self, now: float, tokens: int = 0) -> None:
-        """The whole answer came at once, with `tokens` generated tokens (0: not known).
-
-        If that was expected, the lease ends with it."""
-        if self._is_open:
-            self._answered(now)
+        """The whole answer came at once, with `tokens` generated tokens (0: not known)."""
+        self._answered(now)
         if tokens >= MIN_UNARY_TOKENS * self.sequences and self.work:
             self.speed.on_unary_answer(tokens, self.sequences * max(0.0, now - self.started))
 

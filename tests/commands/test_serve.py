@@ -1,19 +1,34 @@
 """What the log says when a router is started."""
 
 import logging
+import socket
 
 import pytest
 
 from router.commands import serve
-from router.commands.usage import UsageError
 from router.settings import load
 
 
-def announced(caplog: pytest.LogCaptureFixture, **flags: object) -> dict[str, object]:
-    """The fields of the line; the port is no address of this machine, so nothing starts."""
+def announced(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, **flags: object
+) -> dict[str, object]:
+    """The fields of the line; nothing starts."""
+
+    class NoServer:
+        """In place of the server."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def run(self, sockets: list[socket.socket]) -> None:
+            """Close what was bound."""
+            for each in sockets:
+                each.close()
+
+    monkeypatch.setattr(serve, "Server", NoServer)
+    monkeypatch.setattr(serve, "tune_process", lambda: None)
     caplog.set_level(logging.INFO, "router.commands.serve")
-    with pytest.raises(UsageError):
-        serve.run(load({"host": "192.0.2.1", **flags}), "flags, router.yaml")
+    assert serve.run(load({"host": "127.0.0.1", "port": 0, **flags}), "flags, router.yaml") == 0
     [record] = caplog.records
     assert record.message == "starting"
     fields = record.__dict__["fields"]
@@ -21,9 +36,12 @@ def announced(caplog: pytest.LogCaptureFixture, **flags: object) -> dict[str, ob
     return fields
 
 
-def test_the_first_line_says_what_is_started(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_line_says_what_is_started(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fields = announced(
         caplog,
+        monkeypatch,
         prefill="http://p0:8000",
         decode="http://d0:8000,http://d1:8000",
         routing_threshold=4096,
@@ -41,8 +59,10 @@ def test_the_first_line_says_what_is_started(caplog: pytest.LogCaptureFixture) -
     }
 
 
-def test_it_stays_a_line_with_many_engines(caplog: pytest.LogCaptureFixture) -> None:
+def test_it_stays_a_line_with_many_engines(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     urls = ",".join(f"http://d{number}:8000" for number in range(100))
-    fields = announced(caplog, decode=urls)
+    fields = announced(caplog, monkeypatch, decode=urls)
     assert fields["prefill"] == "none"
     assert str(fields["decode"]).endswith("http://d15:8000,and 84 more")

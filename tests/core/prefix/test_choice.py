@@ -232,3 +232,20 @@ def test_zero_prefills_everything_remotely_whatever_is_held() -> None:
     computed(fleet, D0, facts_of())
     scheduler = scheduler_of(fleet, threshold=0, on_uncached=True)
     assert scheduler.decide(facts_of(), 0.0).mode is Mode.REMOTE
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_confirms_that_the_prompt_is_held_whole_or_as_a_stream(
+    *, is_stream: bool
+) -> None:
+    fleet = fleet_of(D0)
+    scheduler = scheduler_of(fleet)
+    lease = scheduler.lease(Role.DECODE, facts_of(), NO_ENDPOINTS, 0.0)
+    timer = scheduler.leg(lease, 0.0, tracks_first_token=is_stream)
+    if is_stream:
+        timer.first_token(1.0)
+    else:
+        timer.unary_answer(1.0)
+    timer.end(1.0)
+    lease.release()
+    assert fleet.member(D0).prefixes.tokens == TOKENS
