@@ -30,14 +30,10 @@ SILENT_TOKENS = 16
 MIN_SLOW_START_WEIGHT = 0.1
 """Weight with which slow start begins; Envoy's min_weight_percent."""
 
-FIRST_TOKEN_FACTOR = 128.0
-"""How much more a prompt token that delays a first token counts than its share of a request's mean
-time: one more stream hardly slows the others of a decode engine, its prompt holds them all up. (In
-`pd-router simulate` conversations fare alike from 64 to 512; with 8 their mean TTFT is half as high
-again.)"""
-
-UNKNOWN_FIRST_TOKEN_WEIGHT = 1 / 512
-"""The same per prompt token, in requests, until it is measured: the order of what is measured."""
+FIRST_TOKEN_WEIGHT = 1 / 32
+"""Requests that a prompt token is worth which delays a first token on a decode engine: one more
+stream hardly slows the others there, a prompt holds them all up. (`pd-router simulate` finds little
+difference from 1/64 to 1/16. Measured costs say too little: gaps grow with prefills.)"""
 
 PREFILL_TOKENS_PER_REQUEST = 64
 """Fixed cost of a request on a prefill engine, in prompt tokens."""
@@ -70,6 +66,9 @@ class PoolMonitor:
         """Whether so many are excluded that exclusions are ignored."""
         self.pool_median: float | None = None
         """Median seconds per token (prefill: per prompt token); None if not known."""
+        if role is Role.DECODE:  # on prefill engines prompts are all the work there is
+            for member in members:
+                member.view.first_token_weight = FIRST_TOKEN_WEIGHT
 
     def answered(self, member: Member, now: float, *, is_good: bool) -> None:
         """Count an answer or a failure of the engine."""
@@ -135,9 +134,6 @@ class PoolMonitor:
         gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in self._members]
         self.pool_median = pool_speed.pool_median(gap for gap in gaps if gap is not None)
         cost = self._prompt_cost()
-        weight = FIRST_TOKEN_FACTOR * cost or UNKNOWN_FIRST_TOKEN_WEIGHT
-        if is_prefill:  # its prompt cost is all that it has
-            weight = 0.0
         noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
         slowdowns = [pool_speed.slowdown(gap, self.pool_median, noise) for gap in gaps]
         is_mixed = self._is_mixed(slowdowns)
@@ -147,7 +143,6 @@ class PoolMonitor:
             )
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
             member.view.prompt_cost = cost
-            member.view.first_token_weight = weight
 
     def expected_delay(self, member: Member) -> float | None:
         """Expected seconds to the last token of a request of mean length; None if not known."""

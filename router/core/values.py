@@ -193,7 +193,7 @@ class Candidate:
     """Sequences that it runs side by side (vLLM's max_num_seqs); infinite if not known."""
     prompt_cost: float = 0.0
     """The cost of a pending prompt token, in requests of mean length."""
-    first_token_weight: float = 1 / 512
+    first_token_weight: float = 0.0
     """The weight of a prompt token that must be computed before a request's first token, beyond
     its `prompt_cost`."""
     chosen_at: int = 0

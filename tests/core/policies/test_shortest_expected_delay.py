@@ -99,6 +99,33 @@ def test_a_long_prompt_ahead_is_more_than_one_request_ahead() -> None:
     assert best(ahead, engine(50, cost=0.001)) == 1
 
 
+def choice(engines: list[Candidate], uncached: list[int]) -> int:
+    """The place of the one that is chosen for a prompt which they hold in part."""
+    scores = list(shortest_expected_delay(engines, uncached, 0.0, Random(0)))
+    return scores.index(min(scores))
+
+
+def test_what_an_engine_holds_of_a_prompt_is_worth_some_requests() -> None:
+    holder, other = engine(3), engine(0)
+    assert choice([holder, other], [1, 1024]) == 0
+    assert choice([engine(5), other], [1, 1024]) == 1
+
+
+def test_a_slow_holder_is_worth_less() -> None:
+    assert choice([engine(2, slowdown=1.9), engine(0)], [1, 1024]) == 1
+
+
+def test_prompts_that_fit_into_one_step_delay_nobody_and_longer_ones_do() -> None:
+    def waiting(tokens: int) -> list[Candidate]:
+        first = engine(1, pending=tokens)
+        second = engine(3)
+        first.first_token_weight = second.first_token_weight = 1 / 32
+        return [first, second]
+
+    assert choice(waiting(2048), [OWN, OWN]) == 0
+    assert choice(waiting(2048 + 100), [OWN, OWN]) == 1
+
+
 def test_an_engine_that_comes_back_gets_its_share_of_the_ramp() -> None:
     back, usual = spread([engine(slow_start_weight=0.1), engine(50)], 12)
     assert back == pytest.approx(5, abs=1)
