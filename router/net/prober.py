@@ -122,9 +122,9 @@ class Prober:
             signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED
             trouble = self._diagnosis.of_status(health.status, "/health")
             return Probed(endpoint, signal, error=trouble and trouble.advice)
-        paths = ("/v1/models", "/version") if is_new else ("/v1/models",)
-        models, *version = await asyncio.gather(*(self._get(fresh, endpoint, p) for p in paths))
-        return Probed(endpoint, HealthSignal.OK, _cards(models), version=_version(*version))
+        models = await self._get(fresh, endpoint, "/v1/models")
+        version = _version(await self._get(fresh, endpoint, "/version")) if is_new else None
+        return Probed(endpoint, HealthSignal.OK, _cards(models), version=version)
 
     async def _scrape(self, endpoint: Endpoint) -> None:
         before = self._fleet.ledger.in_flight(endpoint)
@@ -177,7 +177,7 @@ def _member(answer: _Answer | Trouble | None, name: str) -> Any:
         return None
 
 
-def _version(answer: _Answer | Trouble | None = None) -> str | None:
+def _version(answer: _Answer | Trouble) -> str | None:
     version = _member(answer, "version")
     return version[:MAX_VERSION] if isinstance(version, str) else None
 

@@ -25,7 +25,7 @@ STEP_TOKENS = 2048
 2048 at least)."""
 
 HELD_TOKENS_PER_REQUEST = 256
-"""An engine may have one more request for each so many tokens of the prompt that it holds and others
+"""An engine may have one more request for each so many tokens of a prompt that it holds and others
 do not. (`pd-router simulate` finds 64 too few where all prompts begin alike.)"""
 
 
