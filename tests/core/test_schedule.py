@@ -281,3 +281,8 @@ def test_only_who_computes_the_prompt_has_it_ahead(computes: bool, pending: int)
     lease.release()
     leg.end(0.2)
     assert (fleet.ledger.load(D0).pending, fleet.member(D0).speed.open) == (0, 0)
+
+
+def test_who_has_tried_all_engines_is_told_so() -> None:
+    with pytest.raises(NoEngine, match="1 failed this request"):
+        scheduler_of(fleet_of(D0)).lease(Role.DECODE, FACTS, frozenset({D0}), 0.0)

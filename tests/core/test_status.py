@@ -187,3 +187,11 @@ def test_a_pool_is_told_in_one_line() -> None:
     bench.fleet.member(D2).outlier = Outlier(since=1.0, until=130.0)
     assert pool_status(pool) == "0 of 3 up: 2 down, 1 ejected"
     assert Exclusion.EJECTED in {of.status(member) for member in pool}
+
+
+def test_an_ejected_engine_is_excluded_since_its_ejection() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    member = bench.fleet.member(D0)
+    member.outlier = Outlier(since=7.0, until=37.0)
+    assert of.exclusion_since(member) == 7.0

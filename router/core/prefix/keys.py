@@ -106,14 +106,12 @@ class _Chain:
         self.ends += [characters // CHARACTERS_PER_TOKEN for characters in whole]
         self.ends.append(end // CHARACTERS_PER_TOKEN)
 
-    def add_prompt(self, prompt: object) -> None:
-        """Add a completion's prompt: a text, or token ids."""
+    def add_prompt(self, prompt: Any) -> None:
+        """Add a completion's prompt: a text, or a list of token ids."""
         if isinstance(prompt, str):
             self.add_text(prompt)
-        elif isinstance(prompt, list):
-            self._add_ids(prompt)
-
-    def _add_ids(self, ids: list[Any]) -> None:
+            return
+        ids = prompt
         try:
             data = array("I", ids).tobytes()
         except (TypeError, OverflowError):  # the engine will say what is wrong with them

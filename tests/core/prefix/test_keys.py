@@ -113,6 +113,15 @@ def test_parts_of_text_are_the_same_as_what_they_say() -> None:
     assert keys(messages=[{"role": "user", "content": parts}]) == keys(messages=[MESSAGE])
 
 
+def test_an_empty_text_adds_no_key() -> None:
+    empty = {"role": "assistant", "content": ""}
+    assert len(keys(messages=[MESSAGE, empty]).keys) == len(keys(messages=[MESSAGE]).keys)
+
+
+def test_what_is_no_conversation_adds_none() -> None:
+    assert len(keys(MESSAGES, system=TEXT, messages=5).keys) == 16
+
+
 def test_messages_and_responses_begin_with_their_instructions() -> None:
     one = keys(MESSAGES, system=TEXT, messages=[{"role": "user", "content": "a"}])
     other = keys(MESSAGES, system=TEXT, messages=[{"role": "user", "content": "b"}])
