@@ -286,3 +286,9 @@ def test_only_who_computes_the_prompt_has_it_ahead(computes: bool, pending: int)
 def test_who_has_tried_all_engines_is_told_so() -> None:
     with pytest.raises(NoEngine, match="1 failed this request"):
         scheduler_of(fleet_of(D0)).lease(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+
+
+def test_who_asks_for_a_model_that_no_engine_in_use_serves_is_told_so() -> None:
+    facts = request(prompt="x", model="big")
+    with pytest.raises(NoEngine, match="none of these serves the model"):
+        scheduler_of(fleet_of(D0, models=["tiny"])).lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)

@@ -195,3 +195,4 @@ def test_an_ejected_engine_is_excluded_since_its_ejection() -> None:
     member = bench.fleet.member(D0)
     member.outlier = Outlier(since=7.0, until=37.0)
     assert of.exclusion_since(member) == 7.0
+    assert of.exclusion_since(Bench(D1).fleet.member(D1)) is None
