@@ -342,7 +342,8 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
     assert [what for what in seen if what.startswith("wrong")] == []
     assert seen["good"] + seen["good stream"] > REQUESTS / 4
     assert after - before < KEPT_BYTES
-    assert not {t for t in asyncio.all_tasks() - tasks if not t.done()}
+    # A probe may be under way at this moment; what leaks stays.
+    await eventually(lambda: all(t.done() for t in asyncio.all_tasks() - tasks))
 
 
 async def _refuse_now_and_then(engine: ScriptedEngine, chance: Random) -> None:
