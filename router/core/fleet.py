@@ -35,8 +35,8 @@ SUBSET_SIZE = 32
 """Largest random subset of a pool that one request considers. The best of 32 is hardly worse than
 the best of a thousand, and the cost does not grow with the pool."""
 
-MAX_NEWS = 64
-"""Prompts in one event: of 60,000 tokens each they take half a megabyte, what a socket takes."""
+MAX_NEWS = 30_000
+"""Keys in one event, or those of one prompt: they take half a megabyte, what a socket takes."""
 
 BROKEN_KINDS = (FailureKind.BROKEN, FailureKind.RESET)
 
@@ -230,11 +230,16 @@ class Fleet:
     def held_prefixes(self) -> Iterator[PrefixesHeld]:
         """What engines have computed for this process since the last call."""
         for member in self._members.values():
-            news = member.prefixes.news
-            while news:
-                some = tuple(news[:MAX_NEWS])
-                del news[:MAX_NEWS]
-                yield PrefixesHeld(member.endpoint, some)
+            some: list[PrefixKeys] = []
+            size = 0
+            for prefix in member.prefixes.take_news():
+                if some and size + len(prefix.keys) > MAX_NEWS:
+                    yield PrefixesHeld(member.endpoint, tuple(some))
+                    some, size = [], 0
+                some.append(prefix)
+                size += len(prefix.keys)
+            if some:
+                yield PrefixesHeld(member.endpoint, tuple(some))
 
     def expected_delay(self, member: Member) -> float | None:
         """Expected seconds of a request of mean length there, now; None if not known."""

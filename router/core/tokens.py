@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from router.core.values import RouteKind
 
-__all__ = ["CHARACTERS_PER_TOKEN", "Estimate", "estimate", "prompts"]
+__all__ = ["CHARACTERS_PER_TOKEN", "TEXT_PARTS", "Estimate", "estimate", "prompts"]
 
 CHAT: Final = RouteKind.CHAT
 COMPLETIONS: Final = RouteKind.COMPLETIONS
@@ -93,7 +93,7 @@ def _input_characters(given: object) -> int:
 
 # The part types that carry prompt text: chat and messages say "text", responses the other two.
 # A tuple, because a client may put something there that has no hash.
-_TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def _content_characters(content: object) -> int:
@@ -105,6 +105,6 @@ def _content_characters(content: object) -> int:
         len(part["text"])
         for part in content
         if isinstance(part, dict)
-        and part.get("type") in _TEXT_PARTS
+        and part.get("type") in TEXT_PARTS
         and isinstance(part.get("text"), str)
     )

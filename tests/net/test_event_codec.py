@@ -37,6 +37,7 @@ def test_its_roles_and_kinds_are_still_those() -> None:
 def test_as_many_prompts_of_60_000_tokens_as_one_event_holds_fit_into_the_sockets_buffer() -> None:
     ends = tuple(range(128, 60_001, 128))
     prefixes = tuple(
-        PrefixKeys(tuple(hash((number, end)) for end in ends), ends) for number in range(MAX_NEWS)
+        PrefixKeys(tuple(hash((number, end)) for end in ends), ends)
+        for number in range(MAX_NEWS // len(ends))
     )
     assert len(encode(PrefixesHeld(ENGINE, prefixes))) < BUFFER_BYTES

@@ -16,6 +16,10 @@ DEFAULT_CAPACITY: Final = 500_000
 """Tokens that an engine's KV cache holds if its /metrics do not say: some 31,000 blocks of 16."""
 
 
+MIN_CHUNK_TOKENS: Final = 16
+"""What a chunk takes at least, vLLM's block: a prompt of a thousand empty messages has as many."""
+
+
 class HeldPrefixes:
     """Least recently used prefixes of an engine, up to the capacity of its KV cache in tokens.
 
@@ -75,6 +79,13 @@ class HeldPrefixes:
                 del self._provisional[key]
                 self.tokens -= self._chunks.pop(key, 0)
 
+    def take_news(self) -> list[PrefixKeys]:
+        """The news, which are none from now on."""
+        news = self.news or []
+        if news:
+            self.news = []
+        return news
+
     def clear(self) -> None:
         """The engine is a new one: its cache is empty."""
         self._chunks.clear()
@@ -94,7 +105,8 @@ class HeldPrefixes:
             key = prefix.keys[place]
             tokens = chunks.pop(key, -1)
             if tokens < 0:
-                tokens = ends[place] - (ends[place - 1] if place else 0)
+                own = ends[place] - (ends[place - 1] if place else 0)
+                tokens = max(MIN_CHUNK_TOKENS, own)
                 added += tokens
             chunks[key] = tokens
         self.tokens += added

@@ -10,12 +10,11 @@ worker processes of a host, which are forks of one process, have the same keys.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import orjson
 
-from router.core.tokens import CHARACTERS_PER_TOKEN, prompts
+from router.core.tokens import CHARACTERS_PER_TOKEN, TEXT_PARTS, prompts
 from router.core.values import NO_KEYS, Facts, PrefixKeys, RouteKind
 
 __all__ = ["MIN_TOKENS", "prefix_keys"]
@@ -28,7 +27,9 @@ ID_BYTES: Final = 4
 MIN_TOKENS: Final = 2 * CHUNK_TOKENS
 """Prompts of fewer estimated tokens have no keys: engines compute them in one step anyway."""
 
-TEXT_PARTS: Final = ("text", "input_text", "output_text")
+MAX_STEPS: Final = 8192
+"""Chunks, messages and other parts of a prompt that are looked at: 4 million characters, more than
+any model takes. What is behind them counts as new."""
 
 SHAPING_KEYS: Final = frozenset(
     {
@@ -82,18 +83,20 @@ def _digest(value: object) -> int:
 
 
 class _Chain:
-    """Keys in the making."""
+    """Keys in the making. It takes no more when it has had `MAX_STEPS` chunks and other parts."""
 
-    __slots__ = ("_characters", "_key", "ends", "keys")
+    __slots__ = ("_characters", "_key", "_left", "ends", "keys")
 
     def __init__(self, root: int) -> None:
         self.keys: list[int] = []
         self.ends: list[int] = []
         self._key = root
         self._characters = 0
+        self._left = MAX_STEPS
 
     def add_text(self, text: str) -> None:
         """Add text, in chunks of its own."""
+        text = text[: CHUNK_CHARACTERS * max(0, self._left)]
         if not text:
             return
         key, append = self._key, self.keys.append
@@ -105,13 +108,14 @@ class _Chain:
         whole = range(begun + CHUNK_CHARACTERS, end, CHUNK_CHARACTERS)
         self.ends += [characters // CHARACTERS_PER_TOKEN for characters in whole]
         self.ends.append(end // CHARACTERS_PER_TOKEN)
+        self._left -= len(whole) + 1
 
     def add_prompt(self, prompt: Any) -> None:
         """Add a completion's prompt: a text, or a list of token ids."""
         if isinstance(prompt, str):
             self.add_text(prompt)
             return
-        ids = prompt
+        ids = prompt[: CHUNK_TOKENS * self._left]
         try:
             data = array("I", ids).tobytes()
         except (TypeError, OverflowError):  # the engine will say what is wrong with them
@@ -127,7 +131,7 @@ class _Chain:
         if not isinstance(messages, list):
             return
         for message in messages:
-            if not isinstance(message, Mapping):
+            if self._left <= 0 or not isinstance(message, dict):
                 return
             rest = [item for item in message.items() if item[0] not in ("role", "content")]
             self._mix(hash((_digest(message.get("role")), _digest(rest) if rest else 0)))
@@ -137,15 +141,17 @@ class _Chain:
         """Add a message's content: a text, or a list of parts."""
         if isinstance(content, str):
             self.add_text(content)
-        elif isinstance(content, Iterable) and not isinstance(content, Mapping):
+        elif isinstance(content, list):
             for part in content:
+                if self._left <= 0:
+                    return
                 self._add_part(part)
         elif content is not None:
             self._mix(_digest(content))
 
     def _add_part(self, part: object) -> None:
-        text = part.get("text") if isinstance(part, Mapping) else None
-        if isinstance(part, Mapping) and part.get("type") in TEXT_PARTS and isinstance(text, str):
+        text = part.get("text") if isinstance(part, dict) else None
+        if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(text, str):
             self.add_text(text)
         else:
             self._mix(_digest(part))
@@ -153,3 +159,4 @@ class _Chain:
     def _mix(self, number: int) -> None:
         """Make what follows depend on `number`, which is no text."""
         self._key = hash((self._key, number))
+        self._left -= 1

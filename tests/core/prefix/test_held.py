@@ -38,6 +38,13 @@ def test_as_much_is_held_as_a_prompt_shares_with_those_before() -> None:
     assert cache.match(prompt(2)) == 0
 
 
+def test_chunks_of_no_tokens_take_room_too() -> None:
+    cache = HeldPrefixes()
+    cache.resize(1600)
+    cache.claim(PrefixKeys(tuple(range(5000)), (0,) * 5000)).confirm()
+    assert len(cache) == 100
+
+
 def test_what_is_shared_is_counted_once() -> None:
     cache = held(prompt(1, 2, 3), prompt(1, 2, 4))
     assert cache.tokens == 4 * CHUNK

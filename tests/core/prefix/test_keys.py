@@ -1,5 +1,7 @@
 """Keys of prompts: alike as far as the prompts are alike, and never further."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -7,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.prefix.keys import CHUNK_CHARACTERS, CHUNK_TOKENS, MIN_TOKENS, prefix_keys
+from router.core.prefix.keys import (
+    CHUNK_CHARACTERS,
+    CHUNK_TOKENS,
+    MAX_STEPS,
+    MIN_TOKENS,
+    prefix_keys,
+)
 from router.core.values import NO_KEYS, PrefixKeys
 from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, read, request
 
@@ -111,6 +119,44 @@ def test_images_are_told_apart_and_text_behind_them_is_other_text() -> None:
 def test_parts_of_text_are_the_same_as_what_they_say() -> None:
     parts = [{"type": "text", "text": TEXT}]
     assert keys(messages=[{"role": "user", "content": parts}]) == keys(messages=[MESSAGE])
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"messages": [MESSAGE] + [{"role": "user", "content": "a"}] * 2 * MAX_STEPS},
+    {"messages": [MESSAGE] + [{"role": "user"}] * 2 * MAX_STEPS + [MESSAGE]},
+    {"messages": [MESSAGE, {"role": "user", "content": [{}] * 2 * MAX_STEPS}, MESSAGE]},
+    {"messages": [{"role": "user", "content": "a" * 2 * CHUNK_CHARACTERS * MAX_STEPS}]},
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE)
+def test_the_work_for_one_prompt_is_bounded(body: dict[str, Any]) -> None:
+    found = keys(**body)
+    assert 0 < len(found.keys) == len(found.ends) <= MAX_STEPS
+    again = keys(messages=[*body["messages"], MESSAGE])
+    assert found == again
+
+
+class Counted(list[Any]):
+    """A list that counts how often it was asked for the next item."""
+
+    taken = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            self.taken += 1
+            yield item
+
+
+def test_so_is_that_for_the_parts_of_one_message() -> None:
+    parts = Counted([{}] * 2 * MAX_STEPS)
+    body = {"messages": [MESSAGE, {"role": "user", "content": parts}]}
+    prefix_keys(replace(request(CHAT, messages=[MESSAGE]), body=body))
+    assert parts.taken <= MAX_STEPS
+
+
+def test_so_is_that_for_token_ids() -> None:
+    assert len(keys(COMPLETIONS, prompt=[7] * 2 * CHUNK_TOKENS * MAX_STEPS).keys) == MAX_STEPS
 
 
 def test_an_empty_text_adds_no_key() -> None:
