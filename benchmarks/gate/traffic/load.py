@@ -174,13 +174,13 @@ class Load:
     # what streams ask
 
     def next_request(self) -> tuple[Seen, bytes] | None:
-        number, phase = self._tickets.take(), self._phase
-        if number >= phase.requests and time.monotonic() >= phase.begin + phase.min_seconds:
+        number, phase, now = self._tickets.take(), self._phase, time.monotonic()
+        if number >= phase.requests and now >= phase.begin + phase.min_seconds:
             return None
         bodies = self._target.bodies
         prompt = (phase.offset + number) % len(bodies)
         body, name = bodies[prompt], str(uuid.uuid4()).encode()
-        seen = Seen(number, prompt, time.monotonic())
+        seen = Seen(number, prompt, now)
         self._seen.append(seen)
         self._in_flight += 1
         return seen, self._target.head % (name, name, name, len(body)) + body

@@ -8,12 +8,14 @@ from pathlib import Path
 import orjson
 
 from benchmarks.gate.judge import main_judge
-from tests.benchmarks.gate.real import engines, gate, router
+from tests.benchmarks.gate.real import Gate, engines, gate, router
 
 ASKED = ("--throughput", ">= 1", "--ttft-p99", "<= 20000")
 # So many that nothing is over before a test has done what it does.
 LONG = ("--requests", "400")
 MEASURED = "smoke: 4"
+VOID_RUNS = 4
+"""Runs that may be void before one counts: another process had the cores, and the gate says so."""
 
 
 async def test_a_sound_endpoint_passes_and_everything_is_written(tmp_path: Path) -> None:
@@ -116,11 +118,21 @@ async def test_a_worker_that_stands_still_behind_the_router_is_named(tmp_path: P
     async with (
         engines(3, "--step-ms", "10") as them,
         router("round_robin", them.urls) as url,
-        gate(url, tmp_path, *flags) as it,
     ):
-        await it.until("smoke: 4")
-        await them.go_wrong(1, stall=True, for_s=1.8)
-        assert await it.ended() == 1, it.text
+
+        async def judged(number: int) -> tuple[Gate, int]:
+            """A run in which a worker stands still, and its exit status."""
+            async with gate(url, tmp_path / str(number), *flags) as it:
+                await it.until("smoke: 4")
+                await them.go_wrong(1, stall=True, for_s=1.8)
+                return it, await it.ended()
+
+        it, status = await judged(0)
+        for number in range(VOID_RUNS):
+            if "VOID: smoke" not in it.text:
+                break
+            it, status = await judged(number + 1)
+        assert status == 1, it.text
     assert "ready: 3 workers, from the router's list" in it.text
     assert it.kind == "single-worker backup", it.text
     assert it.result()["pd_router"]["diagnosis"]["worker"] == them.urls[1]
