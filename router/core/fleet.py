@@ -307,7 +307,7 @@ class Fleet:
             self._monitors[event.endpoint.role].ejected_elsewhere(member, event.since, event.until)
         elif isinstance(event, PrefixesHeld):
             for prefix in event.prefixes:
-                member.prefixes.hold(prefix, member.prefixes.match(prefix))
+                member.prefixes.hold(prefix)
         elif is_unreachable(event):
             member.failed(event.cause or FAILURES[event.kind], now)
             self._see(member, HealthSignal.FAILED, now)

@@ -83,6 +83,8 @@ def _last_end(data: bytearray, start: int) -> int:
 
 def events(data: bytes) -> list[bytes]:
     """Split whole events; each keeps its terminator."""
+    if data.find(b"\r") < 0:  # as nearly always; the regular expression takes ten times as long
+        return [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]
     ends = [found.end() for found in _EVENT_END.finditer(data)]
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 

@@ -1,6 +1,7 @@
 """Events by their bytes: where they end, and which is the first that matters."""
 
 import json
+import re
 from itertools import pairwise
 
 import orjson
@@ -112,6 +113,12 @@ def test_an_event_over_the_limit_passes_in_pieces() -> None:
     assert splitter.feed(half) == b""
     assert splitter.feed(b"x") == half + half + b"x"
     assert splitter.feed(b"end\n\n") == b"end\n\n"
+
+
+@given(st.lists(st.sampled_from([b"\n", b"\r", b"data: a", b": b"]), max_size=12).map(b"".join))
+def test_an_event_ends_with_its_first_empty_line(stream: bytes) -> None:
+    ends = [found.end() for found in re.finditer(rb"\r?\n\r?\n", stream)]
+    assert events(stream) == [stream[a:b] for a, b in zip([0, *ends], ends, strict=False)]
 
 
 def test_only_whole_events_pass_however_large_they_are() -> None:

@@ -5,7 +5,7 @@ The same order here: a prefix is never forgotten before what continues it, so ho
 is held can be found by bisection.
 """
 
-from bisect import bisect_left
+from collections import OrderedDict
 from typing import Final
 
 from router.core.values import PrefixKeys
@@ -34,7 +34,7 @@ class HeldPrefixes:
         """Of the prompts whose first token came, and those of them that were held before."""
         self.news: list[PrefixKeys] | None = None
         """Prompts held since somebody emptied it; None where nobody wants to know."""
-        self._chunks: dict[int, int] = {}
+        self._chunks: OrderedDict[int, int] = OrderedDict()
         """Tokens of each chunk by key, the least recently used first."""
         self._provisional: dict[int, PrefixClaim] = {}
         """The claims that will have made provisional chunks held."""
@@ -45,30 +45,35 @@ class HeldPrefixes:
 
     def match(self, prefix: PrefixKeys) -> int:
         """Tokens of the longest part of the prompt that it holds, provisional ones included."""
-        chunks, keys = self._chunks, prefix.keys
-        if not keys or keys[0] not in chunks:
+        keys, chunks = prefix.keys, self._chunks
+        if not keys or keys[0] not in chunks:  # as on most engines, for each request
             return 0
-        count = bisect_left(keys, 1, lo=1, key=lambda key: key not in chunks)
-        return prefix.ends[count - 1]
+        return prefix.ends[self._count(keys) - 1]
 
     def claim(self, prefix: PrefixKeys) -> "PrefixClaim":
         """A request with this prompt is sent: the cache will hold it."""
-        claim = PrefixClaim(self, prefix, self.match(prefix))
-        chunks, provisional = self._chunks, self._provisional
-        for key in prefix.keys:
+        keys, chunks, provisional = prefix.keys, self._chunks, self._provisional
+        count = self._count(keys)
+        claim = PrefixClaim(self, prefix, prefix.ends[count - 1] if count else 0)
+        for key in keys if provisional else keys[count:]:
             if key not in chunks or key in provisional:
                 provisional[key] = claim
         self._use(prefix)
         return claim
 
-    def hold(self, prefix: PrefixKeys, matched: int) -> None:
-        """The cache holds this prompt: it has been computed there, but for `matched` tokens."""
-        self.prompt_tokens += prefix.ends[-1]
-        self.predicted_tokens += matched
-        provisional = self._provisional
-        if provisional:
-            for key in prefix.keys:
-                provisional.pop(key, None)
+    def confirm(self, prefix: PrefixKeys, matched: int) -> None:
+        """The cache holds what was claimed: it has been computed, but for `matched` tokens.
+
+        It was used a moment ago, at the claim: a long prompt's hundreds of chunks are not moved
+        again unless some of them are gone.
+        """
+        self._computed(prefix, matched)
+        if self._count(prefix.keys) < len(prefix.keys):
+            self._use(prefix)
+
+    def hold(self, prefix: PrefixKeys) -> None:
+        """The cache holds this prompt, which another process has sent there."""
+        self._computed(prefix, self.match(prefix))
         self._use(prefix)
 
     def drop(self, claim: "PrefixClaim", prefix: PrefixKeys) -> None:
@@ -97,20 +102,46 @@ class HeldPrefixes:
         self.capacity = capacity
         self._evict()
 
+    def _count(self, keys: tuple[int, ...]) -> int:
+        """How many of a prompt's chunks it holds, from the first on."""
+        chunks, end = self._chunks, len(keys)
+        if not end or keys[0] not in chunks:
+            return 0
+        if keys[-1] in chunks:  # a prompt that comes again
+            return end
+        count = 1
+        while end - count > 1:  # it holds `count`, and not `end`
+            middle = (count + end) // 2
+            if keys[middle - 1] in chunks:
+                count = middle
+            else:
+                end = middle
+        return count
+
+    def _computed(self, prefix: PrefixKeys, matched: int) -> None:
+        """Count a prediction; what was provisional is held."""
+        self.prompt_tokens += prefix.ends[-1]
+        self.predicted_tokens += matched
+        provisional = self._provisional
+        if provisional:
+            for key in prefix.keys:
+                provisional.pop(key, None)
+
     def _use(self, prefix: PrefixKeys) -> None:
         """Make the prompt's chunks the most recently used ones, its head last of all."""
         chunks, ends = self._chunks, prefix.ends
-        added = 0
-        for place in range(len(ends) - 1, -1, -1):
-            key = prefix.keys[place]
-            tokens = chunks.pop(key, -1)
-            if tokens < 0:
+        use = chunks.move_to_end
+        place = len(ends)
+        for key in reversed(prefix.keys):
+            place -= 1
+            if key in chunks:
+                use(key)
+            else:
                 own = ends[place] - (ends[place - 1] if place else 0)
-                tokens = max(MIN_CHUNK_TOKENS, own)
-                added += tokens
-            chunks[key] = tokens
-        self.tokens += added
-        self._evict()
+                chunks[key] = tokens = max(MIN_CHUNK_TOKENS, own)
+                self.tokens += tokens
+        if self.tokens > self.capacity:
+            self._evict()
 
     def _evict(self) -> None:
         chunks = self._chunks
@@ -134,7 +165,7 @@ class PrefixClaim:
         """The first token came: the engine has computed the prompt. Idempotent."""
         held, self._held = self._held, None
         if held is not None:
-            held.hold(self._prefix, self._matched)
+            held.confirm(self._prefix, self._matched)
             if held.news is not None:
                 held.news.append(self._prefix)
 

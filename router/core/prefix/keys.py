@@ -31,6 +31,9 @@ MAX_STEPS: Final = 8192
 """Chunks, messages and other parts of a prompt that are looked at: 4 million characters, more than
 any model takes. What is behind them counts as new."""
 
+NAMED_MEMBERS: Final = 2
+"""Of a message, that are looked at by name: its role and its content."""
+
 SHAPING_KEYS: Final = frozenset(
     {
         *("tools", "tool_choice", "functions", "documents", "cache_salt", "mm_processor_kwargs"),
@@ -68,8 +71,10 @@ def prefix_keys(facts: Facts) -> PrefixKeys:
 
 def _root(facts: Facts) -> int:
     body = facts.body
+    if SHAPING_KEYS.isdisjoint(body):
+        return hash((facts.route.path, facts.model))
     shaping = [(key, _digest(body[key])) for key in sorted(SHAPING_KEYS.intersection(body))]
-    return hash((facts.route.kind, facts.model, *shaping))
+    return hash((facts.route.path, facts.model, *shaping))
 
 
 def _digest(value: object) -> int:
@@ -99,16 +104,22 @@ class _Chain:
         text = text[: CHUNK_CHARACTERS * max(0, self._left)]
         if not text:
             return
-        key, append = self._key, self.keys.append
-        for start in range(0, len(text), CHUNK_CHARACTERS):
-            key = hash((key, text[start : start + CHUNK_CHARACTERS]))
-            append(key)
+        key = self._key
         begun, end = self._characters, self._characters + len(text)
-        self._key, self._characters = key, end
-        whole = range(begun + CHUNK_CHARACTERS, end, CHUNK_CHARACTERS)
-        self.ends += [characters // CHARACTERS_PER_TOKEN for characters in whole]
+        if len(text) > CHUNK_CHARACTERS:
+            append = self.keys.append
+            for start in range(0, len(text), CHUNK_CHARACTERS):
+                key = hash((key, text[start : start + CHUNK_CHARACTERS]))
+                append(key)
+            whole = range(begun + CHUNK_CHARACTERS, end, CHUNK_CHARACTERS)
+            self.ends += [characters // CHARACTERS_PER_TOKEN for characters in whole]
+            self._left -= len(whole)
+        else:  # most messages are short
+            key = hash((key, text))
+            self.keys.append(key)
         self.ends.append(end // CHARACTERS_PER_TOKEN)
-        self._left -= len(whole) + 1
+        self._key, self._characters = key, end
+        self._left -= 1
 
     def add_prompt(self, prompt: Any) -> None:
         """Add a completion's prompt: a text, or a list of token ids."""
@@ -133,9 +144,17 @@ class _Chain:
         for message in messages:
             if self._left <= 0 or not isinstance(message, dict):
                 return
-            rest = [item for item in message.items() if item[0] not in ("role", "content")]
-            self._mix(hash((_digest(message.get("role")), _digest(rest) if rest else 0)))
-            self.add_content(message.get("content"))
+            role, content = message.get("role"), message.get("content")
+            own = hash(role) if isinstance(role, str) else _digest(role)
+            if len(message) > NAMED_MEMBERS or role is None or content is None:
+                rest = [item for item in message.items() if item[0] not in ("role", "content")]
+                own = hash((own, _digest(rest)))
+            self._key = hash((self._key, own))
+            self._left -= 1
+            if isinstance(content, str):
+                self.add_text(content)
+            else:
+                self.add_content(content)
 
     def add_content(self, content: object) -> None:
         """Add a message's content: a text, or a list of parts."""

@@ -98,6 +98,16 @@ def test_of_two_siblings_one_may_fail() -> None:
     assert cache.match(prompt(1, 2)) == CHUNK
 
 
+def test_what_others_displaced_before_its_first_token_is_there_after_it() -> None:
+    cache = HeldPrefixes()
+    cache.resize(3 * CHUNK)
+    claim = cache.claim(prompt(1, 2))
+    cache.claim(prompt(3, 4, 5)).confirm()
+    assert cache.match(prompt(1, 2)) == 0
+    claim.confirm()
+    assert cache.match(prompt(1, 2)) == 2 * CHUNK
+
+
 def test_a_sibling_that_is_computed_keeps_what_the_other_claimed() -> None:
     cache = HeldPrefixes()
     first, second = cache.claim(prompt(1, 2)), cache.claim(prompt(1, 2))
@@ -129,7 +139,7 @@ def test_others_are_told_only_of_what_was_computed_for_this_process() -> None:
     claim = cache.claim(prompt(1))
     assert not cache.news
     claim.confirm()
-    cache.hold(prompt(2), 0)  # as another process says
+    cache.hold(prompt(2))  # as another process says
     assert cache.news == [prompt(1)]
 
 
@@ -152,7 +162,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(path=paths)
     def hold(self, path: list[int]) -> None:
         """Another process says that it is held."""
-        self.cache.hold(prompt(*path), 0)
+        self.cache.hold(prompt(*path))
 
     @rule(which=st.integers(0, 9), is_good=st.booleans())
     def end(self, which: int, is_good: bool) -> None:
