@@ -35,7 +35,8 @@ cover: install clean-compiled
 # Instructions and system calls per request and chunk, against the stored ones. Needs valgrind.
 BASELINE := benchmarks/baselines/instructions.json
 instructions: install
-	$(BIN)/python -m benchmarks instructions --router ours --baseline $(BASELINE)
+	$(BIN)/python -m benchmarks instructions --router ours --router ours-sed \
+	  --baseline $(BASELINE)
 
 # The hot modules (setup.py names them), compiled in place by mypyc from the same source: the .so
 # files are imported instead of the .py beside them, until clean-compiled. Needs gcc; a minute.

@@ -1,4 +1,4 @@
-"""The stored costs of our router, and which figures have grown since.
+"""The stored costs of our routers, and which figures have grown since.
 
 Counts are of one interpreter, one kind of machine and one form of the router: the file keeps
 figures for each, and what it has none for is not compared.
@@ -57,10 +57,11 @@ def form() -> str:
     return "compiled" if any((REPOSITORY / "router").rglob("*.so")) else "pure Python"
 
 
-def kind() -> str:
-    """What a count holds for."""
+def kind(router: str = "") -> str:
+    """What counts hold for: of this router, or of any."""
     python = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
-    return f"{python}, {machine.build()}, {platform.machine()}, {form()}"
+    any_router = f"{python}, {machine.build()}, {platform.machine()}, {form()}"
+    return f"{any_router}: {router}" if router else any_router
 
 
 def versions() -> dict[str, str]:

@@ -22,8 +22,11 @@ from benchmarks.routers.table import ROUTERS
 from benchmarks.system.processes import StartError
 
 DEFAULT = ("ours", "vllm-router", "nginx")
-GUARDED = "ours"
+GUARDED = ("ours", "ours-sed")
+# What a new user runs.
+PROFILED = "ours-sed"
 MAX_GROWTH = 0.03
+GUARDS = " and ".join(GUARDED)
 PREFIX = "pd-router-instructions-"
 
 
@@ -38,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
         "--router", choices=names, action="append", help=f"repeat; default: {', '.join(DEFAULT)}"
     )
     top.add_argument("--out", type=Path, metavar="FILE", help="write the figures there, as JSON")
-    top.add_argument("--baseline", type=Path, metavar="FILE", help=f"stored figures of {GUARDED}")
+    top.add_argument("--baseline", type=Path, metavar="FILE", help=f"stored figures of {GUARDS}")
     top.add_argument(
         "--max-growth",
         type=float,
@@ -50,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         "--write-baseline", action="store_true", help="store the figures in --baseline's file"
     )
     top.add_argument(
-        "--profile", action="store_true", help=f"instead: bytecodes by function of {GUARDED}"
+        "--profile", action="store_true", help=f"instead: bytecodes by function of {PROFILED}"
     )
     return top
 
@@ -76,11 +79,14 @@ def main(command: Sequence[str]) -> int:
         return 1
     if arguments.baseline is None:
         return 0
+    guarded = [name for name in GUARDED if name in costs]
     if arguments.write_baseline:
-        baseline.write(arguments.baseline, baseline.kind(), costs[GUARDED])
-        console.print(f"stored in {arguments.baseline}: {baseline.kind()}")
+        for name in guarded:
+            baseline.write(arguments.baseline, baseline.kind(name), costs[name])
+            console.print(f"stored in {arguments.baseline}: {baseline.kind(name)}")
         return 0
-    return compare(arguments.baseline, costs[GUARDED], arguments.max_growth, console)
+    most = arguments.max_growth
+    return max(compare(arguments.baseline, name, costs[name], most, console) for name in guarded)
 
 
 def _arguments(command: Sequence[str]) -> argparse.Namespace:
@@ -89,15 +95,15 @@ def _arguments(command: Sequence[str]) -> argparse.Namespace:
     arguments.router = list(dict.fromkeys(arguments.router or DEFAULT))
     if arguments.write_baseline and arguments.baseline is None:
         parser().error("argument --write-baseline: needs --baseline")
-    if arguments.baseline is not None and GUARDED not in arguments.router:
-        parser().error(f"argument --baseline: {GUARDED} is not among --router")
+    if arguments.baseline is not None and not set(GUARDED) & set(arguments.router):
+        parser().error(f"argument --baseline: neither {GUARDS} is among --router")
     return arguments
 
 
 def _profile(console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         place = Path(name)
-        report.show_profile(count(Bytecodes(place), ROUTERS[GUARDED], place), console)
+        report.show_profile(count(Bytecodes(place), ROUTERS[PROFILED], place), console)
     return 0
 
 
@@ -117,9 +123,9 @@ def _count(names: Sequence[str], console: Console) -> dict[str, Costs]:
     return costs
 
 
-def compare(path: Path, costs: Costs, most: float, console: Console) -> int:
+def compare(path: Path, router: str, costs: Costs, most: float, console: Console) -> int:
     """Say what has changed since the baseline; 1 when something has grown by more than `most`."""
-    kind = baseline.kind()
+    kind = baseline.kind(router)
     stored = baseline.read(path, kind)
     if stored is None:
         console.print(
@@ -129,11 +135,11 @@ def compare(path: Path, costs: Costs, most: float, console: Console) -> int:
     changes = list(baseline.changes(stored.figures, baseline.figures(costs)))
     grown = [each for each in changes if each.growth > most]
     for each in grown:
-        console.print(f"[red]GREW[/red] {each}: more than {most:.0%} over the baseline")
+        console.print(f"[red]GREW[/red] {router}, {each}: more than {most:.0%} over the baseline")
     if any(each.growth < -most for each in changes):
-        console.print("cheaper than the baseline: store the new figures with --write-baseline")
+        console.print(f"{router} is cheaper than the baseline: store it with --write-baseline")
     if differing := baseline.other_versions(stored.versions):
         console.print(f"not as in the baseline: {'; '.join(differing)}")
     if not grown:
-        console.print(f"no figure has grown by more than {most:.0%} over {path}")
+        console.print(f"{router}: no figure has grown by more than {most:.0%} over {path}")
     return 1 if grown else 0

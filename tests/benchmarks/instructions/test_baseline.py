@@ -21,13 +21,13 @@ def costs(unary: float = 1000, chunk: float = 100, calls: float = 8) -> Costs:
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     path = tmp_path / "deep" / "baseline.json"
-    baseline.write(path, baseline.kind(), costs())
+    baseline.write(path, baseline.kind("ours"), costs())
     return path
 
 
 def compared(path: Path, now: Costs) -> tuple[int, str]:
     out = io.StringIO()
-    status = compare(path, now, 0.03, Console(file=out, width=300))
+    status = compare(path, "ours", now, 0.03, Console(file=out, width=300))
     return status, out.getvalue()
 
 
@@ -40,8 +40,14 @@ def test_equal_figures_pass(stored: Path) -> None:
 def test_a_figure_that_grew_is_named_with_both_values(stored: Path) -> None:
     status, text = compared(stored, costs(chunk=104))
     assert status == 1
-    assert "GREW chunk: instructions 100 -> 104 (+4.0%): more than 3% over the baseline" in text
+    assert "GREW ours, chunk: instructions 100 -> 104 (+4.0%): more than 3% over the base" in text
     assert "unary" not in text
+
+
+def test_each_router_is_compared_with_its_own_figures(stored: Path) -> None:
+    out = io.StringIO()
+    assert compare(stored, "ours-sed", costs(unary=2000), 0.03, Console(file=out)) == 0
+    assert "no figures for" in out.getvalue()
 
 
 def test_growth_within_the_limit_passes(stored: Path) -> None:
@@ -51,7 +57,7 @@ def test_growth_within_the_limit_passes(stored: Path) -> None:
 def test_system_calls_are_guarded_too(stored: Path) -> None:
     status, text = compared(stored, costs(calls=9))
     assert status == 1
-    assert "GREW unary: system calls 8 -> 9" in text
+    assert "GREW ours, unary: system calls 8 -> 9" in text
 
 
 def test_a_cheaper_router_is_told_to_store_it(stored: Path) -> None:
@@ -65,7 +71,7 @@ def test_where_no_baseline_fits_it_says_so_and_passes(tmp_path: Path) -> None:
     baseline.write(path, "another interpreter", costs(unary=1))
     status, text = compared(path, costs())
     assert status == 0
-    assert f"no figures for {baseline.kind()}" in text
+    assert f"no figures for {baseline.kind('ours')}" in text
 
 
 def test_storing_one_kind_keeps_the_others(tmp_path: Path) -> None:
@@ -81,7 +87,7 @@ def test_storing_one_kind_keeps_the_others(tmp_path: Path) -> None:
 
 def test_other_versions_are_said(stored: Path) -> None:
     body = orjson.loads(stored.read_bytes())
-    body[baseline.kind()]["versions"]["uvloop"] = "0.1"
+    body[baseline.kind("ours")]["versions"]["uvloop"] = "0.1"
     stored.write_bytes(orjson.dumps(body))
     assert "uvloop 0.1 ->" in compared(stored, costs())[1]
 
@@ -99,6 +105,7 @@ def test_a_figure_that_was_nothing_has_grown_when_it_is_something() -> None:
 
 def test_a_kind_says_interpreter_machine_and_form() -> None:
     assert baseline.kind().count(",") == 3
+    assert baseline.kind("ours") == f"{baseline.kind()}: ours"
     assert baseline.form() in ("pure Python", "compiled")
 
 
