@@ -1,17 +1,8 @@
 """The rules for Prometheus are valid and name what exists, and their alerts fire and clear."""
 
-import contextlib
-import json
 import re
-import shutil
 import subprocess
-import sys
-import threading
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,21 +11,11 @@ import pytest
 import yaml
 
 from tests.deploy.places import ROOT
+from tests.deploy.site import Site, needs_prometheus, running
 from tests.docs.blocks import tables
-from tests.docs.running import answers, free_ports, process
 
 RULES = sorted((ROOT / "deploy" / "prometheus").glob("*.yaml"))
 CASES = Path(__file__).with_name("prometheus.yaml")
-
-SECONDS = 60.0
-"""For a state that must come; only a test that fails waits so long."""
-
-needs_prometheus = pytest.mark.skipif(
-    shutil.which("prometheus") is None or shutil.which("promtool") is None,
-    reason="needs Prometheus: apt install prometheus",
-)
-
-Labels = Mapping[str, str]
 
 
 def rules() -> list[dict[str, Any]]:
@@ -102,126 +83,15 @@ def hastened(text: str) -> str:
     return re.sub(r"for: \w+", "for: 600ms", text)
 
 
-def get(url: str) -> Any:
-    """A JSON document."""
-    with urllib.request.urlopen(url, timeout=SECONDS) as response:
-        return json.load(response)
-
-
-class Site:
-    """Three decode engines, a router, and a Prometheus that scrapes its admin port."""
-
-    def __init__(self, folder: Path) -> None:
-        ports = free_ports(range(6))
-        *engines, router, admin, prometheus = (f"http://127.0.0.1:{port}" for port in ports)
-        self.engines, self.router, self.prometheus = engines, router, prometheus
-        for path in RULES:
-            (folder / path.name).write_text(hastened(path.read_text()))
-        configuration = {
-            "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
-            "rule_files": [str(folder / path.name) for path in RULES],
-            "scrape_configs": [
-                {
-                    "job_name": "pd-router",
-                    "static_configs": [{"targets": [admin.removeprefix("http://")]}],
-                }
-            ],
-        }
-        (folder / "prometheus.yml").write_text(json.dumps(configuration))
-        self.commands = (
-            f"exec {sys.executable} -m router.simulator --role decode --step-ms 5 --count 3"
-            f" --port {ports[0]}",
-            f"exec {sys.executable} -m router.cli serve --port {ports[3]} --admin-port {ports[4]}"
-            f" --decode {','.join(engines)} --health-check-interval 0.2 --outlier-ejection-time 1"
-            " --max-excluded-percent 100 --load-balancing-strategy round_robin",
-            f"exec prometheus --config.file={folder}/prometheus.yml --storage.tsdb.path={folder}/db"
-            f" --web.listen-address={prometheus.removeprefix('http://')}",
-        )
-
-    def firing(self) -> list[Labels]:
-        """The labels of the alerts that fire."""
-        alerts = get(f"{self.prometheus}/api/v1/alerts")["data"]["alerts"]
-        return [alert["labels"] for alert in alerts if alert["state"] == "firing"]
-
-    def fires(self, alert: str, **labels: str) -> bool:
-        """Whether an alert with these labels does."""
-        wanted = {"alertname": alert, **labels}.items()
-        return any(wanted <= each.items() for each in self.firing())
-
-    def value(self, query: str) -> float | None:
-        """The first value of a query."""
-        text = urllib.parse.urlencode({"query": query})
-        found = get(f"{self.prometheus}/api/v1/query?{text}")["data"]["result"]
-        return float(found[0]["value"][1]) if found else None
-
-    def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait for a state."""
-        deadline = time.monotonic() + SECONDS
-        while not holds():
-            assert time.monotonic() < deadline, f"{what}; firing: {self.firing()}"
-            time.sleep(0.1)
-
-    @contextlib.contextmanager
-    def fault(self, *engines: str, **faults: object) -> Iterator[None]:
-        """Something is wrong with these engines."""
-        for engine in engines:
-            self._faults(engine, "POST", json.dumps(faults).encode())
-        try:
-            yield
-        finally:
-            for engine in engines:
-                self._faults(engine, "DELETE", None)
-
-    def _faults(self, engine: str, method: str, body: bytes | None) -> None:
-        request = urllib.request.Request(f"{engine}/sim/faults", body, method=method)
-        with urllib.request.urlopen(request, timeout=SECONDS) as response:
-            assert response.status == 200
-
-
-def stream(router: str) -> None:
-    """A short stream; whatever comes of it."""
-    body = {"model": "sim", "prompt": "Hello", "max_tokens": 20, "stream": True}
-    head = {"Content-Type": "application/json"}
-    asked = urllib.request.Request(f"{router}/v1/completions", json.dumps(body).encode(), head)
-    with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=SECONDS) as response:
-        response.read()
-
-
-@contextlib.contextmanager
-def users(router: str, count: int) -> Iterator[None]:
-    """Each asks again as soon as it has its answer."""
-    is_over = threading.Event()
-
-    def ask() -> None:
-        while not is_over.is_set():
-            stream(router)
-            is_over.wait(0.05)
-
-    threads = [threading.Thread(target=ask) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    site = Site(tmp_path)
-    with contextlib.ExitStack() as stack:
-        *started, prometheus = (stack.enter_context(process(each)) for each in site.commands)
-        answers(site.router, *started)
-        site_is_up = "the router is not scraped"
-        while prometheus.poll() is None:
-            with contextlib.suppress(OSError):
-                get(f"{site.prometheus}/api/v1/alerts")
-                break
-            time.sleep(0.1)
-        site.until(lambda: site.value('up{job="pd-router"}') == 1, site_is_up)
-        stack.enter_context(users(site.router, 6))
+    for path in RULES:
+        (tmp_path / path.name).write_text(hastened(path.read_text()))
+    hasty = (
+        "--health-check-interval 0.2 --outlier-ejection-time 1 --max-excluded-percent 100"
+        " --load-balancing-strategy round_robin"
+    )
+    with running(tmp_path, hasty, rules=[path.name for path in RULES]) as site:
         yield site
 
 
