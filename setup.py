@@ -30,6 +30,7 @@ COMPILED = (
     "router/net/response_writer.py",
     "router/net/served_request.py",
     "router/net/start_limiter.py",
+    "router/net/traced_request.py",
     "router/telemetry/batched.py",
     "router/telemetry/event_buffer.py",
     "router/telemetry/logs.py",

@@ -35,6 +35,7 @@ from router.settings_values import (
     Share,
     Strategy,
     Text,
+    TracesUrl,
     Urls,
     Whole,
     Workers,
@@ -315,6 +316,16 @@ class Settings(BaseSettings):
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="How it is logged: text or json, one line each."
+    )
+    otlp_traces_endpoint: TracesUrl | None = Field(
+        None,
+        description="URL that takes traces by OTLP over HTTP, such as "
+        "http://collector:4318/v1/traces; needs the extra `tracing`. By default nothing is traced.",
+    )
+    trace_sample: Share = Field(
+        1.0,
+        description="Share of requests that are traced, 0 to 1; of those whose client traces them "
+        "the client decides.",
     )
 
     @model_validator(mode="after")

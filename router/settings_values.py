@@ -15,7 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
-from router.core.urls import normalise
+from router.core.urls import normalise, origin
 
 __all__ = [
     "ALL",
@@ -32,6 +32,7 @@ __all__ = [
     "Share",
     "Strategy",
     "Text",
+    "TracesUrl",
     "Urls",
     "Whole",
     "Workers",
@@ -159,7 +160,14 @@ def _certificates(path: Path) -> Path:
     return path
 
 
+def _traces_url(url: str) -> str:
+    """With the path that OTLP has for traces, where the URL has none."""
+    place = origin(_url(url))
+    return place.url if place.prefix else f"{place.url}/v1/traces"
+
+
 Text = Annotated[str, Field(min_length=1)]
+TracesUrl = Annotated[str, AfterValidator(_traces_url)]
 Key = Annotated[str, AfterValidator(_key)]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]

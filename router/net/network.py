@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from router.core.events import Event
+from router.core.events import Event, RequestEnded
 from router.core.plans.steps import Plan
 from router.core.schedule import Scheduler
-from router.core.values import Decision, Endpoint, Facts
+from router.core.values import Decision, Endpoint, Facts, Failure, Route
 from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.pool import EnginePool
 from router.net.relay import Patience
 from router.net.start_limiter import StartLimiter
 
-__all__ = ["Active", "KVReady", "Limits", "Network", "Timeouts"]
+__all__ = ["Active", "KVReady", "Limits", "Network", "RequestTrace", "Timeouts", "Tracing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,34 @@ class KVReady(Protocol):
         """Whether `count` reports for `transfer_id` came within `timeout` seconds."""
 
 
+class RequestTrace(Protocol):
+    """The trace of one request: a span for it, and one for each leg, one after the other."""
+
+    def begin_leg(self, endpoint: Endpoint, path: str) -> None:
+        """An engine is asked."""
+
+    def headers(self) -> bytes:
+        """The header lines that make the leg's span the parent of the engine's own."""
+
+    def first_token(self) -> None:
+        """The client has had the first content of a stream."""
+
+    def end_leg(self, status: int, failure: Failure | None) -> None:
+        """It is known what became of the leg; `status` is 0 if no answer began."""
+
+    def end(self, record: RequestEnded) -> None:
+        """The request is over, and whatever leg is under way."""
+
+
+class Tracing(Protocol):
+    """Makes traces."""
+
+    def begin(
+        self, route: Route, traceparent: bytes | None, tracestate: bytes | None
+    ) -> RequestTrace:
+        """The trace of a request that has arrived, part of its client's own where it sent one."""
+
+
 class Active(Protocol):
     """A request that is being served."""
 
@@ -72,4 +100,5 @@ class Network:
     """Whether answers say which engine gave them."""
     engine_api_key: str | None = None
     kv_ready: KVReady | None = None
+    tracing: Tracing | None = None
     rng: Random = field(default_factory=Random)

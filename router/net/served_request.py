@@ -339,11 +339,15 @@ class ServedRequest(RequestRun):
     def _engine_lines(self, head: RequestHead) -> bytes:
         """The client's header lines that go on to engines, and the key for those."""
         key = self._network.engine_api_key
-        drop = DROP_WHEN_READING if self._route.generates else DROP_FOR_ENGINE
+        drop = self._not_for_engines()
         if key is None:
             return http.block(http.end_to_end(head.headers, drop))
         lines = http.block(http.end_to_end(head.headers, drop | {b"authorization"}))
         return lines + b"authorization: Bearer %b\r\n" % key.encode()
+
+    def _not_for_engines(self) -> frozenset[bytes]:
+        """The client's headers that do not go on to engines."""
+        return DROP_WHEN_READING if self._route.generates else DROP_FOR_ENGINE
 
     # What the engine leg reports.
 

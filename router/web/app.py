@@ -52,6 +52,7 @@ from router.settings import Settings, SettingsError
 from router.telemetry.event_buffer import EventBuffer
 from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics, WorkerGroup
+from router.telemetry.tracing import Tracing
 from router.web.admin import OperationsHandler
 from router.web.operations import (
     Admin,
@@ -111,6 +112,7 @@ class Router:
         scheduler = scheduler_of(settings, self.fleet)
         self._receivers = _receivers(settings)
         self._kv_ready = _kv_ready(settings)
+        self._tracing = _tracing(settings)
         self._transfers = _transfer_ids()
         self._idle_sweep = IdleTimeoutSweep(
             min(
@@ -143,6 +145,7 @@ class Router:
             names_engines=settings.engine_header == "on",
             engine_api_key=settings.engine_api_key,
             kv_ready=self._kv_ready,
+            tracing=self._tracing,
         )
         self._prober = Prober(
             self.fleet,
@@ -280,6 +283,8 @@ class Router:
                 self._kv_ready.close()
             for pool in self.pools.values():
                 pool.close()
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
 
 
 def endpoints_of(settings: Settings) -> list[Endpoint]:
@@ -383,6 +388,15 @@ def _kv_ready(settings: Settings) -> KVReadySocket | None:
         return KVReadySocket(settings.lmcache_notify_bind)
     except ImportError as error:
         raise SettingsError(f"--lmcache-notify-bind: {error}") from None
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    if settings.otlp_traces_endpoint is None:
+        return None
+    try:
+        return Tracing(settings.otlp_traces_endpoint, settings.trace_sample)
+    except ImportError as error:
+        raise SettingsError(f"--otlp-traces-endpoint: {error}") from None
 
 
 def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:

@@ -15,6 +15,7 @@ from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads
 from router.net.network import Active, Network
 from router.net.served_request import ServedRequest
+from router.net.traced_request import TracedRequest
 from router.web.asgi_call import App, AsgiCall
 
 __all__ = ["RequestHandler", "split_target"]
@@ -66,7 +67,12 @@ class RequestHandler:
     def _serve(
         self, connection: ClientConnection, request: ClientRequest, route: Route, query: bytes
     ) -> None:
-        served = ServedRequest(self.network, connection, request, route, query)
+        network = self.network
+        served = (
+            ServedRequest(network, connection, request, route, query)
+            if network.tracing is None
+            else TracedRequest(network, connection, request, route, query, network.tracing)
+        )
         if self._is_closed:
             served.abort()
         else:

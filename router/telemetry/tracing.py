@@ -1,0 +1,210 @@
+"""Traces of requests by OpenTelemetry, exported by OTLP over HTTP (the extra `tracing`).
+
+Attributes are named by OpenTelemetry's conventions for HTTP and generative AI; what they have no
+name for begins with `pd_router.`. Spans wait in a bounded queue for a thread that exports them: a
+collector that is slow or gone costs spans, never a request.
+"""
+
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from router import __version__
+from router.core.events import RequestEnded
+from router.core.urls import origin
+from router.core.values import Endpoint, Failure, Route, RouteKind
+
+__all__ = ["RequestTrace", "Tracing"]
+
+MAX_QUEUE: Final = 2048
+"""Spans that wait, some megabytes; further ones drop the oldest."""
+
+BATCH: Final = 128
+"""Spans per export: encoding them takes the interpreter for some milliseconds."""
+
+DELAY_MS: Final = 1000
+"""Longest time that a span waits."""
+
+EXPORT_SECONDS: Final = 3.0
+"""For one export, retries included."""
+
+CLOSE_SECONDS: Final = 3.0
+"""For all that waits at the router's end; the rest is lost."""
+
+MAX_TEXT: Final = 256
+"""Characters of an attribute that clients or engines write."""
+
+OPERATIONS: Final[Mapping[RouteKind, str]] = MappingProxyType(
+    {
+        RouteKind.CHAT: "chat",
+        RouteKind.COMPLETIONS: "text_completion",
+        RouteKind.RESPONSES: "chat",
+        RouteKind.MESSAGES: "chat",
+    }
+)
+"""gen_ai.operation.name, by kind of route."""
+
+
+class Tracing:
+    """Makes traces, and exports a share of them to `endpoint`, the URL that takes traces.
+
+    Of requests whose client traces them the client has decided whether they are exported.
+    """
+
+    def __init__(self, endpoint: str, share: float) -> None:
+        """Starts a thread. Raises ImportError, naming the extra to install."""
+        try:
+            from opentelemetry import trace  # noqa: PLC0415 - an extra
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
+                OTLPSpanExporter,
+            )
+            from opentelemetry.sdk import resources  # noqa: PLC0415
+            from opentelemetry.sdk.trace import SpanLimits, TracerProvider  # noqa: PLC0415
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+            from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio  # noqa: PLC0415
+            from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+                TraceContextTextMapPropagator,
+            )
+        except ImportError as error:
+            raise ImportError(
+                f"tracing needs {error.name}: pip install 'pd-router[tracing]'"
+            ) from None
+        self._api: Any = trace
+        self._propagator = TraceContextTextMapPropagator()
+        self._exporter = OTLPSpanExporter(endpoint, timeout=EXPORT_SECONDS)
+        own = resources.Resource({"service.name": "pd-router", "service.version": __version__})
+        self._provider = TracerProvider(
+            sampler=ParentBasedTraceIdRatio(share),
+            # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last, so they win.
+            resource=own.merge(resources.OTELResourceDetector().detect()),
+            shutdown_on_exit=False,
+            span_limits=SpanLimits(max_attribute_length=MAX_TEXT),
+        )
+        self._provider.add_span_processor(
+            BatchSpanProcessor(
+                self._exporter,
+                max_queue_size=MAX_QUEUE,
+                schedule_delay_millis=DELAY_MS,
+                max_export_batch_size=BATCH,
+            )
+        )
+        self._tracer = self._provider.get_tracer("pd-router", __version__)
+
+    def begin(
+        self, route: Route, traceparent: bytes | None, tracestate: bytes | None
+    ) -> "RequestTrace":
+        """The trace of a request that has arrived."""
+        given = (("traceparent", traceparent), ("tracestate", tracestate))
+        carrier = {name: value.decode("latin-1") for name, value in given if value is not None}
+        span = self._tracer.start_span(
+            f"POST {route.path}",
+            self._propagator.extract(carrier),
+            self._api.SpanKind.SERVER,
+            {"http.request.method": "POST", "http.route": route.path, "url.path": route.path},
+        )
+        return RequestTrace(self, route, span)
+
+    def leg(self, parent: Any, endpoint: Endpoint, path: str) -> Any:
+        """The span of a request to an engine."""
+        place = origin(endpoint.url)
+        attributes: dict[str, Any] = {
+            "http.request.method": "POST",
+            "url.path": path.partition("?")[0],
+            "server.address": place.host,
+            "server.port": place.port,
+            "pd_router.endpoint": endpoint.url,
+        }
+        context = self._api.set_span_in_context(parent)
+        return self._tracer.start_span(
+            str(endpoint.role), context, self._api.SpanKind.CLIENT, attributes
+        )
+
+    def headers(self, span: Any) -> bytes:
+        """The header lines by which another service continues a span's trace."""
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, self._api.set_span_in_context(span))
+        return "".join(f"{name}: {value}\r\n" for name, value in carrier.items()).encode("latin-1")
+
+    def fail(self, span: Any, kind: str, text: str | None) -> None:
+        """Mark a span as failed."""
+        span.set_attribute("error.type", kind)
+        span.set_status(self._api.StatusCode.ERROR, None if text is None else text[:MAX_TEXT])
+
+    def close(self) -> None:
+        """Export what waits, as far as that is possible in time. It blocks."""
+        limit = threading.Timer(CLOSE_SECONDS, self._exporter.shutdown)
+        limit.start()
+        self._provider.shutdown()
+        limit.cancel()
+
+
+class RequestTrace:
+    """One request's trace."""
+
+    def __init__(self, tracing: Tracing, route: Route, span: Any) -> None:
+        self._tracing = tracing
+        self._route = route
+        self._span = span
+        self._leg: Any = None
+        """The span of the leg that is under way."""
+
+    def begin_leg(self, endpoint: Endpoint, path: str) -> None:
+        """An engine is asked."""
+        self._leg = self._tracing.leg(self._span, endpoint, path)
+
+    def headers(self) -> bytes:
+        """The header lines for the engine."""
+        return self._tracing.headers(self._leg)
+
+    def first_token(self) -> None:
+        """The client has had the first content of a stream."""
+        self._span.add_event("first_token")
+
+    def end_leg(self, status: int, failure: Failure | None) -> None:
+        """It is known what became of the leg; `status` is 0 if no answer began."""
+        leg, self._leg = self._leg, None
+        if leg is None:
+            return
+        if status:
+            leg.set_attribute("http.response.status_code", status)
+        if failure is not None:
+            self._tracing.fail(leg, failure.kind, failure.cause or failure.message)
+        elif status >= 400:
+            self._tracing.fail(leg, str(status), None)
+        leg.end()
+
+    def end(self, record: RequestEnded) -> None:
+        """The request is over, and whatever leg is under way."""
+        if self._leg is not None:
+            self._leg.set_attribute("pd_router.outcome", record.outcome)
+            self.end_leg(0, None)
+        span = self._span
+        operation = OPERATIONS.get(self._route.kind)
+        if operation is not None and record.model is not None:
+            span.update_name(f"{operation} {record.model[:MAX_TEXT]}")
+        span.set_attributes(_attributes(record, operation))
+        if record.has_failed or record.outcome == "aborted":
+            kind = record.outcome if record.status < 400 else str(record.status)
+            self._tracing.fail(span, kind, record.error)
+        span.end()
+
+
+def _attributes(record: RequestEnded, operation: str | None) -> dict[str, Any]:
+    """What is known of the request; OpenTelemetry takes no None."""
+    first = record.first_byte
+    found = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": record.model,
+        "gen_ai.request.stream": record.stream,
+        "gen_ai.response.time_to_first_chunk": None if first is None else first - record.started,
+        "http.response.status_code": record.status or None,
+        "pd_router.request_id": record.request_id,
+        "pd_router.outcome": record.outcome,
+        "pd_router.mode": record.mode and str(record.mode),
+        "pd_router.reason": record.reason or None,
+        "pd_router.estimated_input_tokens": record.mode and record.tokens,
+        "pd_router.fallbacks": [f"{f.leg}:{f.reason}" for f in record.fallbacks] or None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
