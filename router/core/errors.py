@@ -21,6 +21,7 @@ __all__ = [
     "NotFound",
     "RouterError",
     "ShuttingDown",
+    "TooManyViewers",
     "Unhealthy",
     "UnsupportedBody",
 ]
@@ -138,6 +139,13 @@ class ShuttingDown(NoEngine):
 
 class Unhealthy(RouterError):
     """A background task of the router keeps failing."""
+
+    status = 503
+    type = "ServiceUnavailableError"
+
+
+class TooManyViewers(RouterError):
+    """The live page has as many viewers as it may have."""
 
     status = 503
     type = "ServiceUnavailableError"

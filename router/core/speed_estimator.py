@@ -56,6 +56,8 @@ class EventCounts(NamedTuple):
     events: int = 0
     begun: int = 0
     untracked: int = 0
+    whole_tokens: int = 0
+    """Tokens of unary answers."""
 
 
 class TimedLeg(Protocol):
@@ -156,8 +158,13 @@ class SpeedEstimator:
     @property
     def counted(self) -> EventCounts:
         """Counts up to now; those of other processes up to the last tick."""
-        events, begun, untracked = self._counted
-        return EventCounts(events + self.tokens, begun + self.begun, untracked + self.untracked)
+        before = self._counted
+        return EventCounts(
+            before.events + self.tokens,
+            before.begun + self.begun,
+            before.untracked + self.untracked,
+            before.whole_tokens + self._whole_tokens,
+        )
 
     @property
     def all_streams(self) -> int:

@@ -24,6 +24,9 @@ MAX_CHANGES: Final = 5
 CHANGES_SECONDS: Final = 60.0
 """An engine that flaps gets so many lines in this time; what happens meanwhile is counted."""
 
+MAX_RECENT: Final = 20
+"""Changes that are kept for those who look later: more than an operator reads."""
+
 
 def status(member: Member) -> State | Exclusion:
     """An engine's state, or while it is up why it is excluded."""
@@ -116,6 +119,8 @@ class StatusLog:
         self, members: Iterable[Member], pool: Callable[[Role], Sequence[Member]], now: float
     ) -> None:
         self._pool = pool
+        self.recent: deque[tuple[float, Notice]] = deque(maxlen=MAX_RECENT)
+        """The last changes, oldest first, each with its time; reminders are none."""
         self._told = [(m, _Told(now, now + FIRST_REMINDER_SECONDS)) for m in members]
 
     def notices(self, now: float) -> list[Notice]:
@@ -149,7 +154,9 @@ class StatusLog:
             text += f" after {skipped} changes that are not logged"
         elif told.seen is State.UP and told.before is not State.STARTING:
             text += f" again after {_seconds(told.lasted)} s {told.before}"
-        return self._line(member, text)
+        notice = self._line(member, text)
+        self.recent.append((now, notice))
+        return notice
 
     def _line(self, member: Member, text: str) -> Notice:
         endpoint, pool = member.endpoint, self._pool(member.endpoint.role)

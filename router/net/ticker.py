@@ -11,16 +11,20 @@ from router.core.member import Member
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.status import StatusLog
 
-__all__ = ["log_changes", "tick_for_ever"]
+__all__ = ["note_changes", "tick_for_ever"]
 
 log = logging.getLogger(__name__)
 
 
 async def tick_for_ever(
-    fleet: Fleet, publish: Callable[[SharedEvent], None], status_log: StatusLog | None
+    fleet: Fleet,
+    publish: Callable[[SharedEvent], None],
+    status_log: StatusLog,
+    *,
+    is_logged: bool,
 ) -> None:
     """Run until cancelled. What others should know is passed to `publish`; of several workers
-    only the leader has a `status_log`."""
+    only the leader logs what `status_log` tells of changes."""
     known = [member.exclusion for member in fleet]
     while True:
         await asyncio.sleep(TICK_SECONDS)
@@ -31,14 +35,14 @@ async def tick_for_ever(
             if member.exclusion is not known[place]:
                 known[place] = member.exclusion
                 _publish_ejection(member, publish)
-        if status_log is not None:
-            log_changes(status_log)
+        note_changes(status_log, is_logged=is_logged)
 
 
-def log_changes(status_log: StatusLog) -> None:
-    """Log what has changed by now."""
+def note_changes(status_log: StatusLog, *, is_logged: bool) -> None:
+    """Note what has changed by now, and log it."""
     for notice in status_log.notices(time.monotonic()):
-        log.log(logging.WARNING if notice.is_bad else logging.INFO, "%s", notice.text)
+        if is_logged:
+            log.log(logging.WARNING if notice.is_bad else logging.INFO, "%s", notice.text)
 
 
 def _publish_ejection(member: Member, publish: Callable[[SharedEvent], None]) -> None:

@@ -29,6 +29,7 @@ from router.telemetry.families import Families
 from router.telemetry.fleet_gauges import Connections, FleetCollector
 from router.telemetry.processes import Processes
 from router.telemetry.router_info import NO_CONFIG, RouterInfo
+from router.telemetry.totals import Totals, totals_of
 
 __all__ = ["Metrics", "WorkerGroup"]
 
@@ -140,6 +141,10 @@ class Metrics:
     def counts(self) -> bytes:
         """The part that was counted and flushed; where counts are merged any thread may ask."""
         return generate_latest(self._counts)
+
+    def totals(self) -> Totals:
+        """What was counted and flushed, as numbers; any thread may ask."""
+        return totals_of(self._counts.collect())
 
     def state(self) -> bytes:
         """The part that is read from the fleet, in the thread that changes it."""

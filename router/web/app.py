@@ -47,13 +47,16 @@ from router.net.shared_state import WorkerContext
 from router.net.speed_prober import SpeedProber
 from router.net.start_limiter import StartLimiter
 from router.net.tasks import TaskSet
-from router.net.ticker import log_changes, tick_for_ever
+from router.net.ticker import note_changes, tick_for_ever
 from router.settings import Settings, SettingsError
 from router.telemetry.event_buffer import EventBuffer
 from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics, WorkerGroup
+from router.telemetry.totals import Totals
 from router.telemetry.tracing import Tracing
 from router.web.admin import OperationsHandler
+from router.web.dashboard.figures import Figures
+from router.web.dashboard.sampler import Sampler
 from router.web.operations import (
     Admin,
     Lifecycle,
@@ -177,8 +180,14 @@ class Router:
             count=self.metrics.probed,
             tasks=self._tasks,
         )
-        admin = Admin(self.exposition)
+        self.status_log = StatusLog(self.fleet, self.fleet.pool, time.monotonic())
         has_listener = settings.admin_port is not None
+        self.sampler = Sampler(
+            self._figures,
+            # Operators' connections end last; a viewer on the public port would hold up the end.
+            lambda: self.lifecycle.is_draining and not has_listener,
+        )
+        admin = Admin(self.exposition, self.sampler)
         self.operations = create_operations(
             self.fleet, self.lifecycle, None if has_listener else admin, self._lifespan
         )
@@ -213,6 +222,16 @@ class Router:
         # Merging the files of all workers is slow: not on the event loop.
         state = self.metrics.state()
         return await asyncio.to_thread(self.metrics.counts) + state
+
+    async def totals(self) -> Totals:
+        """What all processes have counted, up to this moment."""
+        self.event_buffer.flush()
+        self.metrics.flush()
+        # With many engines, or with files to merge, it takes too long for the event loop.
+        return await asyncio.to_thread(self.metrics.totals)
+
+    def _figures(self) -> Figures:
+        return Figures(self.fleet, self.status_log, self.totals, lambda: self.lifecycle.is_draining)
 
     def _plan(self, facts: Facts, decision: Decision) -> Plan:
         if decision.mode is DIRECT:
@@ -253,21 +272,21 @@ class Router:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self._kv_ready is not None:
             self._kv_ready.start()
-        context, started = self._context, time.monotonic()
+        context = self._context
         is_leader = context is None or context.is_leader
         if context is not None:
             context.bus.subscribe(self._on_shared_event)
             self._tasks.spawn(self._show_for_ever, "connection counts")
         # Before connections are accepted: the first requests would get 503 otherwise.
         await self._prober.probe_all()
-        status_log = None
+        note_changes(self.status_log, is_logged=is_leader)
         if is_leader:
-            status_log = StatusLog(self.fleet, self.fleet.pool, started)
-            log_changes(status_log)
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
-        ticks = partial(tick_for_ever, self.fleet, self._publish, status_log)
+        ticks = partial(
+            tick_for_ever, self.fleet, self._publish, self.status_log, is_logged=is_leader
+        )
         self._tasks.spawn(ticks, "fleet ticker")
         self._loop_lag.start()
         try:

@@ -9,17 +9,18 @@ from router.core.fleet import Fleet
 from router.core.member import Member
 from router.core.values import Role
 
-__all__ = ["endpoints"]
+__all__ = ["endpoints", "entry", "time_of_day"]
 
 
 def endpoints(fleet: Fleet) -> list[dict[str, Any]]:
     """One entry per endpoint. Durations are seconds, until or since now; times are UTC, as in the
     log; None: not known."""
     now = time.monotonic()
-    return [_entry(fleet, member, now) for member in fleet]
+    return [entry(fleet, member, now) for member in fleet]
 
 
-def _entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
+def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
+    """One endpoint; see `endpoints`."""
     view, speed = member.view, member.speed
     is_prefill = member.endpoint.role is Role.PREFILL
     seconds = speed.per_prompt_token if is_prefill else speed.per_token
@@ -29,9 +30,11 @@ def _entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "state": member.health.state,
         "exclusion": member.exclusion,
         "cause": status.cause(member),
-        "since": _time(status.since(member), now),
+        "since": time_of_day(status.since(member), now),
         "last_error": member.last_error,
-        "last_error_at": _time(None if member.last_error is None else member.last_error_at, now),
+        "last_error_at": time_of_day(
+            None if member.last_error is None else member.last_error_at, now
+        ),
         "exclusion_seconds": _exclusion_seconds(member, now),
         "returns_in_seconds": None if member.outlier.until is None else member.outlier.until - now,
         "in_flight": view.in_flight,
@@ -59,7 +62,8 @@ def _exclusion_seconds(member: Member, now: float) -> float | None:
     return None if began is None else now - began
 
 
-def _time(monotonic: float | None, now: float) -> str | None:
+def time_of_day(monotonic: float | None, now: float) -> str | None:
+    """A moment of the monotonic clock, which stands at `now`, in UTC."""
     if monotonic is None:
         return None
     at = time.time() - (now - monotonic)  # noqa: TID251 - an operator reads the time of day

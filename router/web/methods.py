@@ -20,7 +20,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class HeadAsGet:
-    """ASGI middleware: HEAD is answered like GET. The server, which knows, sends no body."""
+    """ASGI middleware: HEAD is answered like GET. The server, which knows, sends no body; an answer
+    without end finds `is_head` in the scope."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -28,7 +29,7 @@ class HeadAsGet:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         if scope["type"] == "http" and scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", "is_head": True}
         await self._app(scope, receive, send)
 
 

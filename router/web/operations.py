@@ -23,6 +23,8 @@ from router.core.fleet import Fleet
 from router.core.routes import ROUTES
 from router.core.status import pool_status
 from router.core.values import Role, Route
+from router.web.dashboard.page import add_dashboard
+from router.web.dashboard.sampler import Sampler
 from router.web.docs_page import docs_page
 from router.web.endpoints import endpoints
 from router.web.methods import HeadAsGet, allowed, meant
@@ -37,6 +39,8 @@ class Admin:
     """What operators may read."""
 
     exposition: Callable[[], Awaitable[bytes]]
+    sampler: Sampler
+    """Of the live page."""
 
 
 class Lifecycle:
@@ -154,6 +158,8 @@ def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin, inference: Mapping[str,
     async def docs() -> HTMLResponse:
         """This list."""
         return HTMLResponse(docs_page(app.openapi(), inference.values()))
+
+    add_dashboard(app, admin.sampler)
 
 
 def _add_errors(app: FastAPI, inference: Mapping[str, Route]) -> None:

@@ -8,6 +8,7 @@ from router.core.speed_estimator import (
     PROMPT_OVERHEAD,
     RELIABLE_TOKENS,
     TICK_SECONDS,
+    EventCounts,
     SpeedEstimator,
 )
 
@@ -105,3 +106,14 @@ def test_a_clock_that_goes_back_does_no_harm() -> None:
     speed.tokens += 5
     speed.tick(51.0)
     assert speed.per_token == pytest.approx(0.1)
+
+
+def test_all_that_was_counted_is_told_with_what_came_since_the_last_tick() -> None:
+    speed = SpeedEstimator()
+    open_leg(speed)
+    speed.tokens += 3
+    speed.on_unary_answer(50, 1.0)
+    speed.tick(TICK_SECONDS)
+    speed.tokens += 2
+    speed.on_unary_answer(7, 0.1)
+    assert speed.counted == EventCounts(events=5, begun=1, untracked=0, whole_tokens=57)

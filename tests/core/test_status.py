@@ -10,7 +10,14 @@ from router.core.ledger import Ledger
 from router.core.member import Exclusion
 from router.core.outlier import Outlier
 from router.core.stall import Stall
-from router.core.status import CHANGES_SECONDS, MAX_CHANGES, StatusLog, pool_status
+from router.core.status import (
+    CHANGES_SECONDS,
+    FIRST_REMINDER_SECONDS,
+    MAX_CHANGES,
+    MAX_RECENT,
+    StatusLog,
+    pool_status,
+)
 from router.core.values import Endpoint, FailureKind, Role
 from tests.core.fixtures import D0, D1, D2, P0
 
@@ -196,3 +203,30 @@ def test_an_ejected_engine_is_excluded_since_its_ejection() -> None:
     member.outlier = Outlier(since=7.0, until=37.0)
     assert of.exclusion_since(member) == 7.0
     assert of.exclusion_since(Bench(D1).fleet.member(D1)) is None
+
+
+def test_changes_are_kept_for_those_who_look_later_and_reminders_are_not() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.pass_(1.0)
+    bench.see(D0, HealthSignal.FAILED, 3)
+    bench.told()
+    bench.pass_(FIRST_REMINDER_SECONDS)
+    [reminder] = bench.told()
+    assert "is still down" in reminder
+    assert [(at, notice.is_bad) for at, notice in bench.log.recent] == [
+        (100.0, False),
+        (101.0, True),
+    ]
+    assert bench.log.recent[-1][1].text.startswith("decode http://d0:8000 is down")
+
+
+def test_so_many_changes_are_kept_and_no_more() -> None:
+    bench = Bench(D0)
+    for _ in range(MAX_RECENT):
+        bench.pass_(CHANGES_SECONDS)
+        bench.up(D0)
+        bench.see(D0, HealthSignal.FAILED, 3)
+        bench.told()
+    assert len(bench.log.recent) == MAX_RECENT
+    assert bench.log.recent[-1][0] == bench.now

@@ -11,7 +11,7 @@ from tests.net.client import Client, request
 from tests.net.harness import Harness, Running
 from tests.net.payloads import COMPLETIONS, STREAM, completion, token
 
-FOR_OPERATORS = ["/metrics", "/endpoints", "/docs", "/openapi.json"]
+FOR_OPERATORS = ["/metrics", "/endpoints", "/docs", "/openapi.json", "/dashboard"]
 FOR_PROBES = ["/health", "/ready", "/version"]
 
 

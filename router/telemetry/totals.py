@@ -1,0 +1,70 @@
+"""What the metrics have counted, as numbers: the live page's figures come from the same counts as
+Prometheus's, those of all worker processes together."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from prometheus_client.metrics_core import Metric
+
+from router.core.values import Endpoint, Role
+
+__all__ = ["Buckets", "Totals", "totals_of"]
+
+Buckets = Mapping[float, float]
+"""A histogram: how many values were at most as large as each bound, infinity included."""
+
+Pair = tuple[str, str]
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts since the start."""
+
+    requests: Mapping[str, float] = field(default_factory=dict)
+    """By outcome."""
+    decisions: Mapping[Pair, float] = field(default_factory=dict)
+    """By mode and reason."""
+    fallbacks: Mapping[Pair, float] = field(default_factory=dict)
+    """By leg and reason."""
+    answers: Mapping[Endpoint, float] = field(default_factory=dict)
+    ttft: Buckets = field(default_factory=dict)
+    """Of all streams, from their requests' arrival."""
+    endpoint_ttft: Mapping[Endpoint, Buckets] = field(default_factory=dict)
+    """Of each decode engine's streams, from the request that was sent to it."""
+
+
+def totals_of(families: Iterable[Metric]) -> Totals:
+    """Read the families that are needed, and no other."""
+    requests: dict[str, float] = {}
+    decisions: dict[Pair, float] = {}
+    fallbacks: dict[Pair, float] = {}
+    answers: dict[Endpoint, float] = {}
+    ttft: dict[float, float] = {}
+    by_endpoint: dict[Endpoint, dict[float, float]] = {}
+    for family in families:
+        for name, labels, value, *_ in family.samples:
+            match name:
+                case "pd_router_requests_total":
+                    _add(requests, labels["outcome"], value)
+                case "pd_router_decisions_total":
+                    _add(decisions, (labels["mode"], labels["reason"]), value)
+                case "pd_router_fallbacks_total":
+                    _add(fallbacks, (labels["leg"], labels["reason"]), value)
+                case "pd_router_engine_answers_total":
+                    _add(answers, _endpoint(labels), value)
+                case "pd_router_time_to_first_byte_seconds_bucket" if labels["stream"] == "true":
+                    _add(ttft, float(labels["le"]), value)
+                case "pd_router_endpoint_time_to_first_token_seconds_bucket":
+                    buckets = by_endpoint.setdefault(_endpoint(labels), {})
+                    _add(buckets, float(labels["le"]), value)
+    return Totals(requests, decisions, fallbacks, answers, ttft, by_endpoint)
+
+
+def _add(counts: dict[K, float], key: K, value: float) -> None:
+    counts[key] = counts.get(key, 0.0) + value
+
+
+def _endpoint(labels: Mapping[str, str]) -> Endpoint:
+    return Endpoint(labels["endpoint"], Role(labels["role"]))

@@ -1,0 +1,154 @@
+"""What the live page shows, as one JSON document a second: what GET /endpoints answers, with rates
+and quantiles of the last minute, and why requests went where they did."""
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import orjson
+
+from router import __version__
+from router.core.fleet import Fleet
+from router.core.member import Member
+from router.core.status import StatusLog, pool_status, status
+from router.core.values import Role
+from router.telemetry.totals import Totals
+from router.web.dashboard.window import SAMPLES, EndpointCounts, Reading, Window, quantile
+from router.web.endpoints import entry, time_of_day
+
+__all__ = ["Figures"]
+
+Json = dict[str, Any]
+
+PLOTTED: Final = ("in_flight", "tokens_per_second", "slowdown")
+"""Fields of an endpoint whose last minute is shown."""
+
+
+class Figures:
+    """Takes samples, and remembers a minute of them."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        status_log: StatusLog,
+        totals: Callable[[], Awaitable[Totals]],
+        is_draining: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._fleet = fleet
+        self._status_log = status_log
+        self._totals = totals
+        self._is_draining = is_draining
+        self._clock = clock
+        self._window = Window()
+        self._plotted: deque[Json] = deque(maxlen=SAMPLES)
+
+    async def sample(self) -> bytes:
+        """The current figures, as JSON."""
+        totals = await self._totals()
+        now = self._clock()
+        counts = {member.endpoint: _counts(member) for member in self._fleet}
+        self._window.add(Reading(now, totals, counts))
+        pools = [self._pool(role, now) for role in Role if self._fleet.pool(role)]
+        entries = [each for pool in pools for each in pool["endpoints"]]
+        self._plotted.append(
+            {f"{e['role']} {e['url']}": [e[name] for name in PLOTTED] for e in entries}
+        )
+        return orjson.dumps(
+            {
+                "version": __version__,
+                "time": time_of_day(now, now),
+                "is_draining": self._is_draining(),
+                "window_seconds": self._window.seconds,
+                "totals": self._summary(entries),
+                "pools": pools,
+                "decisions": self._decisions(),
+                "fallbacks": self._fallbacks(),
+                "changes": self._changes(now),
+            }
+        )
+
+    def history(self) -> bytes:
+        """The plotted fields of the last minute's samples, oldest first, as JSON."""
+        return orjson.dumps({"fields": PLOTTED, "samples": list(self._plotted)})
+
+    def _summary(self, entries: list[Json]) -> Json:
+        window, decode = self._window, [e for e in entries if e["role"] is Role.DECODE]
+        tokens = [e["tokens_per_second"] for e in decode if e["tokens_per_second"] is not None]
+        ttft = window.ttft()
+        return {
+            "in_flight": sum(e["in_flight"] for e in decode),
+            "requests_per_second": window.requests_per_second(),
+            "tokens_per_second": sum(tokens) if tokens else None,
+            "failures": window.failures(),
+            "ttft_p50_seconds": quantile(0.5, ttft),
+            "ttft_p99_seconds": quantile(0.99, ttft),
+        }
+
+    def _pool(self, role: Role, now: float) -> Json:
+        members = self._fleet.pool(role)
+        answers = self._window.answers()
+        total = sum(answers.get(member.endpoint, 0.0) for member in members)
+        return {
+            "role": role,
+            "status": pool_status(members),
+            "seconds_per_token": self._fleet.pool_median(role),
+            "endpoints": [
+                {
+                    **entry(self._fleet, member, now),
+                    **self._live(member),
+                    "share": answers.get(member.endpoint, 0.0) / total if total else None,
+                }
+                for member in members
+            ],
+        }
+
+    def _live(self, member: Member) -> Json:
+        endpoint, window, gauges = member.endpoint, self._window, member.gauges
+        is_prefill = endpoint.role is Role.PREFILL
+        rate = window.prompt_tokens_per_second if is_prefill else window.tokens_per_second
+        ttft = window.ttft(endpoint)
+        return {
+            "status": status(member),
+            "kv_cache_usage": gauges.kv_usage if gauges and member.health.is_usable else None,
+            "tokens_per_second": rate(endpoint),
+            "prefix_hit_ratio": window.hit_ratio(endpoint),
+            "ttft_p50_seconds": quantile(0.5, ttft),
+            "ttft_p99_seconds": quantile(0.99, ttft),
+        }
+
+    def _decisions(self) -> list[Json]:
+        found, since_start = self._window.decisions(), self._window.last.totals.decisions
+        ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        return [
+            {"mode": key[0], "reason": key[1], "count": count, "total": since_start[key]}
+            for key, count in ordered
+        ]
+
+    def _fallbacks(self) -> list[Json]:
+        found, since_start = self._window.fallbacks(), self._window.last.totals.fallbacks
+        ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+        return [
+            {"leg": key[0], "reason": key[1], "count": count, "total": since_start[key]}
+            for key, count in ordered
+            if since_start[key]
+        ]
+
+    def _changes(self, now: float) -> list[Json]:
+        """Newest first."""
+        return [
+            {"time": time_of_day(at, now), "is_bad": notice.is_bad, "text": notice.text}
+            for at, notice in reversed(self._status_log.recent)
+        ]
+
+
+def _counts(member: Member) -> EndpointCounts:
+    counted, gauges = member.speed.counted, member.gauges
+    return EndpointCounts(
+        counted.events,
+        member.speed.calibration.tokens_per_event,
+        counted.begun + counted.whole_tokens,
+        gauges.cache_queries if gauges else None,
+        gauges.cache_hits if gauges else None,
+    )

@@ -1,0 +1,272 @@
+"use strict";
+
+// All text from engines and clients is set as textContent: it never becomes markup.
+
+const SAMPLES = 60; // a minute of history, one sample a second
+const RETRY_MS = 2000; // until a connection that the browser has given up is made anew
+const SVG_HEIGHT = 16;
+
+const histories = new Map(); // of each engine: field -> its last values
+const rows = new Map(); // of each engine: its table row
+let events = null;
+
+const by = (id) => document.getElementById(id);
+const keyOf = (engine) => `${engine.role} ${engine.url}`;
+
+// Numbers. null is not known.
+
+const some = (value, text) => (value === null || value === undefined ? "–" : text(value));
+const round = (value) => some(value, (v) => v.toLocaleString("en", { maximumFractionDigits: v < 10 ? 1 : 0 }));
+const percent = (value) => some(value, (v) => `${Math.round(100 * v)} %`);
+const seconds = (value) => some(value, (v) => (v < 1 ? `${Math.round(1000 * v)} ms` : `${v.toFixed(1)} s`));
+const times = (value) => some(value, (v) => `${v.toFixed(1)}×`);
+const clock = (time) => some(time, (t) => t.slice(11, 19));
+
+const FIELDS = {
+  in_flight: (engine) => `${engine.in_flight}${engine.slots === null ? "" : ` of ${Math.round(engine.slots)}`}`,
+  kv_cache_usage: (engine) => percent(engine.kv_cache_usage),
+  slowdown: (engine) => times(engine.slowdown),
+  tokens_per_second: (engine) => round(engine.tokens_per_second),
+  ttft_p50_seconds: (engine) => seconds(engine.ttft_p50_seconds),
+  ttft_p99_seconds: (engine) => seconds(engine.ttft_p99_seconds),
+  prefix_hit_ratio: (engine) => percent(engine.prefix_hit_ratio),
+  share: (engine) => percent(engine.share),
+};
+
+const TOTALS = [
+  ["in flight", (t) => round(t.in_flight)],
+  ["requests/s", (t) => round(t.requests_per_second)],
+  ["tokens/s", (t) => round(t.tokens_per_second)],
+  ["TTFT p50", (t) => seconds(t.ttft_p50_seconds)],
+  ["TTFT p99", (t) => seconds(t.ttft_p99_seconds)],
+  ["failed, last minute", (t) => round(t.failures)],
+];
+
+const GRAVE = new Set(["down", "ejected", "stalled"]);
+
+function severity(engine) {
+  if (engine.status === "up") return "";
+  return GRAVE.has(engine.status) ? "bad" : "warn";
+}
+
+// The document is changed in place, and only where it differs: focus, open details and what a screen
+// reader has read stay.
+
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function setClass(node, name) {
+  if (node.className !== name) node.className = name;
+}
+
+function element(name, text = "", className = "") {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function setPairs(list, pairs) {
+  while (list.children.length > pairs.length) list.lastElementChild.remove();
+  pairs.forEach(([term, value], place) => {
+    if (!list.children[place]) {
+      const pair = element("div");
+      pair.append(element("dt"), element("dd"));
+      list.append(pair);
+    }
+    const [dt, dd] = list.children[place].children;
+    setText(dt, term);
+    setText(dd, value);
+  });
+}
+
+function setRows(table, found, nothing) {
+  const body = table.tBodies[0];
+  const shown = found.length ? found : [{ cells: [nothing], className: "none" }];
+  while (body.rows.length > shown.length) body.deleteRow(-1);
+  shown.forEach(({ cells, className = "" }, place) => {
+    const row = body.rows[place] || body.insertRow();
+    setClass(row, className);
+    while (row.cells.length > cells.length) row.deleteCell(-1);
+    cells.forEach((cell, column) => {
+      const td = row.cells[column] || row.insertCell();
+      const isNumber = typeof cell === "number";
+      td.colSpan = className === "none" ? table.tHead.rows[0].cells.length : 1;
+      setClass(td, isNumber ? "number" : "text");
+      setText(td, isNumber ? Math.round(cell).toLocaleString("en") : cell);
+    });
+  });
+}
+
+// A pool's table.
+
+function sectionOf(pool) {
+  const id = `pool-${pool.role}`;
+  if (!by(id)) {
+    const section = by("pool").content.firstElementChild.cloneNode(true);
+    section.id = id;
+    section.querySelector(".scroll").setAttribute("aria-label", `${pool.role} engines`);
+    by("pools").append(section);
+  }
+  return by(id);
+}
+
+function showPool(pool) {
+  const section = sectionOf(pool);
+  const title = section.querySelector("h2");
+  if (!title.firstChild) title.append(element("span", `${pool.role[0].toUpperCase()}${pool.role.slice(1)} engines `), element("small"));
+  setText(title.lastElementChild, pool.status);
+  const body = section.querySelector("tbody");
+  const largest = {};
+  for (const field of ["in_flight", "tokens_per_second", "slowdown"]) {
+    const values = pool.endpoints.flatMap((engine) => valuesOf(keyOf(engine), field));
+    largest[field] = Math.max(1, ...values.filter((value) => value !== null));
+  }
+  pool.endpoints.forEach((engine, place) => {
+    const key = keyOf(engine);
+    if (!rows.has(key)) rows.set(key, by("engine").content.firstElementChild.cloneNode(true));
+    const row = rows.get(key);
+    if (body.children[place] !== row) body.insertBefore(row, body.children[place] || null);
+    showEngine(row, engine, largest);
+  });
+  while (body.children.length > pool.endpoints.length) body.lastElementChild.remove();
+}
+
+function showEngine(row, engine, largest) {
+  setClass(row, severity(engine));
+  setText(row.querySelector(".url"), engine.url.replace(/^https?:\/\//, ""));
+  setText(row.querySelector(".status"), engine.status);
+  setText(row.querySelector(".cause"), engine.cause === null ? "" : `${engine.cause}, since ${clock(engine.since)}`);
+  setPairs(row.querySelector(".more"), [
+    ["URL", engine.url],
+    ["models", engine.models === null ? "–" : engine.models.join(", ")],
+    ["version", engine.version ?? "–"],
+    ["others' requests", round(engine.other_requests)],
+    ["expected delay", seconds(engine.expected_delay_seconds)],
+    ["last error", engine.last_error === null ? "none" : `${engine.last_error} (${clock(engine.last_error_at)})`],
+  ]);
+  for (const cell of row.querySelectorAll("td")) {
+    const field = cell.dataset.field;
+    setText(cell.firstElementChild, FIELDS[field](engine));
+    const line = cell.querySelector("polyline");
+    if (line) line.setAttribute("points", points(valuesOf(keyOf(engine), field), largest[field]));
+  }
+}
+
+// History.
+
+function valuesOf(key, field) {
+  return histories.get(key)?.[field] ?? [];
+}
+
+function remember(key, fields) {
+  const kept = histories.get(key) ?? {};
+  for (const [field, value] of Object.entries(fields)) {
+    kept[field] = [...(kept[field] ?? []), value].slice(-SAMPLES);
+  }
+  histories.set(key, kept);
+}
+
+function points(values, largest) {
+  const first = SAMPLES - values.length;
+  return values
+    .map((value, place) => (value === null ? null : [first + place, SVG_HEIGHT - 1 - (SVG_HEIGHT - 2) * (value / largest)]))
+    .filter((point) => point !== null)
+    .map(([x, y]) => `${x},${y.toFixed(1)}`)
+    .join(" ");
+}
+
+function takeHistory({ fields, samples }) {
+  histories.clear();
+  for (const sample of samples) {
+    for (const [key, values] of Object.entries(sample)) {
+      remember(key, Object.fromEntries(fields.map((field, place) => [field, values[place]])));
+    }
+  }
+}
+
+// A sample.
+
+function verdictOf(pools) {
+  const troubled = pools.flatMap((pool) => pool.endpoints).filter((engine) => engine.status !== "up");
+  const words = troubled.map((engine) => `${engine.role} ${engine.url.replace(/^https?:\/\//, "")} is ${engine.status}`);
+  return words.length ? words.join("; ") : "All engines are up";
+}
+
+function show(sample) {
+  const engines = sample.pools.flatMap((pool) => pool.endpoints);
+  const known = new Set(engines.map(keyOf));
+  for (const key of [...rows.keys()]) {
+    if (!known.has(key)) {
+      rows.get(key).remove();
+      rows.delete(key);
+      histories.delete(key);
+    }
+  }
+  for (const { role, url, in_flight, tokens_per_second, slowdown } of engines) {
+    remember(keyOf({ role, url }), { in_flight, tokens_per_second, slowdown });
+  }
+  const grades = engines.map(severity);
+  const troubled = grades.filter((grade) => grade !== "").length;
+  const verdict = by("verdict");
+  verdict.hidden = false;
+  setClass(verdict, ["bad", "warn"].find((grade) => grades.includes(grade)) ?? "good");
+  setText(verdict, verdictOf(sample.pools) + (sample.is_draining ? "; the router is shutting down" : ""));
+  document.title = troubled ? `(${troubled}) pd-router` : "pd-router";
+  setText(by("version"), sample.version);
+  setText(by("updated"), `${clock(sample.time)} UTC`);
+  setPairs(by("totals"), TOTALS.map(([name, text]) => [name, text(sample.totals)]));
+  sample.pools.forEach(showPool);
+  setRows(
+    by("decisions"),
+    sample.decisions.map((each) => ({ cells: [each.mode, each.reason, each.count, each.total] })),
+    "No request yet",
+  );
+  setRows(
+    by("fallbacks"),
+    sample.fallbacks.map((each) => ({ cells: [each.leg, each.reason, each.count, each.total] })),
+    "None since the start",
+  );
+  setRows(
+    by("changes"),
+    sample.changes.map((each) => ({
+      cells: [clock(each.time), each.text],
+      className: each.is_bad ? "event-bad" : "",
+    })),
+    "None since the start",
+  );
+}
+
+// The connection. A page that nobody sees asks for nothing.
+
+function connected(is) {
+  setClass(by("connection"), is ? "" : "lost");
+  setText(by("connection"), is ? "live" : "No connection to the router; trying again");
+}
+
+function connect() {
+  disconnect();
+  events = new EventSource("dashboard/events");
+  events.addEventListener("history", (event) => takeHistory(JSON.parse(event.data)));
+  events.addEventListener("message", (event) => {
+    connected(true);
+    show(JSON.parse(event.data));
+  });
+  events.addEventListener("error", () => {
+    connected(false);
+    // Refused with a status (too many viewers, say): the browser does not try again by itself.
+    if (events && events.readyState === EventSource.CLOSED) {
+      disconnect();
+      setTimeout(() => document.hidden || events || connect(), RETRY_MS);
+    }
+  });
+}
+
+function disconnect() {
+  if (events) events.close();
+  events = null;
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
+connect();

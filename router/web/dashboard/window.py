@@ -1,0 +1,167 @@
+"""A minute of readings of what was counted, and what they come to: rates, shares and quantiles.
+
+Pure: times are arguments, in monotonic seconds.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+from router.core.values import Endpoint
+from router.telemetry.totals import Buckets, Totals
+
+__all__ = ["SAMPLES", "EndpointCounts", "Reading", "Window", "quantile"]
+
+SAMPLES: Final = 60
+"""Readings, one a second, that quantiles and shares are of."""
+
+RATE_SECONDS: Final = 5.0
+"""What rates are of: engines' gauges come once a second, and a batch's tokens all at once."""
+
+K = TypeVar("K")
+
+
+class EndpointCounts(NamedTuple):
+    """What one endpoint has done since the start. None: not known."""
+
+    events: int = 0
+    """Stream events of this router's clients, after the first one."""
+    tokens_per_event: float = 1.0
+    """What an event carries, as it is known by now."""
+    other_tokens: int = 0
+    """First tokens of streams, and all tokens of unary answers."""
+    cache_queries: int | None = None
+    cache_hits: int | None = None
+
+
+NOTHING: Final = EndpointCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All counts at one moment."""
+
+    at: float
+    totals: Totals
+    endpoints: Mapping[Endpoint, EndpointCounts]
+
+
+class Window:
+    """The readings of the last minute; at least one must have been added."""
+
+    def __init__(self) -> None:
+        self._readings: deque[Reading] = deque(maxlen=SAMPLES + 1)
+
+    def add(self, reading: Reading) -> None:
+        """The newest reading; the oldest one goes."""
+        self._readings.append(reading)
+
+    @property
+    def last(self) -> Reading:
+        """The newest reading."""
+        return self._readings[-1]
+
+    @property
+    def first(self) -> Reading:
+        """The oldest reading."""
+        return self._readings[0]
+
+    @property
+    def seconds(self) -> float:
+        """How long the window is: up to a minute."""
+        return self.last.at - self.first.at
+
+    def rate(self, now: float, before: float, since: Reading) -> float | None:
+        """Per second, from a reading to the last one; None before there are two."""
+        seconds = self.last.at - since.at
+        return max(0.0, now - before) / seconds if seconds > 0 else None
+
+    @property
+    def recent(self) -> Reading:
+        """The reading that rates begin at."""
+        oldest = self.last.at - RATE_SECONDS
+        return next(each for each in self._readings if each.at >= oldest)
+
+    def requests_per_second(self) -> float | None:
+        """Requests of all outcomes that ended."""
+        since = self.recent
+        now, before = self.last.totals.requests, since.totals.requests
+        return self.rate(sum(now.values()), sum(before.values()), since)
+
+    def failures(self) -> float:
+        """Requests that failed or broke off within the window."""
+        now, before = self.last.totals.requests, self.first.totals.requests
+        return sum(max(0.0, now.get(k, 0.0) - before.get(k, 0.0)) for k in ("error", "broken"))
+
+    def tokens_per_second(self, endpoint: Endpoint) -> float | None:
+        """Tokens that it generated for this router's clients."""
+        since = self.recent
+        now, before = self.last.endpoints[endpoint], since.endpoints.get(endpoint)
+        if before is None:
+            return None
+        tokens = (now.events - before.events) * now.tokens_per_event
+        return self.rate(tokens + now.other_tokens, before.other_tokens, since)
+
+    def prompt_tokens_per_second(self, endpoint: Endpoint) -> float | None:
+        """Prompt tokens that it looked up in its prefix cache, for all clients."""
+        since = self.recent
+        now, before = self.last.endpoints[endpoint], since.endpoints.get(endpoint)
+        if before is None or now.cache_queries is None or before.cache_queries is None:
+            return None
+        return self.rate(now.cache_queries, before.cache_queries, since)
+
+    def hit_ratio(self, endpoint: Endpoint) -> float | None:
+        """The share of prompt tokens that its prefix cache held, by its own counters."""
+        now = self.last.endpoints[endpoint]
+        before = self.first.endpoints.get(endpoint, NOTHING)
+        if now.cache_queries is None or now.cache_hits is None:
+            return None
+        if before.cache_queries is None or before.cache_hits is None:
+            return None
+        queries, hits = now.cache_queries - before.cache_queries, now.cache_hits - before.cache_hits
+        return min(1.0, hits / queries) if queries > 0 and hits >= 0 else None
+
+    def answers(self) -> dict[Endpoint, float]:
+        """Requests that each engine began to answer."""
+        return added(self.last.totals.answers, self.first.totals.answers)
+
+    def ttft(self, endpoint: Endpoint | None = None) -> Buckets:
+        """Times to first token of all streams, or of one decode engine's."""
+        now, before = self.last.totals, self.first.totals
+        if endpoint is None:
+            return added(now.ttft, before.ttft)
+        nothing: Buckets = {}
+        return added(
+            now.endpoint_ttft.get(endpoint, nothing), before.endpoint_ttft.get(endpoint, nothing)
+        )
+
+    def decisions(self) -> dict[tuple[str, str], float]:
+        """Requests by mode and reason."""
+        return added(self.last.totals.decisions, self.first.totals.decisions)
+
+    def fallbacks(self) -> dict[tuple[str, str], float]:
+        """Legs that did not go as planned, by leg and reason."""
+        return added(self.last.totals.fallbacks, self.first.totals.fallbacks)
+
+
+def added(now: Mapping[K, float], before: Mapping[K, float]) -> dict[K, float]:
+    """What was counted in between; a process that was restarted takes nothing away."""
+    return {key: max(0.0, count - before.get(key, 0.0)) for key, count in now.items()}
+
+
+def quantile(share: float, buckets: Buckets) -> float | None:
+    """A histogram's quantile by linear interpolation, as Prometheus' histogram_quantile; None of
+    an empty one. What lies in the last bucket counts as its lower bound."""
+    bounds = sorted(buckets)
+    if not bounds or not buckets[bounds[-1]]:
+        return None
+    rank = share * buckets[bounds[-1]]
+    lower, below = 0.0, 0.0
+    for bound in bounds[:-1]:
+        count = buckets[bound]
+        if count >= rank:
+            inside = count - below
+            return lower + (bound - lower) * ((rank - below) / inside if inside else 1.0)
+        lower, below = bound, count
+    return lower

@@ -1,0 +1,271 @@
+"""The live page in a real browser, before a real router and simulated engines."""
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+
+from tests.docs.running import answers, free_ports, process
+from tests.users import users
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium")
+
+PATIENCE_MS = 60_000
+"""For a state that must come; only a test that fails waits so long."""
+
+HOSTILE = "<img src=x onerror=\"document.body.id='owned'\">"
+"""A model's name, as an engine may list it."""
+
+PHONE = {"width": 390, "height": 844}
+
+
+@dataclass
+class Site:
+    """A router, and its engines."""
+
+    router: str
+    prefill: str
+    decode: list[str]
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        """What starts the router."""
+        return (
+            f"exec {sys.executable} -m router.cli serve --port {self.router.rpartition(':')[2]}"
+            f" --prefill {self.prefill} --decode {','.join(self.decode)} --routing-threshold 64"
+        )
+
+    @contextlib.contextmanager
+    def slow(self, engine: str) -> Iterator[None]:
+        """One engine is eight times slower than the others."""
+        for method, body in (("POST", b'{"slow": 8.0}'), ("DELETE", None)):
+            asked = urllib.request.Request(f"{engine}/sim/faults", body, method=method)
+            with urllib.request.urlopen(asked, timeout=60) as response:
+                assert response.status == 200
+            if method == "POST":
+                yield
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Site]:
+    """One prefill engine and four decode engines; one lists a model with a hostile name."""
+    router, prefill, *decode = (f"http://127.0.0.1:{port}" for port in free_ports(range(6)))
+    simulator = f"exec {sys.executable} -m router.simulator --step-ms 10"
+    ports = [url.rpartition(":")[2] for url in (prefill, *decode)]
+    with contextlib.ExitStack() as stack:
+        site = Site(router, prefill, decode)
+        for command in (
+            f"{simulator} --role prefill --port {ports[0]}",
+            f"{simulator} --role decode --port {ports[1]} --count 3",
+            f"{simulator} --role decode --port {ports[4]} --lora '{escaped(HOSTILE)}'",
+        ):
+            site.processes.append(stack.enter_context(process(command)))
+        for url in (prefill, *decode):
+            answers(url, *site.processes)
+        yield site
+
+
+def escaped(text: str) -> str:
+    """For single quotes of a shell."""
+    return text.replace("'", "'\\''")
+
+
+@pytest.fixture(scope="module")
+def site(engines: Site) -> Iterator[Site]:
+    """The same with a router that runs."""
+    with process(engines.command) as router:
+        answers(engines.router, router)
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@dataclass
+class Seen:
+    """What a page complained of and asked for."""
+
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        """From now on."""
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("request", self._asked)
+
+    def _asked(self, request: Request) -> None:
+        self.requests.append(request.url)
+
+
+@contextlib.contextmanager
+def looking(browser: Browser, site: Site, **options: object) -> Iterator[tuple[Page, Seen]]:
+    """The live page once it has its first figures."""
+    context = browser.new_context(**options)  # type: ignore[arg-type]
+    context.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    page, seen = context.new_page(), Seen()
+    seen.watch(page)
+    page.goto(f"{site.router}/dashboard")
+    expect(page.locator("#connection")).to_have_text("live")
+    try:
+        yield page, seen
+    finally:
+        context.close()
+
+
+def test_it_loads_and_goes_on_without_complaints_or_foreign_requests(
+    browser: Browser, site: Site
+) -> None:
+    with looking(browser, site) as (page, seen), users(site.router, 4):
+        before = page.locator("#updated").text_content()
+        expect(page.locator("#updated")).not_to_have_text(str(before))
+        expect(page.locator("#totals")).to_contain_text("tokens/s")
+        line = page.locator("#pool-decode [data-field=tokens_per_second] polyline").first
+        expect(line).to_have_attribute("points", re.compile(r"\S+ \S+ \S+"))
+        expect(page.locator("#decisions")).to_contain_text("below_threshold")
+        assert seen.complaints == []
+        assert {url.startswith(f"{site.router}/") for url in seen.requests} == {True}
+
+
+def test_one_look_shows_the_slow_engine(browser: Browser, site: Site) -> None:
+    slow = site.decode[1]
+    name = slow.removeprefix("http://")
+    with looking(browser, site) as (page, _), users(site.router, 16), site.slow(slow):
+        row = page.locator("#pool-decode tr", has=page.get_by_text(name, exact=True))
+        expect(row).to_have_class("warn")
+        expect(row).to_contain_text("times the pool's median")
+        expect(page.locator("#verdict")).to_contain_text(f"decode {name} is slow")
+        expect(page).to_have_title(re.compile(r"^\(\d\) pd-router$"))
+        expect(page.locator("#changes")).to_contain_text(f"decode {slow} is slow")
+
+
+def test_it_goes_on_when_the_router_was_restarted(browser: Browser, engines: Site) -> None:
+    [port] = free_ports([0])
+    other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(process(other.command))
+        answers(other.router, first)
+        page, _ = stack.enter_context(looking(browser, other))
+        first.terminate()
+        expect(page.locator("#connection")).to_contain_text("trying again")
+        first.wait()
+        answers(other.router, stack.enter_context(process(other.command)))
+        expect(page.locator("#connection")).to_have_text("live")
+        before = page.locator("#updated").text_content()
+        expect(page.locator("#updated")).not_to_have_text(str(before))
+
+
+def test_names_of_models_are_text(browser: Browser, site: Site) -> None:
+    with looking(browser, site) as (page, seen):
+        row = page.locator("#pool-decode tbody tr").nth(3)
+        row.locator("summary").click()
+        expect(row.locator(".more")).to_contain_text(HOSTILE)
+        assert page.locator("img").count() == 0
+        assert page.locator("#owned").count() == 0
+        assert seen.complaints == []
+
+
+def test_an_injected_script_would_not_run(browser: Browser, site: Site) -> None:
+    """The policy is a second line: the first is that no text becomes markup."""
+    with looking(browser, site) as (page, seen):
+        page.evaluate("text => document.querySelector('#pools').innerHTML = text", HOSTILE)
+        page.wait_for_function("document.images.length === 1")
+        page.wait_for_function("document.images[0].complete")
+        assert page.locator("#owned").count() == 0
+        assert any("Content Security Policy" in complaint for complaint in seen.complaints)
+
+
+def test_details_are_opened_by_keyboard_and_stay_open(browser: Browser, site: Site) -> None:
+    with looking(browser, site) as (page, _):
+        page.keyboard.press("Tab")  # the pool's table, which may have to be scrolled
+        assert page.evaluate("document.activeElement.getAttribute('role')") == "region"
+        page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        opened = page.locator("#pool-prefill details[open]")
+        expect(opened).to_have_count(1)
+        before = page.locator("#updated").text_content()
+        expect(page.locator("#updated")).not_to_have_text(str(before))
+        expect(opened).to_have_count(1)
+        assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
+
+
+def test_a_screen_reader_finds_tables_and_is_told_of_changes_only(
+    browser: Browser, site: Site
+) -> None:
+    with looking(browser, site) as (page, _), users(site.router, 4):
+        region = page.get_by_role("region", name="decode engines")
+        assert region.get_by_role("rowheader").count() == len(site.decode)
+        heads = region.get_by_role("columnheader").all_text_contents()
+        assert heads[:3] == ["engine", "slowdown", "in flight"]
+        told = page.get_by_role("status")
+        assert told.count() == 2
+        page.evaluate(
+            """() => {
+              window.told = 0;
+              const observer = new MutationObserver((found) => { window.told += found.length; });
+              for (const node of document.querySelectorAll("[role=status]"))
+                observer.observe(node, {childList: true, characterData: true, subtree: true});
+            }"""
+        )
+        for _ in range(2):
+            before = page.locator("#updated").text_content()
+            expect(page.locator("#updated")).not_to_have_text(str(before))
+        assert page.evaluate("window.told") == 0
+
+
+@pytest.mark.parametrize("width", [PHONE["width"], 768, 1280])
+def test_only_tables_scroll_sideways(browser: Browser, site: Site, width: int) -> None:
+    size = {"width": width, "height": 844}
+    with looking(browser, site, viewport=size) as (page, _):
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        first = page.locator("#pool-decode tbody tr").first
+        for part in ("th", "[data-field=slowdown] span"):
+            box = first.locator(part).bounding_box()
+            assert box is not None
+            assert box["x"] + box["width"] <= width
+
+
+def test_it_is_dark_where_the_system_is(browser: Browser, site: Site) -> None:
+    colours = set()
+    for scheme in ("light", "dark"):
+        with looking(browser, site, color_scheme=scheme) as (page, _):
+            colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(colours) == 2
+
+
+def test_nothing_moves_where_motion_is_not_wanted(browser: Browser, site: Site) -> None:
+    with looking(browser, site, reduced_motion="reduce") as (page, _):
+        moving = "[...document.querySelectorAll('*')].map((e) => getComputedStyle(e))"
+        assert page.evaluate(f"{moving}.every((s) => s.transitionDuration === '0s')")
+        assert page.evaluate(f"{moving}.every((s) => s.animationName === 'none')")
+
+
+def test_a_page_that_nobody_sees_asks_for_nothing(browser: Browser, site: Site) -> None:
+    hide = """(is) => {
+      Object.defineProperty(document, "hidden", {configurable: true, get: () => is});
+      document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    with looking(browser, site) as (page, _):
+        with page.expect_event("requestfailed"):  # the events' connection is closed
+            page.evaluate(hide, True)
+        with page.expect_request(f"{site.router}/dashboard/events"):
+            page.evaluate(hide, False)
+        assert json.dumps(page.evaluate("document.hidden")) == "false"

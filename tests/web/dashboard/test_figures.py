@@ -1,0 +1,137 @@
+"""What a sample says of a fleet."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from router.core.events import LegFailed, Probed, Scraped
+from router.core.fleet import Fleet
+from router.core.health import HealthSignal, HealthThresholds
+from router.core.ledger import Ledger
+from router.core.status import StatusLog
+from router.core.values import Endpoint, FailureKind, Gauges
+from router.telemetry.totals import Totals
+from router.web.dashboard.figures import PLOTTED, Figures
+from router.web.dashboard.window import SAMPLES
+from tests.core.fixtures import D0, D1, P0
+
+
+class Bench:
+    """A fleet, its counts and its samples; a second passes between two of them."""
+
+    def __init__(self, *endpoints: Endpoint) -> None:
+        self.now = 100.0
+        self.counts = Totals()
+        self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), 5.0)
+        self.log = StatusLog(self.fleet, self.fleet.pool, self.now)
+        self.is_draining = False
+        self.figures = Figures(
+            *(self.fleet, self.log, self._totals, lambda: self.is_draining, lambda: self.now)
+        )
+
+    async def _totals(self) -> Totals:
+        return self.counts
+
+    async def sample(self) -> Any:
+        """The next one."""
+        self.now += 1
+        self.log.notices(self.now)
+        return orjson.loads(await self.figures.sample())
+
+    def up(self, *endpoints: Endpoint) -> None:
+        """These answer a probe."""
+        for endpoint in endpoints:
+            self.fleet.observe(Probed(endpoint, HealthSignal.OK), self.now)
+
+
+async def test_pools_stand_in_the_order_of_a_requests_way() -> None:
+    bench = Bench(D0, P0, D1)
+    bench.up(D0, P0, D1)
+    sample = await bench.sample()
+    assert [pool["role"] for pool in sample["pools"]] == ["prefill", "decode"]
+    assert [e["url"] for e in sample["pools"][1]["endpoints"]] == [D0.url, D1.url]
+    assert [pool["role"] for pool in (await Bench(D0).sample())["pools"]] == ["decode"]
+
+
+async def test_what_is_not_known_is_null() -> None:
+    sample = await Bench(D0).sample()
+    [engine] = sample["pools"][0]["endpoints"]
+    unknown = (
+        *("kv_cache_usage", "tokens_per_second", "prefix_hit_ratio", "ttft_p50_seconds"),
+        *("ttft_p99_seconds", "share", "slowdown", "slots"),
+    )
+    assert {name: engine[name] for name in unknown} == dict.fromkeys(unknown)
+    assert engine["status"] == "starting"
+    assert sample["totals"]["requests_per_second"] is None
+    assert sample["totals"]["tokens_per_second"] is None
+
+
+async def test_gauges_of_an_engine_that_is_down_are_not_shown() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.fleet.observe(Scraped(D0, Gauges(kv_usage=0.5), 0), bench.now)
+    assert (await bench.sample())["pools"][0]["endpoints"][0]["kv_cache_usage"] == 0.5
+    for _ in range(3):
+        bench.fleet.observe(LegFailed(D0, FailureKind.REFUSED), bench.now)
+    assert (await bench.sample())["pools"][0]["endpoints"][0]["kv_cache_usage"] is None
+
+
+async def test_a_prefill_engines_tokens_are_those_of_prompts() -> None:
+    bench = Bench(P0, D0)
+    bench.up(P0, D0)
+    bench.fleet.observe(Scraped(P0, Gauges(cache_queries=0, cache_hits=0), 0), bench.now)
+    await bench.sample()
+    bench.fleet.observe(Scraped(P0, Gauges(cache_queries=300, cache_hits=100), 0), bench.now)
+    sample = await bench.sample()
+    [engine] = sample["pools"][0]["endpoints"]
+    assert engine["tokens_per_second"] == 300
+    assert engine["prefix_hit_ratio"] == pytest.approx(1 / 3)
+
+
+async def test_shares_are_of_the_pool_and_counts_of_the_last_minute() -> None:
+    bench = Bench(D0, D1)
+    bench.counts = Totals(answers={D0: 100, D1: 0}, decisions={("direct", "short"): 100})
+    await bench.sample()
+    bench.counts = Totals(
+        answers={D0: 101, D1: 3},
+        decisions={("direct", "short"): 104, ("direct", "n"): 9},
+        fallbacks={("decode", "reset"): 1, ("decode", "busy"): 0},
+    )
+    sample = await bench.sample()
+    assert [e["share"] for e in sample["pools"][0]["endpoints"]] == [0.25, 0.75]
+    assert [(d["reason"], d["count"], d["total"]) for d in sample["decisions"]] == [
+        ("n", 9, 9),
+        ("short", 4, 104),
+    ]
+    assert [(f["reason"], f["count"]) for f in sample["fallbacks"]] == [("reset", 1)]
+
+
+async def test_changes_come_newest_first_with_their_times() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    await bench.sample()
+    for _ in range(3):
+        bench.fleet.observe(Probed(D0, HealthSignal.FAILED, error="gone"), bench.now)
+    sample = await bench.sample()
+    assert [change["is_bad"] for change in sample["changes"]] == [True, False]
+    assert sample["changes"][0]["text"].endswith("is down: gone; 0 of 1 decode engines up")
+    assert sample["changes"][1]["time"] <= sample["changes"][0]["time"] <= sample["time"]
+
+
+async def test_the_history_is_a_minute_of_what_is_plotted() -> None:
+    bench = Bench(D0)
+    lease = bench.fleet.lease(D0, 10)
+    for _ in range(SAMPLES + 5):
+        await bench.sample()
+    lease.release()
+    history = orjson.loads(bench.figures.history())
+    assert history["fields"] == list(PLOTTED)
+    assert history["samples"] == [{f"decode {D0.url}": [1, 0.0, None]}] * SAMPLES
+
+
+async def test_a_router_that_drains_says_so() -> None:
+    bench = Bench(D0)
+    assert not (await bench.sample())["is_draining"]
+    bench.is_draining = True
+    assert (await bench.sample())["is_draining"]

@@ -1,0 +1,43 @@
+"""With several worker processes the live page shows the figures of all of them."""
+
+from collections import Counter
+
+from tests.e2e.process import serving
+from tests.e2e.test_workers import served_by
+from tests.net.client import request
+from tests.net.harness import Harness
+from tests.net.payloads import COMPLETIONS, STREAM, token
+from tests.web.dashboard.watcher import Watcher
+
+WORKERS = 3
+
+
+async def test_a_sample_has_the_figures_of_all_workers(harness: Harness) -> None:
+    engine = await harness.engine()
+    async with serving("--decode", engine.url, "--workers", str(WORKERS)) as process:
+        await process.ready()
+        viewer = await Watcher.on(await process.client())
+        watched = served_by(process, viewer.client)
+        clients = []
+        by = Counter[int]()
+        while len(by) < WORKERS or set(by) == {watched}:
+            client = await process.client()
+            await client.send(request(COMPLETIONS, STREAM))
+            by[served_by(process, client)] += 1
+            clients.append(client)
+        calls = [await engine.call() for _ in clients]
+        while (await viewer.sample())["totals"]["in_flight"] != len(clients):
+            pass
+        for call in calls:
+            call.stream(token("a"), token("b"))
+            call.end()
+        for client in clients:
+            assert (await client.answer()).status == 200
+        while True:
+            sample = await viewer.sample()
+            if sum(decision["total"] for decision in sample["decisions"]) == len(clients):
+                break
+        [engine_now] = sample["pools"][0]["endpoints"]
+        assert engine_now["share"] == 1
+        assert sample["totals"]["in_flight"] == 0
+        assert sample["totals"]["ttft_p50_seconds"] is not None
