@@ -87,6 +87,12 @@ def _simulate_engines(options: Options) -> int:
     return simulate_engines.run(options)
 
 
+def _top(options: Options) -> int:
+    from router.commands import top  # noqa: PLC0415 - it pulls in an HTTP client, for itself only
+
+    return top.run(options["url"], once=options["once"])
+
+
 def _settings(options: Options) -> Settings:
     return load(options, options.pop("config"))
 
@@ -122,7 +128,7 @@ def _parse(arguments: Sequence[str]) -> Options:
         near = suggestion(wrong, flags)
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
-        names = "serve, check, explain, demo, simulate-engines or simulate"
+        names = "serve, check, explain, top, demo, simulate-engines or simulate"
         raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
 
@@ -160,6 +166,15 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     )
     explaining.add_argument("--json", dest="as_json", action="store_true", help="for machines")
     _add_settings(explaining)
+    watching = add("top", _top, "Show a running router's engines, load and decisions, live.")
+    watching.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        help="the router, with --admin-port that port (default %(default)s)",
+    )
+    watching.add_argument("--once", action="store_true", help="one sample, as where it is piped")
     add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
     text = "Start simulated engines, and say how to put a router in front of them."
     simulating = add("simulate-engines", _simulate_engines, text)
@@ -258,6 +273,7 @@ METAVARS = {
     "file": "FILE",
     "bytes": "BYTES",
     "sample": "SHARE",
+    "endpoint": "URL",
 }
 """What a setting's value is, by the last word of its name; all other numbers that may be fractions
 are seconds."""

@@ -1,0 +1,129 @@
+"""pd-router top: the live page in a terminal, from the same events."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import aiohttp
+import orjson
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+
+from router.commands.console import cell, make_console
+from router.commands.top_view import History, view
+from router.commands.usage import UsageError
+from router.core.urls import origin
+
+__all__ = ["run"]
+
+PATH: Final = "/dashboard/events"
+
+RETRY_SECONDS: Final = 1.0
+
+SILENT_SECONDS: Final = 10.0
+"""Without a sample, of which one comes each second, the connection is taken for lost."""
+
+MAX_EVENT_BYTES: Final = 64 << 20
+"""The first event holds a minute's history of all engines."""
+
+
+class Unreachable(Exception):
+    """There is no stream of samples; the text says why."""
+
+
+def run(url: str, *, once: bool = False) -> int:
+    """Show samples until Ctrl-C, or one of them. 0, or 1 if there was none to be had."""
+    try:
+        base = origin(url).url
+    except ValueError as error:
+        raise UsageError(f"URL: {error}") from None
+    console = make_console()
+    if once or not console.is_terminal:
+        return asyncio.run(_show_one(console, base))
+    return asyncio.run(_show_all(console, base))
+
+
+async def _show_one(console: Console, base: str) -> int:
+    """The second sample: a first one has no rates."""
+    history = History()
+    try:
+        samples = _samples(base)
+        await anext(samples)
+        sample = await anext(samples)
+        await samples.aclose()  # type: ignore[attr-defined]
+    except Unreachable as error:
+        console.print(cell(f"{base}: {error}"))
+        return 1
+    history.add(sample)
+    console.print(view(sample, history))
+    return 0
+
+
+async def _show_all(console: Console, base: str) -> int:
+    task = asyncio.current_task()
+    assert task is not None, "it runs in one"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def show(shown: RenderableType) -> None:
+            live.update(shown, refresh=True)
+
+        with contextlib.suppress(asyncio.CancelledError):
+            await _follow(base, show)
+    return 0
+
+
+async def _follow(base: str, show: Callable[[RenderableType], None]) -> None:
+    """Show sample after sample; a router that goes may come back."""
+    history = History()
+    last: RenderableType = cell("")
+    while True:
+        why = "the router ended the connection"
+        try:
+            async for sample in _samples(base):
+                history.add(sample)
+                last = view(sample, history)
+                show(last)
+        except Unreachable as error:
+            why = str(error)
+        show(Group(cell(f"{base}: {why}; trying again", style="red"), last))
+        await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _samples(base: str) -> AsyncIterator[Any]:
+    """The samples of one connection. Raises Unreachable."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_EVENT_BYTES) as session,
+            session.get(base + PATH) as answer,
+        ):
+            if answer.status != 200:
+                raise Unreachable(_refusal(answer.status))
+            async for sample in _messages(answer.content):
+                yield sample
+    except TimeoutError:
+        raise Unreachable(f"it sent nothing for {SILENT_SECONDS:g} s") from None
+    except aiohttp.ClientError as error:
+        raise Unreachable(f"it cannot be reached: {error}") from None
+
+
+async def _messages(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
+    """The data of a stream's messages, other events left out."""
+    name = b""
+    async for line in content:
+        if line.startswith(b"event: "):
+            name = line.removeprefix(b"event: ").strip()
+        elif line.startswith(b"data: ") and name == b"message":
+            yield orjson.loads(line.removeprefix(b"data: "))
+
+
+def _refusal(status: int) -> str:
+    match status:
+        case 404:
+            return "there is no live page; with --admin-port it is on that port"
+        case 503:
+            return "it has as many viewers as it may have, or is shutting down"
+    return f"it answered with status {status}"

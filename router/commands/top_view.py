@@ -1,0 +1,157 @@
+"""What pd-router top shows of a sample: the live page's tables for a terminal."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from router.commands.console import cell
+
+__all__ = ["History", "view"]
+
+Json = Mapping[str, Any]
+
+SAMPLES: Final = 20
+"""Samples of a sparkline: one a second, as many as fit a table."""
+
+BARS: Final = "▁▂▃▄▅▆▇█"
+UNKNOWN: Final = "-"
+
+STYLES: Final[Mapping[str, str]] = {
+    "up": "green",
+    "starting": "yellow",
+    "draining": "yellow",
+    "slow": "yellow",
+    "ejected": "red",
+    "stalled": "red",
+    "down": "red",
+}
+
+MAX_CHANGES: Final = 6
+
+
+class History:
+    """The last values of each engine's tokens per second."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str], deque[float | None]] = {}
+
+    def add(self, sample: Json) -> None:
+        """A new sample; what is no engine any more is forgotten."""
+        engines = [engine for pool in sample["pools"] for engine in pool["endpoints"]]
+        before = self._values
+        self._values = {_key(e): before.get(_key(e), deque(maxlen=SAMPLES)) for e in engines}
+        for engine in engines:
+            self._values[_key(engine)].append(engine["tokens_per_second"])
+
+    def bars(self, engine: Json, largest: float) -> str:
+        """A sparkline, `largest` being the highest bar."""
+        values = self._values.get(_key(engine), ())
+        return "".join(
+            " " if value is None else BARS[min(len(BARS) - 1, int(value / largest * len(BARS)))]
+            for value in values
+        )
+
+    def largest(self, engines: Sequence[Json]) -> float:
+        """The largest value of these engines."""
+        found = [v or 0.0 for e in engines for v in self._values.get(_key(e), ())]
+        return max([1.0, *found])
+
+
+def view(sample: Json, history: History) -> RenderableType:
+    """The sample as tables."""
+    return Group(
+        _head(sample),
+        *(_pool(pool, history) for pool in sample["pools"]),
+        _counts("decisions", ("mode", "reason"), sample["decisions"]),
+        _counts("fallbacks", ("leg", "reason"), sample["fallbacks"]),
+        _changes(sample["changes"]),
+    )
+
+
+def _head(sample: Json) -> Text:
+    totals = sample["totals"]
+    return cell(
+        f"pd-router {sample['version']}  {_clock(sample['time'])} UTC"
+        + ("  shutting down" if sample["is_draining"] else ""),
+        f"in flight {totals['in_flight']}  requests/s {_number(totals['requests_per_second'])}"
+        f"  tokens/s {_number(totals['tokens_per_second'])}"
+        f"  TTFT p50 {_seconds(totals['ttft_p50_seconds'])}"
+        f" p99 {_seconds(totals['ttft_p99_seconds'])}"
+        f"  failed in the last minute {_number(totals['failures'])}",
+    )
+
+
+def _pool(pool: Json, history: History) -> Table:
+    table = Table(
+        title=cell(f"{pool['role']} engines: {pool['status']}"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("engine", overflow="fold")
+    table.add_column("status", no_wrap=True)
+    names = ("slowdown", "in flight", "KV", "tokens/s", "p50", "p99", "hits", "share")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    largest = history.largest(pool["endpoints"])
+    for engine in pool["endpoints"]:
+        status, slots = engine["status"], engine["slots"]
+        table.add_row(
+            cell(engine["url"]),
+            cell(status, style=STYLES.get(status, "")),
+            _ratio(engine["slowdown"]),
+            f"{engine['in_flight']}" + ("" if slots is None else f"/{slots:.0f}"),
+            _percent(engine["kv_cache_usage"]),
+            _number(engine["tokens_per_second"]),
+            _seconds(engine["ttft_p50_seconds"]),
+            _seconds(engine["ttft_p99_seconds"]),
+            _percent(engine["prefix_hit_ratio"]),
+            _percent(engine["share"]),
+            history.bars(engine, largest),
+        )
+        if engine["cause"] is not None:
+            table.add_row(cell(f"  {engine['cause']}", style=STYLES.get(status, "")))
+    return table
+
+
+def _counts(title: str, names: tuple[str, str], found: Sequence[Json]) -> Text:
+    told = ", ".join(f"{each[names[0]]} {each[names[1]]} {each['count']:.0f}" for each in found)
+    return cell(f"{title} in the last minute: {told or 'none'}")
+
+
+def _changes(changes: Sequence[Json]) -> Text:
+    told = [f"{_clock(each['time'])} {each['text']}" for each in changes[:MAX_CHANGES]]
+    return cell("", "last changes:", *(told or ["none"]))
+
+
+def _key(engine: Json) -> tuple[str, str]:
+    return engine["role"], engine["url"]
+
+
+def _clock(time: str) -> str:
+    """The time of day of an ISO 8601 time."""
+    return time[11:19]
+
+
+def _number(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.1f}x"
+
+
+def _percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0%}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"

@@ -1,0 +1,108 @@
+"""What pd-router top shows of a sample."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from router.commands.top_view import SAMPLES, History, view
+
+
+def engine(number: int, **more: Any) -> dict[str, Any]:
+    """An engine as a sample has it."""
+    return {
+        "url": f"http://d{number}:8000",
+        "role": "decode",
+        "status": "up",
+        "cause": None,
+        "slowdown": 1.0,
+        "in_flight": 3,
+        "slots": None,
+        "kv_cache_usage": 0.25,
+        "tokens_per_second": 120.0,
+        "ttft_p50_seconds": 0.05,
+        "ttft_p99_seconds": 1.5,
+        "prefix_hit_ratio": 0.9,
+        "share": 0.5,
+        **more,
+    }
+
+
+def sample(*engines: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A sample of one pool."""
+    return {
+        "version": "0.2.0",
+        "time": "2026-01-01T12:34:56Z",
+        "is_draining": False,
+        "totals": {
+            "in_flight": 6,
+            "requests_per_second": 2.5,
+            "tokens_per_second": 1234.0,
+            "failures": 0.0,
+            "ttft_p50_seconds": 0.05,
+            "ttft_p99_seconds": None,
+        },
+        "pools": [{"role": "decode", "status": "2 of 2 up", "endpoints": list(engines)}],
+        "decisions": [{"mode": "direct", "reason": "below_threshold", "count": 7.0, "total": 9.0}],
+        "fallbacks": [],
+        "changes": [{"time": "2026-01-01T12:00:00Z", "is_bad": True, "text": "d1 is slow"}],
+        **more,
+    }
+
+
+def shown(found: dict[str, Any], history: History | None = None, *, style: bool = False) -> str:
+    """As text."""
+    if history is None:
+        history = History()
+        history.add(found)
+    out = io.StringIO()
+    console = Console(file=out, width=200, color_system="standard" if style else None)
+    console.print(view(found, history))
+    return out.getvalue()
+
+
+def test_engines_stand_in_a_table_with_their_figures() -> None:
+    text = shown(sample(engine(0), engine(1, slots=64.0, tokens_per_second=None)))
+    [first] = [line for line in text.splitlines() if "http://d0" in line]
+    words = ["up", "1.0x", "3", "25%", "120", "50", "ms", "1.5", "s", "90%", "50%"]
+    assert first.split()[1:-1] == words, first
+    assert "3/64" in text
+    assert "decode engines: 2 of 2 up" in text
+    assert "12:34:56 UTC" in text
+    assert "tokens/s 1,234" in text
+    assert "direct below_threshold 7" in text
+    assert "fallbacks in the last minute: none" in text
+    assert "12:00:00 d1 is slow" in text
+
+
+def test_the_slow_engine_stands_out_with_its_cause() -> None:
+    slow = engine(1, status="slow", cause="it takes 8.0 times the pool's median")
+    text = shown(sample(engine(0), slow), style=True)
+    assert "\x1b[33mslow" in text
+    assert "it takes 8.0 times the pool's median" in text
+
+
+def test_what_others_write_cannot_drive_the_terminal() -> None:
+    hostile = engine(1, url="http://d1\x1b]0;owned\x07", cause="[red]\x1b[2J", status="down")
+    text = shown(sample(hostile, changes=[{"time": "x" * 20, "is_bad": True, "text": "\x1b[2J"}]))
+    assert "\x1b" not in text
+    assert "[red]\\x1b[2J" in text
+
+
+def test_a_router_that_drains_says_so() -> None:
+    assert "shutting down" in shown(sample(engine(0), is_draining=True))
+    assert "shutting down" not in shown(sample(engine(0)))
+
+
+def test_history_is_bounded_and_of_engines_that_are_there() -> None:
+    history = History()
+    for number in range(3 * SAMPLES):
+        history.add(sample(engine(0, tokens_per_second=float(number))))
+    largest = history.largest([engine(0)])
+    assert largest == 3 * SAMPLES - 1
+    bars = history.bars(engine(0), largest)
+    assert len(bars) == SAMPLES
+    assert bars[-1] == "█"
+    history.add(sample(engine(1, tokens_per_second=None)))
+    assert history.bars(engine(0), 1.0) == ""
+    assert history.bars(engine(1), 1.0) == " "
