@@ -116,6 +116,8 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "log_level": ("debug", "debug", D0),
     "decision_log_sample": ("0.5", 0.5, D0),
     "log_format": ("json", "json", D0),
+    "otlp_traces_endpoint": ("http://c:4318", "http://c:4318/v1/traces", D0),
+    "trace_sample": ("0.25", 0.25, D0),
 }
 """A text for each setting, its value, and the flags without which it would be refused."""
 
@@ -328,6 +330,8 @@ WRONG = {
     "log_level": "loud",
     "decision_log_sample": "1.5",
     "log_format": "xml",
+    "otlp_traces_endpoint": "grpc://c:4317",
+    "trace_sample": "-0.1",
     "shutdown_grace": "-0.1",
     **dict(
         zip(DURATIONS, cycle(["0", "-1", "nan", "inf", "86401", "soon", "", "1s"]), strict=False)
@@ -729,7 +733,7 @@ def test_every_setting_says_in_sentences_what_it_is(name):
     [
         name
         for name, field in Settings.model_fields.items()
-        if isinstance(field.default, float) and name != "decision_log_sample"
+        if isinstance(field.default, float) and not name.endswith("_sample")
     ],
 )
 def test_every_duration_names_its_unit(name):

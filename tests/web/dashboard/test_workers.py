@@ -1,7 +1,5 @@
 """With several worker processes the live page shows the figures of all of them."""
 
-from collections import Counter
-
 from tests.e2e.process import serving
 from tests.e2e.test_workers import served_by
 from tests.net.client import request
@@ -18,14 +16,14 @@ async def test_a_sample_has_the_figures_of_all_workers(harness: Harness) -> None
         await process.ready()
         viewer = await Watcher.on(await process.client())
         watched = served_by(process, viewer.client)
-        clients = []
-        by = Counter[int]()
-        while len(by) < WORKERS or set(by) == {watched}:
+        clients, calls = [], []
+        serving_pids = set[int]()
+        while not serving_pids - {watched}:
             client = await process.client()
             await client.send(request(COMPLETIONS, STREAM))
-            by[served_by(process, client)] += 1
+            calls.append(await engine.call())
+            serving_pids.add(served_by(process, client))
             clients.append(client)
-        calls = [await engine.call() for _ in clients]
         while (await viewer.sample())["totals"]["in_flight"] != len(clients):
             pass
         for call in calls:
