@@ -107,6 +107,8 @@ class _Told:
     """The status before `seen`, and its seconds."""
     changes: int = 0
     """Changes since the last line."""
+    far_off_since: float | None = None
+    """When predictions of its prefix cache were called far off; None while they are right."""
     lines: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
     """When the last changes were logged."""
 
@@ -125,7 +127,11 @@ class StatusLog:
 
     def notices(self, now: float) -> list[Notice]:
         """What is to be logged now."""
-        found = (self._notice(member, told, now) for member, told in self._told)
+        found = (
+            notice(member, told, now)
+            for member, told in self._told
+            for notice in (self._notice, _prediction)
+        )
         return [notice for notice in found if notice is not None]
 
     def _notice(self, member: Member, told: _Told, now: float) -> Notice | None:
@@ -166,6 +172,25 @@ class StatusLog:
             f"{endpoint.role} {endpoint.url} {text}{'' if why is None else f': {why}'}; "
             f"{_up(pool)} of {len(pool)} {endpoint.role} engines up",
         )
+
+
+def _prediction(member: Member, told: _Told, now: float) -> Notice | None:
+    """What is to be said of the predictions of an engine's prefix cache."""
+    trust, since = member.prefix_trust, told.far_off_since
+    if trust.is_far_off is (since is not None):
+        return None
+    name = f"{member.endpoint.role} {member.endpoint.url}"
+    told.far_off_since = now if trust.is_far_off else None
+    if since is None:
+        return Notice(
+            True,
+            f"{name} finds {trust.share:.0%} of the prompt tokens that its prefix cache is "
+            "predicted to hold, so predictions count as much less: check that it runs with "
+            "--enable-prefix-caching, and whether other clients fill its KV cache",
+        )
+    if not trust.is_measured:  # a new engine, of which nothing is known yet
+        return None
+    return Notice(False, f"{name} finds what is predicted again after {_seconds(now - since)} s")
 
 
 def _seconds(seconds: float) -> str:

@@ -18,6 +18,10 @@ Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
 """Endpoint, open connections, idle ones among them."""
 
 
+PREFIX_KINDS = ("prompt", "predicted", "looked_up", "found")
+"""Names of the `RecentTokens`."""
+
+
 class FleetCollector(Collector):
     """Gauges that are read from the fleet at scrape time."""
 
@@ -32,6 +36,7 @@ class FleetCollector(Collector):
         yield self._states()
         yield self._connection_gauges()
 
+        yield from self._prefix_gauges()
     def _endpoint_gauges(self) -> Iterator[Metric]:
         in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
         tokens = _gauge("endpoint_in_flight_tokens", "Their estimated input tokens.")
@@ -96,6 +101,31 @@ class FleetCollector(Collector):
         return gauge
 
     def _connection_gauges(self) -> Metric:
+    def _prefix_gauges(self) -> Iterator[Metric]:
+        held = _gauge(
+            "endpoint_prefix_cache_held_tokens",
+            "Prompt tokens that its prefix cache holds, as far as this router knows.",
+        )
+        recent = _gauge(
+            "endpoint_prefix_cache_recent_tokens",
+            "Prompt tokens of the last twenty scrapes, older ones counting less: sent there "
+            "(prompt, estimated), predicted to be cached, looked up and found (by its counters).",
+            "kind",
+        )
+        trust = _gauge(
+            "endpoint_prefix_cache_trust",
+            "The share of predicted tokens that count, as its own counters confirm them.",
+        )
+        for member in self._fleet:
+            names = _names(member.endpoint)
+            held.add_metric(names, member.prefixes.tokens)
+            tokens = member.prefix_trust.recent
+            for kind, value in zip(PREFIX_KINDS, tokens, strict=True):
+                recent.add_metric([*names, kind], value)
+            if member.prefix_trust.is_measured:
+                trust.add_metric(names, member.prefix_trust.share)
+        yield from (held, recent, trust)
+
         gauge = _gauge("engine_connections", "Connections to engines.", "state")
         for endpoint, is_open, idle in self._connections():
             gauge.add_metric([*_names(endpoint), "idle"], idle)

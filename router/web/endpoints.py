@@ -50,6 +50,7 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
             "held_tokens": member.prefixes.tokens,
             "predicted_tokens": member.prefixes.predicted_tokens,
             "prompt_tokens": member.prefixes.prompt_tokens,
+            "recent_tokens": member.prefix_trust.recent._asdict(),
             "trust": member.prefix_trust.share if member.prefix_trust.is_measured else None,
         },
         "version": member.version,

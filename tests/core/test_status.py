@@ -230,3 +230,40 @@ def test_so_many_changes_are_kept_and_no_more() -> None:
         bench.told()
     assert len(bench.log.recent) == MAX_RECENT
     assert bench.log.recent[-1][0] == bench.now
+
+
+# What is in prefix caches.
+
+
+def far_off(bench: Bench, *, is_far_off: bool) -> None:
+    """The engine's counters have said so for a while."""
+    trust = bench.fleet.member(D0).prefix_trust
+    trust.is_measured, trust.is_far_off = True, is_far_off
+    trust.share = 0.12 if is_far_off else 1.0
+
+
+def test_predictions_that_are_far_off_are_told_once_and_so_is_their_end() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    far_off(bench, is_far_off=True)
+    (line,) = bench.told()
+    assert line.startswith(
+        "! decode http://d0:8000 finds 12% of the prompt tokens that its prefix "
+    )
+    assert "--enable-prefix-caching" in line
+    bench.pass_(90.0)
+    assert bench.told() == []
+    far_off(bench, is_far_off=False)
+    assert bench.told() == ["decode http://d0:8000 finds what is predicted again after 90 s"]
+    assert bench.told() == []
+
+
+def test_a_restarted_engine_is_not_called_right_before_anything_is_known() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    far_off(bench, is_far_off=True)
+    bench.told()
+    bench.fleet.member(D0).forget_cache()
+    assert bench.told() == []
+    far_off(bench, is_far_off=True)
+    assert len(bench.told()) == 1

@@ -6,11 +6,11 @@ found (`vllm:prefix_cache_queries_total`, `_hits_total`, in tokens), so predicti
 them, and so is the room that this router's prompts have in the cache.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from router.core.values import Gauges
 
-__all__ = ["PrefixTrust"]
+__all__ = ["PrefixTrust", "RecentTokens"]
 
 DECAY: Final = 0.95
 """Factor on older counts per scrape: with one a second, they span some twenty seconds."""
@@ -26,6 +26,26 @@ MIN_TOKENS: Final = 4_000.0
 """Tokens, decayed, from which counters are believed."""
 
 
+FAR_OFF: Final = 0.5
+"""Operators are told of shares below it, and again when they are `BELIEVED`."""
+
+SETTLED_SCRAPES: Final = 10
+"""Scrapes in a row that must say so, before they are told."""
+
+
+class RecentTokens(NamedTuple):
+    """Tokens of about the last twenty scrapes, older ones counting less."""
+
+    prompts: float = 0.0
+    """Estimated, of the prompts that were sent there."""
+    predicted: float = 0.0
+    """Those of them that it was predicted to hold."""
+    queries: float = 0.0
+    """That it looked up in its prefix cache, by its own counter and for all clients."""
+    hits: float = 0.0
+    """Those of them that it found."""
+
+
 class PrefixTrust:
     """Compares predictions, in estimated tokens, with an engine's counters, in its own tokens."""
 
@@ -37,8 +57,17 @@ class PrefixTrust:
         cache: generated ones and those of other clients take room in it too."""
         self.is_measured = False
         """Whether the engine's counters have told the share."""
+        self.is_far_off = False
+        """Whether predictions have been far from the truth for a while, and are not right yet."""
+        self._scrapes_against = 0
+        """Scrapes in a row that contradict `is_far_off`."""
         self._prompts = self._predicted = self._queries = self._hits = self._generated = 0.0
         self._before: tuple[int, int, int, int, int] | None = None
+
+    @property
+    def recent(self) -> RecentTokens:
+        """What the share is taken from."""
+        return RecentTokens(self._prompts, self._predicted, self._queries, self._hits)
 
     def observe(self, prompts: int, predicted: int, gauges: Gauges) -> None:
         """Take a scrape, and the tokens of the prompts sent there so far and those of them that
@@ -67,3 +96,10 @@ class PrefixTrust:
             share = per_prompt_token * self._hits / self._predicted
             self.share = 1.0 if share >= BELIEVED else share
             self.is_measured = True
+            self._judge()
+
+    def _judge(self) -> None:
+        is_against = self.share >= BELIEVED if self.is_far_off else self.share < FAR_OFF
+        self._scrapes_against = self._scrapes_against + 1 if is_against else 0
+        if self._scrapes_against >= SETTLED_SCRAPES:
+            self.is_far_off, self._scrapes_against = not self.is_far_off, 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.prefix.trust import PrefixTrust
+from router.core.prefix.trust import SETTLED_SCRAPES, PrefixTrust
 from router.core.values import Gauges
 
 PROMPT = 10_000
@@ -98,3 +98,48 @@ def test_without_lookups_nothing_is_concluded() -> None:
     trust.observe(0, 0, counted(0, 0))
     trust.observe(PROMPT, PROMPT, counted(0, 0))
     assert trust.share == 1.0
+
+
+def test_what_it_is_taken_from_is_told() -> None:
+    trust = PrefixTrust()
+    told(trust, 0.5, 0.25)
+    recent = trust.recent
+    assert recent.predicted == pytest.approx(recent.prompts / 2, rel=0.01)
+    assert recent.hits == pytest.approx(recent.queries / 4, rel=0.01)
+    assert recent.prompts == pytest.approx(recent.queries)
+
+
+class Counters:
+    """An engine of which half of each prompt is predicted, and the share that it finds."""
+
+    def __init__(self) -> None:
+        self.trust = PrefixTrust()
+        self._tokens = self._hits = 0
+
+    def finds(self, share: float, scrapes: int) -> bool:
+        """Whether predictions are called far off after so many scrapes with this share found."""
+        for _ in range(scrapes):
+            self._tokens += PROMPT
+            self._hits += int(share * PROMPT)
+            gauges = counted(self._tokens, self._hits)
+            self.trust.observe(self._tokens, self._tokens // 2, gauges)
+        return self.trust.is_far_off
+
+
+def test_predictions_are_far_off_when_they_have_been_for_a_while() -> None:
+    engine = Counters()
+    assert not engine.finds(0.0, SETTLED_SCRAPES)  # of the first one nothing can be told
+    assert engine.finds(0.0, 1)
+
+
+def test_they_are_right_again_when_they_are_believed_again() -> None:
+    engine = Counters()
+    assert engine.finds(0.0, 30)
+    assert engine.finds(0.35, 200)  # better, and still off
+    assert not engine.finds(0.5, 200)
+
+
+def test_an_engine_that_wavers_is_judged_once() -> None:
+    engine = Counters()
+    engine.finds(0.0, 30)
+    assert all(engine.finds(share, 3) for _ in range(40) for share in (0.5, 0.0))
