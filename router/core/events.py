@@ -111,6 +111,10 @@ class RequestEnded:
     """The status sent to the client; 0 if it left before one was."""
     outcome: str = "error"
     """ok, error, broken (an answer that had begun), client_left or aborted (by the router's
+    text_bytes: int = 0
+    """The UTF-8 bytes of the prompt's text; 0 where some of it is token ids."""
+    prompt_tokens: int = 0
+    """What an engine said that it has; 0 if none did."""
     shutdown)."""
     error: str | None = None
     prefill_seconds: float | None = None

@@ -34,7 +34,8 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
     reason = _direct_reason(route.kind, body)
     # In this order: names would cost as much as all the rest of making it.
     return Facts(
-        route, _model(body), is_stream, estimate.tokens, estimate.rule, reason, raw, body, query
+        *(route, _model(body), is_stream, estimate.tokens, estimate.rule, reason, raw, body, query),
+        estimate.text_bytes,
     )
 
 

@@ -17,6 +17,7 @@ from router.core.events import (
     LegFailed,
     PrefixesHeld,
     Probed,
+    RequestEnded,
     Scraped,
     SharedEvent,
 )
@@ -26,6 +27,7 @@ from router.core.leg_timer import LegTimer
 from router.core.member import Member
 from router.core.pool_monitor import ExclusionConfig, PoolMonitor
 from router.core.speed_estimator import SpeedEstimator
+from router.core.token_ratios import TokenRatios
 from router.core.values import NO_KEYS, Candidate, Endpoint, FailureKind, PrefixKeys, Role
 
 __all__ = ["Fleet", "is_unreachable"]
@@ -76,6 +78,8 @@ class Fleet:
         shares_prefixes: bool = False,
     ) -> None:
         self.ledger = ledger
+        self.token_ratios = TokenRatios()
+        """Of the models that engines serve."""
         self._thresholds = thresholds
         self._stale_after = stale_after
         self._members = {
@@ -272,6 +276,11 @@ class Fleet:
             for card in member.cards or ()
             if card.get("parent") is None
         )
+
+    def ended(self, record: RequestEnded) -> None:
+        """A request is over: learn how many tokens its text had."""
+        if record.prompt_tokens and record.model in self.known_models():
+            self.token_ratios.learn(record.model, record.text_bytes, record.prompt_tokens)
 
     def observe(self, event: Event, now: float) -> None:
         """Update from an event; those that concern no engine are ignored."""

@@ -31,7 +31,8 @@ from router.core.plans import steps
 from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, may_replay
 from router.core.schedule import Scheduler
-from router.core.values import PREFILL, Endpoint, Facts, Failure, FailureKind
+from router.core.usage import prompt_tokens
+from router.core.values import PREFILL, Endpoint, Facts, Failure, FailureKind, Reply
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
@@ -120,6 +121,8 @@ class RequestRun:
         Raises the RouterError to send to the client.
         """
         plan = self._plan
+            if isinstance(outcome, Reply) and status == 200:
+                self.record.prompt_tokens = prompt_tokens(outcome.body)
         if plan is None:
             return None
         given: object = answer

@@ -90,13 +90,18 @@ class Scheduler:
         has_prefill_pool = bool(self._fleet.pool(PREFILL))
         decision = threshold.decide(facts, self._threshold, has_prefill_pool)
         if decision.mode is REMOTE and self._threshold_on_uncached and self._threshold:
-            try:
-                ranking = self.rank(DECODE, facts, now=now)
-            except NoEngine:  # the plan says so
-                return decision
-            if ranking.uncached[ranking.chosen] < self._threshold:
-                return Decision(DIRECT, "cached_on_decode")
+            decision = self._by_uncached(facts, now, decision)
+        # From here on tokens stand for work; a constant is compared with the plain estimate.
+        facts.scale = self._fleet.token_ratios.scale(facts)
         return decision
+
+    def _by_uncached(self, facts: Facts, now: float, otherwise: Decision) -> Decision:
+        try:
+            ranking = self.rank(DECODE, facts, now=now)
+        except NoEngine:  # the plan says so
+            return otherwise
+        is_cached = ranking.uncached[ranking.chosen] < self._threshold
+        return Decision(DIRECT, "cached_on_decode") if is_cached else otherwise
 
     def lease(
         self,
@@ -185,8 +190,10 @@ class Scheduler:
         uncached: Sequence[int]
         if prefix.keys:
             uncached = self._fleet.uncached(candidates, facts.tokens, prefix)
+            if facts.scale != 1.0:
+                uncached = [max(1, int(facts.scale * own)) for own in uncached]
         else:
-            uncached = (facts.tokens,) * len(candidates)
+            uncached = (int(facts.scale * facts.tokens),) * len(candidates)
         if not computes:
             uncached = [own // LOAD_FACTOR for own in uncached]
         scores = self._policies[role](candidates, uncached, now, self._rng)

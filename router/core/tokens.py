@@ -1,8 +1,9 @@
 """How many tokens a prompt has, without a tokenizer.
 
 Text counts characters // 4, the usual average of English text under the BPE tokenizers of current
-models; CJK text is underestimated about fourfold. A list of token ids counts its length. Images,
-audio, tool definitions and anything else count 0.
+models; CJK text is underestimated about threefold (`token_ratios.py` makes up for that where it
+matters). A list of token ids counts its length. Images, audio, tool definitions and anything else
+count 0.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,21 +29,24 @@ class Estimate(NamedTuple):
 
     tokens: int
     rule: str
+    text_bytes: int = 0
+    """The UTF-8 bytes of its text; 0 where some of it is token ids."""
 
 
 def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
     """Estimate the input tokens of a request's parsed body. Malformed parts count 0."""
+    texts: list[str] = []
     if kind is COMPLETIONS:
         return _of_prompts(prompts(body.get("prompt")))
     if kind is CHAT:
-        return _of_characters(_message_characters(body.get("messages")))
-    if kind is RouteKind.MESSAGES:
-        system = _content_characters(body.get("system"))
-        return _of_characters(system + _message_characters(body.get("messages")))
-    if kind is RouteKind.RESPONSES:
-        instructions = _content_characters(body.get("instructions"))
-        return _of_characters(instructions + _input_characters(body.get("input")))
-    return Estimate(0, NONE)
+        _add_messages(body.get("messages"), texts)
+    elif kind is RouteKind.MESSAGES:
+        _add_content(body.get("system"), texts)
+        _add_messages(body.get("messages"), texts)
+    elif kind is RouteKind.RESPONSES:
+        _add_content(body.get("instructions"), texts)
+        _add_input(body.get("input"), texts)
+    return _of_texts(texts)
 
 
 def prompts(prompt: object) -> list[object]:
@@ -58,37 +62,56 @@ def prompts(prompt: object) -> list[object]:
 
 def _of_prompts(items: Iterable[object]) -> Estimate:
     by_ids = by_text = 0
-    rules = set()
+    texts: list[str] = []
+    has_ids = False
     for item in items:
         if isinstance(item, str):
             by_text += len(item) // CHARACTERS_PER_TOKEN
-            rules.add(BY_CHARACTERS)
+            texts.append(item)
         elif isinstance(item, list):
             by_ids += len(item)
-            rules.add(BY_IDS)
-    rule = BY_BOTH if len(rules) == 2 else next(iter(rules), NONE)
-    return Estimate(by_ids + by_text, rule)
+            has_ids = True
+    if has_ids:
+        return Estimate(by_ids + by_text, BY_BOTH if texts else BY_IDS)
+    return Estimate(by_text, BY_CHARACTERS if texts else NONE, _bytes_of(texts))
 
 
-def _of_characters(characters: int) -> Estimate:
-    rule = BY_CHARACTERS if characters else NONE
-    return Estimate(characters // CHARACTERS_PER_TOKEN, rule)
+def _of_texts(texts: list[str]) -> Estimate:
+    characters = sum(map(len, texts))
+    if not characters:
+        return Estimate(0, NONE)
+    return Estimate(characters // CHARACTERS_PER_TOKEN, BY_CHARACTERS, _bytes_of(texts))
 
 
-def _message_characters(messages: object) -> int:
+def _bytes_of(texts: list[str]) -> int:
+    """Of ASCII they are as many as characters, and that it is ASCII a string knows."""
+    if all(map(str.isascii, texts)):
+        return sum(map(len, texts))
+    return sum(len(text) if text.isascii() else len(_utf8(text)) for text in texts)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _add_messages(messages: object, texts: list[str]) -> None:
     if not isinstance(messages, list):
-        return 0
-    total = 0
+        return
     for message in messages:
         if isinstance(message, dict):
             content = message.get("content")
-            total += len(content) if isinstance(content, str) else _content_characters(content)
-    return total
+            if isinstance(content, str):
+                texts.append(content)
+            else:
+                _add_content(content, texts)
 
 
-def _input_characters(given: object) -> int:
+def _add_input(given: object, texts: list[str]) -> None:
     """/v1/responses takes a string or a list of items; items with `content` are messages."""
-    return len(given) if isinstance(given, str) else _message_characters(given)
+    if isinstance(given, str):
+        texts.append(given)
+    else:
+        _add_messages(given, texts)
 
 
 # The part types that carry prompt text: chat and messages say "text", responses the other two.
@@ -96,15 +119,14 @@ def _input_characters(given: object) -> int:
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def _content_characters(content: object) -> int:
+def _add_content(content: object, texts: list[str]) -> None:
     if isinstance(content, str):
-        return len(content)
-    if not isinstance(content, list):
-        return 0
-    return sum(
-        len(part["text"])
-        for part in content
-        if isinstance(part, dict)
-        and part.get("type") in TEXT_PARTS
-        and isinstance(part.get("text"), str)
-    )
+        texts.append(content)
+    elif isinstance(content, list):
+        texts += [
+            part["text"]
+            for part in content
+            if isinstance(part, dict)
+            and part.get("type") in TEXT_PARTS
+            and isinstance(part.get("text"), str)
+        ]

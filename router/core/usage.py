@@ -2,11 +2,12 @@
 
 import re
 
-__all__ = ["TAIL_BYTES", "generated_tokens", "is_usage_only"]
+__all__ = ["TAIL_BYTES", "generated_tokens", "is_usage_only", "prompt_tokens"]
 
 TAIL_BYTES = 2048
 """Bytes at the end of an answer that are searched: more than vLLM's longest usage object."""
 
+_PROMPT = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,9})')
 _GENERATED = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
 
@@ -16,9 +17,18 @@ def generated_tokens(end: bytes) -> int:
     Chat and completions call them completion_tokens, /v1/responses and /v1/messages output_tokens.
     Streams say so in their last events, if they were asked to (stream_options.include_usage).
     """
+    return _number(_GENERATED, end)
+
+
+def prompt_tokens(end: bytes) -> int:
+    """The tokens of the prompt that an answer with this end had; 0 if it does not say."""
+    return _number(_PROMPT, end)
+
+
+def _number(pattern: re.Pattern[bytes], end: bytes) -> int:
     start = max(0, len(end) - TAIL_BYTES)
     # From there on if it is there: a regular expression takes long to read what comes before.
-    found = _GENERATED.search(end, max(start, end.rfind(b'"usage"', start)))
+    found = pattern.search(end, max(start, end.rfind(b'"usage"', start)))
     return int(found.group(1)) if found else 0
 
 

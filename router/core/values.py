@@ -119,6 +119,10 @@ class Facts:
     query: bytes = b""
     """The query string, without its question mark."""
     prefix: PrefixKeys | None = field(repr=False, default=None)
+    text_bytes: int = 0
+    """The UTF-8 bytes of its prompt's text; 0 where some of it is token ids."""
+    scale: float = 1.0
+    """Tokens that its prompt probably has, as a multiple of the estimate; see `TokenRatios`."""
     """Keys of its prompt's prefixes; None until they are needed."""
 
     @property

@@ -27,7 +27,7 @@ from router.core.sse import (
     keep_alive,
     status_of,
 )
-from router.core.usage import generated_tokens, is_usage_only
+from router.core.usage import generated_tokens, is_usage_only, prompt_tokens
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.answer_head import AnswerHead
 from router.net.client_connection import ClientConnection
@@ -313,6 +313,7 @@ class Relay(EngineLeg):
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if self.status < 400:
             self.timer.unary_answer(time.monotonic(), generated_tokens(body))
+            self._record.prompt_tokens = prompt_tokens(body)
         body = redact(body)
         if self._step.splice is not None and self.status < 400:
             body = self._step.splice.body(body)
@@ -394,6 +395,8 @@ class Relay(EngineLeg):
     def _calibrate(self) -> None:
         """Tell the timer what the engine says that the stream took, beside what was counted."""
         tokens = generated_tokens(self._last)
+        if tokens:
+            self._record.prompt_tokens = prompt_tokens(self._last)
         if tokens and self._is_single and self._counter is self.timer.speed:
             passed = self._record.chunks - self._first_chunk - self._sent
             if self._last.endswith(b"\r\n") and is_usage_only(self._last):

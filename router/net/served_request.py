@@ -163,6 +163,7 @@ class ServedRequest(RequestRun):
             kind = self._request.head.fields.get(b"content-type", b"")
             facts = facts_of.read(self._route, kind, raw, self._query)
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
+            record.text_bytes = facts.text_bytes
             now = time.monotonic()
             decision = network.scheduler.decide(facts, now)
             record.mode, record.reason = decision.mode, decision.reason

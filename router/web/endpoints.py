@@ -56,6 +56,19 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "version": member.version,
         "models": None if member.models is None else sorted(member.models),
     }
+        "tokens_per_byte": fleet.token_ratios.of(member.models or ()),
+    }
+
+
+def _prompt_cost(member: Member) -> dict[str, Any] | None:
+    """What prompts take there; None without --routing-threshold auto."""
+    costs = member.speed.costs
+    if costs is None:
+        return None
+    computing, loading = costs.computing.sums.line(), costs.loading.sums.line()
+    return {
+        "computing": None if computing is None else computing._asdict(),
+        "loading": None if loading is None else loading._asdict(),
 
 
 def _exclusion_seconds(member: Member, now: float) -> float | None:

@@ -42,6 +42,7 @@ def test_the_facts_of_a_completion_are_read_from_its_body() -> None:
         direct_reason=None,
         raw=raw,
         body=orjson.loads(raw),
+        text_bytes=8,
     )
 
 

@@ -18,27 +18,27 @@ NONE = "no text"
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ("", Estimate(0, TEXT)),
-        ("abc", Estimate(0, TEXT)),
-        ("abcd", Estimate(1, TEXT)),
-        ("abcdefg", Estimate(1, TEXT)),
-        ("é" * 8, Estimate(2, TEXT)),
-        ([1, 2, 3], Estimate(3, IDS)),
-        ([[1, 2, 3]], Estimate(3, IDS)),
-        (["abcdefgh"], Estimate(2, TEXT)),
-        (["abcdefgh", "abcd"], Estimate(3, TEXT)),
-        ([[1, 2], [3]], Estimate(3, IDS)),
-        (["abcd", [1, 2]], Estimate(3, BOTH)),
-        ([], Estimate(0, IDS)),
-        (None, Estimate(0, NONE)),
-        (7, Estimate(0, NONE)),
-        ({"a": 1}, Estimate(0, NONE)),
-        ([None], Estimate(0, NONE)),
-        ([{"a": 1}, "abcd"], Estimate(1, TEXT)),
+        ("", (0, TEXT)),
+        ("abc", (0, TEXT)),
+        ("abcd", (1, TEXT)),
+        ("abcdefg", (1, TEXT)),
+        ("é" * 8, (2, TEXT)),
+        ([1, 2, 3], (3, IDS)),
+        ([[1, 2, 3]], (3, IDS)),
+        (["abcdefgh"], (2, TEXT)),
+        (["abcdefgh", "abcd"], (3, TEXT)),
+        ([[1, 2], [3]], (3, IDS)),
+        (["abcd", [1, 2]], (3, BOTH)),
+        ([], (0, IDS)),
+        (None, (0, NONE)),
+        (7, (0, NONE)),
+        ({"a": 1}, (0, NONE)),
+        ([None], (0, NONE)),
+        ([{"a": 1}, "abcd"], (1, TEXT)),
     ],
 )
-def test_a_completion_counts_characters_or_ids(prompt: object, expected: Estimate) -> None:
-    assert estimate(RouteKind.COMPLETIONS, {"prompt": prompt}) == expected
+def test_a_completion_counts_characters_or_ids(prompt: object, expected: object) -> None:
+    assert estimate(RouteKind.COMPLETIONS, {"prompt": prompt})[:2] == expected
 
 
 def test_several_prompts_are_rounded_one_by_one() -> None:
@@ -46,7 +46,7 @@ def test_several_prompts_are_rounded_one_by_one() -> None:
 
 
 def test_a_completion_without_a_prompt_has_no_tokens() -> None:
-    assert estimate(RouteKind.COMPLETIONS, {}) == Estimate(0, NONE)
+    assert estimate(RouteKind.COMPLETIONS, {})[:2] == (0, NONE)
 
 
 def user(content: object) -> dict[str, object]:
@@ -73,13 +73,13 @@ def user(content: object) -> dict[str, object]:
 )
 def test_a_chat_counts_the_text_of_its_messages(messages: object, expected: int) -> None:
     rule = TEXT if expected else NONE
-    assert estimate(RouteKind.CHAT, {"messages": messages}) == Estimate(expected, rule)
+    assert estimate(RouteKind.CHAT, {"messages": messages})[:2] == (expected, rule)
 
 
 @pytest.mark.parametrize("system", ["abcd", [{"type": "text", "text": "abcd"}]])
 def test_messages_count_the_system_prompt_too(system: object) -> None:
     body = {"system": system, "messages": [user("abcd")]}
-    assert estimate(RouteKind.MESSAGES, body) == Estimate(2, TEXT)
+    assert estimate(RouteKind.MESSAGES, body)[:2] == (2, TEXT)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_messages_count_the_system_prompt_too(system: object) -> None:
 )
 def test_responses_count_instructions_and_input(given_input: object) -> None:
     body = {"instructions": "abcd", "input": given_input}
-    assert estimate(RouteKind.RESPONSES, body) == Estimate(2, TEXT)
+    assert estimate(RouteKind.RESPONSES, body)[:2] == (2, TEXT)
 
 
 def test_a_route_that_generates_nothing_has_no_prompt() -> None:
     assert estimate(RouteKind.PASS_THROUGH, {"prompt": "abcd", "input": "abcd"}) == Estimate(
-        0, NONE
+        0, NONE, 0
     )
 
 
@@ -138,3 +138,27 @@ def test_no_body_is_malformed_enough_to_break_the_estimate(
     kind: RouteKind, body: dict[str, Any]
 ) -> None:
     assert estimate(kind, body).tokens >= 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "size"),
+    [
+        ("abcdefg", 7),
+        ("\u00e9" * 8, 16),
+        ("\u4e2d\u6587", 6),
+        (["ab", "\u4e2d"], 5),
+        ("\ud800", 3),  # JSON cannot bring it
+        ([1, 2, 3], 0),
+        (["abcd", [1, 2]], 0),
+        (None, 0),
+    ],
+)
+def test_text_has_bytes_and_what_is_not_all_text_has_none(prompt: object, size: int) -> None:
+    assert estimate(RouteKind.COMPLETIONS, {"prompt": prompt}).text_bytes == size
+
+
+@given(st.lists(st.text(max_size=20), max_size=5))
+def test_the_bytes_of_a_conversation_are_those_of_its_texts(texts: list[str]) -> None:
+    messages = [{"role": "user", "content": text} for text in texts]
+    size = sum(len(text.encode()) for text in texts)
+    assert estimate(RouteKind.CHAT, {"messages": messages}).text_bytes == size

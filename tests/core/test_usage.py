@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.usage import TAIL_BYTES, generated_tokens, is_usage_only
+from router.core.usage import TAIL_BYTES, generated_tokens, is_usage_only, prompt_tokens
 from tests.core.fixtures import sample
 
 
@@ -39,3 +39,17 @@ def test_any_bytes_are_read(end: bytes) -> None:
 def test_an_event_of_usage_alone_has_no_choice() -> None:
     assert is_usage_only(b'data: {"choices":[],"usage":{"completion_tokens":3}}\n\n')
     assert not is_usage_only(b'data: {"choices":[{"text":"a"}],"usage":null}\n\n')
+
+
+@pytest.mark.parametrize(
+    ("end", "tokens"),
+    [
+        (b'"usage":{"prompt_tokens":5,"total_tokens":55,"completion_tokens":50}}', 5),
+        (b'"usage":{"input_tokens":7,"output_tokens": 5,"total_tokens":12}}', 7),
+        (b'{"prompt_tokens_details":{"cached_tokens":2}}', 0),
+        (b'"prompt_tokens":9 "usage":{"completion_tokens":50}}', 0),
+        (b"", 0),
+    ],
+)
+def test_the_tokens_of_the_prompt_are_found(end: bytes, tokens: int) -> None:
+    assert prompt_tokens(end) == tokens

@@ -1,0 +1,65 @@
+"""How long a prompt was: whichever engine says so, in whatever kind of answer."""
+
+import pytest
+
+from tests.net.engine import Call, json_reply
+from tests.net.harness import Harness
+from tests.net.payloads import (
+    COMPLETIONS,
+    DONE,
+    answer_remotely,
+    completion,
+    event,
+    prefilled,
+    token,
+)
+
+USAGE = {"prompt_tokens": 321, "completion_tokens": 2}
+PROMPT = "h\u00e9llo"
+
+
+async def test_a_unary_answer_says_it(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    engine.answer_all(lambda call: call.send(json_reply({"choices": [], "usage": USAGE})))
+    await router.ask(COMPLETIONS, completion(PROMPT))
+    record = await router.record()
+    assert (record.prompt_tokens, record.text_bytes) == (321, 6)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_stream_says_it_if_it_was_asked_to(harness: Harness, is_told: bool) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+
+    def script(call: Call) -> None:
+        usage = event({"choices": [], "usage": USAGE}) if is_told else b""
+        call.stream(token("a"), token("b"), usage + DONE)
+        call.end()
+
+    engine.answer_all(script)
+    await router.ask(COMPLETIONS, completion(PROMPT, stream=True))
+    assert (await router.record()).prompt_tokens == (321 if is_told else 0)
+
+
+async def test_the_prefill_engine_says_it_always(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
+    prefill.answer_all(lambda call: call.send(prefilled(usage=USAGE)))
+
+    def script(call: Call) -> None:
+        call.stream(token("a"), DONE)
+        call.end()
+
+    decode.answer_all(script)
+    await router.ask(COMPLETIONS, completion(PROMPT, stream=True))
+    assert (await router.record()).prompt_tokens == 321
+
+
+async def test_an_error_says_nothing(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
+    prefill.answer_all(answer_remotely)
+    decode.answer_all(lambda call: call.send(json_reply({"usage": USAGE}, status=400)))
+    await router.ask(COMPLETIONS, completion(PROMPT))
+    assert (await router.record()).prompt_tokens == 0
