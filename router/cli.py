@@ -228,6 +228,19 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="factor on the times of the trace: 0.5 is twice the load (default %(default)s)",
     )
+    parser.add_argument(
+        "--routing-threshold",
+        action="append",
+        metavar="N|auto",
+        help="prompt tokens from which prompts are prefilled remotely; may be repeated (default: "
+        "the scenario's)",
+    )
+    parser.add_argument(
+        "--max-itl-impact",
+        type=float,
+        metavar="SHARE",
+        help="as the router's setting, for the threshold auto (default: its)",
+    )
     parser.add_argument("--plot", type=Path, metavar="DIR", help="a PNG per scenario goes there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures go there")
     parser.add_argument(
@@ -263,6 +276,8 @@ METAVARS = {
     "host": "HOST",
     "port": "PORT",
     "workers": "N|auto",
+    "threshold": "N|auto",
+    "impact": "SHARE",
     "prefill": "URL",
     "decode": "URL",
     "percent": "PERCENT",

@@ -25,6 +25,7 @@ from router.settings_values import (
     ALL,
     Bind,
     Certificates,
+    Impact,
     Key,
     LimitByEngine,
     Ports,
@@ -35,6 +36,7 @@ from router.settings_values import (
     Share,
     Strategy,
     Text,
+    Threshold,
     TracesUrl,
     Urls,
     Whole,
@@ -106,12 +108,19 @@ class Settings(BaseSettings):
     decode: Urls = Field(
         (), description="Decode engine URL; repeat the flag or give a comma list. At least one."
     )
-    routing_threshold: Whole = Field(
+    routing_threshold: Threshold = Field(
         0,
-        ge=0,
         description="Requests of at least this many estimated input tokens are prefilled "
         "remotely; 0 means always. Below a few thousand tokens a KV transfer costs more than "
-        "the prefill it saves.",
+        "the prefill it saves. auto: where the first token is expected sooner, by the speed and "
+        "load of both engines and what transfers take.",
+    )
+    max_itl_impact: Impact = Field(
+        2.0,
+        description="With --routing-threshold auto: by how much, as a share, prompts that a decode "
+        "engine computes itself may lengthen the gaps between its streams' tokens; 1 is twice as "
+        "long. Beyond it prompts are prefilled remotely even if that takes longer. The default "
+        "bounds what streams lose when prefill engines are overloaded.",
     )
     threshold_on: Literal["prompt", "uncached"] = Field(
         "prompt",

@@ -21,6 +21,7 @@ __all__ = [
     "ALL",
     "Bind",
     "Certificates",
+    "Impact",
     "Key",
     "LimitByEngine",
     "Port",
@@ -32,6 +33,7 @@ __all__ = [
     "Share",
     "Strategy",
     "Text",
+    "Threshold",
     "TracesUrl",
     "Urls",
     "Whole",
@@ -184,8 +186,21 @@ Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_split)]
 SecondsOrZero = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]
 Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+# A hundred times: what is more is no limit.
+Impact = Annotated[float, BeforeValidator(_number), Field(ge=0, le=100)]
 Workers = Annotated[int, BeforeValidator(lambda value: _workers(value)), Field(ge=1, le=256)]
 Strategy = Literal["round_robin", "least_loaded", "shortest_expected_delay"]
+Threshold = Annotated[int | Literal["auto"], BeforeValidator(lambda value: _threshold(value))]
+
+
+def _threshold(value: object) -> object:
+    """Tokens, or "auto". A union's own errors would name each of its types."""
+    value = _number(value)
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if value == "auto" or (isinstance(value, int) and value >= 0):
+        return value
+    raise ValueError(f"must be a number of tokens, 0 or more, or auto, got {value!r}")
 
 
 def _workers(value: object) -> object:

@@ -76,6 +76,7 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "prefill": ("http://p0,http://p1:81/", ("http://p0", "http://p1:81"), D0),
     "decode": ("http://d1", ("http://d1",), {}),
     "routing_threshold": ("4096", 4096, D0),
+    "max_itl_impact": ("0.5", 0.5, D0),
     "load_balancing_strategy": ("least_loaded", "least_loaded", D0),
     "prefill_load_balancing_strategy": ("least_loaded", "least_loaded", D0),
     "decode_load_balancing_strategy": ("least_loaded", "least_loaded", D0),
@@ -305,6 +306,7 @@ WRONG = {
     "prefill": "p0",
     "decode": "d0",
     "routing_threshold": "-1",
+    "max_itl_impact": "-1",
     "threshold_on": "tokens",
     "prefix_cache": "lru",
     "load_balancing_strategy": "random",
@@ -733,7 +735,7 @@ def test_every_setting_says_in_sentences_what_it_is(name):
     [
         name
         for name, field in Settings.model_fields.items()
-        if isinstance(field.default, float) and not name.endswith("_sample")
+        if isinstance(field.default, float) and not name.endswith(("_sample", "_impact"))
     ],
 )
 def test_every_duration_names_its_unit(name):
@@ -750,3 +752,15 @@ def test_where_settings_come_from_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_threshold_on_what_is_not_cached_needs_to_know_what_is() -> None:
     line = refusal({"decode": "http://d0", "threshold_on": "uncached", "prefix_cache": "off"})
     assert line == "--threshold-on: uncached needs --prefix-cache history"
+
+
+@pytest.mark.parametrize("value", ["auto", 4096, "4096", "0"])
+def test_a_threshold_is_a_number_or_auto(value):
+    given = load({**D0, "routing_threshold": value}).routing_threshold
+    assert given == ("auto" if value == "auto" else int(value))
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "1e3", "Auto", "", 1.5, -1])
+def test_a_threshold_is_nothing_else(value):
+    with pytest.raises(SettingsError, match="--routing-threshold: must be a number of tokens, 0"):
+        load({**D0, "routing_threshold": value})

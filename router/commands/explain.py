@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 from rich import box
@@ -18,13 +18,14 @@ from rich.table import Table
 from router.commands.console import cell, make_console
 from router.commands.usage import UsageError
 from router.core import facts as facts_of
+from router.core.auto_threshold import COLD_THRESHOLD
 from router.core.errors import BadRequest
 from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
+from router.core.ranking import Ranking
 from router.core.routes import ROUTES
-from router.core.schedule import Ranking
 from router.core.values import Candidate, Decision, Endpoint, Facts, Mode, Role, Route
 from router.settings import Settings, suggestion
 from router.web.app import fleet_of, scheduler_of
@@ -50,7 +51,7 @@ class _Explanation:
 
     facts: Facts
     decision: Decision
-    threshold: int
+    threshold: int | Literal["auto"]
     strategies: Mapping[Role, str]
     rankings: Mapping[Role, Ranking]
     prefill: Call | None
@@ -112,7 +113,7 @@ def _explain(settings: Settings, facts: Facts) -> _Explanation:
     fleet = fleet_of(settings)
     for member in fleet:
         fleet.observe(Probed(member.endpoint, HealthSignal.OK), 0.0)
-    scheduler = scheduler_of(settings, fleet)
+    scheduler = scheduler_of(settings, fleet, tries=False)
     decision = scheduler.decide(facts, 0.0)
     is_remote = decision.mode is Mode.REMOTE
     # The order in which a plan leases.
@@ -165,12 +166,18 @@ def _json(explanation: _Explanation) -> str:
         "threshold": explanation.threshold,
         "mode": explanation.decision.mode,
         "reason": explanation.decision.reason,
+        "delay": _delay(explanation.decision),
         "decode": _ranking(explanation, Role.DECODE),
         "prefill": _ranking(explanation, Role.PREFILL),
         "fallbacks": [{"leg": f.leg, "reason": f.reason} for f in explanation.fallbacks],
         "prefill_request": explanation.prefill and _request(explanation.prefill),
     }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+
+
+def _delay(decision: Decision) -> dict[str, float] | None:
+    """The expected seconds to the first token; None where a rule decided."""
+    return None if decision.delay is None else decision.delay._asdict()
 
 
 def _ranking(explanation: _Explanation, role: Role) -> dict[str, Any] | None:
@@ -210,7 +217,7 @@ def _print(console: Console, explanation: _Explanation) -> None:
         ("route", f"{facts.route.path}{guess}"),
         ("model", facts.model or "-"),
         ("estimate", f"{facts.tokens} input tokens ({facts.rule})"),
-        ("threshold", f"{explanation.threshold} tokens"),
+        ("threshold", _threshold(explanation.threshold)),
         ("mode", decision.mode),
         ("reason", decision.reason),
         *(("fallback", f"{fallback.leg}: {fallback.reason}") for fallback in explanation.fallbacks),
@@ -226,6 +233,12 @@ def _print(console: Console, explanation: _Explanation) -> None:
         body = _shortened(orjson.loads(explanation.prefill.body))
         text = orjson.dumps(body, option=orjson.OPT_INDENT_2).decode()
         console.print(cell(*text.split("\n")))
+
+
+def _threshold(threshold: int | Literal["auto"]) -> str:
+    if threshold == "auto":
+        return f"auto ({COLD_THRESHOLD} tokens until both ways are measured)"
+    return f"{threshold} tokens"
 
 
 def _ranking_table(ranking: Ranking, *, is_terminal: bool) -> Table:

@@ -3,6 +3,7 @@
 import gzip
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.table import Table
 from router.commands.console import make_console
 from router.commands.usage import UsageError
 from router.simulator.virtual import (
+    AUTO,
     POLICY_NAMES,
     SCENARIOS,
     EngineResult,
@@ -46,6 +48,9 @@ COLUMNS = (
     *("max/mean load", "slowest's share", "failed"),
 )
 
+THRESHOLD_COLUMNS = ("threshold", "remote", "TTFT mean", "ITL mean", "ITL p99")
+"""Where some prompts are prefilled on other engines."""
+
 CACHE_COLUMNS = ("prefix hits", "TTFT mean", "max/mean served")
 """Where some engine has a prefix cache."""
 
@@ -75,7 +80,24 @@ def _scenarios(options: Mapping[str, Any]) -> list[Scenario]:
             known = ", ".join(SCENARIOS)
             raise UsageError(f"--scenario {name}: no such scenario; there are {known}")
     made = [scenario(name, size) for name in names or (() if path else SCENARIOS)]
-    return [*made, _replayed(path, size, options["time_scale"])] if path else made
+    if path:
+        made.append(_replayed(path, size, options["time_scale"]))
+    if (impact := options["max_itl_impact"]) is not None:
+        if impact < 0:
+            raise UsageError(f"--max-itl-impact {impact:g}: must not be below 0")
+        made = [replace(one, max_itl_impact=impact) for one in made]
+    thresholds = [_threshold(given) for given in options["routing_threshold"] or ()]
+    if not thresholds:
+        return made
+    return [replace(one, threshold=threshold) for one in made for threshold in thresholds]
+
+
+def _threshold(given: str) -> int:
+    if given == "auto":
+        return AUTO
+    if not given.isdecimal():
+        raise UsageError(f"--routing-threshold {given}: must be a number of tokens, or auto")
+    return int(given)
 
 
 def _replayed(path: Path, size: Size, time_scale: float) -> Scenario:
@@ -128,7 +150,9 @@ def _table(results: Sequence[Result], *, is_terminal: bool) -> Table:
     table.add_column("scenario", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     has_caches = any(not math.isnan(result.prefix_hit_rate) for result in results)
-    for column in (*COLUMNS, *(CACHE_COLUMNS if has_caches else ())):
+    has_prefills = any(result.remote_share for result in results)
+    columns = (*COLUMNS, *(THRESHOLD_COLUMNS if has_prefills else ()))
+    for column in (*columns, *(CACHE_COLUMNS if has_caches else ())):
         table.add_column(column, justify="right")
     before = None
     for result in results:
@@ -136,8 +160,9 @@ def _table(results: Sequence[Result], *, is_terminal: bool) -> Table:
             table.add_section()
         # In a pipe each line has the scenario, for grep.
         name = "" if is_terminal and before == result.scenario else result.scenario
+        prefills = _threshold_cells(result) if has_prefills else ()
         caches = _cache_cells(result) if has_caches else ()
-        table.add_row(name, result.policy, *_cells(result), *caches)
+        table.add_row(name, result.policy, *_cells(result), *prefills, *caches)
         before = result.scenario
     return table
 
@@ -186,6 +211,14 @@ def _cells(result: Result) -> tuple[str, ...]:
         f"{result.max_over_mean_load:.2f}",
         f"{100 * result.slowest_share:.1f} %",
         str(result.failed),
+    )
+
+
+def _threshold_cells(result: Result) -> tuple[str, ...]:
+    return (
+        result.threshold or "-",
+        f"{100 * result.remote_share:.0f} %",
+        *map(_seconds, (result.ttft_mean, result.itl_mean, result.itl_p99)),
     )
 
 

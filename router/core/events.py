@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.core.health import HealthSignal
-from router.core.values import Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
+from router.core.values import Decision, Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
 
 __all__ = [
     "Chosen",
+    "Decided",
     "Event",
     "FellBack",
     "LegAnswered",
@@ -92,6 +93,14 @@ class Chosen:
     """Each candidate with its figures, as text."""
 
 
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A sampled decision for which both modes were compared (`--decision-log-sample`)."""
+
+    request_id: str
+    decision: Decision
+
+
 @dataclass(slots=True)
 class RequestEnded:
     """One request's record, filled in while it runs and observed once at its end."""
@@ -102,6 +111,10 @@ class RequestEnded:
     model: str | None = None
     stream: bool = False
     tokens: int = 0
+    text_bytes: int = 0
+    """The UTF-8 bytes of the prompt's text; 0 where some of it is token ids."""
+    prompt_tokens: int = 0
+    """What an engine said that it has; 0 if none did, or if a short text tells nothing."""
     mode: Mode | None = None
     reason: str = ""
     prefill: Endpoint | None = None
@@ -111,10 +124,6 @@ class RequestEnded:
     """The status sent to the client; 0 if it left before one was."""
     outcome: str = "error"
     """ok, error, broken (an answer that had begun), client_left or aborted (by the router's
-    text_bytes: int = 0
-    """The UTF-8 bytes of the prompt's text; 0 where some of it is token ids."""
-    prompt_tokens: int = 0
-    """What an engine said that it has; 0 if none did."""
     shutdown)."""
     error: str | None = None
     prefill_seconds: float | None = None
@@ -167,4 +176,14 @@ class PrefixesHeld:
 SharedEvent = Probed | Scraped | LegFailed | Ejected | PrefixesHeld
 """Events that a worker process sends to the others of its host."""
 
-Event = Probed | Scraped | LegAnswered | LegDone | LegFailed | FellBack | Chosen | RequestEnded
+Event = (
+    Probed
+    | Scraped
+    | LegAnswered
+    | LegDone
+    | LegFailed
+    | FellBack
+    | Chosen
+    | Decided
+    | RequestEnded
+)

@@ -33,10 +33,8 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
     is_stream = body.get("stream") is True
     reason = _direct_reason(route.kind, body)
     # In this order: names would cost as much as all the rest of making it.
-    return Facts(
-        *(route, _model(body), is_stream, estimate.tokens, estimate.rule, reason, raw, body, query),
-        estimate.text_bytes,
-    )
+    size, rule, text_bytes = estimate
+    return Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
 
 
 def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -> Facts:

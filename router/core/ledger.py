@@ -52,7 +52,7 @@ class Ledger:
 class Lease:
     """One request on one endpoint. Released once, on success, error or cancellation."""
 
-    __slots__ = ("_claim", "_load", "_pending", "endpoint", "tokens")
+    __slots__ = ("_claim", "_load", "endpoint", "loads", "pending", "tokens")
 
     def __init__(
         self,
@@ -63,7 +63,10 @@ class Lease:
         claim: PrefixClaim | None = None,
     ) -> None:
         self._load: Load | None = load
-        self._pending = pending
+        self.pending = pending
+        """Prompt tokens that it still has to compute for this request."""
+        self.loads = 0
+        """Prompt tokens whose KV cache it loads from another engine, where that is measured."""
         self._claim = claim
         self.endpoint = endpoint
         self.tokens = tokens
@@ -75,11 +78,11 @@ class Lease:
 
         0 if another engine computes this prompt: the request does not queue for prefill here.
         """
-        return self._load.pending if self._load is not None and self._pending else 0
+        return self._load.pending if self._load is not None and self.pending else 0
 
     def prefilled(self) -> None:
         """The engine has computed the prompt. Idempotent."""
-        pending, self._pending = self._pending, 0
+        pending, self.pending = self.pending, 0
         if pending and self._load is not None:
             self._load.add(0, 0, -pending)
         claim, self._claim = self._claim, None
@@ -90,7 +93,7 @@ class Lease:
         """End the lease. Idempotent."""
         load, self._load = self._load, None
         if load is not None:
-            load.add(-1, -self.tokens, -self._pending)
+            load.add(-1, -self.tokens, -self.pending)
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.drop()

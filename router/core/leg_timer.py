@@ -81,8 +81,12 @@ class LegTimer:
             self._is_open = False
 
     def _answered(self, now: float) -> None:
-        if self._lease is not None:
-            self._lease.prefilled()
+        lease = self._lease
+        if lease is not None:
+            costs = self.speed.costs
+            if costs is not None and self._is_open and not self._is_paused:
+                costs.observe(self.work, lease.pending, lease.loads, now - self.started)
+            lease.prefilled()
         if self._is_open and not self._is_paused:
             self.speed.on_first_token(self, now)
 
@@ -94,6 +98,8 @@ class LegTimer:
         if self._is_open and not self._is_paused:
             self._is_paused = True
             self.work = 0
+            if self._lease is not None:
+                self._lease.loads = 0
             self.speed.on_end(self, now, was_stream=self._has_begun)
 
     def resume(self, now: float) -> None:

@@ -18,6 +18,7 @@ from random import Random
 from router.core.errors import RouterError
 from router.core.events import (
     Chosen,
+    Decided,
     Event,
     FellBack,
     LegAnswered,
@@ -32,7 +33,7 @@ from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, may_replay
 from router.core.schedule import Scheduler
 from router.core.usage import prompt_tokens
-from router.core.values import PREFILL, Endpoint, Facts, Failure, FailureKind, Reply
+from router.core.values import PREFILL, Decision, Endpoint, Facts, Failure, FailureKind, Reply
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
@@ -92,6 +93,13 @@ class RequestRun:
         self._tried = NO_ENDPOINTS
         """Decode engines that have failed this request, as the last lease excluded them."""
 
+    def decided(self, decision: Decision) -> None:
+        """Note the decision, for the record and perhaps for the log."""
+        record = self.record
+        record.mode, record.reason = decision.mode, decision.reason
+        if decision.delay is not None and self._rng.random() < self._sample:
+            self._observe(Decided(record.request_id, decision))
+
     def start(self, facts: Facts, plan: Plan, now: float) -> Action | None:
         """The plan's first action. Raises as `answer` does."""
         self.facts = facts
@@ -113,6 +121,8 @@ class RequestRun:
             self._observe(LegDone(step.endpoint))
         if isinstance(step, Call) and step.is_prefill:
             self.record.prefill_seconds = now - self.asked_at
+            if isinstance(outcome, Reply) and status == 200:
+                self.record.prompt_tokens = prompt_tokens(outcome.body)
         return self.answer(outcome, now)
 
     def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
@@ -121,8 +131,6 @@ class RequestRun:
         Raises the RouterError to send to the client.
         """
         plan = self._plan
-            if isinstance(outcome, Reply) and status == 200:
-                self.record.prompt_tokens = prompt_tokens(outcome.body)
         if plan is None:
             return None
         given: object = answer

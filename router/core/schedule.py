@@ -4,18 +4,19 @@ Choosing and leasing are one step, so that two requests never take the same free
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Final
 
 from router.core import threshold
+from router.core.auto_threshold import AutoThreshold
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.fleet import Fleet
 from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
 from router.core.prefix.keys import prefix_keys
+from router.core.ranking import Ranking, least_recent_of_best
 from router.core.status import pool_status
+from router.core.token_ratios import MIN_BYTES
 from router.core.values import (
     DECODE,
     DIRECT,
@@ -30,7 +31,7 @@ from router.core.values import (
     Role,
 )
 
-__all__ = ["Ranking", "Scheduler"]
+__all__ = ["Scheduler"]
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 NO_ROLES: frozenset[Role] = frozenset()
@@ -39,31 +40,13 @@ LOAD_FACTOR = 32
 """How many times longer it takes to compute a prompt token than to load its KV cache from another
 engine: an engine that holds the prompt already is only a little better then."""
 
-NEVER: Final = 1 << 62
-"""A number that no choice has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Candidates, the prompt tokens that each would have to compute, their scores, and the index of
-    the chosen one."""
-
-    candidates: tuple[Candidate, ...]
-    uncached: tuple[int, ...]
-    scores: tuple[float, ...]
-    chosen: int
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The chosen endpoint."""
-        return self.candidates[self.chosen].endpoint
-
 
 class Scheduler:
     """The scheduler of one router process. Its only state is the number of choices.
 
     `cached_roles`: those in which it counts what an engine's prefix cache holds. With
-    `threshold_on_uncached` the threshold is for what the decode engine would have to compute.
+    `threshold_on_uncached` the threshold is for what the decode engine would have to compute, and
+    with `auto` it follows the engines.
     """
 
     def __init__(
@@ -75,6 +58,7 @@ class Scheduler:
         cached_roles: frozenset[Role] = NO_ROLES,
         *,
         threshold_on_uncached: bool = False,
+        auto: AutoThreshold | None = None,
     ) -> None:
         self._fleet = fleet
         self._policies = policies
@@ -82,18 +66,32 @@ class Scheduler:
         self._rng = rng
         self._cached_roles = cached_roles
         self._threshold_on_uncached = threshold_on_uncached
+        self._auto = auto
         self._choices = 0
+
+    @property
+    def threshold_now(self) -> float:
+        """Prompt tokens from which prompts are prefilled remotely now."""
+        return float(self._threshold) if self._auto is None else self._auto.tokens
 
     def decide(self, facts: Facts, now: float) -> Decision:
         """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
         self._check_model(facts)
         has_prefill_pool = bool(self._fleet.pool(PREFILL))
+        if self._auto is not None:
+            self._set_scale(facts)
+            decision = threshold.decide(facts, 0, has_prefill_pool)
+            return decision if decision.mode is DIRECT else self._by_delay(facts, now, self._auto)
         decision = threshold.decide(facts, self._threshold, has_prefill_pool)
         if decision.mode is REMOTE and self._threshold_on_uncached and self._threshold:
             decision = self._by_uncached(facts, now, decision)
         # From here on tokens stand for work; a constant is compared with the plain estimate.
-        facts.scale = self._fleet.token_ratios.scale(facts)
+        if facts.text_bytes >= MIN_BYTES:
+            self._set_scale(facts)
         return decision
+
+    def _set_scale(self, facts: Facts) -> None:
+        facts.scale = self._fleet.token_ratios.scale(facts)
 
     def _by_uncached(self, facts: Facts, now: float, otherwise: Decision) -> Decision:
         try:
@@ -102,6 +100,17 @@ class Scheduler:
             return otherwise
         is_cached = ranking.uncached[ranking.chosen] < self._threshold
         return Decision(DIRECT, "cached_on_decode") if is_cached else otherwise
+
+    def _by_delay(self, facts: Facts, now: float, auto: AutoThreshold) -> Decision:
+        try:
+            decode = self.rank(DECODE, facts, now=now)
+        except NoEngine:  # the plan says so
+            return Decision(DIRECT, "no_decode_engine")
+        try:
+            prefill = self.rank(PREFILL, facts, now=now)
+        except NoEngine:
+            return Decision(DIRECT, "no_prefill_engine")
+        return auto.decide(decode.prompt, prefill.prompt, now, self._rng, is_stream=facts.stream)
 
     def lease(
         self,
@@ -121,7 +130,10 @@ class Scheduler:
         self._choices += 1
         chosen.chosen_at = self._choices
         pending = uncached[place] if computes else 0
-        return self._fleet.lease(chosen.endpoint, facts.tokens, pending, self._prefix(role, facts))
+        lease = self._fleet.lease(chosen.endpoint, facts.tokens, pending, self._prefix(role, facts))
+        if self._auto is not None and not computes:
+            lease.loads = LOAD_FACTOR * uncached[place]
+        return lease
 
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
         """Raise NoEngine if `lease` would; leases nothing."""
@@ -192,12 +204,14 @@ class Scheduler:
             uncached = self._fleet.uncached(candidates, facts.tokens, prefix)
             if facts.scale != 1.0:
                 uncached = [max(1, int(facts.scale * own)) for own in uncached]
-        else:
+        elif facts.scale != 1.0:
             uncached = (int(facts.scale * facts.tokens),) * len(candidates)
+        else:
+            uncached = (facts.tokens,) * len(candidates)
         if not computes:
             uncached = [own // LOAD_FACTOR for own in uncached]
         scores = self._policies[role](candidates, uncached, now, self._rng)
-        return candidates, uncached, scores, _least_recent_of_best(candidates, scores)
+        return candidates, uncached, scores, least_recent_of_best(candidates, scores)
 
     def _prefix(self, role: Role, facts: Facts) -> PrefixKeys:
         """The keys of the request's prompt, where the role's choices depend on them."""
@@ -231,16 +245,3 @@ class Scheduler:
         """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
         pool = self._fleet.pool(DECODE)
         return any(m.models is None and m.health.is_usable for m in pool)
-
-
-def _least_recent_of_best(candidates: Sequence[Candidate], scores: Sequence[float]) -> int:
-    """The index of the lowest score; among equals, of the least recently chosen.
-
-    Not a round-robin pointer: requests for different models have different candidates, and a common
-    pointer would send each model's requests to the same few.
-    """
-    best = min(scores)
-    chosen_at = [
-        c.chosen_at if score == best else NEVER for c, score in zip(candidates, scores, strict=True)
-    ]
-    return chosen_at.index(min(chosen_at))

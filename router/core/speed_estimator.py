@@ -15,6 +15,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from router.core.calibration import Calibration
+from router.core.prompt_costs import PromptCosts
 from router.core.speed_totals import SharedTotals, SpeedTotals
 
 __all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg"]
@@ -93,6 +94,7 @@ class SpeedEstimator:
         "best_per_prompt_token",
         "busy_since",
         "calibration",
+        "costs",
         "gap_when_active",
         "is_reliable",
         "is_stalled",
@@ -140,6 +142,8 @@ class SpeedEstimator:
         self._newest_begun = 0.0
         """When the newest leg that has had its first token was sent."""
         self.calibration = Calibration()
+        self.costs: PromptCosts | None = None
+        """What prompts take there; None where nobody wants to know."""
         self._counted = EventCounts()
         self._stream_seconds = 0.0
         self._prompt_work = 0
@@ -254,6 +258,7 @@ class SpeedEstimator:
                 stream_seconds=self._stream_seconds,
                 prompt_work=self._prompt_work,
                 prompt_seconds=self._prompt_seconds,
+                computed_tokens=0.0 if self.costs is None else self.costs.new_tokens,
             )
         )
         oldest = next(iter(self._waiting), None)
@@ -280,6 +285,8 @@ class SpeedEstimator:
         self.last_token_at = max(self.last_token_at, others.last_token_at)
         self.busy_since = max(self.busy_since, others.busy_since)
         self._newest_begun = max(self._newest_begun, others.newest_begun)
+        if self.costs is not None:
+            self.costs.new_tokens += others.computed_tokens
 
     def ignore_stream_time(self) -> None:
         """Do not count the stream seconds since the last tick. Call it after `sync`."""
@@ -307,6 +314,8 @@ class SpeedEstimator:
         self._stream_seconds = self._first_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
+        if self.costs is not None:
+            self.costs.tick()
         # A unary answer of enough tokens is reliable by itself.
         self.was_reliable = self.was_reliable or self.is_reliable or has_whole
         if has_tokens:
@@ -317,6 +326,8 @@ class SpeedEstimator:
         self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
         self.was_reliable = False
         self.calibration.reset()
+        if self.costs is not None:
+            self.costs.reset()
         self._buckets.clear()
 
     def _pass(self, now: float) -> None:

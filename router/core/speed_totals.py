@@ -21,6 +21,8 @@ class SpeedTotals(NamedTuple):
     stream_seconds: float = 0.0
     prompt_work: float = 0.0
     prompt_seconds: float = 0.0
+    computed_tokens: float = 0.0
+    """Prompt tokens computed there, where their costs are measured."""
     streams: float = 0.0
     open: float = 0.0
     last_token_at: float = 0.0

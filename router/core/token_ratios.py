@@ -10,13 +10,13 @@ from typing import Final
 
 from router.core.values import Facts
 
-__all__ = ["BYTES_PER_TOKEN", "TokenRatios"]
+__all__ = ["BYTES_PER_TOKEN", "MIN_BYTES", "TokenRatios"]
 
 BYTES_PER_TOKEN: Final = 4.0
 """Until usage tells."""
 
 MIN_BYTES: Final = 1024
-"""Shorter texts tell more of the chat template than of the text."""
+"""Shorter texts tell more of the chat template than of the text, and are no work to speak of."""
 
 MEMORY_BYTES: Final = 1 << 20
 """Text after which older counts are halved."""

@@ -23,6 +23,7 @@ __all__ = [
     "LocalLoad",
     "Mode",
     "PrefixKeys",
+    "PromptDelay",
     "Reply",
     "Role",
     "Route",
@@ -118,11 +119,11 @@ class Facts:
     """The same body parsed (read-only); empty for pass-through routes that are not JSON."""
     query: bytes = b""
     """The query string, without its question mark."""
-    prefix: PrefixKeys | None = field(repr=False, default=None)
     text_bytes: int = 0
     """The UTF-8 bytes of its prompt's text; 0 where some of it is token ids."""
     scale: float = 1.0
     """Tokens that its prompt probably has, as a multiple of the estimate; see `TokenRatios`."""
+    prefix: PrefixKeys | None = field(repr=False, default=None)
     """Keys of its prompt's prefixes; None until they are needed."""
 
     @property
@@ -214,12 +215,21 @@ class Candidate:
         return self.load.tokens
 
 
+class PromptDelay(NamedTuple):
+    """Expected seconds to a request's first token in each mode, what others lose included."""
+
+    direct: float
+    remote: float
+
+
 @dataclass(slots=True)
 class Decision:
     """The mode of a request, and why."""
 
     mode: Mode
     reason: str
+    delay: PromptDelay | None = None
+    """What was compared; None where a rule decided."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from router.core.sse import (
     keep_alive,
     status_of,
 )
+from router.core.token_ratios import MIN_BYTES
 from router.core.usage import generated_tokens, is_usage_only, prompt_tokens
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.answer_head import AnswerHead
@@ -313,7 +314,8 @@ class Relay(EngineLeg):
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if self.status < 400:
             self.timer.unary_answer(time.monotonic(), generated_tokens(body))
-            self._record.prompt_tokens = prompt_tokens(body)
+            if self._record.text_bytes >= MIN_BYTES:
+                self._record.prompt_tokens = prompt_tokens(body)
         body = redact(body)
         if self._step.splice is not None and self.status < 400:
             body = self._step.splice.body(body)
@@ -395,7 +397,7 @@ class Relay(EngineLeg):
     def _calibrate(self) -> None:
         """Tell the timer what the engine says that the stream took, beside what was counted."""
         tokens = generated_tokens(self._last)
-        if tokens:
+        if tokens and self._record.text_bytes >= MIN_BYTES:
             self._record.prompt_tokens = prompt_tokens(self._last)
         if tokens and self._is_single and self._counter is self.timer.speed:
             passed = self._record.chunks - self._first_chunk - self._sent

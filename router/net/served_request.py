@@ -166,7 +166,7 @@ class ServedRequest(RequestRun):
             record.text_bytes = facts.text_bytes
             now = time.monotonic()
             decision = network.scheduler.decide(facts, now)
-            record.mode, record.reason = decision.mode, decision.reason
+            self.decided(decision)
             action = self.start(facts, network.plans(facts, decision), now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)

@@ -25,18 +25,27 @@ PREFIX_KINDS = ("prompt", "predicted", "looked_up", "found")
 class FleetCollector(Collector):
     """Gauges that are read from the fleet at scrape time."""
 
-    def __init__(self, fleet: Fleet, connections: Connections) -> None:
+    def __init__(
+        self, fleet: Fleet, connections: Connections, threshold: Callable[[], float]
+    ) -> None:
         self._fleet = fleet
         self._connections = connections
+        self._threshold = threshold
 
     def collect(self) -> Iterator[Metric]:
         """The current gauges."""
         yield from self._endpoint_gauges()
         yield from self._speed_gauges()
+        yield from self._prefix_gauges()
         yield self._states()
         yield self._connection_gauges()
+        yield self._token_ratios()
+        yield GaugeMetricFamily(
+            "pd_router_routing_threshold_tokens",
+            "Prompt tokens from which prompts are prefilled remotely; with auto at this moment.",
+            value=self._threshold(),
+        )
 
-        yield from self._prefix_gauges()
     def _endpoint_gauges(self) -> Iterator[Metric]:
         in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
         tokens = _gauge("endpoint_in_flight_tokens", "Their estimated input tokens.")
@@ -92,15 +101,6 @@ class FleetCollector(Collector):
                 exclusion.add_metric([*names, reason], float(member.exclusion is reason))
         yield from (speed, relative, delay, exclusion)
 
-    def _states(self) -> Metric:
-        gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
-        for member in self._fleet:
-            for state in State:
-                is_in = float(member.health.state is state)
-                gauge.add_metric([*_names(member.endpoint), state], is_in)
-        return gauge
-
-    def _connection_gauges(self) -> Metric:
     def _prefix_gauges(self) -> Iterator[Metric]:
         held = _gauge(
             "endpoint_prefix_cache_held_tokens",
@@ -126,6 +126,25 @@ class FleetCollector(Collector):
                 trust.add_metric(names, member.prefix_trust.share)
         yield from (held, recent, trust)
 
+    def _states(self) -> Metric:
+        gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
+        for member in self._fleet:
+            for state in State:
+                is_in = float(member.health.state is state)
+                gauge.add_metric([*_names(member.endpoint), state], is_in)
+        return gauge
+
+    def _token_ratios(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            "pd_router_tokens_per_byte",
+            "Prompt tokens per byte of text, as engines state them.",
+            labels=["model"],
+        )
+        for model, ratio in self._fleet.token_ratios.of(self._fleet.known_models()).items():
+            gauge.add_metric([model], ratio)
+        return gauge
+
+    def _connection_gauges(self) -> Metric:
         gauge = _gauge("engine_connections", "Connections to engines.", "state")
         for endpoint, is_open, idle in self._connections():
             gauge.add_metric([*_names(endpoint), "idle"], idle)

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from router.core.events import Chosen, Event, RequestEnded
+from router.core.events import Chosen, Decided, Event, RequestEnded
 
 __all__ = ["AccessLog", "configure"]
 
@@ -195,6 +195,8 @@ class AccessLog:
                     self._ended(event, ours)
             elif is_info and isinstance(event, Chosen):
                 _access.info("choice", extra={"fields": _choice(event)})
+            elif is_info and isinstance(event, Decided):
+                _access.info("decision", extra={"fields": _decision(event)})
 
     def _ended(self, event: RequestEnded, ours: Sequence[_Batched]) -> None:
         if not ours:  # logging was not set up by `configure`
@@ -268,6 +270,17 @@ def _choice(chosen: Chosen) -> dict[str, Any]:
         "role": chosen.role,
         "chosen": chosen.endpoint.url,
         "candidates": "; ".join(chosen.candidates),
+    }
+
+
+def _decision(decided: Decided) -> dict[str, Any]:
+    decision, delay = decided.decision, decided.decision.delay
+    sums = {} if delay is None else {"direct_s": delay.direct, "remote_s": delay.remote}
+    return {
+        "id": decided.request_id,
+        "mode": decision.mode,
+        "reason": decision.reason,
+        **sums,
     }
 
 

@@ -77,6 +77,7 @@ class Metrics:
         connections: Connections,
         group: WorkerGroup | None = None,
         config: Mapping[str, str] = NO_CONFIG,
+        threshold: Callable[[], float] = lambda: 0.0,
     ) -> None:
         # A _created series for each counter would double the text.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -85,7 +86,7 @@ class Metrics:
         self._state = CollectorRegistry()
         restarts = (lambda: 0) if group is None else group.restarts
         self._state.register(RouterInfo(config, restarts))
-        self._state.register(FleetCollector(fleet, connections))
+        self._state.register(FleetCollector(fleet, connections, threshold))
         self.are_merged = group is not None
         """Whether counts of all workers are read from files, which is slow."""
         if group is not None:

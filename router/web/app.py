@@ -16,6 +16,7 @@ from random import Random
 from fastapi import FastAPI
 
 from router.core import outlier
+from router.core.auto_threshold import AutoThreshold
 from router.core.events import Event, LegDone, RequestEnded, SharedEvent
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
@@ -106,13 +107,19 @@ class Router:
                 worker.context.column.table.pids,
                 worker.context.column.table.restarts,
             )
-        self.metrics = Metrics(self.fleet, self._connections, group, _config(settings))
+        scheduler = scheduler_of(settings, self.fleet)
+        self.metrics = Metrics(
+            self.fleet,
+            self._connections,
+            group,
+            _config(settings),
+            lambda: scheduler.threshold_now,
+        )
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)
         listeners = [self.metrics.observe, AccessLog().observe]
         # A worker's counts must not be lost with it, and others show them.
         on_flushed = self.metrics.flush if self.metrics.are_merged else lambda: None
         self.event_buffer = EventBuffer(listeners, on_flushed)
-        scheduler = scheduler_of(settings, self.fleet)
         self._receivers = _receivers(settings)
         self._kv_ready = _kv_ready(settings)
         self._tracing = _tracing(settings)
@@ -199,6 +206,8 @@ class Router:
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
         if isinstance(event, RequestEnded):  # it concerns no engine
+            if event.prompt_tokens:
+                self.fleet.ended(event)
             self.event_buffer.add(event)
             return
         self.fleet.observe(event, time.monotonic())
@@ -367,20 +376,26 @@ def _config(settings: Settings) -> dict[str, str]:
     }
 
 
-def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:
-    """The scheduler that the settings name, for a fleet."""
+def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Scheduler:
+    """The scheduler that the settings name, for a fleet. Without `tries` it takes no chances."""
     policies = policies_of(settings)
+    threshold = settings.routing_threshold
     cached_roles: frozenset[Role] = frozenset()
     on_uncached = settings.threshold_on == "uncached"
     if settings.prefix_cache == "history":
-        cached_roles = roles_that_use_speed(policies) | ({Role.DECODE} if on_uncached else set())
+        compared = frozenset(Role) if threshold == "auto" else {Role.DECODE} if on_uncached else ()
+        cached_roles = roles_that_use_speed(policies).union(compared)
+    auto = None
+    if threshold == "auto":
+        auto = AutoThreshold(fleet, settings.max_itl_impact, tries=tries)
     return Scheduler(
         fleet,
         policies,
-        settings.routing_threshold,
+        0 if threshold == "auto" else threshold,
         Random(),
         cached_roles,
         threshold_on_uncached=on_uncached,
+        auto=auto,
     )
 
 

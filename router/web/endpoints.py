@@ -53,9 +53,9 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
             "recent_tokens": member.prefix_trust.recent._asdict(),
             "trust": member.prefix_trust.share if member.prefix_trust.is_measured else None,
         },
+        "prompt_cost": _prompt_cost(member),
         "version": member.version,
         "models": None if member.models is None else sorted(member.models),
-    }
         "tokens_per_byte": fleet.token_ratios.of(member.models or ()),
     }
 
@@ -69,6 +69,7 @@ def _prompt_cost(member: Member) -> dict[str, Any] | None:
     return {
         "computing": None if computing is None else computing._asdict(),
         "loading": None if loading is None else loading._asdict(),
+    }
 
 
 def _exclusion_seconds(member: Member, now: float) -> float | None:

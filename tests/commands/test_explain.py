@@ -118,6 +118,7 @@ def test_a_machine_gets_the_same_and_the_whole_body(facts):
         "threshold": 0,
         "mode": "remote_prefill",
         "reason": "at_or_above_threshold",
+        "delay": None,
         "decode": {
             "strategy": "least_loaded",
             "chosen": "http://d0",
@@ -280,3 +281,14 @@ def test_a_route_that_is_not_served_is_refused(route, capsys):
     err = capsys.readouterr().err
     assert err.startswith(f"pd-router: --route {route}: no such route")
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("characters", "mode"), [(2048 * 4, "remote_prefill"), (2000, "direct")])
+def test_an_automatic_threshold_is_a_constant_before_it_has_measured(
+    characters, mode, explain, facts
+):
+    body, flags = {"prompt": "x" * characters}, ("--routing-threshold", "auto")
+    assert "auto (2048 tokens until both ways are measured)" in explain(body, *flags)
+    document = facts(body, *flags)
+    assert (document["threshold"], document["delay"]) == ("auto", None)
+    assert (document["mode"], document["reason"]) == (mode, "cold_default")

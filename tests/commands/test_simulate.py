@@ -81,6 +81,18 @@ def test_a_row_for_each_engine_if_wanted(simulate):
     assert sum(int(row[4]) for row in rows[:2]) == 64
 
 
+def test_thresholds_are_compared_with_each_other(simulate):
+    asked = ("--scenario", "2p6d-30", "--policy", "least_loaded", "--max-itl-impact", "0.5")
+    lines = simulate(*asked, "--routing-threshold", "0", "--routing-threshold", "auto")
+    assert lines[1].endswith("threshold  remote  TTFT mean  ITL mean  ITL p99")
+    rows = [line.replace(" %", "%").split() for line in lines[2:]]
+    assert [row[:2] for row in rows] == [["2p6d-30", "least_loaded"]] * 2
+    thresholds = [row[row.index("0") + 1 :][:2] for row in rows]
+    assert thresholds[0] == ["0", "100%"]
+    assert thresholds[1][0] == "auto"
+    assert "threshold" not in simulate("--scenario", "healthy", "--policy", "least_loaded")[1]
+
+
 def test_a_plot_for_each_scenario(simulate, tmp_path):
     pytest.importorskip("matplotlib")
     asked = ("--scenario", "healthy", "--policy", "least_loaded", "--plot", str(tmp_path / "p"))
@@ -170,6 +182,8 @@ def test_a_trace_that_is_none_is_named(refused, tmp_path, text, says):
         (("--speed", "2"), "--speed: no such argument"),
         (("--trace", "/no/trace"), "--trace /no/trace: cannot be read: No such file or directory"),
         (("--trace", "x", "--time-scale", "0"), "--time-scale 0: must be above 0"),
+        (("--routing-threshold", "-1"), "--routing-threshold -1: must be a number of tokens, or "),
+        (("--max-itl-impact", "-1"), "--max-itl-impact -1: must not be below 0"),
     ],
 )
 def test_wrong_use_is_named(refused, arguments, says):

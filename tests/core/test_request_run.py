@@ -7,6 +7,7 @@ import pytest
 
 from router.core.errors import EngineFailed, NoEngine
 from router.core.events import (
+    Decided,
     Event,
     FellBack,
     LegAnswered,
@@ -24,7 +25,17 @@ from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Send, Stream
 from router.core.policies import POLICIES
 from router.core.request_run import RequestRun
 from router.core.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
+from router.core.values import (
+    Decision,
+    Endpoint,
+    Facts,
+    Failure,
+    FailureKind,
+    Mode,
+    PromptDelay,
+    Reply,
+    Role,
+)
 from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, RESET, RESPONSES, reply, request
 
 FACTS = request(prompt="x" * 400, stream=True)
@@ -43,10 +54,10 @@ class Shell:
         for endpoint in endpoints:
             self.up(endpoint)
         policies = dict.fromkeys(Role, POLICIES["round_robin"])
-        scheduler = Scheduler(self.fleet, policies, threshold=1, rng=Random(0))
+        self.scheduler = Scheduler(self.fleet, policies, threshold=1, rng=Random(0))
         self.record = RequestEnded("id", "/v1/completions", 0.0)
         self._facts = facts
-        self.run = RequestRun(scheduler, self.events.append, self.record, Random(0))
+        self.run = RequestRun(self.scheduler, self.events.append, self.record, Random(0))
 
     def up(self, endpoint: Endpoint, signal: HealthSignal = HealthSignal.OK) -> None:
         """A probe saw this."""
@@ -91,6 +102,34 @@ def test_an_answer_ends_the_run_and_its_lease() -> None:
     assert shell.held == set()
     assert shell.events == [LegAnswered(D0, 200, 0.5), LegDone(D0)]
     assert shell.record.decode == D0
+
+
+def test_a_decision_is_recorded_and_of_those_that_were_compared_some_are_told() -> None:
+    shell = Shell(D0)
+    rule = Decision(Mode.DIRECT, "below_threshold")
+    compared = Decision(Mode.REMOTE, "cheaper_remote", PromptDelay(0.5, 0.25))
+    for decision in (rule, compared):
+        shell.run.decided(decision)
+    assert (shell.record.mode, shell.record.reason) == (Mode.REMOTE, "cheaper_remote")
+    assert shell.events == []
+    sampled = RequestRun(shell.scheduler, shell.events.append, shell.record, Random(0), sample=1.0)
+    for decision in (rule, compared):
+        sampled.decided(decision)
+    assert shell.events == [Decided("id", compared)]
+
+
+def test_a_prefill_engine_says_how_long_the_prompt_is() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.replies(reply(200, b'{"usage":{"prompt_tokens":123},"kv_transfer_params":{"a":1}}'))
+    assert shell.record.prompt_tokens == 123
+
+
+def test_a_prefill_that_failed_says_nothing() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.fails(REFUSED)
+    assert shell.record.prompt_tokens == 0
 
 
 def test_prompts_count_where_they_are_computed() -> None:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.auto_threshold import COLD_THRESHOLD, AutoThreshold
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.events import LegFailed, Probed
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.policies import POLICIES, Policy
-from router.core.schedule import Scheduler
+from router.core.schedule import LOAD_FACTOR, Scheduler
 from router.core.values import Candidate, Decision, Endpoint, FailureKind, Mode, Role
 from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
 
@@ -37,6 +38,12 @@ def scheduler_of(
 ) -> Scheduler:
     """A scheduler with one policy for both roles."""
     return Scheduler(fleet, dict.fromkeys(Role, policy), threshold, Random(0))
+
+
+def auto_scheduler(fleet: Fleet) -> Scheduler:
+    """One whose threshold follows the engines, without tries."""
+    policies = dict.fromkeys(Role, POLICIES["round_robin"])
+    return Scheduler(fleet, policies, 0, Random(0), auto=AutoThreshold(fleet, 1.0, tries=False))
 
 
 def chosen(
@@ -179,6 +186,87 @@ def test_the_threshold_and_the_prefill_pool_decide_the_way() -> None:
     assert scheduler_of(fleet_of(P0, D0), threshold=11).decide(FACTS, 0.0).mode is Mode.DIRECT
     alone = scheduler_of(fleet_of(D0), threshold=10).decide(FACTS, 0.0)
     assert alone == Decision(Mode.DIRECT, "no_prefill_pool")
+
+
+@pytest.mark.parametrize("gone", [P0, D0])
+def test_an_automatic_threshold_is_never_remote_without_engines_for_both(gone: Endpoint) -> None:
+    fleet = fleet_of(P0, D0)
+    scheduler = auto_scheduler(fleet)
+    facts = request(prompt="x" * 40_000)
+    assert scheduler.decide(facts, 0.0) == Decision(Mode.REMOTE, "cold_default")
+    fleet.observe(Probed(gone, HealthSignal.UNAVAILABLE), 0.0)
+    decision = scheduler.decide(facts, 0.0)
+    assert decision == Decision(Mode.DIRECT, f"no_{gone.role}_engine")
+
+
+def test_an_automatic_threshold_leaves_alone_what_must_be_direct() -> None:
+    long = "x" * 40_000
+    alone = auto_scheduler(fleet_of(D0)).decide(request(prompt=long), 0.0)
+    assert alone == Decision(Mode.DIRECT, "no_prefill_pool")
+    several = auto_scheduler(fleet_of(P0, D0)).decide(request(prompt=long, n=2), 0.0)
+    assert several == Decision(Mode.DIRECT, "several_answers")
+
+
+def test_what_is_loaded_is_known_where_it_is_measured() -> None:
+    facts = request(prompt="x" * 40_000)
+    for scheduler, loads in (
+        (scheduler_of(fleet_of(P0, D0)), 0),
+        (auto_scheduler(fleet_of(P0, D0)), 10_000),
+    ):
+        lease = scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0, computes=False)
+        assert lease.loads == pytest.approx(loads, abs=LOAD_FACTOR)
+        assert scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0).loads == 0
+
+
+def test_the_threshold_of_the_moment_is_told() -> None:
+    assert scheduler_of(fleet_of(P0, D0), threshold=512).threshold_now == 512.0
+    assert auto_scheduler(fleet_of(P0, D0)).threshold_now == COLD_THRESHOLD
+
+
+# How long a prompt is.
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("x" * 4000, 1000), ("\u4e2d" * 4000, 3000)])
+def test_work_is_counted_by_bytes_and_a_constant_compared_with_characters(
+    text: str, tokens: int
+) -> None:
+    fleet = fleet_of(P0, D0)
+    facts = request(prompt=text)
+    decision = scheduler_of(fleet, threshold=1001).decide(facts, 0.0)
+    assert decision == Decision(Mode.DIRECT, "below_threshold")
+    scheduler_of(fleet).lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+    assert fleet.ledger.load(D0).pending == tokens
+    assert fleet.ledger.tokens(D0) == 1000
+
+
+def test_an_automatic_threshold_is_compared_with_the_tokens_that_there_probably_are() -> None:
+    cjk = request(prompt="\u4e2d" * 4000)
+    assert cjk.tokens < COLD_THRESHOLD
+    assert auto_scheduler(fleet_of(P0, D0)).decide(cjk, 0.0).mode is Mode.REMOTE
+
+
+def test_what_a_prefix_cache_does_not_hold_is_counted_by_bytes_too() -> None:
+    fleet = fleet_of(D0)
+    policies = dict.fromkeys(Role, POLICIES["shortest_expected_delay"])
+    scheduler = Scheduler(fleet, policies, 0, Random(0), frozenset(Role))
+    text = "\u4e2d" * 5120
+    for prompt, pending in ((text, 3840), (text + "\u6587" * 5120, 3840)):
+        facts = request(prompt=prompt)
+        scheduler.decide(facts, 0.0)
+        with scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0) as lease:
+            assert fleet.ledger.load(D0).pending == pending
+            lease.prefilled()
+
+
+def test_what_usage_told_counts_as_work() -> None:
+    fleet = fleet_of(D0, models=["m"])
+    for _ in range(10):
+        fleet.token_ratios.learn("m", 4000, 2000)
+    facts = request(prompt="x" * 4000, model="m")
+    scheduler = scheduler_of(fleet)
+    scheduler.decide(facts, 0.0)
+    scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+    assert fleet.ledger.load(D0).pending == 2000
 
 
 # Which model.

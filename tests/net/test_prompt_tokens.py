@@ -15,7 +15,7 @@ from tests.net.payloads import (
 )
 
 USAGE = {"prompt_tokens": 321, "completion_tokens": 2}
-PROMPT = "h\u00e9llo"
+PROMPT = "h\u00e9llo" * 200
 
 
 async def test_a_unary_answer_says_it(harness: Harness) -> None:
@@ -24,7 +24,7 @@ async def test_a_unary_answer_says_it(harness: Harness) -> None:
     engine.answer_all(lambda call: call.send(json_reply({"choices": [], "usage": USAGE})))
     await router.ask(COMPLETIONS, completion(PROMPT))
     record = await router.record()
-    assert (record.prompt_tokens, record.text_bytes) == (321, 6)
+    assert (record.prompt_tokens, record.text_bytes) == (321, 1200)
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from router.core.events import FellBack, LegFailed, RequestEnded
-from router.core.values import Endpoint, FailureKind, Mode, Role
+from router.core.events import Decided, FellBack, LegFailed, RequestEnded
+from router.core.values import Decision, Endpoint, FailureKind, Mode, PromptDelay, Role
 from router.telemetry.logs import AccessLog, _fields, _pairs, configure
 
 QUICK = examples(
@@ -326,3 +326,12 @@ def test_what_did_not_is_none(lines, changes: dict[str, Any]) -> None:
     assert lines(log, level="warning") == []
     [line] = lines(log)
     assert " INFO    request " in line
+
+
+def test_a_sampled_decision_has_both_sums(lines):
+    decided = Decided("id-1", Decision(Mode.REMOTE, "cheaper_remote", PromptDelay(0.5, 0.25)))
+    (line,) = lines(lambda: AccessLog().observe([decided]))
+    assert line.endswith(
+        "decision id=id-1 mode=remote_prefill reason=cheaper_remote direct_s=0.5000 remote_s=0.2500"
+    )
+    assert lines(lambda: AccessLog().observe([decided]), level="warning") == []

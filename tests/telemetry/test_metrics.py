@@ -13,7 +13,7 @@ from router.core.events import FellBack, LegAnswered, LegFailed, Probed, Request
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
-from router.core.values import Endpoint, FailureKind, Gauges, Mode, Role
+from router.core.values import Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
 from router.telemetry.metrics import Metrics
 
 P0 = Endpoint("http://p0", Role.PREFILL)
@@ -298,6 +298,39 @@ def test_the_age_of_a_scrape_grows_until_the_next_good_one(bench):
     age = bench.value(SCRAPE_AGE, endpoint="http://d0")
     assert age is not None
     assert age >= 50
+
+
+def test_what_prefix_caches_hold_is_told_beside_what_they_are_found_to_hold(bench):
+    labels = {"role": "decode", "endpoint": "http://d0"}
+    name = "pd_router_endpoint_prefix_cache_"
+    assert bench.samples(f"{name}trust") == []
+    prefixes = bench.fleet.member(D0).prefixes
+    prefixes.claim(PrefixKeys((1,), (900,))).confirm()
+    for number in range(1, 3):
+        prefixes.prompt_tokens, prefixes.predicted_tokens = 20_000 * number, 10_000 * number
+        gauges = Gauges(cache_queries=20_000 * number, cache_hits=2_500 * number)
+        bench.fleet.observe(Scraped(D0, gauges, own=0), float(number))
+    assert bench.value(f"{name}held_tokens", **labels) == 900
+    kinds = {"prompt": 20_000, "predicted": 10_000, "looked_up": 20_000, "found": 2_500}
+    for kind, tokens in kinds.items():
+        assert bench.value(f"{name}recent_tokens", **labels, kind=kind) == tokens
+    assert bench.value(f"{name}trust", **labels) == 0.25
+
+
+def test_the_threshold_is_told_as_it_is_at_this_moment():
+    fleet, now = Fleet((P0, D0), Ledger(), HealthThresholds(), stale_after=3.0), [512.0]
+    metrics = Metrics(fleet, lambda: (), threshold=lambda: now[0])
+    for tokens in (512.0, 700.0):
+        now[0] = tokens
+        assert f"pd_router_routing_threshold_tokens {tokens}\n" in metrics.exposition().decode()
+
+
+def test_the_tokens_of_a_byte_are_told_by_model(bench):
+    cards = ({"id": "m"}, {"id": "new"})
+    bench.fleet.observe(Probed(D0, HealthSignal.OK, cards), 0.0)
+    bench.fleet.ended(a_request(model="m", text_bytes=80_000, prompt_tokens=20_000))
+    bench.fleet.ended(a_request(model="unknown", text_bytes=80_000, prompt_tokens=20_000))
+    assert bench.samples("pd_router_tokens_per_byte") == [({"model": "m"}, 0.25)]
 
 
 def test_slots_are_told_where_they_are_known(bench):

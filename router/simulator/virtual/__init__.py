@@ -14,6 +14,7 @@ from router.simulator.virtual.reporting.results import EngineResult, Result
 from router.simulator.virtual.routing.policies import ORACLE, POLICY_NAMES, policies_for
 from router.simulator.virtual.scenarios import SCENARIOS, Size, replayed, scenario
 from router.simulator.virtual.values import (
+    AUTO,
     Change,
     EngineModel,
     EngineSpec,
@@ -31,6 +32,7 @@ from router.simulator.virtual.values import (
 )
 
 __all__ = [
+    "AUTO",
     "ORACLE",
     "POLICY_NAMES",
     "SCENARIOS",

@@ -24,6 +24,7 @@ from router.simulator.virtual.values import (
     RouterRestart,
     Scenario,
     Speed,
+    threshold_name,
 )
 
 SWEEP_SECONDS = 1.0
@@ -93,6 +94,7 @@ def simulate(
         (scenario.name, policy, seed),
         clients.ended,
         samples,
+        threshold=threshold_name(scenario.threshold),
         probes=sum(probe.count for probe in probes),
         leases_left=sum(replica.leases for replica in replicas),
         most_running=max(engine.most_running for engine in engines),

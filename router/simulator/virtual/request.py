@@ -25,5 +25,7 @@ class Request:
     is_good: bool = False
     engine: int = -1
     """The engine that was asked to answer last."""
+    is_remote: bool = False
+    """Whether another engine was to prefill it."""
     cached: int = 0
     """Prompt tokens that this engine had cached, as it says in the answer's usage."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from router.core.values import Role
 from router.simulator.virtual.prefix_scenarios import LOADS, MOONCAKE_ENGINE, Load, of_sessions
 from router.simulator.virtual.values import (
+    AUTO,
     Change,
     EngineModel,
     EngineSpec,
@@ -233,6 +234,47 @@ def _disaggregated(
     return make
 
 
+DENSE = EngineModel(
+    max_num_seqs=256,
+    step_seconds=0.02,
+    per_sequence_seconds=2e-5,
+    prefill_tokens_per_second=10_000.0,
+    max_num_batched_tokens=2048,
+)
+"""A dense model of 70B parameters in FP8 on four H100: prompts hold its streams up for long."""
+
+
+def _prefill_load(share: int, load: float) -> _Maker:
+    """One of `share` engines prefills, and prompts come that need `load` of what these can compute.
+
+    A transfer takes 20 ms and more: a round trip through the router, handshake and notification.
+    """
+
+    def make(base: Scenario, size: Size) -> Scenario:
+        prefills = base.engines // share
+        decodes = base.engines - prefills
+        specs = (
+            *(EngineSpec(DENSE) for _ in range(decodes)),
+            *(
+                EngineSpec(replace(DENSE, max_num_batched_tokens=8192), Role.PREFILL)
+                for _ in range(prefills)
+            ),
+        )
+        prompt = Lengths(1500, 1.0, 32_000)
+        tokens = load * max(1, prefills) * DENSE.prefill_tokens_per_second
+        work = replace(
+            base.workload,
+            streams=0,
+            rate=tokens / prompt.mean,
+            requests=size.requests or 375 * base.engines,
+            prompt=prompt,
+            output=Lengths(150, 0.5, 1000),
+        )
+        return replace(base, specs=specs, workload=work, threshold=AUTO, transfer_seconds=0.02)
+
+    return make
+
+
 # Engines and routers that fail.
 
 
@@ -321,6 +363,11 @@ SCENARIOS: dict[str, _Maker] = {
         streams=0.5,
         requests=10,
     ),
+    **{
+        f"{name}-{percent}": _prefill_load(share, percent / 100)
+        for name, share in (("2p6d", 4), ("4p4d", 2))
+        for percent in (30, 90, 150)
+    },
     "prefill-pool-gone": _disaggregated(ENGINE, Lengths(LONG), gone_at=30.0),
     **{name: _loaded(load) for name, load in LOADS.items()},
 }

@@ -11,6 +11,14 @@ from router.simulator.model.batching import BatchModel
 NEVER = 1 << 40
 """Prompt tokens that no prompt has."""
 
+AUTO = -1
+"""The threshold that follows the engines: `--routing-threshold auto`."""
+
+
+def threshold_name(threshold: int) -> str:
+    """As the command line has it; empty if no prompt is prefilled remotely."""
+    return "auto" if threshold == AUTO else "" if threshold == NEVER else str(threshold)
+
 
 @dataclass(frozen=True, slots=True)
 class EngineModel(BatchModel):
@@ -172,9 +180,13 @@ class Scenario:
     specs: tuple[EngineSpec, ...] = ()
     """Each engine by itself; none: all are decode engines of `model`."""
     threshold: int = NEVER
-    """Prompt tokens from which a prompt is prefilled on another engine."""
+    """Prompt tokens from which a prompt is prefilled on another engine; or `AUTO`."""
+    max_itl_impact: float = 2.0
+    """As `--max-itl-impact`, for `AUTO`."""
     transfer_tokens_per_second: float = 80_000.0
     """Of a KV cache between two engines: 147 kB per token over 100 Gbit/s."""
+    transfer_seconds: float = 0.0
+    """What each transfer takes beside that."""
     timeouts: Timeouts = field(default=Timeouts())
     sessions: tuple[Session, ...] = field(default=(), repr=False)
     """Requests beside those of the workload, which counts them in its `requests`."""

@@ -2,7 +2,9 @@
 
 import pytest
 
-from router.simulator.virtual import SCENARIOS, Restart, Size, Speed, scenario
+from router.core.values import Role
+from router.simulator.virtual import AUTO, SCENARIOS, Restart, Size, Speed, scenario
+from router.simulator.virtual.values import NEVER, threshold_name
 
 
 def test_sizes_may_be_chosen():
@@ -45,3 +47,17 @@ def test_a_rolling_restart_meets_each_engine_once():
 def test_bursts_come_from_outside():
     work = scenario("bursts", Size(streams=100)).workload
     assert (work.burst_requests, work.burst_seconds) == (100, 3.0)
+
+
+@pytest.mark.parametrize(("name", "prefills"), [("2p6d-90", 2), ("4p4d-90", 4)])
+def test_prompts_come_that_need_a_share_of_what_prefill_engines_can_compute(name, prefills):
+    made = scenario(name, Size())
+    engines = [spec.model for spec in made.pool if spec.role is Role.PREFILL]
+    assert len(engines) == prefills
+    can = sum(model.prefill_tokens_per_second for model in engines)
+    assert made.workload.rate * made.workload.prompt.mean == pytest.approx(0.9 * can)
+    assert made.threshold == AUTO
+
+
+def test_a_threshold_is_named_as_on_the_command_line():
+    assert [threshold_name(each) for each in (AUTO, NEVER, 0, 512)] == ["auto", "", "0", "512"]

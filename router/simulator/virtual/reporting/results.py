@@ -110,6 +110,13 @@ class Result:
     ttft_p99: float
     e2e_p50: float
     e2e_p99: float
+    itl_mean: float
+    """Of the mean gaps between tokens of each answer; so is `itl_p99`."""
+    itl_p99: float
+    threshold: str
+    """Prompt tokens from which prompts were prefilled remotely, or "auto"; empty if never."""
+    remote_share: float
+    """The share of requests that were."""
     max_over_mean_load: float
     """The mean of this ratio over the steady middle, every quarter of a second."""
     max_over_mean_served: float
@@ -156,6 +163,7 @@ def result_of(
     most_running: int,
     events: int,
     totals: Sequence[Totals] = (),
+    threshold: str = "",
 ) -> Result:
     """The figures of a run; `ended` are all requests in the order in which they ended."""
     good = [request for request in ended if request.is_good]
@@ -164,6 +172,7 @@ def result_of(
     ttft = sorted((request.first or 0.0) - request.issued for request in good)
     e2e = sorted((request.ended or 0.0) - request.issued for request in good)
     first, last = (int(share * (len(times) - 1)) for share in (STEADY_FROM, STEADY_TO))
+    itl = sorted(gap for gap in map(_gap, good) if gap is not None)
     steady = times[last] - times[first]
     at = Counter(request.engine for request in good)
     scenario, policy, seed = names
@@ -182,6 +191,10 @@ def result_of(
         ttft_p99=percentile(ttft, 0.99),
         e2e_p50=percentile(e2e, 0.5),
         e2e_p99=percentile(e2e, 0.99),
+        itl_mean=statistics.fmean(itl) if itl else math.nan,
+        itl_p99=percentile(itl, 0.99),
+        threshold=threshold,
+        remote_share=sum(request.is_remote for request in good) / max(1, len(good)),
         max_over_mean_load=_skew(samples, times[first], times[last]),
         max_over_mean_served=_spread(totals),
         prefix_hit_rate=_hit_rate(totals),
@@ -195,6 +208,13 @@ def result_of(
         ttft=tuple(ttft),
         e2e=tuple(e2e),
     )
+
+
+def _gap(request: Request) -> float | None:
+    """The mean gap between the tokens of its answer; None if there was none."""
+    if request.output < 2 or request.first is None or request.ended is None:
+        return None
+    return (request.ended - request.first) / (request.output - 1)
 
 
 def _skew(samples: Sequence[Sample], since: float, until: float) -> float:

@@ -118,7 +118,9 @@ class VirtualExchange:
         source, life = self._prefilled_by
         attempt.source = lambda: source.is_up and source.life == life
         attempt.left = 0
-        attempt.transfer_seconds = attempt.prompt / self.replica.scenario.transfer_tokens_per_second
+        scenario = self.replica.scenario
+        seconds = attempt.prompt / scenario.transfer_tokens_per_second
+        attempt.transfer_seconds = scenario.transfer_seconds + seconds
 
     def _refused(self, step: Call | Stream, answer: Answer, now: float) -> Action | None:
         if answer is Answer.REFUSED:

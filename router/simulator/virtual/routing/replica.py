@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import accumulate
 from random import Random
 
+from router.core.auto_threshold import AutoThreshold
 from router.core.errors import RouterError
 from router.core.events import Event, Probed, RequestEnded, Scraped
 from router.core.fleet import Fleet
@@ -28,7 +29,7 @@ from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.exchange import VirtualExchange
 from router.simulator.virtual.routing.policies import Asking
-from router.simulator.virtual.values import Scenario
+from router.simulator.virtual.values import AUTO, Scenario
 
 RAW = b'{"prompt":""}'
 """The body of every request: engines are told of its length by other means."""
@@ -78,12 +79,14 @@ class Replica:
         self.fleet = Fleet(
             endpoints, Ledger(), HealthThresholds(), stale_after, self._exclusion_config
         )
+        threshold, impact = self.scenario.threshold, self.scenario.max_itl_impact
         self.scheduler = Scheduler(
             self.fleet,
             self._policies,
-            self.scenario.threshold,
+            max(0, threshold),
             self._rng,
             self._cached_roles,
+            auto=AutoThreshold(self.fleet, impact) if threshold == AUTO else None,
         )
         self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
         for member, engine in zip(self.members, self.engines, strict=True):
@@ -122,6 +125,7 @@ class Replica:
         self.attend(request, now)
         try:
             decision = self.scheduler.decide(facts, now)
+            request.is_remote = decision.mode is Mode.REMOTE
             plan = direct(facts) if decision.mode is Mode.DIRECT else nixl(facts)
             action = run.start(facts, plan, now)
         except RouterError:

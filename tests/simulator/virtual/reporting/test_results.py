@@ -153,3 +153,23 @@ def test_prefix_hits_and_the_spread_are_those_of_all_engines():
     )
     assert (result.prefix_hit_rate, result.max_over_mean_served) == (0.25, 1.5)
     assert (result.engines[0].prefix_queries, result.engines[0].prefix_hits) == (300, 100)
+
+
+def test_gaps_are_those_after_the_first_token_and_remote_are_those_that_were_to_be():
+    requests = [ended(0, 0, 0.0, 1.0, 3.0), ended(1, 0, 0.0, 1.0, 1.4), ended(2, 0, 0.0, 1.0, 1.0)]
+    requests[1].is_remote = True
+    requests[2].output = 1  # there is no gap
+    result = result_of(
+        ("s", "p", 1),
+        requests,
+        [],
+        probes=0,
+        leases_left=0,
+        most_running=2,
+        events=9,
+        threshold="auto",
+    )
+    assert result.itl_mean == pytest.approx(0.3)
+    assert result.itl_p99 == pytest.approx(0.5, rel=0.01)
+    assert result.remote_share == pytest.approx(1 / 3)
+    assert result.threshold == "auto"

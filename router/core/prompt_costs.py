@@ -1,0 +1,147 @@
+"""What an engine takes for a prompt: seconds to the first token, by the tokens to be computed ahead
+of it or to be loaded from another engine.
+
+Both are lines, fitted to the legs of late: a base (network, the step that is going on) and seconds
+per token. `AutoThreshold` asks for them; without it nothing is measured here.
+"""
+
+from typing import NamedTuple
+
+__all__ = ["NOTHING", "Line", "LineFit", "PromptCosts", "Sums"]
+
+MEMORY_SAMPLES = 128.0
+"""Samples that an engine's fit spans: some seconds under load, so that it follows the load."""
+
+OVERHEAD = 64.0
+"""Tokens that take as long as the base does, as long as samples do not say."""
+
+EQUAL_TOKENS = 256.0
+"""Weights fall with the length: up to here errors count in seconds, far above it relatively. Long
+prompts would else decide about the base, which matters for short ones."""
+
+RIDGE = 0.01
+"""Relative variance of the tokens from which samples tell a slope: prompts that are all equally
+long do not."""
+
+MOST_OVER = 8.0
+"""A sample counts for at most so many times what was expected: an engine that captures CUDA graphs
+for a minute says nothing of prompts."""
+
+EXPECTED_FROM = 8.0
+"""Samples from which something is expected."""
+
+RECENT_SECONDS = 10.0
+"""Span of `recent_tokens`: several answers, and less than anybody's patience."""
+
+RECENT_DECAY = 0.9753
+"""Factor per tick (0.25 s) that goes with it: e to the -0.025."""
+
+
+class Line(NamedTuple):
+    """Seconds as a function of tokens."""
+
+    base: float
+    per_token: float
+
+    def seconds(self, tokens: float) -> float:
+        """For so many tokens."""
+        return self.base + self.per_token * tokens
+
+
+class Sums(NamedTuple):
+    """What a fit needs of its samples: their number, and weighted sums."""
+
+    samples: float = 0.0
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def plus(self, other: "Sums", share: float = 1.0) -> "Sums":
+        """The sums of both; of the other one a share."""
+        return Sums(
+            self.samples + share * other.samples,
+            self.weight + share * other.weight,
+            self.x + share * other.x,
+            self.y + share * other.y,
+            self.xx + share * other.xx,
+            self.xy + share * other.xy,
+        )
+
+    def line(self) -> Line | None:
+        """The line of least squares, with base and slope not below 0; None without samples."""
+        if self.weight <= 0.0:
+            return None
+        x, y = self.x / self.weight, self.y / self.weight
+        ratio = y / (x + OVERHEAD)
+        ridge = RIDGE * (x + OVERHEAD) * (x + OVERHEAD)
+        variance = max(0.0, self.xx / self.weight - x * x)
+        covariance = self.xy / self.weight - x * y
+        slope = max(0.0, (covariance + ridge * ratio) / (variance + ridge))
+        # Through the means: a base below 0 is made up for by the slope.
+        return Line(y - slope * x, slope) if slope * x <= y else Line(0.0, y / x)
+
+
+NOTHING = Sums()
+
+
+class LineFit:
+    """Fits a line to samples, older ones counting less."""
+
+    __slots__ = ("sums",)
+
+    def __init__(self) -> None:
+        self.sums = NOTHING
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """Count a first token that came after `seconds`."""
+        sums = self.sums
+        if sums.samples >= EXPECTED_FROM and (line := sums.line()) is not None:
+            seconds = min(seconds, MOST_OVER * line.seconds(tokens))
+        weight = 1.0 / (EQUAL_TOKENS + tokens)
+        kept = 1.0 - 1.0 / MEMORY_SAMPLES
+        new = Sums(
+            1.0,
+            weight,
+            weight * tokens,
+            weight * seconds,
+            weight * tokens * tokens,
+            weight * tokens * seconds,
+        )
+        self.sums = new.plus(sums, kept)
+
+
+class PromptCosts:
+    """Of one engine, as `LegTimer` sees its first tokens."""
+
+    __slots__ = ("computing", "loading", "new_tokens", "recent_tokens")
+
+    def __init__(self) -> None:
+        self.computing = LineFit()
+        """By the prompt tokens to be computed there, others' ahead of the own ones included."""
+        self.loading = LineFit()
+        """By the prompt tokens whose KV cache came from another engine: what a decode leg takes."""
+        self.new_tokens = 0.0
+        """Prompt tokens computed since the last tick."""
+        self.recent_tokens = 0.0
+        """Those of the last seconds, about: `RECENT_SECONDS`."""
+
+    def observe(self, ahead: int, own: int, loaded: int, seconds: float) -> None:
+        """A first token came: it waited for `ahead` tokens, of which `own` were its request's, or
+        for so many to be loaded."""
+        if own and ahead:
+            self.computing.add(float(ahead), max(0.0, seconds))
+            self.new_tokens += float(own)
+        elif loaded:
+            self.loading.add(float(loaded), max(0.0, seconds))
+
+    def tick(self) -> None:
+        """A quarter of a second has passed."""
+        self.recent_tokens = RECENT_DECAY * self.recent_tokens + self.new_tokens
+        self.new_tokens = 0.0
+
+    def reset(self) -> None:
+        """It is a new engine."""
+        self.computing, self.loading = LineFit(), LineFit()
+        self.recent_tokens = 0.0

@@ -1,0 +1,27 @@
+"""Who is taken among equals, and what a ranking says of the chosen one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.ranking import Ranking, least_recent_of_best
+from tests.core.fixtures import D0, D1, candidate
+
+scored = st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.integers(0, 9))
+
+
+@given(st.lists(scored, min_size=1, max_size=8))
+def test_the_best_is_taken_and_of_equals_the_least_recently_chosen(
+    given_scores: list[tuple[float, int]],
+) -> None:
+    candidates = [candidate(D0) for _ in given_scores]
+    for one, (_, chosen_at) in zip(candidates, given_scores, strict=True):
+        one.chosen_at = chosen_at
+    place = least_recent_of_best(candidates, [score for score, _ in given_scores])
+    assert given_scores[place] == min(given_scores)
+
+
+def test_a_ranking_tells_the_prompt_on_the_chosen_endpoint() -> None:
+    first, second = candidate(D0), candidate(D1)
+    ranking = Ranking((first, second), (700, 300), (2.0, 1.0), 1)
+    assert ranking.endpoint == D1
+    assert ranking.prompt == (second, 300)
