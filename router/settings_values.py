@@ -15,12 +15,14 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
+from router.core import engines_file
 from router.core.urls import normalise
 
 __all__ = [
     "ALL",
     "Bind",
     "Certificates",
+    "EnginesFile",
     "Key",
     "LimitByEngine",
     "Port",
@@ -159,10 +161,22 @@ def _certificates(path: Path) -> Path:
     return path
 
 
+def _engines_file(path: Path) -> Path:
+    """A mistake in it is told at the start; later the last good set stays."""
+    try:
+        engines_file.read(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return path
+
+
 Text = Annotated[str, Field(min_length=1)]
 Key = Annotated[str, AfterValidator(_key)]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
+EnginesFile = Annotated[Path, AfterValidator(_engines_file)]
 Urls = Annotated[
     tuple[Annotated[str, AfterValidator(_url)], ...],
     NoDecode,

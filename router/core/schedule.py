@@ -87,7 +87,7 @@ class Scheduler:
     def decide(self, facts: Facts, now: float) -> Decision:
         """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
         self._check_model(facts)
-        has_prefill_pool = bool(self._fleet.pool(PREFILL))
+        has_prefill_pool = self._fleet.has_in_use(PREFILL)
         decision = threshold.decide(facts, self._threshold, has_prefill_pool)
         if decision.mode is REMOTE and self._threshold_on_uncached and self._threshold:
             try:
@@ -206,7 +206,7 @@ class Scheduler:
         why = pool_status(pool)
         if exclude:
             why += f"; {len(exclude)} failed this request"
-        elif any(member.health.is_usable for member in pool):
+        elif any(member.is_usable for member in pool):
             why += "; none of these serves the model"
         return NoEngine(f"No {role} engine can take this request now: {why}.")
 
@@ -223,7 +223,7 @@ class Scheduler:
     def _some_model_is_unknown(self) -> bool:
         """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
         pool = self._fleet.pool(DECODE)
-        return any(m.models is None and m.health.is_usable for m in pool)
+        return any(m.models is None and m.is_usable for m in pool)
 
 
 def _least_recent_of_best(candidates: Sequence[Candidate], scores: Sequence[float]) -> int:

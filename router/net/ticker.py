@@ -17,19 +17,23 @@ log = logging.getLogger(__name__)
 
 
 async def tick_for_ever(
-    fleet: Fleet, publish: Callable[[SharedEvent], None], status_log: StatusLog | None
+    fleet: Fleet,
+    publish: Callable[[SharedEvent], None],
+    status_log: StatusLog | None,
+    follow: Callable[[], None] = lambda: None,
 ) -> None:
     """Run until cancelled. What others should know is passed to `publish`; of several workers
-    only the leader has a `status_log`."""
-    known = [member.exclusion for member in fleet]
+    only the leader has a `status_log`. `follow` brings the fleet up to date with the roster."""
+    known = {member.endpoint: member.exclusion for member in fleet}
     while True:
         await asyncio.sleep(TICK_SECONDS)
+        follow()
         fleet.tick(time.monotonic())
         for held in fleet.held_prefixes():
             publish(held)
-        for place, member in enumerate(fleet):
-            if member.exclusion is not known[place]:
-                known[place] = member.exclusion
+        before, known = known, {member.endpoint: member.exclusion for member in fleet}
+        for member in fleet:
+            if member.exclusion is not before.get(member.endpoint):
                 _publish_ejection(member, publish)
         if status_log is not None:
             log_changes(status_log)
