@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from router import __version__
-from router.commands import check, explain, serve
+from router.commands import check, drain, explain, serve
 from router.commands.settings_table import default_text
 from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, flag, load, sources, suggestion
@@ -67,6 +67,14 @@ def _check(options: Options) -> int:
 def _explain(options: Options) -> int:
     body, route, as_json = (options.pop(name) for name in ("body", "route", "as_json"))
     return explain.run(_settings(options), body, route, as_json=as_json)
+
+
+def _drain(options: Options) -> int:
+    return drain.run("drain", **options)
+
+
+def _undrain(options: Options) -> int:
+    return drain.run("undrain", **options, wait=0.0)
 
 
 def _demo(options: Options) -> int:
@@ -128,7 +136,7 @@ def _parse(arguments: Sequence[str]) -> Options:
         near = suggestion(wrong, flags)
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
-        names = "serve, check, explain, top, demo, simulate-engines or simulate"
+        names = "serve, check, explain, top, drain, undrain, demo, simulate-engines or simulate"
         raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
 
@@ -175,6 +183,16 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         help="the router, with --admin-port that port (default %(default)s)",
     )
     watching.add_argument("--once", action="store_true", help="one sample, as where it is piped")
+    draining = add("drain", _drain, "Have a running router give an engine no new requests.")
+    draining.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait so long until its requests have ended; status 1 if some are left",
+    )
+    _add_engine(draining)
+    _add_engine(add("undrain", _undrain, "Take that back."))
     add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
     text = "Start simulated engines, and say how to put a router in front of them."
     simulating = add("simulate-engines", _simulate_engines, text)
@@ -182,6 +200,19 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         _add_engines(simulating)
     _add_simulation(add("simulate", _simulate, "Compare policies on modelled engines."))
     return parser
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    """An engine of a running router."""
+    parser.add_argument("url", metavar="URL", help="the engine's")
+    parser.add_argument(
+        "--role", choices=("prefill", "decode"), help="needed if the URL has both roles"
+    )
+    parser.add_argument(
+        "--admin",
+        metavar="URL",
+        help="the router's admin listener (default: this host and PD_ROUTER_ADMIN_PORT)",
+    )
 
 
 def _add_engines(parser: argparse.ArgumentParser) -> None:

@@ -25,6 +25,7 @@ from router.settings_values import (
     ALL,
     Bind,
     Certificates,
+    EnginesFile,
     Impact,
     Key,
     LimitByEngine,
@@ -49,6 +50,7 @@ __all__ = [
     "Receiver",
     "Settings",
     "SettingsError",
+    "admin_url",
     "flag",
     "load",
     "sources",
@@ -106,7 +108,19 @@ class Settings(BaseSettings):
         "request goes straight to a decode engine: a plain pool of whole engines.",
     )
     decode: Urls = Field(
-        (), description="Decode engine URL; repeat the flag or give a comma list. At least one."
+        (),
+        description="Decode engine URL; repeat the flag or give a comma list. At least one, unless "
+        "engines are discovered.",
+    )
+    engines_file: EnginesFile | None = Field(
+        None,
+        description='JSON file that names engines, as {"prefill": [URL], "decode": [URL]}; it is '
+        "looked at every second, and what it names comes and goes while the router runs.",
+    )
+    engine_leave_timeout: Seconds = Field(
+        600.0,
+        description="Seconds after which an engine that was removed is forgotten although requests "
+        "are still there; they go on. As long as an answer may take to begin.",
     )
     routing_threshold: Threshold = Field(
         0,
@@ -339,7 +353,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.decode:
+        if not self.decode and not self.discovers:
             raise ValueError("--decode: at least one decode engine is needed")
         if self.workers > 1 and self.lmcache_notify_bind is not None:
             raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
@@ -349,7 +363,8 @@ class Settings(BaseSettings):
             raise ValueError("--admin-port: it is --port; take another one")
         if both := set(self.prefill) & set(self.decode):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
-        if strange := set(self.engine_max_num_seqs) - {ALL} - set(self.decode):
+        strange = set(self.engine_max_num_seqs) - {ALL} - set(self.decode)
+        if strange and not self.discovers:
             raise ValueError(f"--engine-max-num-seqs: {min(strange)} is no decode engine")
         if self.threshold_on == "uncached" and self.prefix_cache == "off":
             raise ValueError("--threshold-on: uncached needs --prefix-cache history")
@@ -362,6 +377,8 @@ class Settings(BaseSettings):
     def _check_receivers(self) -> None:
         if self.decoder_registry is not None:
             self._check_registry()
+        elif self.discovers:
+            raise ValueError("--decoder-registry: discovered decode engines need a receiver each")
         elif self.decoder_host is not None or self.decoder_init_port or self.decoder_alloc_port:
             self._check_one_receiver()
         elif self.prefill:
@@ -401,6 +418,11 @@ class Settings(BaseSettings):
         return stated.get(url, stated.get(ALL))
 
     @property
+    def discovers(self) -> bool:
+        """Whether engines come and go by a source that is watched."""
+        return self.engines_file is not None
+
+    @property
     def listening_admin_host(self) -> str:
         """Where the admin listener listens, if there is one."""
         return self.host if self.admin_host is None else self.admin_host
@@ -409,7 +431,7 @@ class Settings(BaseSettings):
     def receivers(self) -> dict[str, Receiver]:
         """LMCache's receivers by decode URL; empty when there is nothing to receive."""
         if self.decoder_registry is not None:
-            return {url: self.decoder_registry[url] for url in self.decode}
+            return self.decoder_registry
         if self.decoder_host is None:
             return {}
         one = Receiver(
@@ -435,6 +457,12 @@ class Settings(BaseSettings):
 def flag(name: str) -> str:
     """A field's flag on the command line."""
     return "--" + name.replace("_", "-")
+
+
+def admin_url() -> str | None:
+    """The admin listener of a router that is configured by this environment, on this host."""
+    port = os.environ.get(ENV_PREFIX + "ADMIN_PORT")
+    return f"http://127.0.0.1:{port}" if port else None
 
 
 def suggestion(wrong: str, names: Iterable[str]) -> str:

@@ -15,12 +15,14 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
+from router.core import engines_file
 from router.core.urls import normalise, origin
 
 __all__ = [
     "ALL",
     "Bind",
     "Certificates",
+    "EnginesFile",
     "Impact",
     "Key",
     "LimitByEngine",
@@ -168,11 +170,23 @@ def _traces_url(url: str) -> str:
     return place.url if place.prefix else f"{place.url}/v1/traces"
 
 
+def _engines_file(path: Path) -> Path:
+    """A mistake in it is told at the start; later the last good set stays."""
+    try:
+        engines_file.read(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return path
+
+
 Text = Annotated[str, Field(min_length=1)]
 TracesUrl = Annotated[str, AfterValidator(_traces_url)]
 Key = Annotated[str, AfterValidator(_key)]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
+EnginesFile = Annotated[Path, AfterValidator(_engines_file)]
 Urls = Annotated[
     tuple[Annotated[str, AfterValidator(_url)], ...],
     NoDecode,

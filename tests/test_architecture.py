@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 SHELVES = {
     "core": 0,
     "net": 1,
+    "discovery": 1,
     "telemetry": 1,
     "settings": 1,
     "simulator": 1,

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from router.core.policies import POLICIES
 from router.core.urls import origin
-from router.settings import ENV_PREFIX, Settings, SettingsError, flag, load, sources
+from router.settings import ENV_PREFIX, Settings, SettingsError, admin_url, flag, load, sources
 from router.settings_values import Receiver, Strategy
 
 D0 = {"decode": "http://d0"}
@@ -64,6 +64,8 @@ REGISTRY = {"receiver_host": "r", "receiver_init_port": [7300], "receiver_alloc_
 LMCACHE = {"disagg_connector_type": "lmcache", "decode": "http://d0"}
 ONE_RECEIVER = {**LMCACHE, "decoder_host": "r", "decoder_init_port": "1", "decoder_alloc_port": "2"}
 
+ENGINES = Path(__file__).parent / "engines.json"
+
 SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "host": ("::", "::", D0),
     "port": ("0", 0, D0),
@@ -75,6 +77,8 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "threshold_on": ("uncached", "uncached", D0),
     "prefill": ("http://p0,http://p1:81/", ("http://p0", "http://p1:81"), D0),
     "decode": ("http://d1", ("http://d1",), {}),
+    "engines_file": (str(ENGINES), ENGINES, {}),
+    "engine_leave_timeout": ("60", 60.0, D0),
     "routing_threshold": ("4096", 4096, D0),
     "max_itl_impact": ("0.5", 0.5, D0),
     "load_balancing_strategy": ("least_loaded", "least_loaded", D0),
@@ -305,6 +309,8 @@ WRONG = {
     "engine_header": "yes",
     "prefill": "p0",
     "decode": "d0",
+    "engines_file": "/no/such/file",
+    "engine_leave_timeout": "0",
     "routing_threshold": "-1",
     "max_itl_impact": "-1",
     "threshold_on": "tokens",
@@ -576,7 +582,7 @@ def test_several_decoders_are_given_by_a_registry_whose_urls_compare_normalised(
         {**LMCACHE, "decode": "http://d0,http://d1:8000"}
         | {"decoder_registry": json.dumps({**both, "http://d2": REGISTRY})}
     )
-    assert list(settings.receivers) == ["http://d0", "http://d1:8000"]
+    assert list(settings.receivers) == ["http://d0", "http://d1:8000", "http://d2"]  # may join
     assert settings.receivers["http://d1:8000"].receiver_host == "r1"
 
 
@@ -764,3 +770,29 @@ def test_a_threshold_is_a_number_or_auto(value):
 def test_a_threshold_is_nothing_else(value):
     with pytest.raises(SettingsError, match="--routing-threshold: must be a number of tokens, 0"):
         load({**D0, "routing_threshold": value})
+
+
+def test_with_discovery_no_decode_engine_need_be_known():
+    assert not load(D0).discovers
+    settings = load({"engines_file": str(ENGINES), "engine_max_num_seqs": '{"http://later": 4}'})
+    assert (settings.decode, settings.discovers) == ((), True)
+
+
+def test_a_mistake_in_the_engines_file_is_told_at_the_start(tmp_path):
+    path = tmp_path / "engines.json"
+    path.write_text('{"decode": ["d0"]}')
+    line = refusal({"engines_file": str(path)})
+    assert line.startswith(f"--engines-file: {path}: decode[0]: 'd0' must start with http")
+
+
+def test_discovered_engines_need_a_registry_for_lmcache():
+    options = {"disagg_connector_type": "lmcache", "engines_file": str(ENGINES)}
+    assert refusal(options).startswith("--decoder-registry: discovered decode engines need")
+    known = load({**options, "decoder_registry": json.dumps({"http://d9": REGISTRY})})
+    assert list(known.receivers) == ["http://d9"]
+
+
+def test_the_admin_listener_of_this_environment(monkeypatch):
+    assert admin_url() is None
+    monkeypatch.setenv("PD_ROUTER_ADMIN_PORT", "9000")
+    assert admin_url() == "http://127.0.0.1:9000"

@@ -29,6 +29,7 @@ from router.core.routes import ROUTES
 from router.core.values import Candidate, Decision, Endpoint, Facts, Mode, Role, Route
 from router.settings import Settings, suggestion
 from router.web.app import fleet_of, scheduler_of
+from router.web.sources import endpoints_of
 
 __all__ = ["run"]
 
@@ -110,7 +111,7 @@ def _read(body: str) -> bytes:
 
 
 def _explain(settings: Settings, facts: Facts) -> _Explanation:
-    fleet = fleet_of(settings)
+    fleet = fleet_of(settings, endpoints=endpoints_of(settings))
     for member in fleet:
         fleet.observe(Probed(member.endpoint, HealthSignal.OK), 0.0)
     scheduler = scheduler_of(settings, fleet, tries=False)

@@ -14,9 +14,10 @@ from router.commands.supervisor import Supervisor
 from router.commands.usage import UsageError
 from router.net.shared_state import SharedState
 from router.settings import Settings
-from router.web.app import Router, Worker, endpoints_of
+from router.web.app import Router, Worker
 from router.web.server import FORCE_STOP, Server, tune_process
 from router.web.sockets import listening_sockets
+from router.web.sources import first_roster, sources_of
 
 __all__ = ["run"]
 
@@ -47,7 +48,7 @@ def _run_several(
     listeners: Sequence[list[socket.socket]],
     admin: Sequence[list[socket.socket]],
 ) -> int:
-    shared_state = SharedState(settings.workers, endpoints_of(settings))
+    shared_state = SharedState(settings.workers, first_roster(settings))
     counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
     lifeline, alive = os.pipe()
     parent = os.getpid()
@@ -60,8 +61,9 @@ def _run_several(
         for sockets in (listeners, admin):
             _close(each for place, mine in enumerate(sockets) if place != number for each in mine)
         context = shared_state.join(number, os.getpid())
-        server = Server(Router(settings, Worker(context, counts)), lifeline, admin[number])
-        server.run(sockets=listeners[number])
+        router = Router(settings, Worker(context, counts))
+        Server(router, lifeline, admin[number]).run(sockets=listeners[number])
+        router.metrics.close()
         if os.getppid() != parent:  # the parent was killed and cannot clean up
             shutil.rmtree(counts, ignore_errors=True)
 
@@ -87,7 +89,7 @@ def _announce(settings: Settings, configured_by: str) -> None:
     ):
         if own is not None:
             strategies.append(f"{role}:{own}")
-    fields = {
+    fields: dict[str, object] = {
         "version": __version__,
         "prefill": _names(settings.prefill),
         "decode": _names(settings.decode),
@@ -97,6 +99,8 @@ def _announce(settings: Settings, configured_by: str) -> None:
         "workers": settings.workers,
         "configuration": configured_by or None,
     }
+    if found := [source.name for source in sources_of(settings)]:
+        fields["discovery"] = ",".join(found)
     log.info("starting", extra={"fields": fields})
 
 

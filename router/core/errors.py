@@ -11,6 +11,7 @@ __all__ = [
     "BadRequest",
     "BodyTooLarge",
     "BodyTooSlow",
+    "Conflict",
     "EngineFailed",
     "EngineTimedOut",
     "HeadersTooLarge",
@@ -80,6 +81,13 @@ class BodyTooSlow(RouterError):
 
     status = 408
     type = "RequestTimeoutError"
+
+
+class Conflict(RouterError):
+    """The fleet is in no state for this."""
+
+    status = 409
+    type = "ConflictError"
 
 
 class LengthRequired(RouterError):

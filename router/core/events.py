@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.core.health import HealthSignal
+from router.core.roster import Order
 from router.core.values import Decision, Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "LegAnswered",
     "LegDone",
     "LegFailed",
+    "Ordered",
     "PrefixesHeld",
     "Probed",
     "RequestEnded",
@@ -171,6 +173,17 @@ class PrefixesHeld:
 
     endpoint: Endpoint
     prefixes: tuple[PrefixKeys, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An operator's order, from the worker that got it to the leader, which alone changes the
+    fleet. `number` grows from one order of a worker to its next."""
+
+    worker: int
+    number: int
+    order: Order
+    endpoint: Endpoint
 
 
 SharedEvent = Probed | Scraped | LegFailed | Ejected | PrefixesHeld

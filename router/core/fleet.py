@@ -1,8 +1,10 @@
 """The fleet: every endpoint with its health, models, load and speed.
 
-Changed by `observe`, `observe_shared` and `tick` only. Time is an argument; no I/O.
+Changed by `apply`, `observe`, `observe_shared` and `tick` only. Time is an argument; no I/O. Events
+of engines that are not in it (any more) are ignored.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any, Final
@@ -26,6 +28,7 @@ from router.core.ledger import Lease, Ledger
 from router.core.leg_timer import LegTimer
 from router.core.member import Member
 from router.core.pool_monitor import ExclusionConfig, PoolMonitor
+from router.core.roster import Entry
 from router.core.speed_estimator import SpeedEstimator
 from router.core.token_ratios import TokenRatios
 from router.core.values import NO_KEYS, Candidate, Endpoint, FailureKind, PrefixKeys, Role
@@ -61,6 +64,7 @@ UP: Final = State.UP
 class Fleet:
     """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
 
+    Who is in it `apply` says; `endpoints` are those with which it begins.
     `speed_of` makes an endpoint's speed estimator; by default it measures this process only. With
     `shares_prefixes`, `held_prefixes` tells what other processes should know.
     """
@@ -82,36 +86,80 @@ class Fleet:
         """Of the models that engines serve."""
         self._thresholds = thresholds
         self._stale_after = stale_after
-        self._members = {
-            endpoint: Member(
-                Candidate(endpoint, ordinal, ledger.load(endpoint)),
-                speed=speed_of(endpoint),
-                capacity=Capacity(max_num_seqs(endpoint)),
-            )
-            for ordinal, endpoint in enumerate(endpoints)
-        }
-        if shares_prefixes:
-            for member in self._members.values():
-                member.prefixes.news = []
-        self._pools = {
-            role: tuple(m for m in self._members.values() if m.endpoint.role is role)
-            for role in Role
-        }
+        self._speed_of = speed_of
+        self._max_num_seqs = max_num_seqs
+        self._shares_prefixes = shares_prefixes
+        self._joined = 0
+        self._members: dict[Endpoint, Member] = {}
+        self._pools: dict[Role, tuple[Member, ...]] = dict.fromkeys(Role, ())
+        self._in_use = self._pools
+        """Those that are not drained."""
         self._known: frozenset[str] | None = None
         self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
         """Candidates by role and known model, until something changes who they are, or a tick:
         gauges get stale without an event."""
         self._monitors = {
-            role: PoolMonitor(role, pool, exclusion_config or ExclusionConfig())
+            role: PoolMonitor(role, (), exclusion_config or ExclusionConfig()) for role in Role
+        }
+        self.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], -math.inf)
+
+    def apply(self, entries: Iterable[Entry], now: float) -> None:
+        """Make the fleet what the roster says.
+
+        What is known of engines that stay is kept. Leases on those that are gone, or that another
+        engine has replaced, end as always and count nowhere.
+        """
+        before, members = self._members, {}
+        for entry in entries:
+            member = before.get(entry.endpoint)
+            if member is None or (member.row, member.identity) != (entry.row, entry.identity):
+                member = self._new_member(entry, now)
+            _take_over(member, entry, now)
+            members[entry.endpoint] = member
+        for endpoint in before.keys() - members.keys():
+            self.ledger.forget(endpoint)
+        self._members = members  # another object: who iterates over the old one is not disturbed
+        self._pools = {
+            role: tuple(m for m in members.values() if m.endpoint.role is role) for role in Role
+        }
+        self._in_use = {
+            role: tuple(member for member in pool if not member.is_drained)
             for role, pool in self._pools.items()
         }
+        for role, monitor in self._monitors.items():
+            monitor.watch(self._pools[role])
+        self._known = None
+        self._kept.clear()
+
+    def _new_member(self, entry: Entry, now: float) -> Member:
+        endpoint = entry.endpoint
+        member = Member(
+            Candidate(endpoint, self._joined, self.ledger.renew(endpoint)),
+            row=entry.row,
+            identity=entry.identity,
+            joined_at=now,
+            speed=self._speed_of(endpoint),
+            capacity=Capacity(self._max_num_seqs(endpoint)),
+        )
+        if self._shares_prefixes:
+            member.prefixes.news = []
+        self._joined += 1
+        return member
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
     def pool(self, role: Role) -> tuple[Member, ...]:
-        """The members of a role, in the order they were configured."""
+        """The members of a role, in the order in which they are named."""
         return self._pools[role]
+
+    def has_in_use(self, role: Role) -> bool:
+        """Whether the role has engines that are not drained."""
+        return bool(self._in_use[role])
+
+    def knows(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint is in the fleet."""
+        return endpoint in self._members
 
     def member(self, endpoint: Endpoint) -> Member:
         """The member of an endpoint. Raises KeyError."""
@@ -120,7 +168,7 @@ class Fleet:
     @property
     def is_ready(self) -> bool:
         """Whether a decode engine is up."""
-        return any(m.health.is_usable for m in self._pools[Role.DECODE])
+        return any(m.health.is_usable for m in self._in_use[Role.DECODE])
 
     def lease(
         self, endpoint: Endpoint, tokens: int, pending: int = 0, prefix: PrefixKeys = NO_KEYS
@@ -150,7 +198,9 @@ class Fleet:
     ) -> LegTimer:
         """The timer of a leg on a leased endpoint. `tracks_first_token`: a stream or a prefill,
         `sequences`: answers generated side by side, `computes`: it computes the lease's prompt."""
-        speed = self._members[lease.endpoint].speed
+        member = self._members.get(lease.endpoint)
+        # Nobody wants to know the speed of an engine that is gone.
+        speed = SpeedEstimator() if member is None else member.speed
         if not computes:
             return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)
         return LegTimer(speed, lease, lease.pending_there, now, tracks_first_token, sequences)
@@ -168,7 +218,7 @@ class Fleet:
         With `rng`, a random subset of a large pool. Stalled and ejected engines are included
         only if there are no others, or if too many are (panic).
         """
-        pool = self._pools[role]
+        pool = self._in_use[role]
         if exclude or len(pool) > SUBSET_SIZE:
             return self._chosen_among(role, model, exclude, now, rng)
         kept = self._kept.get((role, model))
@@ -186,7 +236,7 @@ class Fleet:
         now: float,
         rng: Random | None,
     ) -> list[Candidate]:
-        pool = self._pools[role]
+        pool = self._in_use[role]
         skip = not self._monitors[role].is_panic
         if rng is not None and len(pool) > SUBSET_SIZE:
             # Every n-th: neighbours in the list share a rack, and may be slow together.
@@ -256,7 +306,7 @@ class Fleet:
     def models(self) -> dict[str, dict[str, Any]]:
         """The model cards of all usable engines by id; of duplicates the first."""
         cards: dict[str, dict[str, Any]] = {}
-        for member in self._pools[Role.DECODE]:
+        for member in self._in_use[Role.DECODE]:
             if member.health.is_usable:
                 for card in member.cards or ():
                     cards.setdefault(card["id"], card)
@@ -286,10 +336,19 @@ class Fleet:
         """Update from an event; those that concern no engine are ignored."""
         match event:
             case LegDone():
-                member = self._members[event.endpoint]
-                self._monitors[event.endpoint.role].answered(member, now, is_good=True)
+                member = self._members.get(event.endpoint)
+                if member is not None:
+                    self._monitors[event.endpoint.role].answered(member, now, is_good=True)
+            case LegAnswered() | Probed() | Scraped() | LegFailed():
+                member = self._members.get(event.endpoint)
+                if member is not None:
+                    self._observe_engine(member, event, now)
+
+    def _observe_engine(
+        self, member: Member, event: LegAnswered | Probed | Scraped | LegFailed, now: float
+    ) -> None:
+        match event:
             case LegAnswered():
-                member = self._members[event.endpoint]
                 if member.health.state is UP and member.health.streak:
                     # It resets failed probes in a row, but only a probe brings an engine up.
                     self._see(member, HealthSignal.OK, now)
@@ -297,16 +356,18 @@ class Fleet:
                     member.failed(f"it answered a request with {event.status}", now)
                     self._count_failure(member, now)
             case Probed():
-                self._probed(self._members[event.endpoint], event, now)
+                self._probed(member, event, now)
             case Scraped():
-                self._scraped(self._members[event.endpoint], event, now)
-            case LegFailed():
-                self._failed(self._members[event.endpoint], event, now)
+                self._scraped(member, event, now)
+            case _:
+                self._failed(member, event, now)
 
     def observe_shared(self, event: SharedEvent, now: float) -> None:
         """Update from an event of another worker process."""
         self._kept.clear()
-        member = self._members[event.endpoint]
+        member = self._members.get(event.endpoint)
+        if member is None:  # this process has heard of it too late, or not yet
+            return
         if isinstance(event, Probed):
             self._probed(member, event, now)
         elif isinstance(event, Scraped):
@@ -322,6 +383,8 @@ class Fleet:
             self._see(member, HealthSignal.FAILED, now)
 
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
+        if event.asked_at < member.joined_at:  # another engine was asked, at the same URL
+            return
         member.failed(event.cause or FAILURES[event.kind], now)
         if is_unreachable(event):
             self._see(member, HealthSignal.FAILED, now)
@@ -383,6 +446,17 @@ class Fleet:
         before = view.other_requests
         view.other_requests = others if before is None else _half_way(before, others)
         member.calibrate(gauges, others)
+
+
+def _take_over(member: Member, entry: Entry, now: float) -> None:
+    """Take over what may change of an engine's entry."""
+    member.source = entry.source
+    member.leaving_since = entry.leaving_since
+    member.is_drained = entry.is_draining or entry.leaving_since is not None
+    if not member.is_drained:
+        member.drained_since = None
+    elif member.drained_since is None:
+        member.drained_since = now
 
 
 def is_unreachable(failure: LegFailed) -> bool:

@@ -27,6 +27,15 @@ class Ledger:
             load = self._loads[endpoint] = self._load_of(endpoint)
         return load
 
+    def renew(self, endpoint: Endpoint) -> Load:
+        """The load of another engine at this endpoint: leases on the one before do not count."""
+        load = self._loads[endpoint] = self._load_of(endpoint)
+        return load
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The engine has left. Leases that there are end as always, and count nowhere."""
+        self._loads.pop(endpoint, None)
+
     def lease(
         self, endpoint: Endpoint, tokens: int, pending: int = 0, claim: PrefixClaim | None = None
     ) -> "Lease":

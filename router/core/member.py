@@ -42,6 +42,18 @@ class Member:
     health: Health = field(default_factory=Health)
     since: float | None = None
     """When its state began; None before the first probe."""
+    row: int = 0
+    identity: str = ""
+    """Which engine it is, as the roster tells engines at one URL apart."""
+    source: str = ""
+    """Who names it."""
+    joined_at: float = -math.inf
+    """When it came into the fleet."""
+    is_drained: bool = False
+    """Whether it gets no new requests, by order of its source or of an operator."""
+    drained_since: float | None = None
+    leaving_since: float | None = None
+    """Since when nobody names it: it is drained, and then forgotten."""
     last_error: str | None = None
     """What failed last, and why; kept when it is over."""
     last_error_at: float = -math.inf
@@ -122,8 +134,13 @@ class Member:
         return self.view.endpoint
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it may get new requests: it is up, and not drained."""
+        return self.health.is_usable and not self.is_drained
+
+    @property
     def ordinal(self) -> int:
-        """Its place in the configuration."""
+        """How many engines joined before it."""
         return self.view.ordinal
 
     @property

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from router.core import outlier, pool_speed, stall
 from router.core.capacity import QueueDetector, waits_for_slot
-from router.core.health import State
 from router.core.member import Member
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.values import Role
@@ -57,7 +56,6 @@ class PoolMonitor:
 
     def __init__(self, role: Role, members: Sequence[Member], config: ExclusionConfig) -> None:
         self._role = role
-        self._members = members
         self._config = config
         self._tokens = self._streams = 0.0
         self._interval_ends: float | None = None
@@ -66,7 +64,13 @@ class PoolMonitor:
         """Whether so many are excluded that exclusions are ignored."""
         self.pool_median: float | None = None
         """Median seconds per token (prefill: per prompt token); None if not known."""
-        if role is Role.DECODE:  # on prefill engines prompts are all the work there is
+        self._members: Sequence[Member] = ()
+        self.watch(members)
+
+    def watch(self, members: Sequence[Member]) -> None:
+        """These are the pool from now on."""
+        self._members = members
+        if self._role is Role.DECODE:  # on prefill engines prompts are all the work there is
             for member in members:
                 member.view.first_token_weight = FIRST_TOKEN_WEIGHT
 
@@ -79,7 +83,7 @@ class PoolMonitor:
             others = (
                 other.outlier
                 for other in self._members
-                if other is not member and other.health.state is State.UP and not other.is_blocked
+                if other is not member and other.is_usable and not other.is_blocked
             )
             if not outlier.is_chance(streak, others):
                 self._eject(member, now)
@@ -124,9 +128,9 @@ class PoolMonitor:
         for member in self._members:
             self._return_ejected(member, now)
             member.view.slow_start_weight = self._slow_start_weight(member, now)
-        up = sum(m.health.state is State.UP for m in self._members)
-        blocked = sum(m.health.state is State.UP and m.is_blocked for m in self._members)
-        self.is_panic = blocked > self._config.max_excluded * up
+        up = [member for member in self._members if member.is_usable]
+        blocked = sum(member.is_blocked for member in up)
+        self.is_panic = blocked > self._config.max_excluded * len(up)
 
     def _judge(self, now: float) -> None:
         """Find stalled and slow engines."""
@@ -262,7 +266,7 @@ class PoolMonitor:
 
     def _may_exclude(self, member: Member) -> bool:
         """Whether one more engine may be excluded."""
-        up = [m for m in self._members if m.health.state is State.UP]
+        up = [m for m in self._members if m.is_usable]
         blocked = sum(m.is_blocked for m in up if m is not member)
         return blocked + 1 <= self._config.max_excluded * len(up)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import orjson
 
-from router.core.health import Health, State
+from router.core.health import Health
 from router.core.member import Exclusion, Member
 from router.core.policies import Policy
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
@@ -80,7 +80,7 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role]) -> bool:
     Stalled engines need one under every policy, slow ones only in `speed_roles`, which
     avoid them. Ejected engines return when their time is over.
     """
-    if member.health.state is not State.UP or member.models == frozenset():
+    if not member.is_usable or member.models == frozenset():
         return False
     if member.speed.all_open or member.exclusion is Exclusion.EJECTED:
         return False

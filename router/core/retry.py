@@ -25,7 +25,7 @@ FALLBACKS = {
     Role.PREFILL: (
         *FailureKind,
         *("busy", "status_5xx", "no_prefill_engine", "no_kv_params", "nested_too_deep"),
-        *("kv_ready_timeout", "tokenize_failed", "no_first_tok"),
+        *("kv_ready_timeout", "tokenize_failed", "no_first_tok", "no_receiver"),
     ),
     Role.DECODE: (
         *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),

@@ -77,7 +77,7 @@ class Scheduler:
     def decide(self, facts: Facts, now: float) -> Decision:
         """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
         self._check_model(facts)
-        has_prefill_pool = bool(self._fleet.pool(PREFILL))
+        has_prefill_pool = self._fleet.has_in_use(PREFILL)
         if self._auto is not None:
             self._set_scale(facts)
             decision = threshold.decide(facts, 0, has_prefill_pool)
@@ -227,7 +227,7 @@ class Scheduler:
         why = pool_status(pool)
         if exclude:
             why += f"; {len(exclude)} failed this request"
-        elif any(member.health.is_usable for member in pool):
+        elif any(member.is_usable for member in pool):
             why += "; none of these serves the model"
         return NoEngine(f"No {role} engine can take this request now: {why}.")
 
@@ -244,4 +244,4 @@ class Scheduler:
     def _some_model_is_unknown(self) -> bool:
         """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
         pool = self._fleet.pool(DECODE)
-        return any(m.models is None and m.health.is_usable for m in pool)
+        return any(m.models is None and m.is_usable for m in pool)

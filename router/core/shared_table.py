@@ -4,7 +4,7 @@ A row is an endpoint, a column a process. Each process writes only its own colum
 so no lock is needed. A number is eight aligned bytes, which are written atomically.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from router.core.speed_totals import SpeedTotals
 from router.core.values import Endpoint
@@ -19,24 +19,26 @@ FLOAT_FIELDS = len(SpeedTotals._fields)
 
 
 class SharedTable:
-    """The table. `memory` holds at least `SharedTable.size` bytes, all zero at first."""
+    """The table. `memory` holds at least `SharedTable.size` bytes, all zero at first. `rows` is how
+    many there are; which endpoint has which, `WorkerColumn.place` tells."""
 
-    def __init__(self, memory: memoryview, columns: int, endpoints: Sequence[Endpoint]) -> None:
-        rows = len(endpoints)
+    def __init__(self, memory: memoryview, columns: int, rows: int) -> None:
         self.columns = columns
-        self._rows = {endpoint: row for row, endpoint in enumerate(endpoints)}
+        self.rows: Mapping[Endpoint, int] = {}
+        """The row of each endpoint, as this process knows them."""
         half = columns * rows * len(INTEGER_FIELDS) * BYTES
         end = half + columns * rows * FLOAT_FIELDS * BYTES
         self._integers = memory[:half].cast("q")
         self._floats = memory[half:end].cast("d")
-        pids_end = end + columns * BYTES
-        self._pids = memory[end:pids_end].cast("q")
-        self._starts = memory[pids_end : pids_end + columns * BYTES].cast("q")
+        self._pids, self._starts, self._seen = (
+            memory[end + place * columns * BYTES : end + (place + 1) * columns * BYTES].cast("q")
+            for place in range(3)
+        )
 
     @staticmethod
     def size(columns: int, rows: int) -> int:
         """The table's size in bytes."""
-        return columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 2) * BYTES
+        return columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 3) * BYTES
 
     def column(self, number: int) -> "WorkerColumn":
         """The view of the process that writes column `number`, from 0 on."""
@@ -44,7 +46,7 @@ class SharedTable:
 
     def clear(self, number: int) -> None:
         """Zero the column of a process that has ended; its requests ended with it."""
-        for numbers in (self._integers, self._floats, self._pids):
+        for numbers in (self._integers, self._floats, self._pids, self._seen):
             for place in range(number, len(numbers), self.columns):
                 numbers[place] = 0
 
@@ -57,6 +59,27 @@ class SharedTable:
         self._pids[number] = pid
         self._starts[number] += 1
 
+    def is_idle(self, row: int, version: int) -> bool:
+        """Whether every worker has seen this version of the roster, and none has requests in the
+        row. Columns that no process writes do not count."""
+        first = row * len(INTEGER_FIELDS) * self.columns  # INTEGER_FIELDS begins with the requests
+        return not any(self._integers[first : first + self.columns]) and all(
+            seen >= version for seen, pid in zip(self._seen, self._pids, strict=True) if pid
+        )
+
+    def saw(self, number: int, version: int) -> None:
+        """The process that writes column `number` follows this version of the roster."""
+        self._seen[number] = version
+
+    def empty(self, row: int, number: int) -> None:
+        """Zero what the process that writes column `number` has in a row."""
+        size = len(INTEGER_FIELDS) * self.columns
+        for place in range(row * size + number, (row + 1) * size, self.columns):
+            self._integers[place] = 0
+        size = FLOAT_FIELDS * self.columns
+        for place in range(row * size + number, (row + 1) * size, self.columns):
+            self._floats[place] = 0.0
+
     def restarts(self) -> int:
         """How often a process took the place of one that had ended."""
         return sum(max(0, starts - 1) for starts in self._starts)
@@ -64,13 +87,13 @@ class SharedTable:
     def integers(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
         """An integer field of a row, one entry per column."""
         first = (
-            self._rows[endpoint] * len(INTEGER_FIELDS) + INTEGER_FIELDS.index(field)
+            self.rows[endpoint] * len(INTEGER_FIELDS) + INTEGER_FIELDS.index(field)
         ) * self.columns
         return self._integers[first : first + self.columns]
 
     def floats(self, endpoint: Endpoint) -> "memoryview[float]":
         """The speed totals of a row, field by field, each with one entry per column."""
-        first = self._rows[endpoint] * FLOAT_FIELDS * self.columns
+        first = self.rows[endpoint] * FLOAT_FIELDS * self.columns
         return self._floats[first : first + FLOAT_FIELDS * self.columns]
 
 
@@ -80,6 +103,15 @@ class WorkerColumn:
     def __init__(self, table: SharedTable, number: int) -> None:
         self.table = table
         self.number = number
+
+    def place(self, rows: Mapping[Endpoint, int]) -> None:
+        """From now on the endpoints have these rows. This process's part of those that are new
+        begins at zero."""
+        table = self.table
+        before, table.rows = table.rows, dict(rows)
+        for endpoint, row in rows.items():
+            if before.get(endpoint) != row:
+                table.empty(row, self.number)
 
     def load(self, endpoint: Endpoint) -> "SharedLoad":
         """The load of an endpoint by all processes."""

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from router.core.health import State
 from router.core.member import Exclusion, Member
-from router.core.values import Role
+from router.core.values import Endpoint, Role
 
 __all__ = ["Notice", "StatusLog", "cause", "exclusion_since", "pool_status", "since", "status"]
 
@@ -29,13 +29,18 @@ MAX_RECENT: Final = 20
 
 
 def status(member: Member) -> State | Exclusion:
-    """An engine's state, or while it is up why it is excluded."""
+    """An engine's state, or while it is up why it is excluded. One that is drained gets no requests
+    whatever its probes say, so those do not count."""
+    if member.is_drained:
+        return State.DRAINING
     state = member.health.state
     return (member.exclusion or state) if state is State.UP else state
 
 
 def since(member: Member) -> float | None:
     """When its status began; None if not known."""
+    if member.is_drained:
+        return member.drained_since
     return exclusion_since(member) if isinstance(status(member), Exclusion) else member.since
 
 
@@ -53,6 +58,10 @@ def exclusion_since(member: Member) -> float | None:
 
 def cause(member: Member) -> str | None:
     """Why it is not simply up; None if it is, or if no cause is known."""
+    if member.leaving_since is not None:
+        return f"it was removed from the fleet, with {_requests(member)}"
+    if member.is_drained:
+        return f"its source or an operator drains it, with {_requests(member)}"
     match status(member):
         case State.UP:
             return None
@@ -67,6 +76,8 @@ def cause(member: Member) -> str | None:
 
 def pool_status(pool: Sequence[Member]) -> str:
     """How many of a pool are up, and what the others are: "0 of 3 up: 2 down, 1 ejected"."""
+    if not pool:
+        return "none is known yet"
     text = f"{_up(pool)} of {len(pool)} up"
     found = [status(member) for member in pool]
     others = [f"{found.count(each)} {each}" for each in _NOT_UP if each in found]
@@ -81,7 +92,12 @@ _NOT_UP: Final = (
 
 def _up(pool: Iterable[Member]) -> int:
     """How many take new requests; slow ones take some."""
-    return sum(member.health.is_usable and not member.is_blocked for member in pool)
+    return sum(member.is_usable and not member.is_blocked for member in pool)
+
+
+def _requests(member: Member) -> str:
+    count = member.view.load.requests
+    return "no requests left" if not count else f"{count} request{'s' * (count > 1)} left"
 
 
 class Notice(NamedTuple):
@@ -96,6 +112,7 @@ class Notice(NamedTuple):
 class _Told:
     """What the log says of one engine."""
 
+    member: Member
     entered_at: float
     """When its status was first seen."""
     due: float
@@ -115,24 +132,45 @@ class _Told:
 
 class StatusLog:
     """The log lines of a fleet's changes. It compares states, so it does not matter who changed
-    them. `pool` gives the members of a role."""
+    them. `pool` gives the members of a role; those of now are no news."""
 
     def __init__(
         self, members: Iterable[Member], pool: Callable[[Role], Sequence[Member]], now: float
     ) -> None:
+        self._members = members
         self._pool = pool
         self.recent: deque[tuple[float, Notice]] = deque(maxlen=MAX_RECENT)
         """The last changes, oldest first, each with its time; reminders are none."""
-        self._told = [(m, _Told(now, now + FIRST_REMINDER_SECONDS)) for m in members]
+        self._told = {m.endpoint: _told(m, now) for m in members}
 
     def notices(self, now: float) -> list[Notice]:
         """What is to be logged now."""
-        found = (
-            notice(member, told, now)
-            for member, told in self._told
-            for notice in (self._notice, _prediction)
-        )
+        before, self._told = self._told, {}
+        found: list[Notice | None] = []
+        for member in self._members:
+            told = before.pop(member.endpoint, None)
+            if told is None or told.member is not member:
+                found.append(self._joined(member, now, is_another=told is not None))
+                told = _told(member, now)
+            self._told[member.endpoint] = told
+            found += [self._notice(member, told, now), _prediction(member, told, now)]
+        found += [self._gone(told, now) for told in before.values()]
         return [notice for notice in found if notice is not None]
+
+    def _changed(self, notice: Notice, now: float) -> Notice:
+        self.recent.append((now, notice))
+        return notice
+
+    def _joined(self, member: Member, now: float, *, is_another: bool) -> Notice:
+        text = "is another engine now" if is_another else "joined"
+        return self._changed(self._line(member.endpoint, f"{text} (named by {member.source})"), now)
+
+    def _gone(self, told: _Told, now: float) -> Notice:
+        member = told.member
+        text = f"is gone after {_seconds(now - told.entered_at)} s {told.seen}"
+        if member.view.load.requests:
+            text += f", with {_requests(member)}, which go on"
+        return self._changed(self._line(member.endpoint, text), now)
 
     def _notice(self, member: Member, told: _Told, now: float) -> Notice | None:
         current, lasted = status(member), now - told.entered_at
@@ -143,9 +181,9 @@ class StatusLog:
             told.changes += 1
         if current is not told.logged:
             return self._change(member, told, now)
-        if now >= told.due and not member.health.is_usable:
+        if now >= told.due and not (member.health.is_usable or member.is_drained):
             told.due = now + min(lasted, LONGEST_REMINDER_SECONDS)
-            return self._line(member, f"is still {current}, for {_seconds(lasted)} s")
+            return self._status_line(member, f"is still {current}, for {_seconds(lasted)} s")
         return None
 
     def _change(self, member: Member, told: _Told, now: float) -> Notice | None:
@@ -160,18 +198,21 @@ class StatusLog:
             text += f" after {skipped} changes that are not logged"
         elif told.seen is State.UP and told.before is not State.STARTING:
             text += f" again after {_seconds(told.lasted)} s {told.before}"
-        notice = self._line(member, text)
-        self.recent.append((now, notice))
-        return notice
+        return self._changed(self._status_line(member, text), now)
 
-    def _line(self, member: Member, text: str) -> Notice:
-        endpoint, pool = member.endpoint, self._pool(member.endpoint.role)
+    def _status_line(self, member: Member, text: str) -> Notice:
         why = cause(member)
-        return Notice(
-            status(member) is not State.UP,
-            f"{endpoint.role} {endpoint.url} {text}{'' if why is None else f': {why}'}; "
-            f"{_up(pool)} of {len(pool)} {endpoint.role} engines up",
-        )
+        is_bad = status(member) is not State.UP and not member.is_drained
+        return self._line(member.endpoint, text if why is None else f"{text}: {why}", is_bad=is_bad)
+
+    def _line(self, endpoint: Endpoint, text: str, *, is_bad: bool = False) -> Notice:
+        role, pool = endpoint.role, self._pool(endpoint.role)
+        up = f"{_up(pool)} of {len(pool)} {role} engines up"
+        return Notice(is_bad, f"{role} {endpoint.url} {text}; {up}")
+
+
+def _told(member: Member, now: float) -> _Told:
+    return _Told(member, now, now + FIRST_REMINDER_SECONDS)
 
 
 def _prediction(member: Member, told: _Told, now: float) -> Notice | None:

@@ -183,7 +183,7 @@ class Candidate:
 
     endpoint: Endpoint
     ordinal: int
-    """Its index in the configuration."""
+    """How many engines joined before it."""
     load: Load = field(default_factory=LocalLoad)
     """This router's requests there."""
     other_requests: int | None = None

@@ -158,15 +158,25 @@ class EnginePool:
         if connection in self._idle:
             self._idle.remove(connection)
 
+    def retire(self) -> None:
+        """The engine has left: keep no connection for reuse. Answers under way are not cut."""
+        self._max_idle = 0
+        self._stop_reaping()
+        while self._idle:
+            self._idle.popleft().abort()
+
     def close(self) -> None:
         """Close everything at once."""
         self._addresses.close()
-        if self._reaper is not None:
-            self._reaper.cancel()
-            self._reaper = None
+        self._stop_reaping()
         for connection in list(self._open):
             connection.abort()
         self._idle.clear()
+
+    def _stop_reaping(self) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
 
     def _reap(self) -> None:
         """Close what has waited too long; idle connections are ordered by age."""

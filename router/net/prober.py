@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from router.core.health import HealthSignal
 from router.core.member import Member
 from router.core.values import Endpoint, Gauges
 from router.net.diagnosis import ERRORS, Diagnosis, Trouble
+from router.net.member_loops import MemberLoops
 from router.net.tasks import TaskSet
 
 __all__ = ["Prober"]
@@ -69,7 +69,10 @@ class Prober:
         self._diagnosis = diagnosis
         self._make_sessions = sessions
         self._rng = rng
-        self._tasks = tasks
+        self._loops = MemberLoops(
+            tasks, {"health probe": self._probe_for_ever, "metrics scrape": self._scrape_for_ever}
+        )
+        self._is_started = False
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
         """One with a new connection for each probe, one that keeps connections for scrapes."""
 
@@ -89,12 +92,15 @@ class Prober:
             self._sessions = self._make_sessions()
 
     def start(self) -> None:
-        """Start the loops; the first probes follow after one interval."""
+        """Start the loops; the next probes follow after one interval."""
         self._open()
-        for member in self._fleet:
-            url = member.endpoint.url
-            self._tasks.spawn(partial(self._probe_for_ever, member), "health probe", url)
-            self._tasks.spawn(partial(self._scrape_for_ever, member), "metrics scrape", url)
+        self._is_started = True
+        self.follow()
+
+    def follow(self) -> None:
+        """The fleet has changed: probe who is in it now, if the loops were started."""
+        if self._is_started:
+            self._loops.follow(self._fleet)
 
     async def close(self) -> None:
         """Close the connections; the tasks must have ended."""
@@ -102,6 +108,8 @@ class Prober:
             await session.close()
 
     async def _probe_for_ever(self, member: Member) -> None:
+        if member.since is None:  # it has joined since the start
+            await self._probe_member(member)
         while True:
             await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
             await self._probe_member(member)

@@ -9,6 +9,7 @@ brought it. There is one way in (`on_body_complete`) and one exit (`_end`).
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any, Final, cast
 
 from router.core import facts as facts_of
@@ -43,6 +44,10 @@ log = logging.getLogger(__name__)
 DROP_FOR_ENGINE: Final = http.REQUEST_ONLY
 DROP_WHEN_READING: Final = DROP_FOR_ENGINE | {b"accept-encoding"}
 """A compressed answer could not be read for errors and KV parameters."""
+
+
+GONE: Final = Failure(FailureKind.REFUSED, "The engine has left.", "it has left the fleet")
+"""Its requests had not ended when it was forgotten; this one had not even been sent."""
 
 
 class ServedRequest(RequestRun):
@@ -257,20 +262,25 @@ class ServedRequest(RequestRun):
 
     def _ask(self) -> None:
         """Send the run's engine request on an idle connection or a new one."""
-        pool = self._network.pools[self.step.endpoint]
-        connection = pool.take(replay=self.may_replay())
-        if connection is not None:
+        pool = self._network.pools.get(self.step.endpoint)
+        connection = None if pool is None else pool.take(replay=self.may_replay())
+        if pool is not None and connection is not None:
             self._is_reused = True
             self._ask_on(connection, pool)
         else:
             self._connect()
 
     def _connect(self) -> None:
-        pool = self._network.pools[self.step.endpoint]
+        pool = self._network.pools.get(self.step.endpoint)
+        if pool is None:
+            self._settle(GONE, GONE, 0, time.monotonic())
+            return
         self._waiting = self._client.loop.create_task(pool.connect())
-        self._waiting.add_done_callback(self._on_connected)
+        self._waiting.add_done_callback(partial(self._on_connected, pool))
 
-    def _on_connected(self, task: "asyncio.Task[EngineConnection | Failure]") -> None:
+    def _on_connected(
+        self, pool: EnginePool, task: "asyncio.Task[EngineConnection | Failure]"
+    ) -> None:
         self._waiting = None
         if task.cancelled():
             return
@@ -287,7 +297,7 @@ class ServedRequest(RequestRun):
         else:
             self._is_reused = False
             try:
-                self._ask_on(fresh, self._network.pools[self.step.endpoint])
+                self._ask_on(fresh, pool)
             except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
                 self._finish(error)
 

@@ -1,6 +1,7 @@
 """The state that the worker processes of one host share: the table, and events of engines.
 
-Created by the parent before it forks, so that a restarted worker has the same. Events go through
+Created by the parent before it forks, so that a restarted worker has the same, the fleet as it
+was last changed included. Events go through
 unnamed sockets, to which only these processes can write. A worker that is too busy to read misses
 some, and learns of the change from the next probe.
 """
@@ -12,15 +13,19 @@ import mmap
 import socket
 from collections.abc import Callable, Sequence
 
-from router.core.events import Event, LegFailed, Probed, Scraped, SharedEvent
+from router.core.events import Event, LegFailed, Ordered, Probed, Scraped, SharedEvent
 from router.core.fleet import is_unreachable
+from router.core.roster import Roster
+from router.core.shared_roster import SharedRoster
 from router.core.shared_table import SharedTable, WorkerColumn
-from router.core.values import Endpoint
 from router.net.event_codec import decode, encode
 
 __all__ = ["SharedState", "WorkerBus", "WorkerContext"]
 
 log = logging.getLogger(__name__)
+
+ROSTER_BYTES = 32 << 20
+"""Room for two rosters: with the longest names, a thousand engines of three sources take 13 MB."""
 
 BUFFER_BYTES = 512 << 10
 """Size of a socket's send buffer; the kernel may cap it (net.core.wmem_max)."""
@@ -29,11 +34,16 @@ BUFFER_BYTES = 512 << 10
 class SharedState:
     """The state shared by all workers, owned by their parent."""
 
-    def __init__(self, workers: int, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, workers: int, roster: Roster) -> None:
         self.workers = workers
-        # Anonymous and shared: forked processes see the same pages.
-        self._memory = mmap.mmap(-1, SharedTable.size(workers, len(endpoints)))
-        self.table = SharedTable(memoryview(self._memory), workers, endpoints)
+        # Anonymous and shared: forked processes see the same pages, which take memory when they
+        # are first written to.
+        size = SharedTable.size(workers, roster.rows)
+        self._memory = mmap.mmap(-1, size + ROSTER_BYTES)
+        memory = memoryview(self._memory)
+        self.table = SharedTable(memory[:size], workers, roster.rows)
+        self.roster = SharedRoster(memory[size:])
+        self.roster.write(roster.encode())
         self._pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers)
         ]
@@ -47,7 +57,10 @@ class SharedState:
         self.table.register(number, pid)
         others = [outbox for place, (_, outbox) in enumerate(self._pairs) if place != number]
         return WorkerContext(
-            number, self.table.column(number), WorkerBus(self._pairs[number][0], others)
+            number,
+            self.table.column(number),
+            WorkerBus(self._pairs[number][0], others),
+            self.roster,
         )
 
     def worker_left(self, number: int) -> None:
@@ -64,14 +77,17 @@ class SharedState:
 class WorkerContext:
     """One worker's access to the shared state."""
 
-    def __init__(self, number: int, column: WorkerColumn, bus: "WorkerBus") -> None:
+    def __init__(
+        self, number: int, column: WorkerColumn, bus: "WorkerBus", roster: SharedRoster
+    ) -> None:
         self.number = number
         self.column = column
         self.bus = bus
+        self.roster = roster
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker probes the engines, for all workers."""
+        """Whether this worker probes the engines and runs discovery, for all workers."""
         return self.number == 0
 
 
@@ -90,14 +106,14 @@ class WorkerBus:
             case LegFailed() if is_unreachable(event):
                 self.publish(event)
 
-    def publish(self, event: SharedEvent) -> None:
+    def publish(self, event: SharedEvent | Ordered) -> None:
         """Send an event to all others; those whose buffers are full miss it."""
         data = encode(event)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(data)
 
-    def subscribe(self, handler: Callable[[SharedEvent], None]) -> None:
+    def subscribe(self, handler: Callable[[SharedEvent | Ordered], None]) -> None:
         """Pass the others' events to `handler`, until `close`. Needs a running event loop."""
 
         def readable() -> None:

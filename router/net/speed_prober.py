@@ -6,7 +6,6 @@ Which engines are probed, and how, is decided in `core/probing.py`.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from random import Random
 
 from router.core import probing, usage
@@ -16,6 +15,7 @@ from router.core.member import Member
 from router.core.sse import DONE
 from router.core.values import Endpoint, Failure, Role
 from router.net.answer_head import AnswerHead
+from router.net.member_loops import MemberLoops
 from router.net.pool import EnginePool
 from router.net.tasks import TaskSet
 
@@ -49,14 +49,18 @@ class SpeedProber:
         self._key = engine_api_key
         self._rng = rng
         self._count = count
-        self._tasks = tasks
+        self._loops = MemberLoops(tasks, {"speed probe": self._watch})
+        self._is_started = False
 
     def start(self) -> None:
         """Start the loops."""
-        if self._seconds:
-            for member in self._fleet:
-                url = member.endpoint.url
-                self._tasks.spawn(partial(self._watch, member), "speed probe", url)
+        self._is_started = bool(self._seconds)
+        self.follow()
+
+    def follow(self) -> None:
+        """The fleet has changed: watch who is in it now, if the loops were started."""
+        if self._is_started:
+            self._loops.follow(self._fleet)
 
     async def _watch(self, member: Member) -> None:
         while True:
@@ -66,7 +70,7 @@ class SpeedProber:
 
     async def _probe(self, member: Member) -> str:
         """Probe once; returns ok, failed or timeout."""
-        pool = self._pools[member.endpoint]
+        pool = self._pools[member.endpoint]  # the loop ends before the engine is forgotten
         connection = pool.take(replay=False) or await pool.connect()
         if isinstance(connection, Failure):
             return "failed"

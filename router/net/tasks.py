@@ -44,8 +44,8 @@ class TaskSet:
         self._restarted: dict[asyncio.Task[None], float | None] = {}
         """Tasks that have failed, and when they were last restarted; None: they wait for it."""
 
-    def spawn(self, loop: Loop, kind: str, of: str = "") -> None:
-        """Run `loop` until it ends or the set is closed.
+    def spawn(self, loop: Loop, kind: str, of: str = "") -> asyncio.Task[None]:
+        """Run `loop` until it ends, is cancelled or the set is closed.
 
         `kind` appears in /health if it keeps failing; `of` says in the log which one it is.
         """
@@ -54,6 +54,7 @@ class TaskSet:
         )
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def failing(self) -> list[str]:
         """The kinds of loops that have failed and not run well since, each once."""

@@ -20,20 +20,23 @@ async def tick_for_ever(
     fleet: Fleet,
     publish: Callable[[SharedEvent], None],
     status_log: StatusLog,
+    follow: Callable[[], None] = lambda: None,
     *,
     is_logged: bool,
 ) -> None:
     """Run until cancelled. What others should know is passed to `publish`; of several workers
-    only the leader logs what `status_log` tells of changes."""
-    known = [member.exclusion for member in fleet]
+    only the leader logs what `status_log` tells of changes. `follow` brings the fleet up to date
+    with the roster."""
+    known = {member.endpoint: member.exclusion for member in fleet}
     while True:
         await asyncio.sleep(TICK_SECONDS)
+        follow()
         fleet.tick(time.monotonic())
         for held in fleet.held_prefixes():
             publish(held)
-        for place, member in enumerate(fleet):
-            if member.exclusion is not known[place]:
-                known[place] = member.exclusion
+        before, known = known, {member.endpoint: member.exclusion for member in fleet}
+        for member in fleet:
+            if member.exclusion is not before.get(member.endpoint):
                 _publish_ejection(member, publish)
         note_changes(status_log, is_logged=is_logged)
 

@@ -1,12 +1,12 @@
 """The metrics that are counted: names, labels and buckets."""
 
+from collections.abc import Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from router.core.fleet import Fleet
 from router.core.retry import FALLBACKS
-from router.core.values import FailureKind
+from router.core.values import Endpoint, FailureKind, Role
 
 __all__ = ["Families"]
 
@@ -110,15 +110,30 @@ class Families:
             buckets=LAG_BUCKETS,
         )
 
-    def begin_at_zero(self, fleet: Fleet) -> None:
-        """A counter that first appears with 1 has not increased, so no alert on its rate fires."""
-        for member in fleet:
-            role, url = member.endpoint.role, member.endpoint.url
-            for kind in FailureKind:
-                self.failures.labels(role, url, kind)
-            for outcome in PROBE_OUTCOMES:
-                self.probes.labels(role, url, outcome)
-        for leg, reasons in FALLBACKS.items():
-            if fleet.pool(leg):
-                for reason in reasons:
-                    self.fallbacks.labels(leg, reason)
+    # A counter that first appears with 1 has not increased, so no alert on its rate fires.
+
+    def begin_at_zero(self, endpoint: Endpoint) -> None:
+        """Show an engine's counters."""
+        role, url = endpoint.role, endpoint.url
+        for kind in FailureKind:
+            self.failures.labels(role, url, kind)
+        for outcome in PROBE_OUTCOMES:
+            self.probes.labels(role, url, outcome)
+
+    def begin_fallbacks_at_zero(self, leg: Role) -> None:
+        """Show the fallbacks of a leg that there may be."""
+        for reason in FALLBACKS[leg]:
+            self.fallbacks.labels(leg, reason)
+
+    def forget(self, endpoint: Endpoint, statuses: Iterable[int]) -> None:
+        """Show an engine's counters no more; `statuses` are those of its answers."""
+        role, url = endpoint.role, endpoint.url
+        for kind in FailureKind:
+            self.failures.remove(role, url, kind)
+        for outcome in PROBE_OUTCOMES:
+            self.probes.remove(role, url, outcome)
+        for status in statuses:
+            self.answers.remove(role, url, status)
+        if role is Role.DECODE:
+            self.endpoint_ttft.remove(role, url)
+            self.gap.remove(role, url)

@@ -129,8 +129,9 @@ class FleetCollector(Collector):
     def _states(self) -> Metric:
         gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
         for member in self._fleet:
+            current = State.DRAINING if member.is_drained else member.health.state
             for state in State:
-                is_in = float(member.health.state is state)
+                is_in = float(current is state)
                 gauge.add_metric([*_names(member.endpoint), state], is_in)
         return gauge
 

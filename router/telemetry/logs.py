@@ -28,6 +28,9 @@ _PLAIN = re.compile(r"""[!#-<>-~]+""")
 FLUSH_SECONDS = 0.1
 """Longest delay of a line: thousands of requests share one write."""
 
+MAX_ENGINES = 10_000
+"""Engines and pairs of engines whose words are kept: a megabyte or two."""
+
 _access = logging.getLogger("pd_router.access")
 
 
@@ -233,6 +236,8 @@ class AccessLog:
         engines = e.prefill, e.decode
         names = self._words_of_engines.get(engines)
         if names is None:
+            if len(self._words_of_engines) >= MAX_ENGINES:  # engines come and go
+                self._words_of_engines.clear()
             names = self._words_of_engines[engines] = _words_of_engines(e)
         model = "" if e.model is None else f" model={_word(e.model)}"
         level, before, behind = words

@@ -1,12 +1,13 @@
 """Prometheus metrics: counters and histograms from events, gauges read from state at scrape time.
 
-Labels are bounded: endpoints and routes come from the configuration, reasons and kinds from the
-code, never from a client.
+Labels are bounded: endpoints are those of the fleet, routes and reasons come from the code, and no
+label from a client.
 """
 
-import os
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,19 +20,25 @@ from prometheus_client import (
     generate_latest,
     values,
 )
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
 from router.core.values import Endpoint, Role
 from router.telemetry.batched import BatchedCounter, BatchedHistogram
 from router.telemetry.families import Families
+from router.telemetry.file_values import ValueFiles
 from router.telemetry.fleet_gauges import Connections, FleetCollector
 from router.telemetry.processes import Processes
 from router.telemetry.router_info import NO_CONFIG, RouterInfo
 from router.telemetry.totals import Totals, totals_of
+from router.telemetry.worker_counts import WorkerCounts
 
 __all__ = ["Metrics", "WorkerGroup"]
+
+
+COMPACT_AFTER = 64
+"""Engines that have left, between two compactions of this worker's files: each has some 10 kB
+there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +96,17 @@ class Metrics:
         self._state.register(FleetCollector(fleet, connections, threshold))
         self.are_merged = group is not None
         """Whether counts of all workers are read from files, which is slow."""
+        self._fleet = fleet
+        self._files: ValueFiles | None = None
+        self._workers: WorkerCounts | None = None
+        self._dropped = 0
+        """Engines whose counts are still in the file of this worker."""
         if group is not None:
-            _use_files_of(group.folder, group.number)
+            self._files = ValueFiles(group.folder, group.number)
+            values.ValueClass = self._files  # its only way in
+            self._workers = WorkerCounts(group.folder)
             self._counts = CollectorRegistry()
-            MultiProcessCollector(self._counts, str(group.folder))  # type: ignore[no-untyped-call]
+            self._counts.register(self._workers)
         self._families = families = Families(registry)
         self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
         self._kinds: dict[tuple[object, ...], _Kind] = {}
@@ -105,17 +119,58 @@ class Metrics:
             ProcessCollector(namespace="pd_router", registry=registry)
         else:
             self._counts.register(Processes(group.pids))
-        self._streams = {
-            member.endpoint: _Streams(
-                self._histogram(families.endpoint_ttft, *member.endpoint[::-1]),
-                self._histogram(families.gap, *member.endpoint[::-1]),
-            )
-            for member in fleet.pool(Role.DECODE)
-        }
-        families.begin_at_zero(fleet)
+        self._streams: dict[Endpoint, _Streams] = {}
+        self._shown: set[Endpoint] = set()
+        self.follow()
+
+    def follow(self) -> None:
+        """The fleet has changed: show the series of the engines that are in it now."""
+        families, fleet = self._families, self._fleet
+        current = {member.endpoint for member in fleet}
+        for endpoint in self._shown - current:
+            self._forget(endpoint)
+        for member in fleet:
+            endpoint = member.endpoint
+            if endpoint in self._shown:
+                continue
+            families.begin_at_zero(endpoint)
+            if endpoint.role is Role.DECODE:
+                self._streams[endpoint] = _Streams(
+                    self._histogram(families.endpoint_ttft, endpoint.role, endpoint.url),
+                    self._histogram(families.gap, endpoint.role, endpoint.url),
+                )
+        self._shown = current
+        for role in Role:
+            if fleet.pool(role):
+                families.begin_fallbacks_at_zero(role)
+        if self._workers is not None:
+            self._workers.endpoints = frozenset((e.role.value, e.url) for e in current)
+        if self._dropped >= COMPACT_AFTER:
+            self._compact()
+
+    def _forget(self, endpoint: Endpoint) -> None:
+        families = self._families
+        statuses = [status for known, status in self._answers if known == endpoint]
+        for status in statuses:
+            del self._answers[endpoint, status]
+            del self._batched[families.answers, endpoint.role, endpoint.url, status]
+        if self._streams.pop(endpoint, None) is not None:
+            for family in (families.endpoint_ttft, families.gap):
+                del self._batched[family, endpoint.role, endpoint.url]
+        families.forget(endpoint, statuses)
+        self._dropped += 1
+
+    def _compact(self) -> None:
+        """Let the files forget engines that are gone; of a thousand engines, in 0.2 s."""
+        self._dropped = 0
+        if self._files is not None:
+            shown = {(endpoint.role.value, endpoint.url) for endpoint in self._shown}
+            self._files.compact(partial(_is_shown, shown))
 
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
         """Count a generation of the router's own."""
+        if endpoint not in self._shown:
+            return
         self._families.probes.labels(endpoint.role, endpoint.url, outcome).inc()
 
     def accepted(self, seconds: float) -> None:
@@ -128,6 +183,12 @@ class Metrics:
         if seconds > self._worst_lag:
             self._worst_lag = seconds
             self._families.worst_lag.set(seconds)
+
+    def close(self) -> None:
+        """Close what it keeps its counts in, if that is files."""
+        self.flush()
+        if self._files is not None:
+            self._files.close()
 
     def flush(self) -> None:
         """Let what was counted be seen, by other processes too."""
@@ -161,13 +222,16 @@ class Metrics:
                 self._answered(event.endpoint, event.status)
             elif isinstance(event, LegFailed):
                 endpoint = event.endpoint
-                self._families.failures.labels(endpoint.role, endpoint.url, event.kind).inc()
+                if endpoint in self._shown:
+                    self._families.failures.labels(endpoint.role, endpoint.url, event.kind).inc()
             elif isinstance(event, FellBack):
                 self._families.fallbacks.labels(event.leg, event.reason).inc()
 
     def _answered(self, endpoint: Endpoint, status: int) -> None:
         counter = self._answers.get((endpoint, status))
         if counter is None:
+            if endpoint not in self._shown:  # its last answers came after it was forgotten
+                return
             labels = endpoint.role, endpoint.url, status
             counter = self._counter(self._families.answers, *labels)
             self._answers[endpoint, status] = counter
@@ -194,7 +258,9 @@ class Metrics:
         first, chunks = record.first_byte, record.chunks
         if first is None or record.decode is None:
             return
-        streams = self._streams[record.decode]
+        streams = self._streams.get(record.decode)
+        if streams is None:  # the engine is gone
+            return
         # Not from the request's arrival: this engine did not cause a wait for another one.
         streams.ttft.observe(first - record.asked_at)
         if chunks > 1:
@@ -239,8 +305,7 @@ class Metrics:
         return found
 
 
-def _use_files_of(folder: Path, number: int) -> None:
-    """Keep values in files in `folder`, one set per worker: prometheus-client's multiprocess mode,
-    which it otherwise reads from the environment when it is imported."""
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # noqa: TID251 - its only way in
-    values.ValueClass = values.MultiProcessValue(lambda: number)  # type: ignore[no-untyped-call]
+def _is_shown(shown: Container[tuple[str, str]], key: str) -> bool:
+    """Whether a key of a file is of no engine, or of one that is shown."""
+    labels = json.loads(key)[2]
+    return "endpoint" not in labels or (labels["role"], labels["endpoint"]) in shown

@@ -6,7 +6,7 @@ import logging
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from router.core import outlier
 from router.core.auto_threshold import AutoThreshold
-from router.core.events import Event, LegDone, RequestEnded, SharedEvent
+from router.core.events import Event, LegDone, Ordered, RequestEnded, SharedEvent
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
 from router.core.ledger import Ledger
@@ -29,12 +29,14 @@ from router.core.plans.steps import Plan
 from router.core.policies import POLICIES, Policy
 from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import STALE_SCRAPES, roles_that_use_speed
+from router.core.roster import Entry
 from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.status import StatusLog
 from router.core.urls import origin
 from router.core.values import DIRECT, Decision, Endpoint, Facts, Role
 from router.net.diagnosis import Diagnosis
+from router.net.engine_pools import EnginePools
 from router.net.engine_session import engine_session
 from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.kv_ready import KVReadySocket
@@ -58,6 +60,8 @@ from router.telemetry.tracing import Tracing
 from router.web.admin import OperationsHandler
 from router.web.dashboard.figures import Figures
 from router.web.dashboard.sampler import Sampler
+from router.web.engines_api import add_engines_api
+from router.web.fleet_sync import FleetSync
 from router.web.operations import (
     Admin,
     Lifecycle,
@@ -65,8 +69,9 @@ from router.web.operations import (
     create_operations,
 )
 from router.web.request_handler import RequestHandler
+from router.web.sources import first_roster, new_roster, sources_of
 
-__all__ = ["Router", "Worker", "endpoints_of", "scheduler_of"]
+__all__ = ["Router", "Worker", "fleet_of", "scheduler_of"]
 
 
 STARTS_PER_TURN = 32
@@ -98,7 +103,8 @@ class Router:
         self.lifecycle = Lifecycle(self._tasks.failing)
         self._context = None if worker is None else worker.context
         self.fleet = fleet_of(settings, self._context)
-        self.pools = _pools(settings)
+        self._pools = EnginePools(_pool_of(settings))
+        self.pools = self._pools.by_endpoint
         group = None
         if worker is not None:
             group = WorkerGroup(
@@ -187,6 +193,9 @@ class Router:
             count=self.metrics.probed,
             tasks=self._tasks,
         )
+        roster = first_roster(settings) if self._context is None else new_roster(settings)
+        self.sync = FleetSync(roster, self.fleet, self._context, self._apply)
+        self.sync.start()
         self.status_log = StatusLog(self.fleet, self.fleet.pool, time.monotonic())
         has_listener = settings.admin_port is not None
         self.sampler = Sampler(
@@ -199,9 +208,9 @@ class Router:
             self.fleet, self.lifecycle, None if has_listener else admin, self._lifespan
         )
         self.handler = RequestHandler(network, self.operations)
-        self.admin_handler = OperationsHandler(
-            create_admin_operations(self.fleet, self.lifecycle, admin), self.limits
-        )
+        for_operators = create_admin_operations(self.fleet, self.lifecycle, admin)
+        add_engines_api(for_operators, self.fleet, self.sync)
+        self.admin_handler = OperationsHandler(for_operators, self.limits)
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
@@ -216,7 +225,21 @@ class Router:
         if self._context is not None:
             self._context.bus.observe(event)
 
-    def _on_shared_event(self, event: SharedEvent) -> None:
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        """Make everything that knows engines follow the roster."""
+        if self._context is not None:
+            self._context.column.place({entry.endpoint: entry.row for entry in entries})
+        self.fleet.apply(entries, time.monotonic())
+        self._pools.follow(self.fleet)
+        self.metrics.follow()
+        self._prober.follow()
+        self._speed_prober.follow()
+
+    def _on_shared_event(self, event: SharedEvent | Ordered) -> None:
+        if isinstance(event, Ordered):
+            self.sync.obey(event)
+            return
+        self.sync.follow()  # the leader tells of engines as soon as they have joined
         self.fleet.observe_shared(event, time.monotonic())
 
     def _publish(self, event: SharedEvent) -> None:
@@ -245,7 +268,7 @@ class Router:
     def _plan(self, facts: Facts, decision: Decision) -> Plan:
         if decision.mode is DIRECT:
             return direct(facts)
-        if not self._receivers:
+        if self.settings.disagg_connector_type == "nixl":
             return nixl(facts)
         notify = self._kv_ready is not None
         return lmcache(facts, self._receivers, self._transfers.__next__, notify=notify)
@@ -264,7 +287,7 @@ class Router:
                 yield endpoint, pool.open, pool.idle
 
     async def _warn_of_twins(self) -> None:
-        for pair in await twins([*self.settings.prefill, *self.settings.decode]):
+        for pair in await twins([member.endpoint.url for member in self.fleet]):
             log.warning("%s", pair.warning)
 
     async def _show_for_ever(self) -> None:
@@ -293,8 +316,16 @@ class Router:
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
+            for source in sources_of(self.settings):
+                on_targets = partial(self.sync.on_targets, source.name)
+                self._tasks.spawn(partial(source.watch, on_targets), "discovery", source.name)
         ticks = partial(
-            tick_for_ever, self.fleet, self._publish, self.status_log, is_logged=is_leader
+            tick_for_ever,
+            self.fleet,
+            self._publish,
+            self.status_log,
+            self.sync.follow,
+            is_logged=is_leader,
         )
         self._tasks.spawn(ticks, "fleet ticker")
         self._loop_lag.start()
@@ -309,22 +340,17 @@ class Router:
             self._idle_sweep.close()
             if self._kv_ready is not None:
                 self._kv_ready.close()
-            for pool in self.pools.values():
-                pool.close()
+            self._pools.close()
             if self._tracing is not None:
                 await asyncio.to_thread(self._tracing.close)
 
 
-def endpoints_of(settings: Settings) -> list[Endpoint]:
-    """The endpoints that the settings name, prefill first."""
-    return [
-        *(Endpoint(url, Role.PREFILL) for url in settings.prefill),
-        *(Endpoint(url, Role.DECODE) for url in settings.decode),
-    ]
-
-
-def fleet_of(settings: Settings, context: WorkerContext | None = None) -> Fleet:
-    """The fleet of the settings, with all engines in state `starting`."""
+def fleet_of(
+    settings: Settings,
+    context: WorkerContext | None = None,
+    endpoints: Sequence[Endpoint] = (),
+) -> Fleet:
+    """A fleet as the settings want it, with these engines in state `starting`."""
     stale_after = STALE_SCRAPES * settings.engine_stats_interval
     exclusion_config = ExclusionConfig(
         stall_seconds=settings.stall_timeout,
@@ -344,7 +370,7 @@ def fleet_of(settings: Settings, context: WorkerContext | None = None) -> Fleet:
 
     ledger = Ledger() if context is None else Ledger(context.column.load)
     return Fleet(
-        endpoints_of(settings),
+        endpoints,
         ledger,
         HealthThresholds(),
         stale_after,
@@ -433,15 +459,12 @@ def _tracing(settings: Settings) -> Tracing | None:
         raise SettingsError(f"--otlp-traces-endpoint: {error}") from None
 
 
-def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:
+def _pool_of(settings: Settings) -> Callable[[Endpoint], EnginePool]:
     tls = ssl.create_default_context(cafile=settings.engine_ca_file)
-    return {
-        endpoint: EnginePool(
-            origin(endpoint.url),
-            connect_seconds=settings.connect_timeout,
-            idle_seconds=settings.idle_connection_timeout,
-            max_idle=settings.max_idle_connections,
-            tls=tls,
-        )
-        for endpoint in endpoints_of(settings)
-    }
+    return lambda endpoint: EnginePool(
+        origin(endpoint.url),
+        connect_seconds=settings.connect_timeout,
+        idle_seconds=settings.idle_connection_timeout,
+        max_idle=settings.max_idle_connections,
+        tls=tls,
+    )

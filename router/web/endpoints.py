@@ -6,6 +6,7 @@ from typing import Any
 
 from router.core import status
 from router.core.fleet import Fleet
+from router.core.health import State
 from router.core.member import Member
 from router.core.values import Role
 
@@ -27,7 +28,9 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
     return {
         "url": member.endpoint.url,
         "role": member.endpoint.role,
-        "state": member.health.state,
+        "state": State.DRAINING if member.is_drained else member.health.state,
+        "source": member.source,
+        "is_leaving": member.leaving_since is not None,
         "exclusion": member.exclusion,
         "cause": status.cause(member),
         "since": time_of_day(status.since(member), now),

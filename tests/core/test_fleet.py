@@ -24,6 +24,7 @@ from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
 from router.core.member import Exclusion
 from router.core.outlier import FINE
+from router.core.roster import Entry
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, P0, P1
@@ -627,3 +628,134 @@ def test_an_ejected_engine_is_no_candidate_even_before_the_next_tick() -> None:
     assert taking(fleet, Role.DECODE) == [D0, D1]
     eject(fleet, D0)
     assert taking(fleet, Role.DECODE) == [D1]
+
+
+# Engines that come and go.
+
+
+def entries(*endpoints: Endpoint, **members: Any) -> list[Entry]:
+    """A roster of these engines."""
+    return [Entry(endpoint, row, **members) for row, endpoint in enumerate(endpoints)]
+
+
+def test_who_stays_keeps_what_is_known_of_it() -> None:
+    fleet = fleet_up(D0, D1)
+    member = fleet.member(D1)
+    lease = fleet.lease(D1, 10)
+    fleet.apply([Entry(D1, 1)], 5.0)
+    assert [it.endpoint for it in fleet] == [D1]
+    assert fleet.member(D1) is member
+    assert taking(fleet, Role.DECODE) == [D1]
+    assert fleet.ledger.in_flight(D1) == 1
+    lease.release()
+
+
+def test_who_joins_is_probed_before_it_is_used_and_its_models_count() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(up(D0, card("a")), 0.0)
+    assert fleet.known_models() == {"a"}
+    fleet.apply(entries(D0, D1), 5.0)
+    assert taking(fleet, Role.DECODE) == [D0]
+    assert fleet.member(D1).joined_at == 5.0
+    assert fleet.member(D1).ordinal == 1
+    fleet.observe(up(D1, card("b")), 6.0)
+    assert fleet.known_models() == {"a", "b"}
+    fleet.apply([Entry(D1, 1)], 7.0)
+    assert fleet.known_models() == {"b"}
+
+
+@pytest.mark.parametrize("members", [{"is_draining": True}, {"leaving_since": 1.0}])
+def test_who_is_drained_gets_no_requests_and_counts_as_unusable(members: dict[str, Any]) -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(up(D0, card("m")), 0.0)
+    fleet.apply(entries(D0, **members), 1.0)
+    member = fleet.member(D0)
+    assert (member.is_drained, member.drained_since, member.is_usable) == (True, 1.0, False)
+    assert taking(fleet, Role.DECODE) == []
+    assert not fleet.is_ready
+    assert not fleet.has_in_use(Role.DECODE)
+    assert fleet.models() == {}
+    fleet.apply(entries(D0, **members), 2.0)
+    assert member.drained_since == 1.0
+    fleet.apply(entries(D0), 3.0)
+    assert fleet.member(D0).drained_since is None
+    assert taking(fleet, Role.DECODE) == [D0]
+    assert fleet.is_ready
+
+
+@pytest.mark.parametrize("entry", [Entry(D0, 7), Entry(D0, 0, "another")])
+def test_another_engine_at_the_same_url_begins_anew(entry: Entry) -> None:
+    fleet = fleet_up(D0, D1)
+    old = fleet.member(D0)
+    lease = fleet.lease(D0, 10)
+    fleet.apply([entry, Entry(D1, 1)], 5.0)
+    member = fleet.member(D0)
+    assert member is not old
+    assert (member.health.state, fleet.ledger.in_flight(D0)) == (State.STARTING, 0)
+    lease.release()
+    assert (member.view.load.requests, old.view.load.requests) == (0, 0)
+
+
+def test_requests_of_the_engine_before_are_no_failures_of_the_one_now() -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.apply([Entry(D0, 7), Entry(D1, 1)], 5.0)
+    fleet.observe(up(D0), 5.0)
+    for _ in range(9):
+        fleet.observe(LegFailed(D0, FailureKind.RESET, asked_at=4.0), 6.0)
+    assert fleet.member(D0).health.state is State.UP
+    fleet.observe(LegFailed(D0, FailureKind.RESET, asked_at=5.5), 6.0)
+    assert fleet.member(D0).outlier.streak == 1
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        up(D1),
+        Scraped(D1, Gauges(running=1), 0),
+        LegAnswered(D1, 500, 0.1),
+        LegDone(D1),
+        LegFailed(D1, FailureKind.REFUSED),
+    ],
+)
+def test_events_of_engines_that_are_gone_are_ignored(event: Event) -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.apply([Entry(D0, 0)], 1.0)
+    fleet.observe(event, 2.0)
+    assert not fleet.knows(D1)
+    assert fleet.knows(D0)
+
+
+def test_and_those_that_other_processes_tell_too() -> None:
+    fleet = fleet_up(D0)
+    fleet.observe_shared(up(D1), 2.0)
+    assert [member.endpoint for member in fleet] == [D0]
+
+
+def test_a_leg_on_an_engine_that_is_gone_is_timed_for_nobody() -> None:
+    fleet = fleet_up(D0, D1)
+    lease = fleet.lease(D1, 10)
+    fleet.apply([Entry(D0, 0)], 1.0)
+    leg = fleet.leg(lease, 2.0, tracks_first_token=True)
+    leg.first_token(2.1)
+    leg.end(3.0)
+    lease.release()
+    assert fleet.ledger.total() == 0
+
+
+def test_who_is_drained_counts_in_no_share_of_the_pool() -> None:
+    """Of three engines one is drained, and one of the other two fails: that is not too many."""
+    fleet = fleet_up(D0, D1, P0)
+    fleet.apply([Entry(D0, 0), Entry(D1, 1, is_draining=True)], 1.0)
+    fleet.observe_shared(Ejected(D0, 1.0, 31.0), 1.0)
+    assert fleet.member(D0).exclusion is None  # the only one that is left
+    fleet.apply([Entry(D0, 0), Entry(D1, 1)], 2.0)
+    fleet.observe_shared(Ejected(D0, 2.0, 32.0), 2.0)
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
+    fleet.tick(3.0)
+    assert taking(fleet, Role.DECODE) == [D1]
+
+
+def test_prefixes_of_who_joins_are_told_too() -> None:
+    fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
+    fleet.apply(entries(D0, D1), 1.0)
+    assert fleet.member(D1).prefixes.news == []

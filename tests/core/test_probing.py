@@ -96,3 +96,10 @@ def test_a_probe_is_a_short_stream_of_a_model_that_the_engine_serves() -> None:
 def test_a_prefill_engine_is_asked_for_one_token() -> None:
     assert speed_probe_tokens(Role.PREFILL) == 1
     assert orjson.loads(speed_probe_body(member(P0)))["max_tokens"] == 1
+
+
+def test_an_engine_that_is_drained_needs_no_speed_probe() -> None:
+    stalled = member(stall=Stall(1.0))
+    assert needs_speed_probe(stalled, NO_ROLE)
+    stalled.is_drained = True
+    assert not needs_speed_probe(stalled, NO_ROLE)

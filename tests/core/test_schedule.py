@@ -16,6 +16,7 @@ from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.policies import POLICIES, Policy
+from router.core.roster import Entry
 from router.core.schedule import LOAD_FACTOR, Scheduler
 from router.core.values import Candidate, Decision, Endpoint, FailureKind, Mode, Role
 from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
@@ -380,3 +381,15 @@ def test_who_asks_for_a_model_that_no_engine_in_use_serves_is_told_so() -> None:
     facts = request(prompt="x", model="big")
     with pytest.raises(NoEngine, match="none of these serves the model"):
         scheduler_of(fleet_of(D0, models=["tiny"])).lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+
+
+def test_before_discovery_has_named_an_engine_requests_are_told_so() -> None:
+    with pytest.raises(NoEngine, match=r"can take this request now: none is known yet\."):
+        scheduler_of(fleet_of()).lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0)
+
+
+def test_without_a_prefill_engine_that_takes_requests_all_go_directly() -> None:
+    fleet = fleet_of(P0, D0)
+    assert scheduler_of(fleet, threshold=10).decide(FACTS, 0.0).mode is Mode.REMOTE
+    fleet.apply([Entry(P0, 0, is_draining=True), Entry(D0, 1)], 1.0)
+    assert scheduler_of(fleet, threshold=10).decide(FACTS, 0.0).mode is Mode.DIRECT

@@ -17,7 +17,9 @@ ENDPOINTS = (P0, D0, D1)
 def table(columns: int = 3) -> SharedTable:
     """A board in memory of its own."""
     memory = bytearray(SharedTable.size(columns, len(ENDPOINTS)))
-    return SharedTable(memoryview(memory), columns, ENDPOINTS)
+    shared = SharedTable(memoryview(memory), columns, len(ENDPOINTS))
+    shared.rows = {endpoint: row for row, endpoint in enumerate(ENDPOINTS)}
+    return shared
 
 
 def test_a_lease_of_one_process_is_seen_by_all() -> None:
@@ -199,10 +201,63 @@ def test_a_request_that_another_process_overtook_shows_no_queue() -> None:
 
 def test_a_process_that_takes_the_place_of_another_is_a_restart() -> None:
     size = SharedTable.size(2, 1)
-    table = SharedTable(memoryview(bytearray(size)), 2, [D0])
+    table = SharedTable(memoryview(bytearray(size)), 2, 1)
     for number in (0, 1):
         table.register(number, 100 + number)
     assert table.restarts() == 0
     table.clear(1)
     table.register(1, 200)
     assert (table.restarts(), table.pids()) == (1, [100, 200])
+
+
+def test_a_row_is_idle_when_all_have_seen_the_version_and_none_has_requests_there() -> None:
+    shared = table(columns=3)
+    columns = [shared.column(number) for number in range(2)]
+    for number in range(2):
+        shared.register(number, 100 + number)
+        shared.saw(number, 4)
+    assert shared.is_idle(0, 4)
+    assert not shared.is_idle(0, 5)
+    shared.saw(0, 5)
+    assert not shared.is_idle(0, 5)
+    shared.saw(1, 6)
+    assert shared.is_idle(0, 5)
+    lease = Ledger(columns[1].load).lease(D0, 10)
+    assert not shared.is_idle(shared.rows[D0], 5)
+    assert shared.is_idle(shared.rows[D1], 5)
+    lease.release()
+    assert shared.is_idle(shared.rows[D0], 5)
+
+
+def test_a_process_that_has_ended_holds_no_row() -> None:
+    shared = table(columns=2)
+    shared.register(0, 100)
+    shared.register(1, 101)
+    shared.saw(0, 1)
+    Ledger(shared.column(1).load).lease(D0, 10)
+    assert not shared.is_idle(shared.rows[D0], 1)
+    shared.clear(1)
+    assert shared.is_idle(shared.rows[D0], 1)
+
+
+def test_an_engine_in_a_row_that_was_used_begins_at_zero() -> None:
+    """Each process empties its own part, when it hears of the engine."""
+    memory = bytearray(SharedTable.size(2, 2))
+    tables = [SharedTable(memoryview(memory), 2, 2) for _ in range(2)]
+    columns = [each.column(number) for number, each in enumerate(tables)]
+    for column in columns:
+        column.place({D0: 0, D1: 1})
+    for column in columns:
+        column.set_connections(D0, 3, 1)
+        column.speed(D0).publish(SpeedTotals(tokens=100.0, streams=2.0))
+    kept = Ledger(columns[0].load)
+    lease = kept.lease(D1, 10)
+    columns[0].place({P0: 0, D1: 1})
+    assert columns[0].connections(P0) == (3, 1)
+    speed = columns[0].speed(P0)
+    columns[1].place({P0: 0, D1: 1})
+    assert columns[1].connections(P0) == (0, 0)
+    columns[1].speed(P0).publish(SpeedTotals(tokens=5.0))
+    assert speed.others().streams == 0.0
+    assert kept.in_flight(D1) == 1  # its row has not changed
+    lease.release()

@@ -9,6 +9,7 @@ from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
 from router.core.member import Exclusion
 from router.core.outlier import Outlier
+from router.core.roster import Entry
 from router.core.stall import Stall
 from router.core.status import (
     CHANGES_SECONDS,
@@ -52,6 +53,10 @@ class Bench:
     def told(self) -> list[str]:
         """The lines since the last time, warnings with a mark."""
         return [("! " if n.is_bad else "") + n.text for n in self.log.notices(self.now)]
+
+    def apply(self, *entries: Entry) -> None:
+        """Change the fleet."""
+        self.fleet.apply(entries, self.now)
 
     def pass_(self, seconds: float) -> None:
         """Let time pass."""
@@ -267,3 +272,80 @@ def test_a_restarted_engine_is_not_called_right_before_anything_is_known() -> No
     assert bench.told() == []
     far_off(bench, is_far_off=True)
     assert len(bench.told()) == 1
+
+
+# Engines that come and go.
+
+
+def test_who_joins_and_goes_is_told() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.apply(Entry(D0, 0), Entry(D1, 1, source="file engines.json"))
+    bench.see(D1, HealthSignal.OK)
+    assert bench.told() == [
+        "decode http://d1:8000 joined (named by file engines.json); 2 of 2 decode engines up",
+        "decode http://d1:8000 is up; 2 of 2 decode engines up",
+    ]
+    bench.pass_(5.0)
+    lease = bench.fleet.lease(D1, 10)
+    bench.apply(Entry(D0, 0), Entry(D1, 1, leaving_since=bench.now))
+    assert bench.told() == [
+        "decode http://d1:8000 is draining: it was removed from the fleet, with 1 request left; "
+        "1 of 2 decode engines up"
+    ]
+    bench.pass_(3.0)
+    bench.apply(Entry(D0, 0))
+    assert bench.told() == [
+        "decode http://d1:8000 is gone after 3.0 s draining, with 1 request left, which go on; "
+        "1 of 1 decode engines up"
+    ]
+    lease.release()
+    assert bench.told() == []
+
+
+def test_who_goes_without_requests_leaves_none() -> None:
+    bench = Bench(D0, D1)
+    bench.up(D0, D1)
+    bench.apply(Entry(D0, 0))
+    assert bench.told() == [
+        "decode http://d1:8000 is gone after 0.0 s up; 1 of 1 decode engines up",
+    ]
+
+
+def test_who_is_drained_is_told_and_what_its_probes_say_is_not() -> None:
+    bench = Bench(D0, D1)
+    bench.up(D0, D1)
+    leases = [bench.fleet.lease(D1, 10) for _ in range(2)]
+    bench.apply(Entry(D0, 0), Entry(D1, 1, is_draining=True))
+    since = bench.now
+    assert bench.told() == [
+        "decode http://d1:8000 is draining: its source or an operator drains it, with 2 requests "
+        "left; 1 of 2 decode engines up"
+    ]
+    for lease in leases:
+        lease.release()
+    bench.see(D1, HealthSignal.FAILED, 3)
+    bench.pass_(1000.0)
+    assert bench.told() == []
+    member = bench.fleet.member(D1)
+    assert (of.status(member), of.since(member)) == (State.DRAINING, since)
+    assert "no requests left" in (of.cause(member) or "")
+    bench.see(D1, HealthSignal.OK)
+    bench.apply(Entry(D0, 0), Entry(D1, 1))
+    assert bench.told() == [
+        "decode http://d1:8000 is up again after 1000 s draining; 2 of 2 decode engines up"
+    ]
+
+
+def test_who_takes_another_ones_place_is_told() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.apply(Entry(D0, 1, "uid", source="kubernetes"))
+    assert bench.told() == [
+        "decode http://d0:8000 is another engine now (named by kubernetes); "
+        "0 of 1 decode engines up"
+    ]
+
+
+def test_an_empty_pool_says_so() -> None:
+    assert pool_status([]) == "none is known yet"

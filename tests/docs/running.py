@@ -26,7 +26,9 @@ SECONDS = 200.0
 
 POLL_SECONDS = 0.02
 
-_PORT = re.compile(r"(?<=127\.0\.0\.1:)\d+|(?<=--port )\d+|(?<=--base-port )\d+")
+_PORT = re.compile(
+    r"(?<=127\.0\.0\.1:)\d+|(?<=--port )\d+|(?<=--admin-port )\d+|(?<=--base-port )\d+"
+)
 
 ELSEWHERE = {"test": "-n"}
 """Targets of make that are not run, and the option that prints their commands instead: the tests

@@ -53,12 +53,19 @@ def lmcache(
 ) -> Plan:
     """Lease a decode engine, prefill into its receiver, decode.
 
-    `receivers` holds every decode engine. `new_transfer_id` returns ids that are unique across
-    routers. `notify`: the prefill engines report finished transfers.
+    `receivers` holds decode engines; one that was discovered may be missing. `new_transfer_id`
+    returns ids that are unique across routers. `notify`: the prefill engines report finished
+    transfers.
     """
     # Before the prefill, which has to name the receiver.
     decode = yield Lease(Role.DECODE, computes=False)
-    transfer = _Transfer(facts, receivers[decode], new_transfer_id)
+    receiver = receivers.get(decode)
+    if receiver is None:
+        yield FellBack(Role.PREFILL, "no_receiver")
+        yield Release(decode)
+        yield from decode_directly(facts)
+        return
+    transfer = _Transfer(facts, receiver, new_transfer_id)
     if not transfer.can_ask:
         yield FellBack(Role.PREFILL, "nested_too_deep")
         yield Release(decode)

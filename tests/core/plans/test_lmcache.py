@@ -19,6 +19,7 @@ from tests.core.fixtures import (
     COMPLETIONS,
     D0,
     D1,
+    D2,
     MESSAGES,
     P0,
     P1,
@@ -275,6 +276,22 @@ def test_without_a_first_token_the_decode_engine_computes(
         << Lease(Role.DECODE)
         >> D0
         << computes(IDS, D0)
+        >> None
+        << END
+    )
+
+
+def test_a_decode_engine_without_a_receiver_computes(converse: Converse) -> None:
+    """One that was discovered, and that no registry names."""
+    (
+        converse(plan(TEXT))
+        << Lease(Role.DECODE, computes=False)
+        >> D2
+        << FellBack(Role.PREFILL, "no_receiver")
+        << Release(D2)
+        << Lease(Role.DECODE)
+        >> D0
+        << computes(TEXT, D0)
         >> None
         << END
     )

@@ -1,0 +1,75 @@
+"""`pd-router drain` and `undrain`: tell a running router to use an engine no more, or again."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any, Literal
+
+from router.commands.usage import UsageError
+from router.settings import admin_url
+
+__all__ = ["run"]
+
+SECONDS = 30.0
+"""For one answer of the router."""
+
+POLL_SECONDS = 0.5
+
+STILL_BUSY = 1
+"""The exit status when requests are left after the time to wait."""
+
+
+def run(
+    order: Literal["drain", "undrain"], url: str, role: str | None, admin: str | None, wait: float
+) -> int:
+    """Have the order obeyed; returns the exit status. `wait`: seconds until the engine must have no
+    requests left."""
+    base = (admin or admin_url() or "").rstrip("/")
+    if not base:
+        raise UsageError(
+            "--admin: name the router's admin listener (http://HOST:PORT); PD_ROUTER_ADMIN_PORT is "
+            "not set"
+        )
+    named = {"url": url} if role is None else {"url": url, "role": role}
+    engine = _ask(f"{base}/admin/engines/{order}", named)
+    deadline = time.monotonic() + wait
+    while order == "drain" and engine["in_flight"] and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        engine = _now(base, engine)
+    print(f"{engine['role']} {engine['url']}: {engine['state']}, {engine['in_flight']} in flight")  # noqa: T201
+    return STILL_BUSY if wait and engine["in_flight"] else 0
+
+
+def _now(base: str, engine: dict[str, Any]) -> dict[str, Any]:
+    """What the router says of the engine now."""
+    for each in _ask(f"{base}/admin/engines", None)["engines"]:
+        if (each["url"], each["role"]) == (engine["url"], engine["role"]):
+            found: dict[str, Any] = each
+            return found
+    return {**engine, "state": "gone", "in_flight": 0}
+
+
+def _ask(url: str, body: object) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url, data, {"content-type": "application/json"})
+        # Not through the environment's proxies: the router is near.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=SECONDS) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        raise UsageError(_said(error)) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--admin: {url} does not answer: {error}") from None
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """The router's own words, if it is one."""
+    try:
+        said = str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        said = "no such route"
+    if "no such route" in said:
+        return f"--admin: {error.url} answers {error.code}: is it the admin listener of a router?"
+    return said

@@ -1,0 +1,66 @@
+"""Names the engines by a file, which is looked at every second.
+
+What it holds is taken as a whole: with a mistake in it the last good set stays.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+
+from router.core import engines_file
+from router.discovery.source import OnTargets
+
+__all__ = ["FileSource"]
+
+log = logging.getLogger(__name__)
+
+SECONDS = 1.0
+"""Between two looks. Events of changes (inotify) would come sooner, but the files of a ConfigMap
+are links that are exchanged, and network file systems have no such events."""
+
+
+class FileSource:
+    """The engines of one file."""
+
+    def __init__(self, path: Path, seconds: float = SECONDS) -> None:
+        self.name = f"file {path}"
+        self._path = path
+        self._seconds = seconds
+        self._seen: bytes | None = None
+        """What was last looked at, right or wrong."""
+        self._complaint = ""
+
+    async def watch(self, on_targets: OnTargets) -> None:
+        """Run for ever."""
+        while True:
+            try:
+                data = await asyncio.to_thread(_contents, self._path)
+            except OSError as error:
+                self._seen = None
+                self._complain(f"cannot be read: {error.strerror}")
+            else:
+                self._take(data, on_targets)
+            await asyncio.sleep(self._seconds)
+
+    def _take(self, data: bytes, on_targets: OnTargets) -> None:
+        if data == self._seen:
+            return
+        self._seen = data
+        try:
+            targets = engines_file.read(data)
+        except ValueError as error:
+            self._complain(str(error))
+        else:
+            self._complaint = ""
+            on_targets(targets)
+
+    def _complain(self, complaint: str) -> None:
+        """Say once what is wrong."""
+        if complaint != self._complaint:
+            self._complaint = complaint
+            log.error("%s: %s; the engines stay as they are: mend it", self.name, complaint)
+
+
+def _contents(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(engines_file.MAX_BYTES + 1)

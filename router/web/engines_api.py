@@ -1,0 +1,123 @@
+"""Operators change the fleet: list, add, drain, undrain and remove engines.
+
+Only the admin listener has these routes. Orders are JSON, which no web page of another origin can
+send without being asked (a preflight that is refused).
+"""
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict
+
+from router.core.errors import BadRequest, NotFound
+from router.core.fleet import Fleet
+from router.core.member import Member
+from router.core.roster import Order
+from router.core.status import cause, status
+from router.core.urls import normalise
+from router.core.values import Endpoint, Role
+from router.web.fleet_sync import FleetSync
+
+__all__ = ["add_engines_api"]
+
+PATH = "/admin/engines"
+
+
+class Engine(BaseModel):
+    """Which engine is meant; the role may be left out where the URL has one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str
+    role: Role | None = None
+
+
+def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync) -> None:
+    """Add the routes to an application that operators alone reach."""
+
+    async def obeyed(order: Order, engine: Engine) -> dict[str, Any]:
+        endpoint = _meant(engine, order, sync)
+        await sync.order(order, endpoint)
+        return _entry(fleet, endpoint)
+
+    @app.get(PATH)
+    async def engines() -> dict[str, Any]:
+        """Every engine, who names it, and the orders that stand."""
+        sync.follow()
+        orders = [
+            {"url": endpoint.url, "role": endpoint.role, "order": order}
+            for endpoint, order in sync.roster.orders()
+        ]
+        return {"engines": [_shown(member) for member in fleet], "orders": orders}
+
+    @app.post(PATH)
+    async def add(engine: Engine) -> dict[str, Any]:
+        """Add an engine, whatever the sources name. It stays until it is removed."""
+        return await obeyed(Order.ADD, engine)
+
+    @app.post(f"{PATH}/drain")
+    async def drain(engine: Engine) -> dict[str, Any]:
+        """Give an engine no new requests; those that it has go on."""
+        return await obeyed(Order.DRAIN, engine)
+
+    @app.post(f"{PATH}/undrain")
+    async def undrain(engine: Engine) -> dict[str, Any]:
+        """Take an order to drain back."""
+        return await obeyed(Order.UNDRAIN, engine)
+
+    @app.delete(PATH)
+    async def remove(url: str, role: Role | None = None) -> dict[str, Any]:
+        """Drain an engine, and forget it when its last request has ended."""
+        return await obeyed(Order.REMOVE, Engine(url=url, role=role))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problem = error.errors()[0]
+        place = ".".join(str(each) for each in problem["loc"])
+        refusal = BadRequest(
+            f'{place}: {problem["msg"]}. Send JSON like {{"url": "http://10.0.0.1:8000", '
+            '"role": "decode"}, with its content type.'
+        )
+        return Response(refusal.body(), refusal.status, media_type="application/json")
+
+
+def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
+    """The endpoint. Raises BadRequest or NotFound."""
+    try:
+        url = normalise(engine.url)
+    except ValueError as error:
+        raise BadRequest(f"url: {error}.", "url") from None
+    if engine.role is not None:
+        return Endpoint(url, engine.role)
+    if order is Order.ADD:
+        raise BadRequest("role: is needed; prefill or decode.", "role")
+    sync.follow()
+    known = {entry.endpoint for entry in sync.roster.entries}
+    known |= {endpoint for endpoint, _ in sync.roster.orders()}
+    found = [endpoint for endpoint in known if endpoint.url == url]
+    if not found:
+        raise NotFound(f"There is no engine {url}; GET {PATH} lists them.")
+    if len(found) > 1:
+        raise BadRequest(f"role: is needed; {url} is a prefill and a decode engine.", "role")
+    return found[0]
+
+
+def _entry(fleet: Fleet, endpoint: Endpoint) -> dict[str, Any]:
+    if fleet.knows(endpoint):
+        return _shown(fleet.member(endpoint))
+    return {"url": endpoint.url, "role": endpoint.role, "state": "gone", "in_flight": 0}
+
+
+def _shown(member: Member) -> dict[str, Any]:
+    return {
+        "url": member.endpoint.url,
+        "role": member.endpoint.role,
+        "identity": member.identity,
+        "source": member.source,
+        "state": status(member),
+        "cause": cause(member),
+        "is_leaving": member.leaving_since is not None,
+        "in_flight": member.view.in_flight,
+    }

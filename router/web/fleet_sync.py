@@ -1,0 +1,141 @@
+"""Keeps the fleet what the roster says, in every worker process.
+
+The leader, or the only process, changes the roster: by what sources name and what operators order.
+The others read it from shared memory, at each tick. An order that another worker gets goes to the
+leader.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from router.core.errors import Conflict, NotFound, Unhealthy
+from router.core.events import Ordered
+from router.core.fleet import Fleet
+from router.core.membership import Target
+from router.core.roster import Entry, Order, Roster
+from router.core.values import Endpoint
+from router.net.shared_state import WorkerContext
+
+__all__ = ["FleetSync"]
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 5.0
+"""For the leader to obey an order: a restart of that process takes a second or two."""
+
+POLL_SECONDS = 0.02
+
+
+class FleetSync:
+    """The roster of this process. `apply` gets the entries of each new version; nobody has applied
+    those of now."""
+
+    def __init__(
+        self,
+        roster: Roster,
+        fleet: Fleet,
+        context: WorkerContext | None,
+        apply: Callable[[Sequence[Entry]], None],
+    ) -> None:
+        self.roster = roster
+        self._fleet = fleet
+        self._context = context
+        self._apply = apply
+        self._left_out = 0
+        self._read_version = 0
+        if context is not None:
+            self._read(context)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process changes the roster."""
+        return self._context is None or self._context.is_leader
+
+    def start(self) -> None:
+        """Apply the entries of now."""
+        self._applied()
+
+    def follow(self) -> None:
+        """Bring the fleet up to date."""
+        if self.is_leader:
+            if self.roster.settle(time.monotonic(), self._is_idle):
+                self._changed()
+        elif self._context is not None and self._read(self._context):
+            self._applied()
+
+    def on_targets(self, source: str, targets: tuple[Target, ...]) -> None:
+        """A source names its whole set; in the leader only."""
+        if self.roster.set_targets(source, targets, time.monotonic()):
+            self._changed()
+        left_out, self._left_out = self._left_out, self.roster.left_out
+        if self._left_out and self._left_out != left_out:
+            log.warning(
+                "%d engines are left out: the router holds at most %d endpoints; name fewer, or "
+                "divide them among several routers",
+                self._left_out,
+                self.roster.rows,
+            )
+
+    async def order(self, order: Order, endpoint: Endpoint) -> None:
+        """Have an operator's order obeyed. Raises NotFound, Conflict, or Unhealthy if the leader
+        does not answer."""
+        self.follow()
+        if (why := self.roster.refusal(order, endpoint)) is not None:
+            kind = Conflict if order is Order.ADD else NotFound
+            raise kind(f"Cannot {order} {endpoint.role} {endpoint.url}: {why}.")
+        log.info("an operator orders: %s %s %s", order, endpoint.role, endpoint.url)
+        if self._context is None or self.is_leader:
+            self.roster.obey(order, endpoint, time.monotonic())
+            self._changed()
+        else:
+            await self._ask_leader(self._context, order, endpoint)
+
+    def obey(self, ordered: Ordered) -> None:
+        """Another worker got an order; the leader obeys it."""
+        if self.is_leader:
+            if self.roster.refusal(ordered.order, ordered.endpoint) is None:
+                self.roster.obey(ordered.order, ordered.endpoint, time.monotonic())
+            self.roster.acknowledge(ordered.worker, ordered.number)
+            self._changed()
+
+    async def _ask_leader(self, context: WorkerContext, order: Order, endpoint: Endpoint) -> None:
+        number = time.monotonic_ns()
+        context.bus.publish(Ordered(context.number, number, order, endpoint))
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not self.roster.has_obeyed(context.number, number):
+                    await asyncio.sleep(POLL_SECONDS)
+                    self.follow()
+        except TimeoutError:
+            raise Unhealthy(
+                "The worker process that changes the fleet did not answer; try again."
+            ) from None
+
+    def _read(self, context: WorkerContext) -> bool:
+        """Take the roster of the leader, or of its predecessor; returns whether it is new."""
+        if context.roster.version == self._read_version:
+            return False
+        found = context.roster.read()
+        if found is None:  # it changes just now
+            return False
+        self._read_version, data = found
+        self.roster.restore(data)
+        return True
+
+    def _changed(self) -> None:
+        # First: when this process begins to probe an engine, the others shall know it.
+        if self._context is not None:
+            self._context.roster.write(self.roster.encode())
+        self._applied()
+
+    def _applied(self) -> None:
+        self._apply(self.roster.entries)
+        if self._context is not None:
+            self._context.column.table.saw(self._context.number, self.roster.version)
+
+    def _is_idle(self, row: int, version: int) -> bool:
+        if self._context is not None:
+            return self._context.column.table.is_idle(row, version)
+        return not any(m.row == row and m.view.load.requests for m in self._fleet)

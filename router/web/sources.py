@@ -1,0 +1,54 @@
+"""Who names the engines: the settings, and the sources that they configure."""
+
+import time
+
+from router.core import engines_file
+from router.core.membership import Target
+from router.core.roster import MAX_ENDPOINTS, Roster
+from router.core.values import Endpoint, Role
+from router.discovery.file import FileSource
+from router.discovery.source import Source
+from router.settings import Settings
+
+__all__ = ["endpoints_of", "first_roster", "new_roster", "sources_of"]
+
+SETTINGS = "settings"
+"""The source of the engines that `--prefill` and `--decode` name."""
+
+
+def sources_of(settings: Settings) -> list[Source]:
+    """The sources that watch something."""
+    return [] if settings.engines_file is None else [FileSource(settings.engines_file)]
+
+
+def new_roster(settings: Settings) -> Roster:
+    """A roster in which there is nobody."""
+    # Twice the engines of the settings: all of them may be replaced at once.
+    rows = max(MAX_ENDPOINTS, 2 * (len(settings.prefill) + len(settings.decode)))
+    return Roster(rows, settings.engine_leave_timeout)
+
+
+def first_roster(settings: Settings) -> Roster:
+    """The roster with all engines that are known without waiting."""
+    roster = new_roster(settings)
+    for source, targets in _first_targets(settings).items():
+        roster.set_targets(source, targets, time.monotonic())
+    return roster
+
+
+def endpoints_of(settings: Settings) -> list[Endpoint]:
+    """The endpoints that are known without waiting; those of the settings prefill first."""
+    return [target.endpoint for targets in _first_targets(settings).values() for target in targets]
+
+
+def _first_targets(settings: Settings) -> dict[str, tuple[Target, ...]]:
+    found = {
+        SETTINGS: (
+            *(Target(Endpoint(url, Role.PREFILL)) for url in settings.prefill),
+            *(Target(Endpoint(url, Role.DECODE)) for url in settings.decode),
+        )
+    }
+    path = settings.engines_file
+    if path is not None:
+        found[FileSource(path).name] = engines_file.read(path.read_bytes())
+    return found

@@ -1,0 +1,234 @@
+"""Operators list, add, drain, undrain and remove engines, on the admin listener only."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from router.cli import main
+from router.core.values import Role
+from tests.net.client import Answer, request
+from tests.net.engine import json_reply
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+from tests.web.test_admin import admin_client
+
+ENGINES = "/admin/engines"
+
+
+async def order(router: Running, what: str, **body: Any) -> Answer:
+    """POST an order."""
+    return await (await admin_client(router)).ask(f"{ENGINES}{what}", body)
+
+
+async def remove(router: Running, query: str) -> Answer:
+    """DELETE an engine."""
+    client = await admin_client(router)
+    await client.send(request(f"{ENGINES}?{query}", method="DELETE"))
+    return await client.answer("DELETE")
+
+
+async def listed(router: Running) -> Any:
+    """What GET tells."""
+    return (await (await admin_client(router)).get(ENGINES)).json
+
+
+async def test_the_list_says_who_names_each_engine_and_what_it_does(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0)
+    assert await listed(router) == {
+        "engines": [
+            {
+                "url": engine.url,
+                "role": "decode",
+                "identity": "",
+                "source": "settings",
+                "state": "up",
+                "cause": None,
+                "is_leaving": False,
+                "in_flight": 0,
+            }
+        ],
+        "orders": [],
+    }
+
+
+async def test_an_engine_is_added_drained_undrained_and_removed(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    for engine in (one, other):
+        engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(one, admin_port=0)
+    answer = await order(router, "", url=other.url, role="decode")
+    assert (answer.status, answer.json["source"]) == (200, "operator")
+    await router.usable(other)
+    answer = await order(router, "/drain", url=one.url)
+    assert (answer.status, answer.json["state"]) == (200, "draining")
+    assert (await listed(router))["orders"] == [
+        {"url": one.url, "role": "decode", "order": "drain"}
+    ]
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    answer = await order(router, "/undrain", url=one.url)
+    assert (answer.status, answer.json["state"]) == (200, "up")
+    answer = await remove(router, f"url={other.url}")
+    assert (answer.status, answer.json["state"]) == (200, "draining")
+    await router.is_quiet()
+    router.router.sync.follow()
+    assert [each["url"] for each in (await listed(router))["engines"]] == [one.url]
+
+
+async def test_an_engine_of_the_settings_can_be_removed_and_added_again(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0)
+    await remove(router, f"url={engine.url}&role=decode")
+    router.router.sync.follow()
+    assert (await listed(router))["engines"] == []
+    assert (await order(router, "/drain", url=engine.url)).status == 404
+    await order(router, "", url=engine.url, role="decode")
+    await router.usable(engine)
+    assert (await listed(router))["orders"] == []
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "status", "text"),
+    [
+        ("", {"url": "d0", "role": "decode"}, 400, "url: 'd0' must start with http"),
+        ("", {"url": "http://d0"}, 400, "role: is needed"),
+        ("", {"url": "http://d0", "role": "both"}, 400, "body.role: Input should be 'prefill'"),
+        ("", {"url": "http://d0", "weight": 2}, 400, "body.weight: Extra inputs"),
+        ("/drain", {}, 400, "body.url: Field required"),
+        ("/drain", {"url": "http://d0"}, 404, "There is no engine http://d0; GET"),
+        ("/drain", {"url": "http://d0", "role": "decode"}, 404, "there is no such engine"),
+        ("/undrain", {"url": "http://d0", "role": "decode"}, 404, "there is no such engine"),
+    ],
+)
+async def test_what_is_wrong_with_an_order_is_told(
+    harness: Harness, what: str, body: dict[str, Any], status: int, text: str
+) -> None:
+    router = await harness.router(await harness.engine(), admin_port=0)
+    answer = await order(router, what, **body)
+    assert answer.status == status
+    assert text in answer.error["message"]
+
+
+async def test_an_engine_of_both_roles_must_be_named_with_one(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0)
+    await order(router, "", url=engine.url, role="prefill")
+    answer = await order(router, "/drain", url=engine.url)
+    assert answer.status == 400
+    assert "is a prefill and a decode engine" in answer.error["message"]
+    assert (await order(router, "/drain", url=engine.url, role="prefill")).status == 200
+    assert [m.endpoint.role for m in router.router.fleet if m.is_drained] == [Role.PREFILL]
+
+
+async def test_a_full_fleet_is_a_conflict(harness: Harness) -> None:
+    router = await harness.router(await harness.engine(), admin_port=0)
+    router.router.sync.roster.rows = 1
+    answer = await order(router, "", url="http://127.0.0.1:1", role="decode")
+    assert answer.status == 409
+    assert "remove others first" in answer.error["message"]
+
+
+async def test_a_page_of_another_origin_cannot_order(harness: Harness) -> None:
+    """A form sends no JSON, and what sends JSON must ask first."""
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0)
+    client = await admin_client(router)
+    body = orjson.dumps({"url": engine.url})
+    await client.send(request(f"{ENGINES}/drain", body, (b"content-type", b"text/plain")))
+    answer = await client.answer()
+    assert answer.status == 400
+    await client.send(request(f"{ENGINES}/drain", method="OPTIONS"))
+    answer = await client.answer("OPTIONS")
+    assert not answer.values(b"access-control-allow-origin")
+    assert not any(member.is_drained for member in router.router.fleet)
+
+
+@pytest.mark.parametrize("settings", [{}, {"admin_port": 0}])
+async def test_clients_cannot_change_the_fleet(harness: Harness, settings: dict[str, Any]) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **settings)
+    client = await router.client()
+    assert (await client.get(ENGINES)).status == 404
+    assert (await client.ask(f"{ENGINES}/drain", {"url": engine.url})).status == 404
+
+
+async def test_the_docs_name_the_routes(harness: Harness) -> None:
+    router = await harness.router(await harness.engine(), admin_port=0)
+    paths = (await (await admin_client(router)).get("/openapi.json")).json["paths"]
+    assert {ENGINES, f"{ENGINES}/drain", f"{ENGINES}/undrain"} <= paths.keys()
+    assert (await (await admin_client(router)).get("/docs")).status == 200
+
+
+# The commands.
+
+
+def admin_of(router: Running) -> str:
+    """Where the admin listener is."""
+    assert router.server.admin is not None
+    return f"http://127.0.0.1:{router.server.admin.socket.getsockname()[1]}"
+
+
+async def run(*words: str) -> int:
+    """A command, while the router goes on."""
+    return await asyncio.to_thread(main, words)
+
+
+async def test_the_commands_drain_and_undrain(
+    harness: Harness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0)
+
+    def is_drained() -> bool:
+        return router.router.fleet.member(router.endpoint(engine)).is_drained
+
+    assert await run("drain", engine.url, "--admin", admin_of(router)) == 0
+    assert is_drained()
+    assert capsys.readouterr().out == f"decode {engine.url}: draining, 0 in flight\n"
+    monkeypatch.setenv("PD_ROUTER_ADMIN_PORT", admin_of(router).rpartition(":")[2])
+    assert await run("undrain", engine.url, "--role", "decode") == 0
+    assert not is_drained()
+    assert capsys.readouterr().out == f"decode {engine.url}: up, 0 in flight\n"
+
+
+async def test_drain_waits_until_requests_have_ended(
+    harness: Harness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.commands.drain.POLL_SECONDS", 0.01)
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    words = ("drain", engine.url, "--admin", admin_of(router))
+    assert await run(*words, "--wait", "0.05") == 1
+    assert capsys.readouterr().out == f"decode {engine.url}: draining, 1 in flight\n"
+    waiting = asyncio.ensure_future(run(*words, "--wait", "60"))
+    await eventually(lambda: router.router.fleet.member(router.endpoint(engine)).is_drained)
+    assert not waiting.done()
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert await waiting == 0
+    assert capsys.readouterr().out == f"decode {engine.url}: draining, 0 in flight\n"
+
+
+async def test_what_a_command_cannot_do_it_says(
+    harness: Harness, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0)
+    for words, text in (
+        ((engine.url,), "--admin: name the router's admin listener"),
+        ((engine.url, "--admin", "http://127.0.0.1:1"), "does not answer: "),
+        ((engine.url, "--admin", f"http://127.0.0.1:{router.port}"), "is it the admin listener"),
+        (("http://d9", "--admin", admin_of(router)), "There is no engine http://d9"),
+    ):
+        assert await run("drain", *words) == 2
+        assert text in capsys.readouterr().err

@@ -1,0 +1,247 @@
+"""Engines that come and go while the router serves: nobody notices, and nothing stays behind."""
+
+import asyncio
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.core.membership import Target
+from router.core.roster import Order
+from router.core.values import Endpoint, Role
+from router.net.pool import EnginePool
+from tests.net.client import request
+from tests.net.engine import ScriptedEngine, json_reply
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+
+
+def names(router: Running, *engines: ScriptedEngine, **members: Any) -> None:
+    """A source names these engines."""
+    targets = tuple(Target(Endpoint(engine.url, Role.DECODE), **members) for engine in engines)
+    router.router.sync.on_targets("test", targets)
+
+
+async def empty(harness: Harness, tmp_path: Path, **settings: Any) -> Running:
+    """A router that knows no engine yet."""
+    path = tmp_path / "engines.json"
+    path.write_text('{"decode": []}')
+    return await harness.router(engines_file=path, **settings)
+
+
+def has_series(router: Running, engine: ScriptedEngine) -> bool:
+    """Whether the metrics speak of an engine."""
+    return engine.url.encode() in router.router.metrics.exposition()
+
+
+def follow(router: Running) -> bool:
+    """As the next tick would."""
+    router.router.sync.follow()
+    return True
+
+
+def loops(router: Running) -> int:
+    """Background loops of engines."""
+    kinds = {"health probe", "metrics scrape", "speed probe"}
+    return sum(task.get_name() in kinds for task in router.router._tasks._tasks)
+
+
+async def test_before_discovery_has_answered_requests_get_503(
+    harness: Harness, tmp_path: Path
+) -> None:
+    router = await empty(harness, tmp_path)
+    client = await router.client()
+    answer = await client.ask(COMPLETIONS, completion())
+    assert answer.status == 503
+    assert answer.error["message"] == (
+        "No decode engine can take this request now: none is known yet."
+    )
+    answer = await client.get("/ready")
+    assert answer.status == 503
+    assert answer.error["message"] == "No decode engine is up: none is known yet."
+    assert (await client.get("/health")).status == 200
+
+
+async def test_an_engine_that_is_named_is_probed_and_used_at_once(
+    harness: Harness, tmp_path: Path
+) -> None:
+    router = await empty(harness, tmp_path)
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    names(router, engine)
+    await router.usable(engine)
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert has_series(router, engine)
+
+
+async def test_a_stream_of_an_engine_that_leaves_goes_on_and_then_nothing_is_left(
+    harness: Harness, tmp_path: Path
+) -> None:
+    router = await empty(harness, tmp_path, speed_probe_interval=3600)
+    one, other = await harness.engine(), await harness.engine()
+    names(router, one)
+    await router.usable(one)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await one.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    names(router, other)
+    await router.usable(other)
+    assert [m.is_drained for m in router.router.fleet] == [False, True]
+    other.answer_all(lambda call: call.send(json_reply({})))
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    router.router.sync.follow()
+    assert has_series(router, one)
+    call.events(token("b"), DONE)
+    call.end()
+    await answer.rest()
+    assert token("b") in answer.body
+    await router.is_quiet()
+    router.router.sync.follow()
+    assert [m.endpoint.url for m in router.router.fleet] == [other.url]
+    assert list(router.router.pools) == [router.endpoint(other)]
+    assert not has_series(router, one)
+    assert has_series(router, other)
+    await eventually(lambda: loops(router) == 3)
+    await eventually(lambda: not one.connections)
+
+
+async def test_after_the_time_out_it_is_forgotten_and_its_stream_goes_on(
+    harness: Harness, tmp_path: Path
+) -> None:
+    router = await empty(harness, tmp_path, engine_leave_timeout=0.001)
+    engine = await harness.engine()
+    names(router, engine)
+    await router.usable(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    names(router)
+    await eventually(lambda: follow(router) and not router.router.pools)
+    call.events(token("b"), DONE)
+    call.end()
+    await answer.rest()
+    assert token("b") in answer.body
+    assert (await router.record()).outcome == "ok"
+    assert not has_series(router, engine)
+    await eventually(lambda: not engine.connections)
+
+
+async def test_a_request_that_was_not_sent_yet_goes_to_another_engine(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Its engine was forgotten between the choice and the connection."""
+    router = await empty(harness, tmp_path)
+    one, other = await harness.engine(), await harness.engine()
+    other.answer_all(lambda call: call.send(json_reply({})))
+    names(router, one)
+    await router.usable(one)
+    del router.router.pools[router.endpoint(one)]
+    router.router._pools._members.clear()
+    names(router, one, other)
+    await router.usable(other)
+    del router.router.pools[Endpoint(one.url, Role.DECODE)]
+    for _ in range(4):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    router.router._pools._members.pop(Endpoint(one.url, Role.DECODE))
+
+
+async def test_another_engine_at_the_same_url_has_connections_of_its_own(
+    harness: Harness, tmp_path: Path
+) -> None:
+    router = await empty(harness, tmp_path)
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    names(router, engine, identity="old")
+    await router.usable(engine)
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+    pool = router.pool(engine)
+    assert pool.idle == 1
+    names(router, engine, identity="new")
+    assert router.pool(engine) is not pool
+    await eventually(lambda: pool.open == 0)
+    await router.usable(engine)
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+
+
+async def test_the_file_is_followed(harness: Harness, tmp_path: Path) -> None:
+    router = await empty(harness, tmp_path)
+    engine = await harness.engine()
+    path = router.router.settings.engines_file
+    assert path is not None
+    path.write_text(json.dumps({"decode": [engine.url]}))
+    await eventually(lambda: router.router.pools)
+    await router.usable(engine)
+    path.write_text('{"decode": []}')
+    await eventually(lambda: not router.router.pools)
+
+
+async def test_engines_beyond_the_bound_are_left_out_and_told(
+    harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await empty(harness, tmp_path)
+    router.router.sync.roster.rows = 1
+    engines = [await harness.engine() for _ in range(3)]
+    names(router, *engines)
+    names(router, *engines)
+    assert len(router.router.pools) == 1
+    [line] = [line for line in caplog.messages if "left out" in line]
+    assert line.startswith("2 engines are left out: the router holds at most 1 endpoints;")
+
+
+async def test_nothing_grows_with_the_engines_that_have_come_and_gone(
+    harness: Harness, tmp_path: Path
+) -> None:
+    router = await empty(harness, tmp_path)
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+
+    async def come_and_go(number: int) -> None:
+        names(router, engine, identity=str(number))
+        await router.usable(engine)
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+        names(router)
+        await router.is_quiet()
+        router.router.sync.follow()
+        assert not router.router.pools
+
+    def left() -> tuple[int, ...]:
+        gc.collect()
+        router.router.event_buffer.flush()
+        metrics = router.router.metrics
+        pools = sum(isinstance(each, EnginePool) for each in gc.get_objects())
+        return pools, len(metrics._batched), len(metrics._answers), len(asyncio.all_tasks())
+
+    await come_and_go(0)
+    await eventually(lambda: not engine.connections)
+    before = left()
+    for number in range(1, 20):
+        await come_and_go(number)
+    await eventually(
+        lambda: all(now <= then for now, then in zip(left(), before, strict=True)),
+        lambda: (left(), before),
+    )
+
+
+async def test_an_operators_order_is_obeyed_beside_the_sources(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one)
+    sync = router.router.sync
+    endpoint = Endpoint(other.url, Role.DECODE)
+    await sync.order(Order.ADD, endpoint)
+    await router.usable(other)
+    await sync.order(Order.DRAIN, router.endpoint(one))
+    other.answer_all(lambda call: call.send(json_reply({})))
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    await sync.order(Order.UNDRAIN, router.endpoint(one))
+    await sync.order(Order.REMOVE, endpoint)
+    await router.is_quiet()
+    sync.follow()
+    assert [member.endpoint.url for member in router.router.fleet] == [one.url]
