@@ -116,7 +116,10 @@ def test_what_nothing_public_promises_has_an_upper_end() -> None:
 
 @pytest.mark.parametrize(
     ("name", "extras"),
-    [("image", ["lmcache", "kv", "tracing"]), ("dev", ["lmcache", "kv", "tracing", "bench", "dev"])],
+    [
+        ("image", ["lmcache", "kv", "tracing"]),
+        ("dev", ["lmcache", "kv", "tracing", "bench", "dev"]),
+    ],
 )
 def test_the_lock_is_of_these_dependencies(name: str, extras: list[str]) -> None:
     """If not: make lock"""

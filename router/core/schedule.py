@@ -14,6 +14,7 @@ from router.core.fleet import Fleet
 from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
+from router.core.prefix.cache_events import Lookup
 from router.core.prefix.keys import prefix_keys
 from router.core.status import pool_status
 from router.core.values import (
@@ -111,12 +112,17 @@ class Scheduler:
 
         `computes`: the engine computes the prompt itself, it does not load its KV cache.
         """
-        candidates, uncached, _, place = self._ranked(role, facts, exclude, now, computes=computes)
+        candidates, uncached, _, place, lookup = self._ranked(
+            role, facts, exclude, now, computes=computes
+        )
         chosen = candidates[place]
         self._choices += 1
         chosen.chosen_at = self._choices
         pending = uncached[place] if computes else 0
-        return self._fleet.lease(chosen.endpoint, facts.tokens, pending, self._prefix(role, facts))
+        prefix, fleet = self._prefix(role, facts), self._fleet
+        if fleet.cache_events is None or not prefix.keys:
+            return fleet.lease(chosen.endpoint, facts.tokens, pending, prefix)
+        return fleet.watched_lease(chosen.endpoint, facts, pending, prefix, lookup)
 
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
         """Raise NoEngine if `lease` would; leases nothing."""
@@ -166,7 +172,7 @@ class Scheduler:
         now: float = 0.0,
     ) -> Ranking:
         """Score the candidates; leases nothing. Raises NoEngine when there is none."""
-        candidates, uncached, scores, chosen = self._ranked(role, facts, exclude, now)
+        candidates, uncached, scores, chosen, _ = self._ranked(role, facts, exclude, now)
         return Ranking(tuple(candidates), tuple(uncached), tuple(scores), chosen)
 
     def _ranked(
@@ -177,20 +183,23 @@ class Scheduler:
         now: float,
         *,
         computes: bool = True,
-    ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int]:
+    ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, Lookup | None]:
         candidates = self._fleet.candidates(role, facts.model, exclude, now, self._rng)
         if not candidates:
             raise self._no_engine(role, exclude)
         prefix = self._prefix(role, facts)
         uncached: Sequence[int]
+        lookup: Lookup | None = None
         if prefix.keys:
-            uncached = self._fleet.uncached(candidates, facts.tokens, prefix)
+            if self._fleet.cache_events is not None:
+                lookup = self._fleet.lookup(facts, prefix)
+            uncached = self._fleet.uncached(candidates, facts.tokens, prefix, lookup)
         else:
             uncached = (facts.tokens,) * len(candidates)
         if not computes:
             uncached = [own // LOAD_FACTOR for own in uncached]
         scores = self._policies[role](candidates, uncached, now, self._rng)
-        return candidates, uncached, scores, _least_recent_of_best(candidates, scores)
+        return candidates, uncached, scores, _least_recent_of_best(candidates, scores), lookup
 
     def _prefix(self, role: Role, facts: Facts) -> PrefixKeys:
         """The keys of the request's prompt, where the role's choices depend on them."""

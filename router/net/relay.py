@@ -313,6 +313,9 @@ class Relay(EngineLeg):
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if self.status < 400:
             self.timer.unary_answer(time.monotonic(), generated_tokens(body))
+            if (feedback := self.timer.feedback) is not None:
+                feedback.begun(body)
+                feedback.ended(body)
         body = redact(body)
         if self._step.splice is not None and self.status < 400:
             body = self._step.splice.body(body)
@@ -377,6 +380,8 @@ class Relay(EngineLeg):
         self._start(None)
         self._on_data = Relay._pass_events
         held, self._parts = b"".join(self._parts), []
+        if self.timer.feedback is not None:
+            self.timer.feedback.begun(held)
         if held:
             self._is_done = held.endswith(DONE)
             self._write(self._clean(held))
@@ -389,6 +394,8 @@ class Relay(EngineLeg):
         if rest:
             self._write(self._clean(rest))
         self._calibrate()
+        if self.timer.feedback is not None:
+            self.timer.feedback.ended(self._last)
         self._end()
 
     def _calibrate(self) -> None:

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from router.core.fleet import Fleet
 from router.core.health import State
 from router.core.member import Exclusion
+from router.core.prefix.kv_source import SourceState
 from router.core.values import Endpoint, Role
 
 __all__ = ["Connections", "FleetCollector"]
@@ -31,6 +32,7 @@ class FleetCollector(Collector):
         yield from self._speed_gauges()
         yield self._states()
         yield self._connection_gauges()
+        yield from self._kv_gauges()
 
     def _endpoint_gauges(self) -> Iterator[Metric]:
         in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
@@ -94,6 +96,23 @@ class FleetCollector(Collector):
                 is_in = float(member.health.state is state)
                 gauge.add_metric([*_names(member.endpoint), state], is_in)
         return gauge
+
+    def _kv_gauges(self) -> Iterator[Metric]:
+        state_of = _gauge(
+            "endpoint_kv_events_state", "1 for the state that its KV-cache events are in.", "state"
+        )
+        held = _gauge(
+            "endpoint_kv_events_held_blocks",
+            "Blocks of its KV cache that its KV-cache events tell of.",
+        )
+        for member in self._fleet:
+            cache, names = member.cache, _names(member.endpoint)
+            if cache is None:
+                continue
+            for state in SourceState:
+                state_of.add_metric([*names, state], float(cache.state is state))
+            held.add_metric(names, sum(source.blocks.held for source in cache.sources))
+        yield from (state_of, held)
 
     def _connection_gauges(self) -> Metric:
         gauge = _gauge("engine_connections", "Connections to engines.", "state")

@@ -27,6 +27,7 @@ from router.core.values import Endpoint, Role
 from router.telemetry.batched import BatchedCounter, BatchedHistogram
 from router.telemetry.families import Families
 from router.telemetry.fleet_gauges import Connections, FleetCollector
+from router.telemetry.kv_counts import KVCounts
 from router.telemetry.processes import Processes
 from router.telemetry.router_info import NO_CONFIG, RouterInfo
 from router.telemetry.totals import Totals, totals_of
@@ -112,6 +113,7 @@ class Metrics:
             for member in fleet.pool(Role.DECODE)
         }
         families.begin_at_zero(fleet)
+        self._kv_counts = KVCounts(fleet, families)
 
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
         """Count a generation of the router's own."""
@@ -132,6 +134,7 @@ class Metrics:
         """Let what was counted be seen, by other processes too."""
         for each in self._batched.values():
             each.flush()
+        self._kv_counts.flush()
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -27,6 +27,7 @@ from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
 from router.core.policies import POLICIES, Policy
 from router.core.pool_monitor import ExclusionConfig
+from router.core.prefix.cache_events import CacheEvents
 from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
@@ -36,7 +37,10 @@ from router.core.values import DIRECT, Decision, Endpoint, Facts, Role
 from router.net.diagnosis import Diagnosis
 from router.net.engine_session import engine_session
 from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.kv_events import KVEventSubscriber
 from router.net.kv_ready import KVReadySocket
+from router.net.kv_sources import KVSourceFinder
+from router.net.kv_subscription import KVAddress
 from router.net.loop_lag import LoopLagMonitor
 from router.net.network import Limits, Network, Timeouts
 from router.net.pool import EnginePool
@@ -116,6 +120,7 @@ class Router:
         self._receivers = _receivers(settings)
         self._kv_ready = _kv_ready(settings)
         self._tracing = _tracing(settings)
+        self._kv_sources = _kv_sources(settings, self.fleet, self._tasks)
         self._transfers = _transfer_ids()
         self._idle_sweep = IdleTimeoutSweep(
             min(
@@ -284,6 +289,8 @@ class Router:
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
+        if self._kv_sources is not None:
+            self._kv_sources.start(logs=is_leader)
         ticks = partial(
             tick_for_ever, self.fleet, self._publish, self.status_log, is_logged=is_leader
         )
@@ -297,6 +304,8 @@ class Router:
                 context.bus.close()
             await self._tasks.close()
             await self._prober.close()
+            if self._kv_sources is not None:
+                await self._kv_sources.close()
             self._idle_sweep.close()
             if self._kv_ready is not None:
                 self._kv_ready.close()
@@ -343,6 +352,7 @@ def fleet_of(settings: Settings, context: WorkerContext | None = None) -> Fleet:
         speed_of,
         max_num_seqs,
         shares_prefixes=context is not None,
+        cache_events=CacheEvents() if settings.prefix_cache == "events" else None,
     )
 
 
@@ -372,7 +382,7 @@ def scheduler_of(settings: Settings, fleet: Fleet) -> Scheduler:
     policies = policies_of(settings)
     cached_roles: frozenset[Role] = frozenset()
     on_uncached = settings.threshold_on == "uncached"
-    if settings.prefix_cache == "history":
+    if settings.prefix_cache != "off":
         cached_roles = roles_that_use_speed(policies) | ({Role.DECODE} if on_uncached else set())
     return Scheduler(
         fleet,
@@ -416,6 +426,31 @@ def _tracing(settings: Settings) -> Tracing | None:
         return Tracing(settings.otlp_traces_endpoint, settings.trace_sample)
     except ImportError as error:
         raise SettingsError(f"--otlp-traces-endpoint: {error}") from None
+
+
+def _kv_sources(settings: Settings, fleet: Fleet, tasks: TaskSet) -> KVSourceFinder | None:
+    """What finds the engines' KV-cache events; None where they are not used."""
+    events = fleet.cache_events
+    if events is None:
+        return None
+    named = None
+    if settings.kv_events is not None:
+        named = {
+            url: [KVAddress(each.endpoint, each.replay_endpoint, each.topic) for each in sources]
+            for url, sources in settings.kv_events.items()
+        }
+    try:
+        subscriber = KVEventSubscriber(events.blocks)
+    except ImportError as error:
+        raise SettingsError(f"--prefix-cache: {error}") from None
+    return KVSourceFinder(
+        fleet,
+        subscriber,
+        named,
+        timeout_seconds=settings.health_check_timeout,
+        session=lambda: engine_session(settings.engine_api_key, settings.engine_ca_file),
+        tasks=tasks,
+    )
 
 
 def _pools(settings: Settings) -> dict[Endpoint, EnginePool]:

@@ -7,6 +7,7 @@ from typing import Any
 from router.core import status
 from router.core.fleet import Fleet
 from router.core.member import Member
+from router.core.prefix.kv_source import EngineCache, KVSource
 from router.core.values import Role
 
 __all__ = ["endpoints", "entry", "time_of_day"]
@@ -52,8 +53,40 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
             "prompt_tokens": member.prefixes.prompt_tokens,
             "trust": member.prefix_trust.share if member.prefix_trust.is_measured else None,
         },
+        "kv_events": None if member.cache is None else _kv_events(member.cache),
         "version": member.version,
         "models": None if member.models is None else sorted(member.models),
+    }
+
+
+def _kv_events(cache: EngineCache) -> dict[str, Any]:
+    return {
+        "state": cache.state,
+        "is_whole": cache.is_whole,
+        "predicted_tokens": cache.predicted,
+        "measured_tokens": cache.measured,
+        "share": cache.share,
+        "sources": [_kv_source(source) for source in cache.sources],
+    }
+
+
+def _kv_source(source: KVSource) -> dict[str, Any]:
+    blocks, stream = source.blocks, source.stream
+    return {
+        "endpoint": source.endpoint,
+        "error": source.error,
+        "block_size": blocks.block_size,
+        "held_blocks": blocks.held,
+        "held_tokens": blocks.held * (blocks.block_size or 0),
+        "events": source.events,
+        "batches": source.batches,
+        "unreadable": source.unreadable,
+        "gaps": stream.gaps,
+        "replays": stream.replays,
+        "restarts": stream.restarts,
+        "losses": stream.losses,
+        "orphan_blocks": blocks.orphans,
+        "ignored_blocks": blocks.ignored,
     }
 
 

@@ -12,7 +12,6 @@ from typing import Final
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.kv_events import (
     BlockHash,
-    BlocksCleared,
     BlocksRemoved,
     BlocksStored,
     KVEvent,
@@ -80,7 +79,7 @@ class SourceBlocks:
             self._stored(event)
         elif isinstance(event, BlocksRemoved):
             self._removed(event)
-        elif isinstance(event, BlocksCleared):
+        else:
             self.clear()
 
     def clear(self) -> None:

@@ -170,6 +170,16 @@ def test_a_block_is_held_as_long_as_some_tier_has_it(
     assert source.orphans == 1
 
 
+def test_a_block_may_have_several_names(index: BlockIndex, source: SourceBlocks) -> None:
+    for number in (11, 12):
+        source.apply(stored([number], IDS[:4]))
+    for number in (1, 11):
+        source.apply(removed(number))
+        assert held(index, source, prompt(IDS)) == 16
+    source.apply(removed(12))
+    assert held(index, source, prompt(IDS)) == 0
+
+
 def test_storage_tells_nothing_of_an_engine(index: BlockIndex, source: SourceBlocks) -> None:
     source.apply(stored([5], [1] * 4, tier="STORAGE"))
     source.apply(removed(1, tier="STORAGE"))

@@ -109,6 +109,7 @@ def test_what_a_replay_leaves_out_is_asked_for_again_and_then_given_up() -> None
     live(stream, 0, 2, 9)
     assert applied(replayed(stream, 1, 2, 3, 5, 6)) == [1, 2, 3]
     assert stream.replay_ended() == [Replay(4)]
+    assert replayed(stream, 3, 5, 6) == []  # nothing new
     for _ in range(kv_stream.MAX_TRIES - 2):
         assert stream.replay_ended() == [Replay(4)]
     assert applied(stream.replay_ended()) == [-1, 9]

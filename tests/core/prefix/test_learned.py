@@ -72,6 +72,15 @@ def test_the_least_recently_used_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     assert (len(tokens), tokens.ids, tokens._wholes) == (0, 0, {})
 
 
+def test_what_is_forgotten_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learned, "MAX_LEARNED", 1000)
+    tokens = LearnedTokens()
+    tokens.learn(chat(SYSTEM, FIRST), packed(range(600)))
+    tokens.learn(chat(SYSTEM, SECOND), packed(range(600)))
+    assert len(tokens) == 1
+    assert tokens.find(chat(SYSTEM, FIRST)) == (packed(range(400)), 512)
+
+
 def test_keys_of_text_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learned, "MAX_KEYS", 6)
     tokens = LearnedTokens()
