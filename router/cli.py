@@ -314,6 +314,7 @@ METAVARS = {
     "percent": "PERCENT",
     "seqs": "N|JSON|@FILE",
     "registry": "JSON|@FILE",
+    "events": "auto|JSON|@FILE",
     "bind": "tcp://HOST:PORT",
     "key": "KEY",
     "file": "FILE",

@@ -28,6 +28,7 @@ from router.settings_values import (
     EnginesFile,
     Impact,
     Key,
+    KVEventSources,
     LimitByEngine,
     Ports,
     Receiver,
@@ -140,7 +141,7 @@ class Settings(BaseSettings):
         "prompt",
         description="What the threshold is compared with: the whole prompt, or the part of it that "
         "the chosen decode engine would have to compute because its prefix cache does not hold it "
-        "(uncached; needs --prefix-cache history).",
+        "(uncached; not with --prefix-cache off).",
     )
     load_balancing_strategy: Strategy = Field(
         "shortest_expected_delay",
@@ -154,10 +155,18 @@ class Settings(BaseSettings):
         None, description="The strategy for decode engines, if it differs."
     )
 
-    prefix_cache: Literal["off", "history"] = Field(
+    prefix_cache: Literal["off", "history", "events"] = Field(
         "history",
         description="How shortest_expected_delay knows what the engines' prefix caches hold, which "
-        "need not be computed again: history (what this router sent where), or off.",
+        "need not be computed again: history (what this router sent where), events (what the "
+        "engines themselves announce; history where they announce nothing), or off.",
+    )
+    kv_events: KVEventSources = Field(
+        None,
+        description="With --prefix-cache events: where engines publish their KV-cache events "
+        "(vLLM's --kv-events-config). JSON (or @FILE) from engine URL to endpoint "
+        "(tcp://host:5557), replay_endpoint and topic, or to a list of these for data-parallel "
+        "ranks. Default, or auto: each engine is asked at /kv_event_sources.",
     )
     engine_max_num_seqs: LimitByEngine = Field(
         {},
@@ -366,13 +375,21 @@ class Settings(BaseSettings):
         strange = set(self.engine_max_num_seqs) - {ALL} - set(self.decode)
         if strange and not self.discovers:
             raise ValueError(f"--engine-max-num-seqs: {min(strange)} is no decode engine")
+        if self.kv_events is not None:
+            self._check_kv_events(self.kv_events)
         if self.threshold_on == "uncached" and self.prefix_cache == "off":
-            raise ValueError("--threshold-on: uncached needs --prefix-cache history")
+            raise ValueError("--threshold-on: uncached needs --prefix-cache history or events")
         if self.disagg_connector_type == "lmcache":
             self._check_receivers()
         else:
             self._refuse_lmcache()
         return self
+
+    def _check_kv_events(self, sources: Mapping[str, object]) -> None:
+        if self.prefix_cache != "events":
+            raise ValueError("--kv-events: needs --prefix-cache events")
+        if strange := set(sources) - set(self.prefill) - set(self.decode):
+            raise ValueError(f"--kv-events: {min(strange)} is no engine")
 
     def _check_receivers(self) -> None:
         if self.decoder_registry is not None:

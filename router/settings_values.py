@@ -24,6 +24,8 @@ __all__ = [
     "Certificates",
     "EnginesFile",
     "Impact",
+    "KVEventSource",
+    "KVEventSources",
     "Key",
     "LimitByEngine",
     "Port",
@@ -269,6 +271,44 @@ def _by_engine(value: object) -> object:
 
 LimitByEngine = Annotated[
     dict[str, Annotated[Whole, Field(ge=1)]], NoDecode, BeforeValidator(_by_engine)
+]
+
+_EVENTS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*@]+):([0-9]{1,5})")
+
+
+def _events_endpoint(endpoint: str) -> str:
+    found = _EVENTS.fullmatch(endpoint)
+    if found is None or not 1 <= int(found[2]) <= 65535:
+        raise ValueError(f"must be like tcp://host:5557, got {endpoint!r}")
+    return endpoint
+
+
+class KVEventSource(BaseModel):
+    """Where an engine, or one data-parallel rank of it, publishes its KV-cache events."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoint: Annotated[str, AfterValidator(_events_endpoint)]
+    replay_endpoint: Annotated[str, AfterValidator(_events_endpoint)] | None = None
+    topic: str = ""
+
+
+AUTO = "auto"
+"""In place of a mapping from URLs: engines are asked."""
+
+
+def _sources(value: object) -> object:
+    """A mapping from URL to a source or a list of them; none for `auto`."""
+    if value == AUTO:
+        return None
+    registry = _normalised(_json(value))
+    if not isinstance(registry, dict):
+        return registry
+    return {url: each if isinstance(each, list) else [each] for url, each in registry.items()}
+
+
+KVEventSources = Annotated[
+    dict[str, tuple[KVEventSource, ...]] | None, NoDecode, BeforeValidator(_sources)
 ]
 
 Registry = Annotated[

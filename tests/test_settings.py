@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from router.core.policies import POLICIES
 from router.core.urls import origin
 from router.settings import ENV_PREFIX, Settings, SettingsError, admin_url, flag, load, sources
-from router.settings_values import Receiver, Strategy
+from router.settings_values import KVEventSource, Receiver, Strategy
 
 D0 = {"decode": "http://d0"}
 QUICK = examples(
@@ -74,6 +74,11 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "admin_port": ("9", 9, D0),
     "engine_header": ("on", "on", D0),
     "prefix_cache": ("off", "off", D0),
+    "kv_events": (
+        json.dumps({"http://d0": {"endpoint": "tcp://d0:5557", "topic": "kv"}}),
+        {"http://d0": (KVEventSource(endpoint="tcp://d0:5557", topic="kv"),)},
+        {**D0, "prefix_cache": "events"},
+    ),
     "threshold_on": ("uncached", "uncached", D0),
     "prefill": ("http://p0,http://p1:81/", ("http://p0", "http://p1:81"), D0),
     "decode": ("http://d1", ("http://d1",), {}),
@@ -315,6 +320,7 @@ WRONG = {
     "max_itl_impact": "-1",
     "threshold_on": "tokens",
     "prefix_cache": "lru",
+    "kv_events": "{",
     "load_balancing_strategy": "random",
     "prefill_load_balancing_strategy": "random",
     "decode_load_balancing_strategy": "random",
@@ -757,7 +763,7 @@ def test_where_settings_come_from_is_told(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_a_threshold_on_what_is_not_cached_needs_to_know_what_is() -> None:
     line = refusal({"decode": "http://d0", "threshold_on": "uncached", "prefix_cache": "off"})
-    assert line == "--threshold-on: uncached needs --prefix-cache history"
+    assert line == "--threshold-on: uncached needs --prefix-cache history or events"
 
 
 @pytest.mark.parametrize("value", ["auto", 4096, "4096", "0"])
@@ -796,3 +802,38 @@ def test_the_admin_listener_of_this_environment(monkeypatch):
     assert admin_url() is None
     monkeypatch.setenv("PD_ROUTER_ADMIN_PORT", "9000")
     assert admin_url() == "http://127.0.0.1:9000"
+
+
+EVENTS = {"decode": "http://d0", "prefix_cache": "events"}
+
+
+def test_sources_of_events_are_by_engine_and_rank() -> None:
+    ranks = [{"endpoint": f"tcp://[::1]:{port}", "replay_endpoint": None} for port in (5557, 5558)]
+    settings = load({**EVENTS, "kv_events": json.dumps({"http://d0/": ranks})})
+    assert settings.kv_events is not None
+    [found] = settings.kv_events.values()
+    assert [source.endpoint for source in found] == ["tcp://[::1]:5557", "tcp://[::1]:5558"]
+    assert load({**EVENTS, "kv_events": "auto"}).kv_events is None
+
+
+@pytest.mark.parametrize(
+    ("sources", "words"),
+    [
+        ({"http://d1": {"endpoint": "tcp://d1:1"}}, "http://d1 is no engine"),
+        ({"http://d0": {"endpoint": "ipc:///tmp/kv"}}, "must be like tcp://host:5557"),
+        ({"http://d0": {"endpoint": "tcp://*:5557"}}, None),
+        ({"http://d0": {"endpoint": "tcp://d0:0"}}, "must be like tcp://host:5557"),
+        ({"http://d0": {"port": 1}}, "no such key"),
+        ([1], "must be a mapping"),
+    ],
+)
+def test_sources_that_cannot_be_are_refused(sources: Any, words: str | None) -> None:
+    line = refusal({**EVENTS, "kv_events": json.dumps(sources)})
+    assert line.startswith("--kv-events")
+    assert words is None or words in line
+
+
+def test_sources_without_use_for_them_are_refused() -> None:
+    sources = json.dumps({"http://d0": {"endpoint": "tcp://d0:5557"}})
+    line = refusal({"decode": "http://d0", "kv_events": sources})
+    assert line == "--kv-events: needs --prefix-cache events"

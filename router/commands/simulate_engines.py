@@ -69,7 +69,13 @@ async def _serve(config: EngineConfig, pools: Pools, port: int) -> None:
         roles += ["decode"] * pools.decode
         running = []
         for place, role in enumerate(roles):
-            engine = replace(config, role=role, port=port + place if port else 0)
+            events = config.kv_events_port
+            engine = replace(
+                config,
+                role=role,
+                port=port + place if port else 0,
+                kv_events_port=events + 2 * place if events else 0,
+            )
             try:
                 running.append(await stack.enter_async_context(serve_engine(engine)))
             except OSError as error:
@@ -99,6 +105,7 @@ def next_steps(
     """Commands for a shell: check, serve, ask, measure."""
     flags = [f"--prefill {','.join(prefill)}"] if prefill else []
     flags.append(f"--decode {','.join(decode)}")
+    cache = " --prefix-cache events" if config.kv_events else ""
     if config.api_key is not None:
         flags.append(f"--engine-api-key {shlex.quote(config.api_key)}")
     pools, model = " ".join(flags), shlex.quote(config.model)
@@ -106,7 +113,7 @@ def next_steps(
     body = f'{{"model": "{config.model}", "prompt": "Hello", "max_tokens": 20, "stream": true}}'
     return (
         f"pd-router check --try {pools}",
-        f"pd-router serve {pools}{serve}",
+        f"pd-router serve {pools}{serve}{cache}",
         f"curl -N {ROUTER}/v1/completions -H 'content-type: application/json' "
         f"-d {shlex.quote(body)}",
         f"pd-bench validate --url {ROUTER} --model {model} --gpus {len(decode)} --profile smoke "

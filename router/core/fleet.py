@@ -28,10 +28,12 @@ from router.core.ledger import Lease, Ledger
 from router.core.leg_timer import LegTimer
 from router.core.member import Member
 from router.core.pool_monitor import ExclusionConfig, PoolMonitor
+from router.core.prefix.cache_events import CacheEvents, Lookup
+from router.core.prefix.kv_source import EngineCache
 from router.core.roster import Entry
 from router.core.speed_estimator import SpeedEstimator
 from router.core.token_ratios import TokenRatios
-from router.core.values import NO_KEYS, Candidate, Endpoint, FailureKind, PrefixKeys, Role
+from router.core.values import NO_KEYS, Candidate, Endpoint, Facts, FailureKind, PrefixKeys, Role
 
 __all__ = ["Fleet", "is_unreachable"]
 
@@ -66,7 +68,8 @@ class Fleet:
 
     Who is in it `apply` says; `endpoints` are those with which it begins.
     `speed_of` makes an endpoint's speed estimator; by default it measures this process only. With
-    `shares_prefixes`, `held_prefixes` tells what other processes should know.
+    `shares_prefixes`, `held_prefixes` tells what other processes should know. With `cache_events`
+    the engines' KV-cache events tell what they hold, where there are any.
     """
 
     def __init__(
@@ -80,8 +83,10 @@ class Fleet:
         max_num_seqs: Callable[[Endpoint], int | None] = lambda _: None,
         *,
         shares_prefixes: bool = False,
+        cache_events: CacheEvents | None = None,
     ) -> None:
         self.ledger = ledger
+        self.cache_events = cache_events
         self.token_ratios = TokenRatios()
         """Of the models that engines serve."""
         self._thresholds = thresholds
@@ -95,6 +100,7 @@ class Fleet:
         self._in_use = self._pools
         """Those that are not drained."""
         self._known: frozenset[str] | None = None
+        self._adapters: frozenset[str] | None = None
         self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
         """Candidates by role and known model, until something changes who they are, or a tick:
         gauges get stale without an event."""
@@ -128,7 +134,7 @@ class Fleet:
         }
         for role, monitor in self._monitors.items():
             monitor.watch(self._pools[role])
-        self._known = None
+        self._known = self._adapters = None
         self._kept.clear()
 
     def _new_member(self, entry: Entry, now: float) -> Member:
@@ -140,6 +146,7 @@ class Fleet:
             joined_at=now,
             speed=self._speed_of(endpoint),
             capacity=Capacity(self._max_num_seqs(endpoint)),
+            cache=None if self.cache_events is None else EngineCache(),
         )
         if self._shares_prefixes:
             member.prefixes.news = []
@@ -180,12 +187,43 @@ class Fleet:
         claim = self._members[endpoint].prefixes.claim(prefix) if prefix.keys else None
         return self.ledger.lease(endpoint, tokens, pending, claim)
 
+    def watched_lease(
+        self,
+        endpoint: Endpoint,
+        facts: Facts,
+        pending: int,
+        prefix: PrefixKeys,
+        lookup: Lookup | None,
+    ) -> Lease:
+        """The same, where engines tell of their caches: the answer may tell more of the prompt, and
+        whether the prediction was right."""
+        member, events = self._members[endpoint], self.cache_events
+        assert events is not None, "engines tell"
+        assert member.cache is not None, "each has one then"
+        held = None if lookup is None else member.held(prefix, lookup)
+        predicted = None if lookup is None else member.cache.held(lookup.match)
+        claim = member.prefixes.claim(prefix, held)
+        feedback = events.feedback(facts, prefix, member.cache, predicted)
+        return self.ledger.lease(endpoint, facts.tokens, pending, claim, feedback)
+
     def uncached(
-        self, candidates: Sequence[Candidate], tokens: int, prefix: PrefixKeys
+        self,
+        candidates: Sequence[Candidate],
+        tokens: int,
+        prefix: PrefixKeys,
+        lookup: Lookup | None = None,
     ) -> list[int]:
         """How many of a prompt's tokens each candidate would have to compute."""
         members = self._members
-        return [members[c.endpoint].uncached(tokens, prefix) for c in candidates]
+        return [members[c.endpoint].uncached(tokens, prefix, lookup) for c in candidates]
+
+    def lookup(self, facts: Facts, prefix: PrefixKeys) -> Lookup | None:
+        """What engines' KV-cache events tell of the prompt; None if nothing. Only with
+        `cache_events`."""
+        events = self.cache_events
+        assert events is not None, "engines tell"
+        is_adapter = facts.model is not None and facts.model in self.adapters()
+        return events.lookup(facts, prefix, facts.model if is_adapter else None)
 
     def leg(
         self,
@@ -318,6 +356,13 @@ class Fleet:
             self._known = frozenset().union(*(m.models or () for m in self._pools[Role.DECODE]))
         return self._known
 
+    def adapters(self) -> frozenset[str]:
+        """The models that are LoRA adapters of others."""
+        if self._adapters is None:
+            cards = (card for m in self._pools[Role.DECODE] for card in m.cards or ())
+            self._adapters = frozenset(c["id"] for c in cards if c.get("parent") is not None)
+        return self._adapters
+
     def base_models(self) -> frozenset[str]:
         """The distinct base models; aliases and adapters of one count once."""
         return frozenset(
@@ -420,7 +465,7 @@ class Fleet:
         self._see(member, event.signal, now)
         member.version = event.version or member.version
         if event.cards is not None and event.cards != member.cards:
-            self._known = None
+            self._known = self._adapters = None
             self._kept.clear()
             member.cards = event.cards
             member.models = frozenset(card["id"] for card in event.cards)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from router.core.prefix.cache_events import PromptFeedback
 from router.core.prefix.held import PrefixClaim
 from router.core.values import Endpoint, Load, LocalLoad
 
@@ -37,13 +38,19 @@ class Ledger:
         self._loads.pop(endpoint, None)
 
     def lease(
-        self, endpoint: Endpoint, tokens: int, pending: int = 0, claim: PrefixClaim | None = None
+        self,
+        endpoint: Endpoint,
+        tokens: int,
+        pending: int = 0,
+        claim: PrefixClaim | None = None,
+        feedback: PromptFeedback | None = None,
     ) -> "Lease":
         """Count a request of `tokens` estimated input tokens until the lease is released.
 
-        `pending` of them are computed by this engine; `claim`: what its KV cache will hold then.
+        `pending` of them are computed by this engine; `claim`: what its KV cache will hold then;
+        `feedback`: who wants to know what its answer tells of the prompt.
         """
-        return Lease(self.load(endpoint), endpoint, tokens, pending, claim)
+        return Lease(self.load(endpoint), endpoint, tokens, pending, claim, feedback)
 
     def in_flight(self, endpoint: Endpoint) -> int:
         """Requests on the endpoint now."""
@@ -61,7 +68,7 @@ class Ledger:
 class Lease:
     """One request on one endpoint. Released once, on success, error or cancellation."""
 
-    __slots__ = ("_claim", "_load", "endpoint", "loads", "pending", "tokens")
+    __slots__ = ("_claim", "_load", "endpoint", "feedback", "loads", "pending", "tokens")
 
     def __init__(
         self,
@@ -70,6 +77,7 @@ class Lease:
         tokens: int,
         pending: int,
         claim: PrefixClaim | None = None,
+        feedback: PromptFeedback | None = None,
     ) -> None:
         self._load: Load | None = load
         self.pending = pending
@@ -77,6 +85,7 @@ class Lease:
         self.loads = 0
         """Prompt tokens whose KV cache it loads from another engine, where that is measured."""
         self._claim = claim
+        self.feedback = feedback
         self.endpoint = endpoint
         self.tokens = tokens
         load.add(1, tokens, pending)

@@ -5,6 +5,7 @@ the usage that the engine states.
 """
 
 from router.core.ledger import Lease
+from router.core.prefix.cache_events import PromptFeedback
 from router.core.speed_estimator import SpeedEstimator
 
 __all__ = ["MIN_UNARY_TOKENS", "LegTimer"]
@@ -22,6 +23,7 @@ class LegTimer:
         "_is_open",
         "_is_paused",
         "_lease",
+        "feedback",
         "sequences",
         "speed",
         "started",
@@ -47,6 +49,8 @@ class LegTimer:
         self.started = now
         self.sequences = sequences
         self._lease = lease
+        self.feedback: PromptFeedback | None = None if lease is None else lease.feedback
+        """Who wants to know what the answer tells of the prompt; for --prefix-cache events only."""
         self._has_begun = False
         self._is_paused = False
         self._is_open = tracks_first_token

@@ -10,7 +10,9 @@ from router.core.capacity import Capacity, QueueDetector
 from router.core.health import Health
 from router.core.outlier import Outlier
 from router.core.pool_speed import SlowdownHistory
+from router.core.prefix.cache_events import Lookup
 from router.core.prefix.held import HeldPrefixes
+from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.trust import PrefixTrust
 from router.core.speed_estimator import EventCounts, SpeedEstimator
 from router.core.stall import Stall
@@ -89,11 +91,36 @@ class Member:
     prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
     """The prompt prefixes in its KV cache."""
     prefix_trust: PrefixTrust = field(default_factory=PrefixTrust)
+    cache: EngineCache | None = None
+    """The same by the engine's KV-cache events; None where they are not used."""
 
-    def uncached(self, tokens: int, prefix: PrefixKeys) -> int:
+    def uncached(self, tokens: int, prefix: PrefixKeys, lookup: Lookup | None = None) -> int:
         """How many of a prompt's tokens it would have to compute: at least one."""
+        if lookup is not None:
+            return self._uncached_by_events(tokens, prefix, lookup)
         held = self.prefixes.match(prefix)
         return max(1, tokens - int(self.prefix_trust.share * held)) if held else tokens
+
+    def _uncached_by_events(self, tokens: int, prefix: PrefixKeys, lookup: Lookup) -> int:
+        cache = self.cache
+        # Where each answer confirms the predictions, counters of all requests tell nothing more.
+        is_believed = cache is not None and cache.is_believed
+        share = 1.0 if is_believed else self.prefix_trust.share
+        held = self.held(prefix, lookup)
+        return max(1, tokens - int(share * held)) if held else tokens
+
+    def held(self, prefix: PrefixKeys, lookup: Lookup) -> int:
+        """Estimated tokens of a prompt that its KV cache holds, or will hold when requests under
+        way are computed: by its events, and by what was sent there where they do not say."""
+        cache = self.cache
+        tokens = None if cache is None or cache.is_wrong else cache.held(lookup.match)
+        if cache is None or tokens is None:
+            return self.prefixes.match(prefix)
+        prompt = lookup.prompt
+        if cache.confirms(prompt, tokens):  # what follows may be held as well
+            return max(prompt.estimated, self.prefixes.match(prefix))
+        held = self.prefixes.expected(prefix) if cache.is_whole else self.prefixes.match(prefix)
+        return max(prompt.as_estimated(tokens), held)
 
     def observe_cache(self, gauges: Gauges) -> None:
         """Learn from a scrape how much it caches, and whether predictions hold."""
@@ -101,11 +128,15 @@ class Member:
         trust.observe(held.prompt_tokens, held.predicted_tokens, gauges)
         if gauges.cache_tokens is not None:
             held.resize(int(trust.room * gauges.cache_tokens))
+        if self.cache is not None:
+            self.cache.observe(gauges)
 
     def forget_cache(self) -> None:
         """It is a new engine."""
         self.prefixes.clear()
         self.prefix_trust = PrefixTrust()
+        if self.cache is not None:
+            self.cache.reset()
 
     def failed(self, error: str, now: float) -> None:
         """Note what failed."""

@@ -13,6 +13,7 @@ from router.core.fleet import Fleet
 from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
+from router.core.prefix.cache_events import Lookup
 from router.core.prefix.keys import prefix_keys
 from router.core.ranking import Ranking, least_recent_of_best
 from router.core.status import pool_status
@@ -125,12 +126,18 @@ class Scheduler:
 
         `computes`: the engine computes the prompt itself, it does not load its KV cache.
         """
-        candidates, uncached, _, place = self._ranked(role, facts, exclude, now, computes=computes)
+        candidates, uncached, _, place, lookup = self._ranked(
+            role, facts, exclude, now, computes=computes
+        )
         chosen = candidates[place]
         self._choices += 1
         chosen.chosen_at = self._choices
         pending = uncached[place] if computes else 0
-        lease = self._fleet.lease(chosen.endpoint, facts.tokens, pending, self._prefix(role, facts))
+        prefix, fleet = self._prefix(role, facts), self._fleet
+        if fleet.cache_events is None or not prefix.keys:
+            lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix)
+        else:
+            lease = fleet.watched_lease(chosen.endpoint, facts, pending, prefix, lookup)
         if self._auto is not None and not computes:
             lease.loads = LOAD_FACTOR * uncached[place]
         return lease
@@ -183,7 +190,7 @@ class Scheduler:
         now: float = 0.0,
     ) -> Ranking:
         """Score the candidates; leases nothing. Raises NoEngine when there is none."""
-        candidates, uncached, scores, chosen = self._ranked(role, facts, exclude, now)
+        candidates, uncached, scores, chosen, _ = self._ranked(role, facts, exclude, now)
         return Ranking(tuple(candidates), tuple(uncached), tuple(scores), chosen)
 
     def _ranked(
@@ -194,14 +201,17 @@ class Scheduler:
         now: float,
         *,
         computes: bool = True,
-    ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int]:
+    ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, Lookup | None]:
         candidates = self._fleet.candidates(role, facts.model, exclude, now, self._rng)
         if not candidates:
             raise self._no_engine(role, exclude)
         prefix = self._prefix(role, facts)
         uncached: Sequence[int]
+        lookup: Lookup | None = None
         if prefix.keys:
-            uncached = self._fleet.uncached(candidates, facts.tokens, prefix)
+            if self._fleet.cache_events is not None:
+                lookup = self._fleet.lookup(facts, prefix)
+            uncached = self._fleet.uncached(candidates, facts.tokens, prefix, lookup)
             if facts.scale != 1.0:
                 uncached = [max(1, int(facts.scale * own)) for own in uncached]
         elif facts.scale != 1.0:
@@ -211,7 +221,7 @@ class Scheduler:
         if not computes:
             uncached = [own // LOAD_FACTOR for own in uncached]
         scores = self._policies[role](candidates, uncached, now, self._rng)
-        return candidates, uncached, scores, least_recent_of_best(candidates, scores)
+        return candidates, uncached, scores, least_recent_of_best(candidates, scores), lookup
 
     def _prefix(self, role: Role, facts: Facts) -> PrefixKeys:
         """The keys of the request's prompt, where the role's choices depend on them."""

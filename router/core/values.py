@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
+from router.core.prefix.prompt_tokens import PromptTokens
+
 __all__ = [
     "DECODE",
     "DIRECT",
@@ -125,6 +127,10 @@ class Facts:
     """Tokens that its prompt probably has, as a multiple of the estimate; see `TokenRatios`."""
     prefix: PrefixKeys | None = field(repr=False, default=None)
     """Keys of its prompt's prefixes; None until they are needed."""
+    is_looked_up: bool = False
+    """Whether `known_tokens` has been looked for."""
+    known_tokens: PromptTokens | None = field(repr=False, default=None)
+    """The token ids of its prompt, where they are known; for --prefix-cache events only."""
 
     @property
     def sequences(self) -> int:

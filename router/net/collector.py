@@ -53,9 +53,13 @@ class Collector(EngineLeg):
 
     def on_end(self) -> None:
         """The reply is whole."""
+        body = b"".join(self._parts)
         if self.status < 400:
             self.timer.unary_answer(time.monotonic())
-        self._settle(Reply(self.status, tuple(self._headers), b"".join(self._parts)))
+            if (feedback := self.timer.feedback) is not None:
+                feedback.begun(body)
+                feedback.ended(body)
+        self._settle(Reply(self.status, tuple(self._headers), body))
 
     def on_lost(self, failure: Failure) -> None:
         """There will be no reply."""

@@ -316,6 +316,9 @@ class Relay(EngineLeg):
             self.timer.unary_answer(time.monotonic(), generated_tokens(body))
             if self._record.text_bytes >= MIN_BYTES:
                 self._record.prompt_tokens = prompt_tokens(body)
+            if (feedback := self.timer.feedback) is not None:
+                feedback.begun(body)
+                feedback.ended(body)
         body = redact(body)
         if self._step.splice is not None and self.status < 400:
             body = self._step.splice.body(body)
@@ -380,6 +383,8 @@ class Relay(EngineLeg):
         self._start(None)
         self._on_data = Relay._pass_events
         held, self._parts = b"".join(self._parts), []
+        if self.timer.feedback is not None:
+            self.timer.feedback.begun(held)
         if held:
             self._is_done = held.endswith(DONE)
             self._write(self._clean(held))
@@ -392,6 +397,8 @@ class Relay(EngineLeg):
         if rest:
             self._write(self._clean(rest))
         self._calibrate()
+        if self.timer.feedback is not None:
+            self.timer.feedback.ended(self._last)
         self._end()
 
     def _calibrate(self) -> None:

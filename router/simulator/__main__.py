@@ -43,7 +43,9 @@ async def _serve(config: EngineConfig, count: int) -> None:
     async with AsyncExitStack() as engines:
         for place in range(count):
             port = config.port + place if config.port else 0
-            engine = await engines.enter_async_context(serve_engine(replace(config, port=port)))
+            events = config.kv_events_port + 2 * place if config.kv_events_port else 0
+            one = replace(config, port=port, kv_events_port=events)
+            engine = await engines.enter_async_context(serve_engine(one))
             print(f"ready {engine.url}", flush=True)  # noqa: T201
         await stop.wait()
 

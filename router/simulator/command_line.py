@@ -94,6 +94,7 @@ _CONN = "what moves KV caches (default nixl)"
 
 _SWITCHES = (
     ("--kv-params-on-stop", "give KV parameters also when a sequence ended by itself"),
+    ("--kv-events", "publish KV-cache events over ZeroMQ; GET /kv_event_sources tells where"),
     ("--prompt-tokens-details", "report cached tokens in usage.prompt_tokens_details"),
 )
 
@@ -115,6 +116,7 @@ _VALUES: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--block-size", int, "TOKENS", "of a KV block"),
     ("--total-blocks", int, "N", "KV blocks"),
     ("--eos-one-in", int, "N", "how rarely a sequence ends by itself; 0: never"),
+    ("--kv-events-port", int, "PORT", "of KV-cache events, replays on the next; 0: free ones"),
     ("--kv-lease-s", float, "SECONDS", "how long KV blocks are kept for a decode engine"),
     ("--kv-tokens-per-second", float, "N", "speed of KV transfers; else they take no time"),
     ("--kv-params-extra", json.loads, "JSON", "object put into the KV parameters"),

@@ -57,6 +57,11 @@ class EngineConfig:
     prompt_tokens_details: bool = False
     """Report usage.prompt_tokens_details.cached_tokens."""
 
+    kv_events: bool = False
+    """Publish KV-cache events over ZeroMQ (vLLM: --kv-events-config)."""
+    kv_events_port: int = 0
+    """Where they are published; replays are on the next port. 0 lets the system choose both."""
+
     kv_lease_s: float = 30.0
     """How long KV blocks are kept for a decode engine (vLLM: kv_lease_duration)."""
     kv_params_on_stop: bool = False

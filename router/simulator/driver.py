@@ -67,6 +67,8 @@ class Driver:
         self._bell = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self.asleep = False
+        self.on_step: Callable[[], None] = lambda: None
+        """Called when a step has been composed."""
 
     def now(self) -> float:
         return self._loop.time()
@@ -115,6 +117,7 @@ class Driver:
             return None
         self._machine.batch.factor = self._faults.now.slow
         ends = self._machine.begin(at)
+        self.on_step()
         loads, self._machine.loads = self._machine.loads, []
         for sequence in loads:
             self._load(sequence)

@@ -12,6 +12,7 @@ from router.simulator.config import EngineConfig
 from router.simulator.driver import Driver
 from router.simulator.faults import NO_FAULTS, FaultPlan, Faults
 from router.simulator.kv_client import KvClient
+from router.simulator.kv_events import KVEventPublisher
 from router.simulator.lmcache import BadSpec, DisaggSpec, HandOver
 from router.simulator.model.language import Language
 from router.simulator.model.machine import EngineDead, Machine
@@ -39,6 +40,8 @@ class Engine:
         self.driver = Driver(self.machine, self.faults, self._load)
         self.client = KvClient(config)
         self.transfers = HandOver(config, self.faults, self.client)
+        self.events = KVEventPublisher(config, self.machine.kv.events)
+        self.driver.on_step = self.events.flush
         self.started = self.wall_clock()
         self.died = asyncio.Event()
         self.listen: Callable[[bool], Awaitable[None]] = _nowhere
@@ -54,6 +57,7 @@ class Engine:
 
     def start(self, host: str, port: int) -> None:
         self.machine.kv.references.address = (host, port)
+        self.events.start()
         self.spawn(self.driver.run())
         self.spawn(self._heartbeats())
 
@@ -63,6 +67,7 @@ class Engine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.client.close()
         self.transfers.close()
+        self.events.close()
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         """Run something that outlives the request it is for; it ends with the engine."""

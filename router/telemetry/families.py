@@ -54,6 +54,20 @@ class Families:
             "The router's own tiny generations on engines that get no users' requests.",
             ["role", "endpoint", "outcome"],
         )
+        self.kv_events = counter(
+            "pd_router_kv_events", "KV-cache events that came from engines.", ["role", "endpoint"]
+        )
+        self.kv_event_troubles = counter(
+            "pd_router_kv_event_troubles",
+            "Gaps in an engine's KV-cache events, replays asked for, and losses for good.",
+            ["role", "endpoint", "kind"],
+        )
+        self.cached_tokens = counter(
+            "pd_router_cached_prompt_tokens",
+            "Prompt tokens that an engine's KV-cache events let expect in its cache, and those "
+            "that its answers say were found there.",
+            ["role", "endpoint", "kind"],
+        )
         self.chunks = counter("pd_router_relayed_chunks", "Reads passed on to clients.")
         self.bytes = counter("pd_router_relayed_bytes", "Body bytes sent to clients.")
         self.ttft = histogram(

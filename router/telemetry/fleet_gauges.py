@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from router.core.fleet import Fleet
 from router.core.health import State
 from router.core.member import Exclusion
+from router.core.prefix.kv_source import SourceState
 from router.core.values import Endpoint, Role
 
 __all__ = ["Connections", "FleetCollector"]
@@ -45,6 +46,7 @@ class FleetCollector(Collector):
             "Prompt tokens from which prompts are prefilled remotely; with auto at this moment.",
             value=self._threshold(),
         )
+        yield from self._kv_gauges()
 
     def _endpoint_gauges(self) -> Iterator[Metric]:
         in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
@@ -144,6 +146,23 @@ class FleetCollector(Collector):
         for model, ratio in self._fleet.token_ratios.of(self._fleet.known_models()).items():
             gauge.add_metric([model], ratio)
         return gauge
+
+    def _kv_gauges(self) -> Iterator[Metric]:
+        state_of = _gauge(
+            "endpoint_kv_events_state", "1 for the state that its KV-cache events are in.", "state"
+        )
+        held = _gauge(
+            "endpoint_kv_events_held_blocks",
+            "Blocks of its KV cache that its KV-cache events tell of.",
+        )
+        for member in self._fleet:
+            cache, names = member.cache, _names(member.endpoint)
+            if cache is None:
+                continue
+            for state in SourceState:
+                state_of.add_metric([*names, state], float(cache.state is state))
+            held.add_metric(names, sum(source.blocks.held for source in cache.sources))
+        yield from (state_of, held)
 
     def _connection_gauges(self) -> Metric:
         gauge = _gauge("engine_connections", "Connections to engines.", "state")

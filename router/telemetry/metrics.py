@@ -28,6 +28,7 @@ from router.telemetry.batched import BatchedCounter, BatchedHistogram
 from router.telemetry.families import Families
 from router.telemetry.file_values import ValueFiles
 from router.telemetry.fleet_gauges import Connections, FleetCollector
+from router.telemetry.kv_counts import KVCounts
 from router.telemetry.processes import Processes
 from router.telemetry.router_info import NO_CONFIG, RouterInfo
 from router.telemetry.totals import Totals, totals_of
@@ -121,6 +122,7 @@ class Metrics:
             self._counts.register(Processes(group.pids))
         self._streams: dict[Endpoint, _Streams] = {}
         self._shown: set[Endpoint] = set()
+        self._kv_counts = KVCounts(fleet, families)
         self.follow()
 
     def follow(self) -> None:
@@ -158,6 +160,7 @@ class Metrics:
             for family in (families.endpoint_ttft, families.gap):
                 del self._batched[family, endpoint.role, endpoint.url]
         families.forget(endpoint, statuses)
+        self._kv_counts.forget(endpoint)
         self._dropped += 1
 
     def _compact(self) -> None:
@@ -194,6 +197,7 @@ class Metrics:
         """Let what was counted be seen, by other processes too."""
         for each in self._batched.values():
             each.flush()
+        self._kv_counts.flush()
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

@@ -28,6 +28,7 @@ from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
 from router.core.policies import POLICIES, Policy
 from router.core.pool_monitor import ExclusionConfig
+from router.core.prefix.cache_events import CacheEvents
 from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.roster import Entry
 from router.core.schedule import Scheduler
@@ -39,7 +40,10 @@ from router.net.diagnosis import Diagnosis
 from router.net.engine_pools import EnginePools
 from router.net.engine_session import engine_session
 from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.kv_events import KVEventSubscriber
 from router.net.kv_ready import KVReadySocket
+from router.net.kv_sources import KVSourceFinder
+from router.net.kv_subscription import KVAddress
 from router.net.loop_lag import LoopLagMonitor
 from router.net.network import Limits, Network, Timeouts
 from router.net.pool import EnginePool
@@ -129,6 +133,7 @@ class Router:
         self._receivers = _receivers(settings)
         self._kv_ready = _kv_ready(settings)
         self._tracing = _tracing(settings)
+        self._kv_sources = _kv_sources(settings, self.fleet, self._tasks)
         self._transfers = _transfer_ids()
         self._idle_sweep = IdleTimeoutSweep(
             min(
@@ -234,6 +239,8 @@ class Router:
         self.metrics.follow()
         self._prober.follow()
         self._speed_prober.follow()
+        if self._kv_sources is not None:
+            self._kv_sources.follow()
 
     def _on_shared_event(self, event: SharedEvent | Ordered) -> None:
         if isinstance(event, Ordered):
@@ -319,6 +326,8 @@ class Router:
             for source in sources_of(self.settings):
                 on_targets = partial(self.sync.on_targets, source.name)
                 self._tasks.spawn(partial(source.watch, on_targets), "discovery", source.name)
+        if self._kv_sources is not None:
+            self._kv_sources.start(logs=is_leader)
         ticks = partial(
             tick_for_ever,
             self.fleet,
@@ -337,6 +346,8 @@ class Router:
                 context.bus.close()
             await self._tasks.close()
             await self._prober.close()
+            if self._kv_sources is not None:
+                await self._kv_sources.close()
             self._idle_sweep.close()
             if self._kv_ready is not None:
                 self._kv_ready.close()
@@ -378,6 +389,7 @@ def fleet_of(
         speed_of,
         max_num_seqs,
         shares_prefixes=context is not None,
+        cache_events=CacheEvents() if settings.prefix_cache == "events" else None,
     )
 
 
@@ -408,7 +420,7 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
     threshold = settings.routing_threshold
     cached_roles: frozenset[Role] = frozenset()
     on_uncached = settings.threshold_on == "uncached"
-    if settings.prefix_cache == "history":
+    if settings.prefix_cache != "off":
         compared = frozenset(Role) if threshold == "auto" else {Role.DECODE} if on_uncached else ()
         cached_roles = roles_that_use_speed(policies).union(compared)
     auto = None
@@ -457,6 +469,31 @@ def _tracing(settings: Settings) -> Tracing | None:
         return Tracing(settings.otlp_traces_endpoint, settings.trace_sample)
     except ImportError as error:
         raise SettingsError(f"--otlp-traces-endpoint: {error}") from None
+
+
+def _kv_sources(settings: Settings, fleet: Fleet, tasks: TaskSet) -> KVSourceFinder | None:
+    """What finds the engines' KV-cache events; None where they are not used."""
+    events = fleet.cache_events
+    if events is None:
+        return None
+    named = None
+    if settings.kv_events is not None:
+        named = {
+            url: [KVAddress(each.endpoint, each.replay_endpoint, each.topic) for each in sources]
+            for url, sources in settings.kv_events.items()
+        }
+    try:
+        subscriber = KVEventSubscriber(events.blocks)
+    except ImportError as error:
+        raise SettingsError(f"--prefix-cache: {error}") from None
+    return KVSourceFinder(
+        fleet,
+        subscriber,
+        named,
+        timeout_seconds=settings.health_check_timeout,
+        session=lambda: engine_session(settings.engine_api_key, settings.engine_ca_file),
+        tasks=tasks,
+    )
 
 
 def _pool_of(settings: Settings) -> Callable[[Endpoint], EnginePool]:

@@ -8,6 +8,7 @@ from router.core import status
 from router.core.fleet import Fleet
 from router.core.health import State
 from router.core.member import Member
+from router.core.prefix.kv_source import EngineCache, KVSource
 from router.core.values import Role
 
 __all__ = ["endpoints", "entry", "time_of_day"]
@@ -57,6 +58,7 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
             "trust": member.prefix_trust.share if member.prefix_trust.is_measured else None,
         },
         "prompt_cost": _prompt_cost(member),
+        "kv_events": None if member.cache is None else _kv_events(member.cache),
         "version": member.version,
         "models": None if member.models is None else sorted(member.models),
         "tokens_per_byte": fleet.token_ratios.of(member.models or ()),
@@ -72,6 +74,37 @@ def _prompt_cost(member: Member) -> dict[str, Any] | None:
     return {
         "computing": None if computing is None else computing._asdict(),
         "loading": None if loading is None else loading._asdict(),
+    }
+
+
+def _kv_events(cache: EngineCache) -> dict[str, Any]:
+    return {
+        "state": cache.state,
+        "is_whole": cache.is_whole,
+        "predicted_tokens": cache.predicted,
+        "measured_tokens": cache.measured,
+        "share": cache.share,
+        "sources": [_kv_source(source) for source in cache.sources],
+    }
+
+
+def _kv_source(source: KVSource) -> dict[str, Any]:
+    blocks, stream = source.blocks, source.stream
+    return {
+        "endpoint": source.endpoint,
+        "error": source.error,
+        "block_size": blocks.block_size,
+        "held_blocks": blocks.held,
+        "held_tokens": blocks.held * (blocks.block_size or 0),
+        "events": source.events,
+        "batches": source.batches,
+        "unreadable": source.unreadable,
+        "gaps": stream.gaps,
+        "replays": stream.replays,
+        "restarts": stream.restarts,
+        "losses": stream.losses,
+        "orphan_blocks": blocks.orphans,
+        "ignored_blocks": blocks.ignored,
     }
 
 

@@ -129,8 +129,9 @@ def _pip(words: Words) -> None:
 
 def _vllm(words: Words) -> None:
     """What vLLM reads as JSON is JSON; its parser is not to be had without vLLM."""
-    if "--kv-transfer-config" in words:
-        json.loads(words[words.index("--kv-transfer-config") + 1])
+    for flag in ("--kv-transfer-config", "--kv-events-config"):
+        if flag in words:
+            json.loads(words[words.index(flag) + 1])
 
 
 def _kubectl(words: Words) -> None:

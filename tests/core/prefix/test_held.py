@@ -197,3 +197,21 @@ def test_nothing_is_forgotten_before_what_continues_it(paths: list[list[int]]) -
         there = [key in cache._chunks for key in prompt(*path).keys]
         assert there == sorted(there, reverse=True)
         assert cache.match(prompt(*path)) == CHUNK * sum(there)
+
+
+def test_what_requests_under_way_will_bring_is_expected_until_it_is_there() -> None:
+    cache = HeldPrefixes()
+    assert cache.expected(prompt(1, 2)) == 0
+    cache.claim(prompt(1)).confirm()
+    assert cache.expected(prompt(1, 2)) == 0
+    claim = cache.claim(prompt(1, 2))
+    assert cache.expected(prompt(1, 2, 3)) == cache.match(prompt(1, 2))
+    assert cache.expected(prompt(1, 9)) == cache.expected(prompt(9)) == 0
+    claim.confirm()
+    assert cache.expected(prompt(1, 2)) == 0
+
+
+def test_a_better_prediction_than_its_own_may_be_given() -> None:
+    cache = HeldPrefixes()
+    cache.claim(prompt(1, 2), 7).confirm()
+    assert cache.predicted_tokens == 7

@@ -1,0 +1,224 @@
+"""The blocks that one source of KV-cache events tells of: an engine, or one rank of it.
+
+An engine names its blocks by hashes of its own, which here are only compared: what a block is
+follows from its token ids and from the block before it. Copies are counted, for vLLM announces the
+removal of each.
+"""
+
+from itertools import chain, repeat
+from struct import iter_unpack
+from typing import Final
+
+from router.core.prefix.block_index import BlockIndex
+from router.core.prefix.kv_events import (
+    BlockHash,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+)
+from router.core.prefix.prompt_tokens import ID_BYTES, root_key
+
+__all__ = ["MAX_BLOCKS", "SourceBlocks"]
+
+MAX_BLOCKS: Final = 1 << 18
+"""Blocks of a source that are remembered at most, whatever it says of its size: 4 million tokens in
+blocks of 16, some 60 MB."""
+
+MAX_COPIES: Final = 4
+"""Copies of a block that are counted. Engines may announce a block again each time it is used
+(kv_cache_report_mode "full"), and announce its removal once."""
+
+MAIN_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+"""Groups of a hybrid model whose blocks hold all tokens of a prefix; the others keep some."""
+
+TIERS: Final = ("GPU", "CPU")
+"""Where a block is as good as computed. What lies in STORAGE other engines can load as well, and it
+takes longer: it tells nothing of one engine."""
+
+
+CopyId = BlockHash | tuple[int, BlockHash]
+"""An engine's hash of a block, with the group where there are several."""
+
+
+class _Tier:
+    """The blocks in one kind of memory, the one that was stored longest ago first."""
+
+    __slots__ = ("copies", "keys", "more")
+
+    def __init__(self) -> None:
+        self.keys: dict[CopyId, int] = {}
+        self.more: dict[CopyId, int] = {}
+        """Copies beyond the first."""
+        self.copies = 0
+        """Of all blocks."""
+
+
+class SourceBlocks:
+    """The blocks of one source: an engine, or one data-parallel rank of it."""
+
+    def __init__(self, index: BlockIndex) -> None:
+        self._index = index
+        self.bit = index.new_bit()
+        self.block_size: int | None = None
+        """Tokens; None until the first event."""
+        self.limit = MAX_BLOCKS
+        """Copies of blocks that the engine has room for."""
+        self.held = 0
+        """Distinct blocks."""
+        self.orphans = 0
+        """Blocks that could not be placed: what they follow on is not known."""
+        self.ignored = 0
+        """Blocks of other tiers, groups and sizes, and of adapters without a name."""
+        self._tiers = {tier: _Tier() for tier in TIERS}
+        self._again: dict[int, int] = {}
+        """Keys that several hashes stand for, in this tier or another: how many more than one."""
+
+    def apply(self, event: KVEvent) -> None:
+        """Take an event."""
+        if isinstance(event, BlocksStored):
+            self._stored(event)
+        elif isinstance(event, BlocksRemoved):
+            self._removed(event)
+        else:
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget all blocks. A new bit makes that immediate; the old one goes bit by bit."""
+        if self.block_size is None:
+            return
+        old = (tier.keys.values() for tier in self._tiers.values())
+        self._index.drop(self.bit, self.block_size, chain.from_iterable(old))
+        self.bit, self.block_size, self.held = self._index.new_bit(), None, 0
+        self._tiers = {tier: _Tier() for tier in TIERS}
+        self._again = {}
+
+    def leave(self) -> None:
+        """There will be no more events."""
+        self.clear()
+        self._index.drop(self.bit, None, ())
+
+    def resize(self, tokens: int) -> None:
+        """The engine's cache has room for so many tokens."""
+        if self.block_size is not None:
+            self.limit = min(MAX_BLOCKS, tokens // self.block_size)
+
+    def _stored(self, event: BlocksStored) -> None:
+        tier = self._tiers.get(event.tier)
+        if tier is None or event.is_nameless_lora or not _is_main(event):
+            self.ignored += len(event.hashes)
+        elif not event.tokens:
+            self._copied(event, tier)
+        elif self._fits(event):
+            self._add_chain(event, tier)
+        else:
+            self.ignored += len(event.hashes)
+
+    def _fits(self, event: BlocksStored) -> bool:
+        """Whether it is of whole blocks. Smaller ones are parts of blocks that vLLM caches for some
+        hybrid models; when larger ones come, it was those that were seen before."""
+        if len(event.tokens) != ID_BYTES * event.block_size * len(event.hashes):
+            return False
+        if self.block_size is None or event.block_size > self.block_size:
+            self.clear()
+            self.block_size = event.block_size
+            self._index.set_size(self.bit, event.block_size)
+        return event.block_size == self.block_size
+
+    def _add_chain(self, event: BlocksStored, tier: _Tier) -> None:
+        if event.parent is None:
+            key: int | None = root_key(event.lora)
+        else:
+            key = self._key_of(event.parent, event.group, tier)
+        if key is None:
+            self.orphans += len(event.hashes)
+            return
+        extra = event.extra_keys or repeat(None)
+        pieces = iter_unpack(f"{ID_BYTES * event.block_size}s", event.tokens)
+        for each, (ids,), keys in zip(event.hashes, pieces, extra, strict=False):
+            key = hash((key, ids)) if keys is None else hash((key, ids, keys))
+            self._add(tier, _copy_id(each, event.group), key)
+        self._evict(tier)
+
+    def _copied(self, event: BlocksStored, tier: _Tier) -> None:
+        """Blocks without token ids are copies of blocks that another tier holds."""
+        for each in event.hashes:
+            key = self._key_of(each, event.group, tier)
+            if key is None:
+                self.orphans += 1
+            else:
+                self._add(tier, _copy_id(each, event.group), key)
+        self._evict(tier)
+
+    def _key_of(self, each: BlockHash, group: int | None, tier: _Tier) -> int | None:
+        copy = _copy_id(each, group)
+        for place in (tier, *self._tiers.values()):
+            key = place.keys.get(copy)
+            if key is not None:
+                return key
+        return None
+
+    def _add(self, tier: _Tier, copy: CopyId, key: int) -> None:
+        before = tier.keys.pop(copy, None)
+        if before == key:
+            more = tier.more.get(copy, 0)
+            if more < MAX_COPIES - 1:
+                tier.more[copy] = more + 1
+                tier.copies += 1
+        else:
+            if before is not None:  # a removal was missed
+                tier.copies -= 1 + tier.more.pop(copy, 0)
+                self._release(before)
+            tier.copies += 1
+            self._hold(key)
+        tier.keys[copy] = key
+
+    def _removed(self, event: BlocksRemoved) -> None:
+        tier = self._tiers.get(event.tier)
+        if tier is None:
+            return
+        for each in event.hashes:
+            copy = _copy_id(each, event.group)
+            key = tier.keys.get(copy)
+            if key is None:
+                continue
+            tier.copies -= 1
+            more = tier.more.pop(copy, 0)
+            if more > 1:
+                tier.more[copy] = more - 1
+            elif not more:
+                del tier.keys[copy]
+                self._release(key)
+
+    def _evict(self, tier: _Tier) -> None:
+        """A full cache holds no more: the rest is there because a removal was missed."""
+        while tier.copies > self.limit and tier.keys:
+            copy = next(iter(tier.keys))
+            tier.copies -= 1 + tier.more.pop(copy, 0)
+            self._release(tier.keys.pop(copy))
+
+    def _hold(self, key: int) -> None:
+        if self._index.is_set(key, self.bit):
+            self._again[key] = self._again.get(key, 0) + 1
+        else:
+            self._index.set(key, self.bit)
+            self.held += 1
+
+    def _release(self, key: int) -> None:
+        again = self._again.pop(key, 0)
+        if again > 1:
+            self._again[key] = again - 1
+        elif not again:
+            self._index.unset(key, self.bit)
+            self.held -= 1
+
+
+def _copy_id(each: BlockHash, group: int | None) -> CopyId:
+    return (group, each) if group else each
+
+
+def _is_main(event: BlocksStored) -> bool:
+    """Whether its blocks stand for all tokens before their end. Some versions number groups and do
+    not say what they are; the first is the main one then."""
+    if event.kind is not None:
+        return event.kind in MAIN_KINDS
+    return not event.group

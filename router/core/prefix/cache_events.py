@@ -1,0 +1,157 @@
+"""What KV-cache events tell of a request's prompt: which engines hold how much of it.
+
+Events speak of token ids. A prompt's ids are known where the client sent ids, and as far as engines
+have told them of the same text before; of other prompts events say nothing.
+"""
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+from router.core.prefix.block_index import BlockIndex
+from router.core.prefix.kv_source import EngineCache
+from router.core.prefix.learned import MAX_IDS, LearnedTokens, prompt_ids
+from router.core.prefix.prompt_tokens import ID_BYTES, PromptTokens
+from router.core.tokens import TEXT_PARTS, prompts
+from router.core.values import Facts, PrefixKeys, RouteKind
+
+__all__ = ["CacheEvents", "Lookup", "PromptFeedback", "cached_tokens"]
+
+
+class Lookup(NamedTuple):
+    """A prompt whose ids are known, and how many of its tokens each source holds, by its bit."""
+
+    prompt: PromptTokens
+    match: Mapping[int, int]
+
+
+class CacheEvents:
+    """The blocks that all engines have announced, and the ids that answers have told."""
+
+    def __init__(self) -> None:
+        self.blocks = BlockIndex()
+        self.learned = LearnedTokens()
+        self.known = self.unknown = 0
+        """Prompts whose ids were known, in part at least, and others."""
+
+    def lookup(self, facts: Facts, prefix: PrefixKeys, lora: str | None) -> Lookup | None:
+        """What is held of a prompt with these keys; None if its ids are not known.
+
+        `lora` is the adapter that the request names.
+        """
+        prompt = facts.known_tokens
+        if prompt is None:
+            if facts.is_looked_up:
+                return None
+            facts.is_looked_up = True
+            prompt = facts.known_tokens = self._prompt(facts, prefix, lora)
+            self.known += prompt is not None
+            self.unknown += prompt is None
+        return None if prompt is None else Lookup(prompt, self.blocks.match(prompt))
+
+    def _prompt(self, facts: Facts, prefix: PrefixKeys, lora: str | None) -> PromptTokens | None:
+        given = _given(facts)
+        if given is not None:
+            count = len(given) // ID_BYTES
+            return PromptTokens(given, count, lora, _salt(facts), is_whole=count < MAX_IDS)
+        found = self.learned.find(prefix)
+        if found is None:
+            return None
+        data, estimated = found
+        return PromptTokens(data, estimated, lora, _salt(facts), is_whole=False)
+
+    def feedback(
+        self, facts: Facts, prefix: PrefixKeys, cache: EngineCache, predicted: int | None
+    ) -> "PromptFeedback":
+        """What takes a request's answer. `predicted`: tokens that events let expect there."""
+        may_learn = _given(facts, just_look=True) is None and _is_all_text(facts)
+        return PromptFeedback(cache, predicted, self.learned if may_learn else None, prefix)
+
+
+def _given(facts: Facts, *, just_look: bool = False) -> bytes | None:
+    """The ids of a prompt that the client sent as such, packed; None for text."""
+    if facts.route.kind is not RouteKind.COMPLETIONS:
+        return None
+    found = prompts(facts.body.get("prompt"))
+    if len(found) != 1 or not isinstance(found[0], list):
+        return None
+    ids: Sequence[Any] = found[0]
+    try:
+        return b"" if just_look else array("I", ids[:MAX_IDS]).tobytes()
+    except (TypeError, OverflowError):  # the engine will say what is wrong with them
+        return None
+
+
+def _salt(facts: Facts) -> str | None:
+    """The cache salt, which keeps a request's blocks from others."""
+    salt = facts.body.get("cache_salt")
+    return salt if isinstance(salt, str) and salt else None
+
+
+def _is_all_text(facts: Facts) -> bool:
+    """Whether the prompt is text only: an image's ids are the same for every image."""
+    body = facts.body
+    contents = [body.get("system")]
+    for name in ("messages", "input"):
+        items = body.get(name)
+        if isinstance(items, list):
+            contents += [item.get("content") for item in items if isinstance(item, dict)]
+    parts = chain.from_iterable(each for each in contents if isinstance(each, list))
+    return body.get("prompt_embeds") is None and all(map(_is_text, parts))
+
+
+def _is_text(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in TEXT_PARTS
+
+
+class PromptFeedback:
+    """What a request's answer tells of its prompt: its ids, and how many of them were cached."""
+
+    __slots__ = ("_cache", "_learned", "_predicted", "_prefix")
+
+    def __init__(
+        self,
+        cache: EngineCache,
+        predicted: int | None,
+        learned: LearnedTokens | None,
+        prefix: PrefixKeys,
+    ) -> None:
+        self._cache = cache
+        self._predicted = predicted
+        self._learned = learned
+        self._prefix = prefix
+
+    def begun(self, data: bytes) -> None:
+        """An answer, or the first events of a stream."""
+        if self._learned is not None:
+            ids = prompt_ids(data)
+            if ids is not None:
+                self._learned.learn(self._prefix, ids)
+
+    def ended(self, data: bytes) -> None:
+        """An answer, or the last events of a stream. Engines that give the details leave them out
+        where nothing was cached."""
+        found = cached_tokens(data)
+        if found is None:
+            return
+        if found:
+            self._cache.tells = True
+        if self._predicted is not None and self._cache.tells:
+            self._cache.measure(self._predicted, found)
+
+
+_PROMPT: Final = (b'"prompt_tokens":', b'"input_tokens":')
+_CACHED: Final = re.compile(rb'"cached_tokens":\s*(\d{1,9})')
+USAGE_BYTES: Final = 512
+"""Of a usage object, from its prompt tokens on: vLLM's has some 200."""
+
+
+def cached_tokens(answer: bytes) -> int | None:
+    """The cached tokens by an answer's usage, 0 where it has no details; None without a usage."""
+    at = max(answer.rfind(mark) for mark in _PROMPT)
+    if at < 0:
+        return None
+    found = _CACHED.search(answer, at, at + USAGE_BYTES)
+    return int(found.group(1)) if found else 0

@@ -1,0 +1,167 @@
+"""Finds the engines' KV-cache events: named by the operator, or told by the engines themselves.
+
+vLLM from 0.32 on answers GET /kv_event_sources with its publishers, one per data-parallel rank.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from router.core.fleet import Fleet
+from router.core.member import Member
+from router.core.prefix.cache_log import CacheLog
+from router.core.prefix.kv_source import EngineCache
+from router.net.diagnosis import ERRORS
+from router.net.kv_events import KVEventSubscriber
+from router.net.kv_subscription import KVAddress
+from router.net.member_loops import MemberLoops
+from router.net.tasks import TaskSet
+
+__all__ = ["KVSourceFinder", "sources_in"]
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS: Final = 10.0
+"""Between two questions to an engine that is up: it may use other ports after a restart."""
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at what is to be logged, and at whether an engine is up."""
+
+MAX_ANSWER_BYTES: Final = 1 << 16
+MAX_RANKS: Final = 64
+"""Data-parallel ranks of one engine."""
+
+_TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]*@]+):(\d{1,5})")
+ANY_HOST: Final = ("*", "0.0.0.0", "[::]")
+
+
+class KVSourceFinder:
+    """Tells the subscriber whom to follow, and the log how that goes."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        subscriber: KVEventSubscriber,
+        named: Mapping[str, Sequence[KVAddress]] | None,
+        *,
+        timeout_seconds: float,
+        session: Callable[[], aiohttp.ClientSession],
+        tasks: TaskSet,
+    ) -> None:
+        """`named`: addresses by engine URL; None: engines are asked."""
+        self._fleet = fleet
+        self._subscriber = subscriber
+        self._named = named
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._make_session = session
+        self._tasks = tasks
+        self._loops = MemberLoops(tasks, {"KV event sources": self._watch})
+        self._is_started = False
+        self._session: aiohttp.ClientSession | None = None
+
+    def start(self, *, logs: bool) -> None:
+        """Begin. Of several workers one `logs`."""
+        if self._named is None:
+            self._session = self._make_session()
+        self._is_started = True
+        self.follow()
+        if logs:
+            self._tasks.spawn(self._log_for_ever, "KV events log")
+
+    def follow(self) -> None:
+        """The fleet has changed: watch the engines that are in it now."""
+        if self._is_started:
+            self._loops.follow(self._fleet)
+
+    async def close(self) -> None:
+        """End all; the tasks must have ended."""
+        self._subscriber.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _watch(self, member: Member) -> None:
+        """Until the engine leaves the fleet."""
+        cache = member.cache
+        assert cache is not None, "each has one where events are used"
+        try:
+            if self._named is None:
+                await self._ask_for_ever(member, cache)
+            else:
+                self._subscriber.watch(cache, self._named.get(member.endpoint.url, ()))
+                await asyncio.Event().wait()
+        finally:
+            self._subscriber.forget(cache)
+
+    async def _ask_for_ever(self, member: Member, cache: EngineCache) -> None:
+        while True:
+            if member.health.is_usable:
+                found = await self._ask(member.endpoint.url)
+                if found is not None:
+                    self._subscriber.watch(cache, found)
+                    await asyncio.sleep(ASK_SECONDS)
+                    continue
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _ask(self, url: str) -> list[KVAddress] | None:
+        """Its sources, none if it has no such route; None if it could not be asked."""
+        assert self._session is not None
+        try:
+            async with self._session.get(
+                f"{url}/kv_event_sources", timeout=self._timeout, allow_redirects=False
+            ) as response:
+                body = await response.content.read(MAX_ANSWER_BYTES)
+        except ERRORS as error:
+            log.debug("%s/kv_event_sources: %s", url, error)
+            return None
+        return sources_in(body, url) if response.status == 200 else []
+
+    async def _log_for_ever(self) -> None:
+        cache_log = CacheLog()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for notice in cache_log.notices(self._fleet, time.monotonic()):
+                level = logging.WARNING if notice.is_bad else logging.INFO
+                log.log(level, "%s", notice.text)
+
+
+def sources_in(body: bytes, url: str) -> list[KVAddress]:
+    """The sources in an answer of /kv_event_sources: a map by rank (0.32) or a list (0.33)."""
+    try:
+        told: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return []
+    entries = list(told.values()) if isinstance(told, dict) else told
+    if not isinstance(entries, list):
+        return []
+    found = (_address(entry, url) for entry in entries[:MAX_RANKS])
+    return [address for address in found if address is not None]
+
+
+def _address(entry: object, url: str) -> KVAddress | None:
+    if not isinstance(entry, dict) or entry.get("enable_kv_cache_events") is False:
+        return None
+    endpoint = _reachable(entry.get("endpoint"), url)
+    topic = entry.get("topic")
+    if endpoint is None:
+        return None
+    replay = _reachable(entry.get("replay_endpoint"), url)
+    return KVAddress(endpoint, replay, topic if isinstance(topic, str) else "")
+
+
+def _reachable(endpoint: object, url: str) -> str | None:
+    """A TCP endpoint as others reach it: where it is bound to all addresses, on the engine's."""
+    found = _TCP.fullmatch(endpoint) if isinstance(endpoint, str) else None
+    if found is None:
+        return None
+    host = found[1]
+    if host in ANY_HOST:
+        own = urlsplit(url).hostname or ""
+        host = f"[{own}]" if ":" in own else own
+    return f"tcp://{host}:{found[2]}"

@@ -1,0 +1,197 @@
+"""Every form of vLLM's KV-cache events is read, and nothing else gets through."""
+
+from array import array
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.prefix import kv_events
+from router.core.prefix.kv_events import (
+    BadBatch,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    KVEvent,
+    events_of,
+    parts,
+    read_event,
+)
+
+IDS = array("I", [1, 2, 3, 4]).tobytes()
+
+V0_11 = (
+    "93cb3ff80000000000009397ab426c6f636b53746f7265649107c0940102030404c0a347505593ac426c6f636b5265"
+    "6d6f7665649107a347505591b0416c6c426c6f636b73436c656172656400"
+)
+V0_23 = (
+    "93cb3ff8000000000000939cab426c6f636b53746f7265649107c0940102030404c0a3475055c0c0c0c0c094ac426c"
+    "6f636b52656d6f7665649107a3475055c091b0416c6c426c6f636b73436c656172656400"
+)
+V0_24 = (
+    "93cb3ff80000000000009388a474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739107b17061"
+    "72656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504a76c6f72"
+    "615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c083a474797065ac426c6f636b52656d6f766564ac"
+    "626c6f636b5f6861736865739107a66d656469756da347505581a474797065b0416c6c426c6f636b73436c65617265"
+    "6400"
+)
+V0_33 = V0_24.replace("9388a4", "93de0008a4")
+"""What the publishers of these versions send: a block stored, removed, and all cleared."""
+
+
+def read(payload: bytes) -> list[KVEvent | None]:
+    """The events of a message."""
+    return [read_event(raw) for raw in events_of(msgpack.unpackb(payload))]
+
+
+def stored(**fields: Any) -> BlocksStored:
+    """The event that a map with these members is."""
+    whole = {
+        "type": "BlockStored",
+        "block_hashes": [7],
+        "parent_block_hash": None,
+        "token_ids": [1, 2, 3, 4],
+        "block_size": 4,
+        **fields,
+    }
+    event = read_event(whole)
+    assert isinstance(event, BlocksStored)
+    return event
+
+
+@pytest.mark.parametrize("text", [V0_11, V0_23, V0_24, V0_33], ids=["0.11", "0.23", "0.24", "0.33"])
+def test_all_versions_say_the_same(text: str) -> None:
+    block, removed, cleared = read(bytes.fromhex(text))
+    assert block == BlocksStored([7], None, IDS, 4, "GPU", None, None, None, None, False)
+    assert removed == BlocksRemoved([7], "GPU", None)
+    assert cleared == BlocksCleared()
+
+
+def test_a_batch_may_be_a_map_and_have_no_rank() -> None:
+    event = ["AllBlocksCleared"]
+    assert read(msgpack.packb({"ts": 1.5, "events": [event]})) == [BlocksCleared()]
+    assert read(msgpack.packb([1.5, [event]])) == [BlocksCleared()]
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert read_event({"type": "BlockMoved", "block_hashes": [1]}) is None
+    assert read_event(["BlockMoved", 1, 2]) is None
+    assert stored(lookahead_token_ids=[1], session_id="x").hashes == [7]
+    assert read_event(["AllBlocksCleared", "why"]) == BlocksCleared()
+
+
+def test_hashes_may_be_digests() -> None:
+    assert stored(block_hashes=[b"\1" * 32], parent_block_hash=b"\2").parent == b"\2"
+
+
+def test_the_adapter_is_not_told_twice() -> None:
+    keys = [["sql", "salt"], ["sql"]]
+    event = stored(block_hashes=[7, 8], lora_id=1, lora_name="sql", extra_keys=keys)
+    assert (event.lora, event.extra_keys) == ("sql", [("salt",), None])
+    assert not event.is_nameless_lora
+
+
+def test_an_adapter_may_only_be_numbered() -> None:
+    assert stored(lora_id=3).is_nameless_lora
+
+
+def test_extra_keys_of_any_kind_tell_blocks_apart() -> None:
+    one, two = stored(extra_keys=[[["image", 5]]]), stored(extra_keys=[[["image", 6]]])
+    assert one.extra_keys != two.extra_keys
+    assert stored(extra_keys=[None]).extra_keys == [None]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"block_hashes": None},
+        {"block_hashes": ["7"]},
+        {"block_hashes": [True]},
+        {"parent_block_hash": "7"},
+        {"token_ids": [-1]},
+        {"token_ids": [1 << 32]},
+        {"token_ids": "1234"},
+        {"token_ids": [1.5]},
+        {"block_size": 0},
+        {"block_size": None},
+        {"block_size": 1 << 20},
+        {"medium": 5},
+        {"group_idx": "0"},
+        {"extra_keys": 5},
+        {"extra_keys": [None, None]},
+        {"extra_keys": [5]},
+    ],
+)
+def test_what_is_no_event_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadBatch):
+        stored(**fields)
+
+
+def test_an_event_without_token_ids_may_leave_them_out() -> None:
+    assert stored(token_ids=None, medium="CPU").tokens == b""
+
+
+def test_a_long_chain_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "BLOCKS_AT_A_TIME", 2)
+    ids = list(range(20))
+    keys = [["a"], None, ["b"], None, ["c"]]
+    whole = stored(block_hashes=[1, 2, 3, 4, 5], token_ids=ids, extra_keys=keys)
+    one, two, three = parts(whole)
+    assert two == whole._replace(
+        hashes=[3, 4],
+        parent=2,
+        tokens=array("I", ids[8:16]).tobytes(),
+        extra_keys=[("b",), None],
+    )
+    assert isinstance(one, BlocksStored)
+    assert isinstance(three, BlocksStored)
+    assert (one.parent, three.parent, three.hashes) == (None, 4, [5])
+    plain = stored(block_hashes=[1, 2, 3], token_ids=[])
+    assert [part.tokens for part in parts(plain) if isinstance(part, BlocksStored)] == [b"", b""]
+    assert parts(BlocksCleared()) == [BlocksCleared()]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text()
+    | st.binary() | st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared"]),
+    lambda inner: st.lists(inner, max_size=12)
+    | st.dictionaries(
+        st.sampled_from(["type", "events", "block_hashes", "token_ids", "block_size", "medium"])
+        | st.text(),
+        inner,
+        max_size=8,
+    ),
+    max_leaves=30,
+)  # fmt: skip
+
+
+@given(VALUES)
+def test_whatever_msgpack_can_say_is_an_event_or_refused(value: object) -> None:
+    try:
+        events = events_of(value)
+    except BadBatch:
+        events = []
+    for raw in (*events, value):
+        try:
+            read_event(raw)
+        except BadBatch:
+            continue
+
+
+@given(st.binary(max_size=300))
+def test_every_part_of_a_message_may_be_wrong(noise: bytes) -> None:
+    """Bytes put over a good message: what msgpack still reads is an event or refused."""
+    good = bytes.fromhex(V0_24)
+    at = len(noise) * 7 % len(good)
+    spoiled = good[:at] + noise + good[at + len(noise) :]
+    try:
+        batch = msgpack.unpackb(spoiled)
+    except (ValueError, msgpack.UnpackException):
+        return
+    try:
+        for raw in events_of(batch):
+            read_event(raw)
+    except BadBatch:
+        return

@@ -1,0 +1,359 @@
+"""KV-cache events over real ZeroMQ sockets on 127.0.0.1."""
+
+import asyncio
+import builtins
+import logging
+import sys
+from array import array
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.prefix.block_index import BlockIndex
+from router.core.prefix.kv_events import BadBatch
+from router.core.prefix.kv_source import EngineCache, KVSource, SourceState
+from router.core.prefix.prompt_tokens import PromptTokens
+from router.net import kv_events, kv_subscription
+from router.net.kv_events import KVEventSubscriber
+from router.net.kv_subscription import KVAddress, unpack
+from tests.net.harness import eventually
+from tests.net.kv_publisher import Publisher, batch, ids_of, stored
+
+
+@pytest.fixture
+async def subscriber() -> AsyncIterator[KVEventSubscriber]:
+    subscriber = KVEventSubscriber(BlockIndex())
+    yield subscriber
+    subscriber.close()
+
+
+@pytest.fixture
+def publishers() -> Iterator[Callable[..., Publisher]]:
+    made: list[Publisher] = []
+
+    def make(address: KVAddress | None = None) -> Publisher:
+        made.append(Publisher(address))
+        return made[-1]
+
+    yield make
+    for publisher in made:
+        publisher.close()
+
+
+class Followed:
+    """An engine whose events are followed."""
+
+    def __init__(
+        self, subscriber: KVEventSubscriber, publisher: Publisher, *, can_replay: bool = True
+    ) -> None:
+        self.publisher = publisher
+        self.index = subscriber.index
+        self.cache = EngineCache()
+        address = publisher.address
+        subscriber.watch(
+            self.cache, [address if can_replay else address._replace(replay_endpoint=None)]
+        )
+
+    @property
+    def source(self) -> KVSource:
+        """Its only source."""
+        [source] = self.cache.sources
+        return source
+
+    def holds(self, number: int, blocks: int = 1) -> bool:
+        """Whether it holds the blocks that `stored` announces."""
+        ids = array("I", ids_of(number, blocks)).tobytes()
+        prompt = PromptTokens(ids, blocks * 16, None, None, is_whole=False)
+        return self.index.match(prompt).get(self.source.blocks.bit, 0) == blocks * 16
+
+    async def is_live(self) -> None:
+        """Until it is connected and all replays are over; they are answered."""
+        await self.until(lambda: self.cache.state is SourceState.LIVE)
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Wait, and answer replays meanwhile."""
+        await eventually(lambda: (self.publisher.answer(), holds())[1], lambda: self.cache.state)
+
+    async def hears(self, number: int) -> None:
+        """Publish a block until it is held: a subscription takes a moment to arrive."""
+
+        def publish() -> bool:
+            self.publisher.publish(batch(stored(number)))
+            return self.holds(number)
+
+        await self.until(publish)
+
+
+async def test_blocks_that_are_announced_are_held(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
+) -> None:
+    engine = Followed(subscriber, publishers())
+    await engine.is_live()
+    await engine.hears(0)
+    engine.publisher.publish(batch(stored(1, blocks=3), stored(4, parent=3)))
+    await engine.until(lambda: engine.holds(1, 3))
+    removed = {"type": "BlockRemoved", "block_hashes": [3], "medium": "GPU"}
+    engine.publisher.publish(batch(removed))
+    await engine.until(lambda: not engine.holds(1, 3))
+    assert engine.holds(1)
+    assert engine.source.stream.gaps == 0
+
+
+@pytest.mark.parametrize("has_topic", [True, False], ids=["0.26", "0.25"])
+async def test_who_joins_late_is_told_what_was_before(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher], *, has_topic: bool
+) -> None:
+    publisher = publishers()
+    publisher.has_topic = has_topic
+    publisher.publish(*(batch(stored(number)) for number in range(20)))
+    engine = Followed(subscriber, publisher)
+    await engine.is_live()
+    assert all(engine.holds(number) for number in range(20))
+    assert engine.cache.is_whole
+    assert publisher.asked == [0]
+    await engine.hears(50)
+
+
+async def test_what_gets_lost_is_asked_for_again(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
+) -> None:
+    engine = Followed(subscriber, publishers())
+    await engine.is_live()
+    await engine.hears(0)
+    lost = engine.publisher.seq
+    engine.publisher.publish(*(batch(stored(number)) for number in (1, 2)), is_lost=True)
+    engine.publisher.publish(batch(stored(3)))
+    await engine.until(lambda: engine.holds(3))
+    assert engine.holds(1)
+    assert engine.holds(2)
+    assert engine.publisher.asked[-1] == lost
+    assert engine.cache.counts.gaps >= 1
+    assert engine.cache.is_whole
+
+
+async def test_what_cannot_be_had_again_drops_all(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Followed(subscriber, publishers())
+    await engine.is_live()
+    await engine.hears(0)
+    lost = engine.publisher.seq
+    engine.publisher.publish(batch(stored(1)), is_lost=True)
+    engine.publisher.publish(batch(stored(2)))
+
+    def answered() -> bool:
+        engine.publisher.answer(leave_out=[lost])
+        return engine.holds(2)
+
+    await eventually(answered)
+    assert not engine.holds(0)
+    assert engine.cache.counts.losses == 1
+
+
+async def test_a_replay_that_never_ends_is_given_up(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 0.05)
+    publisher = publishers()
+    publisher.publish(*(batch(stored(number)) for number in range(3)))
+    engine = Followed(subscriber, publisher)
+    await eventually(lambda: publisher.answer(ends=False))
+    await eventually(lambda: engine.cache.state is SourceState.LIVE)
+    assert all(engine.holds(number) for number in range(3))
+
+
+async def test_without_replay_all_begins_with_what_comes(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
+) -> None:
+    publisher = publishers()
+    publisher.publish(batch(stored(0)))
+    engine = Followed(subscriber, publisher, can_replay=False)
+    await engine.is_live()
+    await engine.hears(1)
+    assert not engine.holds(0)
+    assert not engine.cache.is_whole
+    publisher.publish(batch(), is_lost=True)
+    publisher.publish(batch(stored(2)))
+    await engine.until(lambda: engine.holds(2))
+    assert not engine.holds(1)
+
+
+async def test_an_engine_that_restarts_is_forgotten_and_found_again(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
+) -> None:
+    first = publishers()
+    engine = Followed(subscriber, first)
+    await engine.is_live()
+    await engine.hears(0)
+    address = first.address
+    first.close()
+    await eventually(lambda: engine.cache.state is SourceState.CONNECTING)
+    engine.publisher = publishers(address)
+    # Past the number that the old one had reached: it cannot be told by its number alone.
+    engine.publisher.publish(*(batch(stored(7)) for _ in range(first.seq + 5)))
+    await engine.is_live()
+    assert engine.holds(7)
+    assert not engine.holds(0)
+    await engine.hears(8)
+
+
+async def test_a_source_can_be_exchanged_and_left(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
+) -> None:
+    one, other = publishers(), publishers()
+    engine = Followed(subscriber, one)
+    await engine.is_live()
+    await engine.hears(0)
+    before = engine.source
+    subscriber.watch(engine.cache, [one.address])
+    assert engine.source is before
+    engine.publisher = other
+    subscriber.watch(engine.cache, [other.address])
+    await engine.is_live()
+    await engine.hears(1)
+    assert not engine.holds(0)
+    assert engine.cache.counts.events >= 2
+    subscriber.forget(engine.cache)
+    assert engine.cache.state is None
+    await eventually(lambda: not len(subscriber.index))
+
+
+async def test_messages_that_are_none_are_said_to_be_so_once_and_outlived(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Followed(subscriber, publishers())
+    await engine.is_live()
+    await engine.hears(0)
+    publisher = engine.publisher
+    wrong = [b"", b"\xc1", msgpack.packb({"no": "events"}), msgpack.packb([1.5, [5], 0])]
+    with caplog.at_level(logging.WARNING):
+        for payload in wrong:
+            publisher.publish(payload)
+        publisher.send(b"short", b"x")
+        publisher.send(b"alone")
+        await engine.until(lambda: engine.source.unreadable == len(wrong) + 2)
+    assert engine.cache.state is SourceState.UNREADABLE
+    assert not engine.holds(0)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "cannot be read" in line
+    await engine.hears(1)
+    assert engine.source.error is None
+
+
+async def test_a_replay_that_is_none_is_outlived(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
+) -> None:
+    publisher = publishers()
+    engine = Followed(subscriber, publisher)
+    await eventually(lambda: publisher.replay.poll(0))
+    client, _, _ = publisher.replay.recv_multipart()
+    publisher.replay.send_multipart([client, b"?"])
+    await eventually(lambda: engine.source.unreadable == 1)
+    publisher.replay.send_multipart([client, b"", b"", b"\xff" * 8, b""])
+    await engine.until(lambda: not engine.source.stream.is_replaying)
+    await engine.hears(0)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_an_address_that_is_none_is_said_to_be_so(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    caplog: pytest.LogCaptureFixture,
+    place: int,
+) -> None:
+    field = KVAddress._fields[place]
+    address = publishers().address._replace(**{field: "tcp://nowhere"})
+    cache = EngineCache()
+    with caplog.at_level(logging.WARNING):
+        subscriber.watch(cache, [address])
+        await eventually(lambda: caplog.records)
+    assert "tcp://nowhere" in caplog.records[0].getMessage()
+
+
+async def test_other_work_goes_on_between_events(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Followed(subscriber, publishers())
+    await engine.is_live()
+    await engine.hears(0)
+    monkeypatch.setattr(kv_events, "TURN_SECONDS", 0.0)
+    loop, turns = asyncio.get_running_loop(), 0
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        if not engine.holds(499):
+            loop.call_soon(count)
+
+    engine.publisher.publish(batch(*(stored(number) for number in range(1, 500))))
+    loop.call_soon(count)
+    await engine.until(lambda: engine.holds(499))
+    assert turns > 400
+
+
+async def test_few_replays_run_at_a_time(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_events, "REPLAYS", 2)
+    engines = [Followed(subscriber, publishers()) for _ in range(5)]
+    await eventually(lambda: all(each.source.is_connected for each in engines))
+    await eventually(lambda: sum(bool(e.publisher.replay.poll(0)) for e in engines) == 2)
+    assert len(subscriber._replaying) == 2
+    subscriber.forget(next(cache for cache in subscriber._watched))
+    for engine in engines[1:]:
+        await engine.is_live()
+    assert not subscriber._replaying
+
+
+async def test_a_missing_package_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *others: Any, **more: Any) -> Any:
+        if name == "msgpack":
+            raise ImportError(name=name)
+        return real(name, *others, **more)
+
+    monkeypatch.delitem(sys.modules, "msgpack")
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match=r"need msgpack: pip install 'pd-router\[kv\]'"):
+        KVEventSubscriber(BlockIndex())
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
+    try:
+        unpack(msgpack, payload)
+    except BadBatch:
+        return
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\x91" * 100_000,
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff" + b"\x00" * 50,
+        b"\x81\x90\x01",
+        b"\xd6\xff" + b"\xff" * 4,
+        b"\xc7\x0c\xff" + b"\xff" * 12,
+    ],
+)
+def test_what_would_take_memory_or_depth_is_refused(payload: bytes) -> None:
+    with pytest.raises(BadBatch):
+        unpack(msgpack, payload)

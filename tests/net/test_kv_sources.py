@@ -1,0 +1,97 @@
+"""Where engines publish their events: what they say themselves, and what a router makes of it."""
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.net.kv_sources import sources_in
+from router.net.kv_subscription import KVAddress
+from tests.net.engine import Call
+from tests.net.harness import Harness, eventually
+from tests.net.kv_publisher import Publisher
+
+URL = "http://10.0.0.7:8000"
+TOLD = {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}
+FOUND = KVAddress("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558", "kv")
+
+
+def found(document: object, url: str = URL) -> list[KVAddress]:
+    """What is in this answer."""
+    return sources_in(orjson.dumps(document), url)
+
+
+def test_each_form_of_the_answer_is_read() -> None:
+    assert found({"0": {"enable_kv_cache_events": True, "publisher": "zmq", **TOLD}}) == [FOUND]
+    assert found([{"data_parallel_rank": 0, **TOLD}]) == [FOUND]
+    assert found({}) == found([]) == []
+
+
+def test_ranks_are_sources_of_their_own() -> None:
+    second = {**TOLD, "endpoint": "tcp://*:5559", "replay_endpoint": None, "topic": None}
+    assert found([TOLD, second]) == [FOUND, KVAddress("tcp://10.0.0.7:5559", None, "")]
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]"])
+def test_where_it_listens_on_all_addresses_the_engines_is_taken(host: str) -> None:
+    told = {"endpoint": f"tcp://{host}:5557"}
+    assert found([told])[0].endpoint == "tcp://10.0.0.7:5557"
+    assert found([told], "http://[::1]:8000")[0].endpoint == "tcp://[::1]:5557"
+
+
+def test_an_address_that_is_told_is_taken() -> None:
+    assert found([{"endpoint": "tcp://10.1.1.1:5557"}])[0].endpoint == "tcp://10.1.1.1:5557"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"0": {"enable_kv_cache_events": False, **TOLD}},
+        [{"endpoint": "ipc:///run/kv"}],
+        [{"endpoint": "inproc://kv"}],
+        [{"endpoint": "tcp://a@b:5557"}],
+        [{"endpoint": None}],
+        [{"endpoint": 5}],
+        ["tcp://*:5557"],
+        {"detail": "Not Found"},
+        5,
+    ],
+)
+def test_what_is_no_source_is_none(told: object) -> None:
+    assert found(told) == []
+
+
+@given(st.binary(max_size=60))
+def test_any_answer_can_be_read(body: bytes) -> None:
+    assert isinstance(sources_in(body, URL), list)
+
+
+async def test_named_sources_are_followed_from_the_start(harness: Harness) -> None:
+    engine, publisher = await harness.engine(), Publisher()
+    named = {engine.url: publisher.address._asdict()}
+    running = await harness.router(
+        engine, prefix_cache="events", kv_events=orjson.dumps(named).decode()
+    )
+    cache = running.router.fleet.member(running.endpoint(engine)).cache
+    assert cache is not None
+    await eventually(lambda: (publisher.answer(), cache.state == "live")[1])
+    publisher.close()
+
+
+async def test_engines_are_asked_when_they_are_up(harness: Harness) -> None:
+    engine, other = await harness.engine(), await harness.engine(listening=False)
+    asked: list[bytes] = []
+
+    def refuse(call: Call) -> None:
+        asked.append(call.target)
+        call.send(NOT_FOUND)
+
+    engine.answer_all(refuse)
+    running = await harness.router(engine, other, ready=False, prefix_cache="events")
+    await eventually(lambda: b"/kv_event_sources" in asked)
+    member = running.router.fleet.member(running.endpoint(engine))
+    assert member.cache is not None
+    assert member.cache.state is None
+
+
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"

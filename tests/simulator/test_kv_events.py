@@ -1,0 +1,130 @@
+"""Simulated engines publish what a real one does, in the form of the version that they pretend."""
+
+import asyncio
+from array import array
+from typing import Any
+
+import aiohttp
+import msgpack
+import pytest
+import zmq
+
+from router.core.prefix.block_index import BlockIndex
+from router.core.prefix.blocks import SourceBlocks
+from router.core.prefix.kv_events import events_of, read_event
+from router.core.prefix.prompt_tokens import PromptTokens
+from router.simulator import EngineConfig, RunningEngine, serve_engine
+from tests.simulator.talk import ask
+
+SECONDS = 60.0
+SMALL: dict[str, Any] = {
+    "total_blocks": 64,
+    "max_model_len": 1024,
+    "kv_events": True,
+    "eos_one_in": 0,
+}
+
+
+class Follower:
+    """Somebody who asks for all events so far, again and again."""
+
+    def __init__(self, engine: RunningEngine) -> None:
+        self._events = engine.engine.events
+        self.frames: list[list[bytes]] = []
+        self.index = BlockIndex()
+        self.blocks = SourceBlocks(self.index)
+
+    async def look(self) -> None:
+        """Take all batches from the first on."""
+        await asyncio.to_thread(self._replay)
+        self.blocks = SourceBlocks(self.index)
+        for frames in self.frames[:-1]:
+            for raw in events_of(msgpack.unpackb(frames[-1])):
+                event = read_event(raw)
+                assert event is not None
+                self.blocks.apply(event)
+
+    def _replay(self) -> None:
+        context: zmq.Context[Any] = zmq.Context()
+        try:
+            socket = context.socket(zmq.DEALER)
+            socket.linger = 0
+            socket.rcvtimeo = int(1000 * SECONDS)
+            socket.connect(self._events.replay_endpoint)
+            socket.send_multipart([b"", bytes(8)])
+            self.frames = [socket.recv_multipart()]
+            while self.frames[-1][-2] != b"\xff" * 8:
+                self.frames.append(socket.recv_multipart())
+        finally:
+            context.destroy(linger=0)
+
+    def held(self, ids: list[int], lora: str | None = None, salt: str | None = None) -> int:
+        """Tokens of a prompt that the events tell of."""
+        data = array("I", ids).tobytes()
+        prompt = PromptTokens(data, len(ids), lora, salt, is_whole=True)
+        return self.index.match(prompt).get(self.blocks.bit, 0)
+
+
+def ids_of(first: int, count: int) -> list[int]:
+    """A prompt of letters."""
+    return [97 + (first + place * (first + 3)) % 26 for place in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("version", "frames", "form"),
+    [("0.11.0", 3, list), ("0.25.1", 3, dict), ("0.26.0", 4, dict), ("0.33.0", 4, dict)],
+)
+async def test_each_version_has_its_own_form(
+    client: aiohttp.ClientSession, version: str, frames: int, form: type
+) -> None:
+    async with serve_engine(EngineConfig(version=version, **SMALL)) as engine:
+        await ask(client, engine, prompt=ids_of(1, 100), max_tokens=1)
+        follower = Follower(engine)
+        await follower.look()
+        assert {len(each) for each in follower.frames} == {frames}
+        events = events_of(msgpack.unpackb(follower.frames[0][-1]))
+        assert {type(event) for event in events} == {form}
+        assert follower.held(ids_of(1, 100)) == 96
+
+
+async def test_what_is_announced_is_what_the_engine_finds(client: aiohttp.ClientSession) -> None:
+    """Sixty prompts through a cache that holds ten: evictions are announced, too."""
+    config = EngineConfig(**SMALL, prompt_tokens_details=True)
+    async with serve_engine(config) as engine:
+        follower = Follower(engine)
+        for number in range(60):
+            prompt = [*ids_of(number * number % 17, 64), *ids_of(number % 5, 40)]
+            await follower.look()
+            expected = follower.held(prompt)
+            answer = await ask(client, engine, prompt=prompt, max_tokens=20)
+            details = answer["usage"]["prompt_tokens_details"] or {"cached_tokens": 0}
+            assert details["cached_tokens"] == expected
+        assert follower.blocks.held <= config.total_blocks
+        await ask(client, engine, "/reset_prefix_cache")
+        await follower.look()
+        assert follower.blocks.held == 0
+
+
+async def test_adapters_and_salts_are_told(client: aiohttp.ClientSession) -> None:
+    prompt = ids_of(1, 100)
+    async with serve_engine(EngineConfig(**SMALL, loras=("sql",))) as engine:
+        await ask(client, engine, model="sql", prompt=prompt, cache_salt="mine", max_tokens=1)
+        follower = Follower(engine)
+        await follower.look()
+        assert follower.held(prompt, "sql", "mine") == 96
+        assert follower.held(prompt, "sql") == follower.held(prompt) == 0
+
+
+async def sources(client: aiohttp.ClientSession, config: EngineConfig) -> Any:
+    """What such an engine tells."""
+    async with serve_engine(config) as engine:
+        answer = await client.get(f"{engine.url}/kv_event_sources")
+        return await answer.json()
+
+
+async def test_an_engine_tells_where_it_publishes(client: aiohttp.ClientSession) -> None:
+    [one] = (await sources(client, EngineConfig(**SMALL, version="0.32.0"))).values()
+    [other] = await sources(client, EngineConfig(**SMALL, version="0.33.0"))
+    assert one["endpoint"].startswith("tcp://*:")
+    assert other["replay_endpoint"].startswith("tcp://*:")
+    assert await sources(client, EngineConfig()) == {}

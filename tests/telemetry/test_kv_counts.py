@@ -1,0 +1,65 @@
+"""What is told of the engines' KV-cache events."""
+
+from router.core.fleet import Fleet
+from router.core.health import HealthThresholds
+from router.core.ledger import Ledger
+from router.core.prefix.cache_events import CacheEvents
+from router.core.prefix.kv_source import EngineCache
+from router.telemetry.metrics import Metrics
+from tests.core.prefix.test_kv_source import source_of
+from tests.telemetry.test_metrics import D0, Bench
+
+
+class Told(Bench):
+    """A fleet whose engines tell of their caches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = CacheEvents()
+        self.fleet = Fleet([D0], Ledger(), HealthThresholds(), 3.0, cache_events=self.events)
+        self.metrics = Metrics(self.fleet, lambda: self.connections)
+        cache = self.fleet.member(D0).cache
+        assert cache is not None
+        self.cache: EngineCache = cache
+
+    def states(self) -> set[str]:
+        """Those that the engine's events are in."""
+        found = self.samples("pd_router_endpoint_kv_events_state")
+        return {labels["state"] for labels, value in found if value}
+
+
+def test_a_fleet_without_events_tells_nothing_of_them() -> None:
+    bench = Bench()
+    assert bench.samples("pd_router_kv_events_total") == []
+    assert bench.samples("pd_router_endpoint_kv_events_state") == []
+
+
+def test_counters_begin_at_zero_and_follow_the_totals() -> None:
+    told = Told()
+    assert told.value("pd_router_kv_events_total", endpoint=D0.url) == 0
+    assert told.value("pd_router_kv_event_troubles_total", kind="gap") == 0
+    source = source_of(told.events.blocks)
+    told.cache.replace([source])
+    source.events = 7
+    source.stream.gaps = 2
+    told.cache.measure(1_000, 900)
+    for _ in range(2):
+        assert told.value("pd_router_kv_events_total") == 7
+        assert told.value("pd_router_kv_event_troubles_total", kind="gap") == 2
+        assert told.value("pd_router_kv_event_troubles_total", kind="replay") == 1
+        assert told.value("pd_router_cached_prompt_tokens_total", kind="predicted") == 1_000
+        assert told.value("pd_router_cached_prompt_tokens_total", kind="measured") == 900
+    told.cache.replace([source_of(told.events.blocks)])
+    assert told.value("pd_router_kv_events_total") == 7
+    assert told.value("pd_router_kv_event_troubles_total", kind="replay") == 2
+
+
+def test_the_state_and_what_is_held_are_gauges() -> None:
+    told = Told()
+    assert told.states() == set()
+    source = source_of(told.events.blocks)
+    told.cache.replace([source])
+    assert told.states() == {"live"}
+    assert told.value("pd_router_endpoint_kv_events_held_blocks") == 4
+    source.is_connected = False
+    assert told.states() == {"connecting"}
