@@ -61,9 +61,9 @@ def others(folder: str, *, everywhere: bool) -> set[str]:
     ("folder", "everywhere", "extras"),
     [
         ("router", False, []),
-        ("router", True, ["lmcache", "bench"]),
+        ("router", True, ["lmcache", "kubernetes", "dns", "bench"]),
         ("benchmarks", True, ["bench"]),
-        ("tests", True, ["lmcache", "bench", "dev"]),
+        ("tests", True, ["lmcache", "kubernetes", "dns", "bench", "dev"]),
     ],
 )
 def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: list[str]) -> None:
@@ -72,7 +72,7 @@ def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: lis
 
 def test_what_is_declared_is_imported() -> None:
     used = others("router", everywhere=True) | others("benchmarks", everywhere=True)
-    assert declared("lmcache", "bench") - used == set()
+    assert declared("lmcache", "kubernetes", "dns", "bench") - used == set()
 
 
 def test_an_import_that_is_not_at_the_top_is_found() -> None:
@@ -99,7 +99,11 @@ def test_what_nothing_public_promises_has_an_upper_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "extras"), [("image", ["lmcache"]), ("dev", ["lmcache", "bench", "dev"])]
+    ("name", "extras"),
+    [
+        ("image", ["lmcache", "kubernetes", "dns"]),
+        ("dev", ["lmcache", "kubernetes", "dns", "bench", "dev"]),
+    ],
 )
 def test_the_lock_is_of_these_dependencies(name: str, extras: list[str]) -> None:
     """If not: make lock"""

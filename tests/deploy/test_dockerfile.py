@@ -89,11 +89,12 @@ def test_what_is_installed_has_a_hash_or_comes_from_the_wheel_that_was_built() -
     assert "--no-deps --no-build-isolation" in runs  # nothing is fetched for the build
 
 
-def test_the_lmcache_extra_is_installed() -> None:
+def test_extras_that_a_setting_needs_are_installed() -> None:
     assert "--requirement requirements/image.txt" in TEXT
     pinned = {requirement.name for requirement in locked("image")}
-    for requirement in map(Requirement, project()["optional-dependencies"]["lmcache"]):
-        assert requirement.name in pinned
+    for extra in ("lmcache", "kubernetes", "dns"):
+        for requirement in map(Requirement, project()["optional-dependencies"][extra]):
+            assert requirement.name in pinned
 
 
 def test_the_image_has_no_bench() -> None:
