@@ -25,13 +25,18 @@ from router.settings_values import (
     ALL,
     Bind,
     Certificates,
+    DnsNames,
+    ExistingFile,
     Key,
     LimitByEngine,
+    Namespace,
+    PodPorts,
     Ports,
     Receiver,
     Registry,
     Seconds,
     SecondsOrZero,
+    Selector,
     Share,
     Strategy,
     Text,
@@ -105,6 +110,36 @@ class Settings(BaseSettings):
     decode: Urls = Field(
         (), description="Decode engine URL; repeat the flag or give a comma list. At least one."
     )
+    k8s_prefill_selector: Selector | None = Field(
+        None,
+        description="Kubernetes: label selector of the prefill engines' pods, as app=vllm,"
+        "role=prefill. docs/discovery.md says what becomes of pods that come and go.",
+    )
+    k8s_decode_selector: Selector | None = Field(
+        None, description="Kubernetes: label selector of the decode engines' pods."
+    )
+    k8s_namespace: Namespace | None = Field(
+        None,
+        description="Kubernetes: the engines' namespace; default: that of the router's pod, or of "
+        "the kubeconfig file.",
+    )
+    k8s_port: PodPorts = Field(
+        (8000,),
+        description="Kubernetes: the port on which engines listen, a number or the name of a "
+        "container's port; with several each is an engine of its own.",
+    )
+    k8s_config_file: ExistingFile | None = Field(
+        None,
+        description="Kubernetes: a kubeconfig file; default: the ServiceAccount of the router's "
+        "pod, or where there is none the file that kubectl uses.",
+    )
+    dns_prefill: DnsNames = Field(
+        (),
+        description="DNS name of the prefill engines: host:port, each address being an engine, or "
+        "_http._tcp.host for SRV records; repeat the flag or give a comma list.",
+    )
+    dns_decode: DnsNames = Field((), description="DNS name of the decode engines, likewise.")
+
     routing_threshold: Whole = Field(
         0,
         ge=0,
@@ -319,8 +354,9 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not self.decode:
+        if not self.decode and not self.discovers:
             raise ValueError("--decode: at least one decode engine is needed")
+        self._check_discovery()
         if self.workers > 1 and self.lmcache_notify_bind is not None:
             raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
         if self.admin_host is not None and self.admin_port is None:
@@ -329,7 +365,8 @@ class Settings(BaseSettings):
             raise ValueError("--admin-port: it is --port; take another one")
         if both := set(self.prefill) & set(self.decode):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
-        if strange := set(self.engine_max_num_seqs) - {ALL} - set(self.decode):
+        strange = set(self.engine_max_num_seqs) - {ALL} - set(self.decode)
+        if strange and not self.discovers:
             raise ValueError(f"--engine-max-num-seqs: {min(strange)} is no decode engine")
         if self.threshold_on == "uncached" and self.prefix_cache == "off":
             raise ValueError("--threshold-on: uncached needs --prefix-cache history")
@@ -339,12 +376,32 @@ class Settings(BaseSettings):
             self._refuse_lmcache()
         return self
 
+    def _check_discovery(self) -> None:
+        if self.k8s_decode_selector is None:
+            if self.k8s_prefill_selector is not None:
+                raise ValueError("--k8s-prefill-selector: needs --k8s-decode-selector")
+            for name in ("k8s_namespace", "k8s_port", "k8s_config_file"):
+                if name in self.model_fields_set:
+                    raise ValueError(f"{flag(name)}: needs --k8s-decode-selector")
+        elif self.k8s_prefill_selector == self.k8s_decode_selector:
+            raise ValueError("--k8s-decode-selector: it is --k8s-prefill-selector; take another")
+        if both := set(self.dns_prefill) & set(self.dns_decode):
+            host, port = min(both, key=str)
+            name = host if port is None else f"{host}:{port}"
+            raise ValueError(f"--dns-decode: {name} is given for prefill engines too")
+
     def _check_receivers(self) -> None:
+        if self.dns_decode:
+            raise ValueError("--dns-decode: lmcache needs receivers, which DNS cannot name")
+        if self.k8s_decode_selector is not None and self.decoder_host is not None:
+            raise ValueError("--decoder-host: pods say it by annotations (docs/discovery.md)")
+        if self.k8s_decode_selector is not None and self.workers > 1:
+            raise ValueError("--workers: LMCache with --k8s-decode-selector needs 1")
         if self.decoder_registry is not None:
             self._check_registry()
         elif self.decoder_host is not None or self.decoder_init_port or self.decoder_alloc_port:
             self._check_one_receiver()
-        elif self.prefill:
+        elif self.prefill or (self.k8s_prefill_selector is not None and self.decode):
             raise ValueError("--decoder-registry (or --decoder-host): lmcache needs a receiver")
 
     def _check_registry(self) -> None:
@@ -379,6 +436,11 @@ class Settings(BaseSettings):
         """What the operator says that a decode engine runs side by side; None: learn it."""
         stated = self.engine_max_num_seqs
         return stated.get(url, stated.get(ALL))
+
+    @property
+    def discovers(self) -> bool:
+        """Whether decode engines are found while the router runs."""
+        return self.k8s_decode_selector is not None or bool(self.dns_decode)
 
     @property
     def listening_admin_host(self) -> str:

@@ -15,20 +15,26 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
+from router.core.discovery_names import DnsName, dns_name, label_selector, pod_port
 from router.core.urls import normalise
 
 __all__ = [
     "ALL",
     "Bind",
     "Certificates",
+    "DnsNames",
+    "ExistingFile",
     "Key",
     "LimitByEngine",
+    "Namespace",
+    "PodPorts",
     "Port",
     "Ports",
     "Receiver",
     "Registry",
     "Seconds",
     "SecondsOrZero",
+    "Selector",
     "Share",
     "Strategy",
     "Text",
@@ -115,9 +121,9 @@ def _url(url: str) -> str:
     return normalise(url)
 
 
-def _unique(urls: tuple[str, ...]) -> tuple[str, ...]:
-    _once((url, None) for url in urls)
-    return urls
+def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    _once((value, None) for value in values)
+    return values
 
 
 def _normalised(registry: object) -> object:
@@ -159,7 +165,25 @@ def _certificates(path: Path) -> Path:
     return path
 
 
+def _namespace(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise ValueError(f"must be a Kubernetes namespace, got {text!r}")
+    return text
+
+
+def _dns_name(value: object) -> DnsName:
+    return dns_name(str(value))
+
+
+def _existing(path: Path) -> Path:
+    _read(path)
+    return path
+
+
 Text = Annotated[str, Field(min_length=1)]
+Selector = Annotated[str, AfterValidator(label_selector)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
+ExistingFile = Annotated[Path, AfterValidator(_existing)]
 Key = Annotated[str, AfterValidator(_key)]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
@@ -172,6 +196,19 @@ Urls = Annotated[
 Whole = Annotated[int, BeforeValidator(_number)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
 Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_split)]
+PodPorts = Annotated[
+    tuple[Annotated[int | str, BeforeValidator(pod_port)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    AfterValidator(_unique),
+    Field(min_length=1),
+]
+DnsNames = Annotated[
+    tuple[Annotated[DnsName, BeforeValidator(_dns_name)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    AfterValidator(_unique),
+]
 # A day: what is longer is a typing error.
 SecondsOrZero = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]
