@@ -64,7 +64,8 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11
 
 lock: $(UV)
 	$(COMPILE) requirements/build.in --output-file requirements/build.txt
-	$(COMPILE) pyproject.toml --extra lmcache --extra kv --extra tracing --output-file requirements/image.txt
+	$(COMPILE) pyproject.toml --extra lmcache --extra kv --extra tracing --extra kubernetes \
+	  --extra dns --output-file requirements/image.txt
 	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
 
 # The oldest versions that pyproject.toml admits, under the newest test tools.
@@ -73,11 +74,12 @@ LOWEST := .uv/lowest
 lowest: $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(LOWEST)
 	$(UV) pip compile --quiet --resolution lowest-direct --python $(LOWEST)/bin/python pyproject.toml \
-	  --extra lmcache --extra kv --extra tracing --extra bench --output-file $(LOWEST)/pins.txt
+	  --extra lmcache --extra kv --extra tracing --extra kubernetes --extra dns --extra bench \
+	  --output-file $(LOWEST)/pins.txt
 	$(UV) pip install --quiet --python $(LOWEST)/bin/python --constraints $(LOWEST)/pins.txt \
 	  --editable '.[dev]'
 	$(LOWEST)/bin/python -m pytest -n auto tests/core tests/net tests/web tests/telemetry \
-	  tests/test_settings.py
+	  tests/discovery tests/test_settings.py
 
 $(UV):
 	$(PYTHON) -m venv .uv

@@ -304,6 +304,11 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 METAVARS = {
+    "selector": "LABELS",
+    "namespace": "NAME",
+    "k8s_port": "PORT|NAME",
+    "dns_prefill": "HOST:PORT|SRV",
+    "dns_decode": "HOST:PORT|SRV",
     "host": "HOST",
     "port": "PORT",
     "workers": "N|auto",
@@ -322,14 +327,15 @@ METAVARS = {
     "sample": "SHARE",
     "endpoint": "URL",
 }
-"""What a setting's value is, by the last word of its name; all other numbers that may be fractions
-are seconds."""
+"""What a setting's value is, by its name or the last word of that; all other numbers that may be
+fractions are seconds."""
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
     """What kind of value it is; of a choice, the choices."""
-    if (known := METAVARS.get(name.rpartition("_")[2])) is not None:
-        return known
+    for key in (name, name.rpartition("_")[2]):
+        if key in METAVARS:
+            return METAVARS[key]
     kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not None]
     choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
     if choices:

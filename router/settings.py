@@ -25,16 +25,21 @@ from router.settings_values import (
     ALL,
     Bind,
     Certificates,
+    DnsNames,
     EnginesFile,
+    ExistingFile,
     Impact,
     Key,
     KVEventSources,
     LimitByEngine,
+    Namespace,
+    PodPorts,
     Ports,
     Receiver,
     Registry,
     Seconds,
     SecondsOrZero,
+    Selector,
     Share,
     Strategy,
     Text,
@@ -123,6 +128,36 @@ class Settings(BaseSettings):
         description="Seconds after which an engine that was removed is forgotten although requests "
         "are still there; they go on. As long as an answer may take to begin.",
     )
+    k8s_prefill_selector: Selector | None = Field(
+        None,
+        description="Kubernetes: label selector of the prefill engines' pods, as app=vllm,"
+        "role=prefill. docs/discovery.md says what becomes of pods that come and go.",
+    )
+    k8s_decode_selector: Selector | None = Field(
+        None, description="Kubernetes: label selector of the decode engines' pods."
+    )
+    k8s_namespace: Namespace | None = Field(
+        None,
+        description="Kubernetes: the engines' namespace; default: that of the router's pod, or of "
+        "the kubeconfig file.",
+    )
+    k8s_port: PodPorts = Field(
+        (8000,),
+        description="Kubernetes: the port on which engines listen, a number or the name of a "
+        "container's port; with several each is an engine of its own.",
+    )
+    k8s_config_file: ExistingFile | None = Field(
+        None,
+        description="Kubernetes: a kubeconfig file; default: the ServiceAccount of the router's "
+        "pod, or where there is none the file that kubectl uses.",
+    )
+    dns_prefill: DnsNames = Field(
+        (),
+        description="DNS name of the prefill engines: host:port, each address being an engine, or "
+        "_http._tcp.host for SRV records; repeat the flag or give a comma list.",
+    )
+    dns_decode: DnsNames = Field((), description="DNS name of the decode engines, likewise.")
+
     routing_threshold: Threshold = Field(
         0,
         description="Requests of at least this many estimated input tokens are prefilled "
@@ -364,6 +399,7 @@ class Settings(BaseSettings):
     def _consistent(self) -> Self:
         if not self.decode and not self.discovers:
             raise ValueError("--decode: at least one decode engine is needed")
+        self._check_discovery()
         if self.workers > 1 and self.lmcache_notify_bind is not None:
             raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
         if self.admin_host is not None and self.admin_port is None:
@@ -388,17 +424,38 @@ class Settings(BaseSettings):
     def _check_kv_events(self, sources: Mapping[str, object]) -> None:
         if self.prefix_cache != "events":
             raise ValueError("--kv-events: needs --prefix-cache events")
-        if strange := set(sources) - set(self.prefill) - set(self.decode):
+        strange = set(sources) - set(self.prefill) - set(self.decode)
+        if strange and not self.discovers:
             raise ValueError(f"--kv-events: {min(strange)} is no engine")
 
+    def _check_discovery(self) -> None:
+        if self.k8s_decode_selector is None:
+            if self.k8s_prefill_selector is not None:
+                raise ValueError("--k8s-prefill-selector: needs --k8s-decode-selector")
+            for name in ("k8s_namespace", "k8s_port", "k8s_config_file"):
+                if name in self.model_fields_set:
+                    raise ValueError(f"{flag(name)}: needs --k8s-decode-selector")
+        elif self.k8s_prefill_selector == self.k8s_decode_selector:
+            raise ValueError("--k8s-decode-selector: it is --k8s-prefill-selector; take another")
+        if both := set(self.dns_prefill) & set(self.dns_decode):
+            host, port = min(both, key=str)
+            name = host if port is None else f"{host}:{port}"
+            raise ValueError(f"--dns-decode: {name} is given for prefill engines too")
+
     def _check_receivers(self) -> None:
+        if self.dns_decode:
+            raise ValueError("--dns-decode: lmcache needs receivers, which DNS cannot name")
+        if self.k8s_decode_selector is not None and self.decoder_host is not None:
+            raise ValueError("--decoder-host: pods say it by annotations (docs/discovery.md)")
+        if self.k8s_decode_selector is not None and self.workers > 1:
+            raise ValueError("--workers: LMCache with --k8s-decode-selector needs 1")
         if self.decoder_registry is not None:
             self._check_registry()
-        elif self.discovers:
+        elif self.engines_file is not None:
             raise ValueError("--decoder-registry: discovered decode engines need a receiver each")
         elif self.decoder_host is not None or self.decoder_init_port or self.decoder_alloc_port:
             self._check_one_receiver()
-        elif self.prefill:
+        elif self.prefill or (self.k8s_prefill_selector is not None and self.decode):
             raise ValueError("--decoder-registry (or --decoder-host): lmcache needs a receiver")
 
     def _check_registry(self) -> None:
@@ -437,7 +494,8 @@ class Settings(BaseSettings):
     @property
     def discovers(self) -> bool:
         """Whether engines come and go by a source that is watched."""
-        return self.engines_file is not None
+        sources = (self.engines_file, self.k8s_decode_selector)
+        return any(each is not None for each in sources) or bool(self.dns_decode)
 
     @property
     def listening_admin_host(self) -> str:

@@ -16,24 +16,30 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_settings import NoDecode
 
 from router.core import engines_file
+from router.core.discovery_names import DnsName, dns_name, label_selector, pod_port
 from router.core.urls import normalise, origin
 
 __all__ = [
     "ALL",
     "Bind",
     "Certificates",
+    "DnsNames",
     "EnginesFile",
+    "ExistingFile",
     "Impact",
     "KVEventSource",
     "KVEventSources",
     "Key",
     "LimitByEngine",
+    "Namespace",
+    "PodPorts",
     "Port",
     "Ports",
     "Receiver",
     "Registry",
     "Seconds",
     "SecondsOrZero",
+    "Selector",
     "Share",
     "Strategy",
     "Text",
@@ -122,9 +128,9 @@ def _url(url: str) -> str:
     return normalise(url)
 
 
-def _unique(urls: tuple[str, ...]) -> tuple[str, ...]:
-    _once((url, None) for url in urls)
-    return urls
+def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    _once((value, None) for value in values)
+    return values
 
 
 def _normalised(registry: object) -> object:
@@ -183,8 +189,26 @@ def _engines_file(path: Path) -> Path:
     return path
 
 
+def _namespace(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
+        raise ValueError(f"must be a Kubernetes namespace, got {text!r}")
+    return text
+
+
+def _dns_name(value: object) -> DnsName:
+    return dns_name(str(value))
+
+
+def _existing(path: Path) -> Path:
+    _read(path)
+    return path
+
+
 Text = Annotated[str, Field(min_length=1)]
 TracesUrl = Annotated[str, AfterValidator(_traces_url)]
+Selector = Annotated[str, AfterValidator(label_selector)]
+Namespace = Annotated[str, AfterValidator(_namespace)]
+ExistingFile = Annotated[Path, AfterValidator(_existing)]
 Key = Annotated[str, AfterValidator(_key)]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
@@ -198,6 +222,19 @@ Urls = Annotated[
 Whole = Annotated[int, BeforeValidator(_number)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
 Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_split)]
+PodPorts = Annotated[
+    tuple[Annotated[int | str, BeforeValidator(pod_port)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    AfterValidator(_unique),
+    Field(min_length=1),
+]
+DnsNames = Annotated[
+    tuple[Annotated[DnsName, BeforeValidator(_dns_name)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    AfterValidator(_unique),
+]
 # A day: what is longer is a typing error.
 SecondsOrZero = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]

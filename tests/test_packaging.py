@@ -77,9 +77,9 @@ def distribution(name: str) -> str:
     ("folder", "everywhere", "extras"),
     [
         ("router", False, []),
-        ("router", True, ["lmcache", "kv", "tracing", "bench"]),
+        ("router", True, ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench"]),
         ("benchmarks", True, ["bench"]),
-        ("tests", True, ["lmcache", "kv", "tracing", "bench", "dev"]),
+        ("tests", True, ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench", "dev"]),
     ],
 )
 def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: list[str]) -> None:
@@ -88,7 +88,7 @@ def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: lis
 
 def test_what_is_declared_is_imported() -> None:
     used = others("router", everywhere=True) | others("benchmarks", everywhere=True)
-    assert declared("lmcache", "kv", "tracing", "bench") - used == set()
+    assert declared("lmcache", "kv", "tracing", "kubernetes", "dns", "bench") - used == set()
 
 
 def test_an_import_that_is_not_at_the_top_is_found() -> None:
@@ -117,8 +117,8 @@ def test_what_nothing_public_promises_has_an_upper_end() -> None:
 @pytest.mark.parametrize(
     ("name", "extras"),
     [
-        ("image", ["lmcache", "kv", "tracing"]),
-        ("dev", ["lmcache", "kv", "tracing", "bench", "dev"]),
+        ("image", ["lmcache", "kv", "tracing", "kubernetes", "dns"]),
+        ("dev", ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench", "dev"]),
     ],
 )
 def test_the_lock_is_of_these_dependencies(name: str, extras: list[str]) -> None:

@@ -65,6 +65,7 @@ LMCACHE = {"disagg_connector_type": "lmcache", "decode": "http://d0"}
 ONE_RECEIVER = {**LMCACHE, "decoder_host": "r", "decoder_init_port": "1", "decoder_alloc_port": "2"}
 
 ENGINES = Path(__file__).parent / "engines.json"
+POD = {"k8s_decode_selector": "app=vllm"}
 
 SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "host": ("::", "::", D0),
@@ -84,6 +85,17 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "decode": ("http://d1", ("http://d1",), {}),
     "engines_file": (str(ENGINES), ENGINES, {}),
     "engine_leave_timeout": ("60", 60.0, D0),
+    "k8s_prefill_selector": (
+        "app=vllm, role in (prefill, both)",
+        "app=vllm,role in (prefill, both)",
+        POD,
+    ),
+    "k8s_decode_selector": ("app=vllm,!old", "app=vllm,!old", {}),
+    "k8s_namespace": ("llm", "llm", POD),
+    "k8s_port": ("8000,http", (8000, "http"), POD),
+    "k8s_config_file": (str(CA_FILE), CA_FILE, POD),
+    "dns_prefill": ("P.svc:80,_h._tcp.p", (("p.svc", 80), ("_h._tcp.p", None)), D0),
+    "dns_decode": ("d.svc:8000", (("d.svc", 8000),), {}),
     "routing_threshold": ("4096", 4096, D0),
     "max_itl_impact": ("0.5", 0.5, D0),
     "load_balancing_strategy": ("least_loaded", "least_loaded", D0),
@@ -331,6 +343,13 @@ WRONG = {
     "max_excluded_percent": "101",
     "slow_start": "-1",
     "speed_probe_interval": "-1",
+    "k8s_prefill_selector": "role=pre fill",
+    "k8s_decode_selector": "app==vllm,role in prefill",
+    "k8s_namespace": "Default",
+    "k8s_port": "8000,0",
+    "k8s_config_file": "/no/such/file",
+    "dns_prefill": "host",
+    "dns_decode": "http://host:8000",
     "disagg_connector_type": "mooncake",
     "decoder_host": "",
     "decoder_init_port": "7300,0",
@@ -837,3 +856,36 @@ def test_sources_without_use_for_them_are_refused() -> None:
     sources = json.dumps({"http://d0": {"endpoint": "tcp://d0:5557"}})
     line = refusal({"decode": "http://d0", "kv_events": sources})
     assert line == "--kv-events: needs --prefix-cache events"
+
+
+# Discovery.
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({**D0, "k8s_prefill_selector": "a=b"}, "--k8s-prefill-selector: needs --k8s-decode-sel"),
+        ({**D0, "k8s_namespace": "llm"}, "--k8s-namespace: needs --k8s-decode-selector"),
+        ({**D0, "k8s_port": "80"}, "--k8s-port: needs --k8s-decode-selector"),
+        ({**POD, "k8s_prefill_selector": "app=vllm"}, "--k8s-decode-selector: it is --k8s-pref"),
+        ({"dns_prefill": "x:80"}, "--decode: at least one"),
+        ({"dns_prefill": "x:80,y:80", "dns_decode": "y:80"}, "--dns-decode: y:80 is given for"),
+        ({"dns_decode": "x:80", "disagg_connector_type": "lmcache"}, "--dns-decode: lmcache needs"),
+        ({**ONE_RECEIVER, **POD}, "--decoder-host: pods say it by annotations"),
+        (
+            {**POD, "workers": "2", "disagg_connector_type": "lmcache"},
+            "--workers: LMCache with --k8s-decode-selector needs 1",
+        ),
+        (
+            {**POD, **D0, "k8s_prefill_selector": "a=b", "disagg_connector_type": "lmcache"},
+            "--decoder-registry (or --decoder-host): lmcache needs a receiver",
+        ),
+    ],
+)
+def test_sources_that_do_not_fit_are_refused(flags, said):
+    assert refusal(flags).startswith(said)
+
+
+def test_engines_that_are_found_may_have_limits_of_their_own():
+    settings = load({**POD, "engine_max_num_seqs": '{"http://10.0.0.1:8000": 64}'})
+    assert settings.max_num_seqs("http://10.0.0.1:8000") == 64

@@ -18,6 +18,8 @@ def default_text(field: FieldInfo) -> str:
     """A setting's default as a user would write it; empty when there is none."""
     if field.default in (None, (), {}):
         return ""
+    if isinstance(field.default, tuple):
+        return ",".join(map(str, field.default))
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 
 

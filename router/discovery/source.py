@@ -5,10 +5,15 @@ from typing import Protocol
 
 from router.core.membership import Target
 
-__all__ = ["OnTargets", "Source"]
+__all__ = ["OnTargets", "Source", "WrongConfiguration"]
 
 OnTargets = Callable[[tuple[Target, ...]], None]
 """Takes the whole set that a source names, each time it changes."""
+
+
+class WrongConfiguration(Exception):
+    """A source cannot work as it is configured, and trying again will not mend that. The text says
+    what to change."""
 
 
 class Source(Protocol):
@@ -18,4 +23,4 @@ class Source(Protocol):
     """For logs and for the list of engines."""
 
     async def watch(self, on_targets: OnTargets) -> None:
-        """Run for ever. Raises only for what will not mend (a wrong configuration)."""
+        """Run for ever. Raises only for what will not mend: WrongConfiguration."""

@@ -9,7 +9,10 @@ from router.settings import ENV_PREFIX, Settings, load
 from tests.deploy.places import KUBERNETES
 from tests.deploy.rendered import Rendered, render
 
-OVERLAYS = ("disaggregated", "plain")
+NAMED = ("disaggregated", "plain")
+"""Overlays in which the router knows its engines by URL."""
+
+OVERLAYS = (*NAMED, "discovery")
 
 SettingsOf = Callable[[Rendered], Settings]
 
@@ -24,6 +27,19 @@ def disaggregated() -> Rendered:
 def plain() -> Rendered:
     """Whole engines."""
     return render(KUBERNETES / "overlays" / "plain")
+
+
+@pytest.fixture(scope="session")
+def discovery() -> Rendered:
+    """Prefill and decode engines that are found by their labels."""
+    return render(KUBERNETES / "overlays" / "discovery")
+
+
+@pytest.fixture(params=NAMED)
+def named(request: pytest.FixtureRequest) -> Rendered:
+    """Each in which engines are named."""
+    overlay: Rendered = request.getfixturevalue(request.param)
+    return overlay
 
 
 @pytest.fixture(params=OVERLAYS)

@@ -89,7 +89,7 @@ def test_what_is_installed_has_a_hash_or_comes_from_the_wheel_that_was_built() -
     assert "--no-deps --no-build-isolation" in runs  # nothing is fetched for the build
 
 
-@pytest.mark.parametrize("extra", ["lmcache", "tracing"])
+@pytest.mark.parametrize("extra", ["lmcache", "kv", "tracing", "kubernetes", "dns"])
 def test_extras_that_a_setting_needs_are_installed(extra: str) -> None:
     assert "--requirement requirements/image.txt" in TEXT
     pinned = {requirement.name for requirement in locked("image")}

@@ -98,8 +98,13 @@ class TestSecurity:
         (user,) = (one.text for one in read(DOCKERFILE.read_text())[-1] if one.name == "USER")
         assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
 
-    def test_nobody_gets_a_token_of_the_api_server(self, rendered: Rendered) -> None:
-        assert all(p.spec["automountServiceAccountToken"] is False for p in rendered.workloads)
+    def test_only_a_router_that_needs_it_gets_a_token_of_the_api_server(
+        self, rendered: Rendered, settings_of: SettingsOf
+    ) -> None:
+        needs_it = settings_of(rendered).k8s_decode_selector is not None
+        assert rendered.router.spec["automountServiceAccountToken"] is needs_it
+        engines = rendered.engines.values()
+        assert all(pool.spec["automountServiceAccountToken"] is False for pool in engines)
         account = rendered.router.spec["serviceAccountName"]
         assert rendered.of("ServiceAccount")[account]["automountServiceAccountToken"] is False
 

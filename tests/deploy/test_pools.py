@@ -28,7 +28,7 @@ def transfer(pods: Pods) -> dict[str, object] | None:
 class TestSettings:
     def test_every_variable_is_a_setting(self, rendered: Rendered) -> None:
         names = [*rendered.configuration(rendered.router), *rendered.router.variables]
-        assert "PD_ROUTER_DECODE" in names
+        assert {"PD_ROUTER_DECODE", "PD_ROUTER_K8S_DECODE_SELECTOR"} & set(names)
         for name in names:
             assert name.startswith(ENV_PREFIX)
             assert name.removeprefix(ENV_PREFIX).lower() in Settings.model_fields
@@ -61,19 +61,17 @@ class TestSettings:
 
 
 class TestEngines:
-    def test_the_urls_are_exactly_the_pods(
-        self, rendered: Rendered, settings_of: SettingsOf
-    ) -> None:
+    def test_the_urls_are_exactly_the_pods(self, named: Rendered, settings_of: SettingsOf) -> None:
         """A pod's name resolves by a headless Service that its StatefulSet names and selects it."""
         pods = set()
-        for name, pool in rendered.engines.items():
-            service = rendered.of("Service")[pool.workload["spec"]["serviceName"]]
+        for name, pool in named.engines.items():
+            service = named.of("Service")[pool.workload["spec"]["serviceName"]]
             assert service["spec"]["clusterIP"] == "None"
-            assert rendered.selected(service["spec"]["selector"]) == [name]
+            assert named.selected(service["spec"]["selector"]) == [name]
             domain = service["metadata"]["name"]
             port = pool.ports["http"]
             pods |= {f"http://{name}-{n}.{domain}:{port}" for n in range(pool.replicas)}
-        settings = settings_of(rendered)
+        settings = settings_of(named)
         assert {*settings.prefill, *settings.decode} == pods
 
     def test_each_role_has_its_side_of_the_transfer(

@@ -175,10 +175,16 @@ async def test_the_file_is_followed(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     path = router.router.settings.engines_file
     assert path is not None
-    path.write_text(json.dumps({"decode": [engine.url]}))
+    fresh = path.with_suffix(".fresh")  # half a file would be a mistake, and told
+
+    def write(*urls: str) -> None:
+        fresh.write_text(json.dumps({"decode": urls}))
+        fresh.replace(path)
+
+    write(engine.url)
     await eventually(lambda: router.router.pools)
     await router.usable(engine)
-    path.write_text('{"decode": []}')
+    write()
     await eventually(lambda: not router.router.pools)
 
 

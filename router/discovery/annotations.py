@@ -1,0 +1,77 @@
+"""What a pod's annotations say of its engine that neither its labels nor its status can."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from router.core.plans.lmcache_receivers import Receiver
+
+__all__ = ["NOTHING_SAID", "PREFIX", "Annotations", "WrongAnnotation", "read_annotations"]
+
+PREFIX = "pd-router/"
+
+MODEL = PREFIX + "model"
+KV_EVENTS_PORT = PREFIX + "kv-events-port"
+RECEIVER_HOST = PREFIX + "lmcache-host"
+INIT_PORTS = PREFIX + "lmcache-init-ports"
+ALLOC_PORTS = PREFIX + "lmcache-alloc-ports"
+
+KNOWN = frozenset({MODEL, KV_EVENTS_PORT, RECEIVER_HOST, INIT_PORTS, ALLOC_PORTS})
+
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+class WrongAnnotation(ValueError):
+    """An annotation that cannot be used; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """None: the pod does not say."""
+
+    model: str | None = None
+    """The name by which clients ask for its model."""
+    kv_events_port: int | None = None
+    """Where it publishes KV events (vLLM's --kv-events-config)."""
+    receiver: Receiver | None = None
+    """Where its LMCache takes KV caches."""
+
+
+NOTHING_SAID = Annotations()
+
+
+def read_annotations(given: Mapping[str, str], host: str) -> Annotations:
+    """The annotations of a pod at the address `host`. Raises WrongAnnotation."""
+    ours = {key: text for key, text in given.items() if key.startswith(PREFIX)}
+    if not ours:
+        return NOTHING_SAID
+    if strange := sorted(ours.keys() - KNOWN):
+        raise WrongAnnotation(f"{strange[0]} is unknown; there are {', '.join(sorted(KNOWN))}")
+    port = ours.get(KV_EVENTS_PORT)
+    return Annotations(
+        model=ours.get(MODEL) or None,
+        kv_events_port=None if port is None else _port(KV_EVENTS_PORT, port),
+        receiver=_receiver(ours, host),
+    )
+
+
+def _receiver(ours: Mapping[str, str], host: str) -> Receiver | None:
+    if not ours.keys() & {RECEIVER_HOST, INIT_PORTS, ALLOC_PORTS}:
+        return None
+    init, alloc = (_ports(name, ours.get(name, "")) for name in (INIT_PORTS, ALLOC_PORTS))
+    if len(init) != len(alloc):
+        raise WrongAnnotation(
+            f"{ALLOC_PORTS} names {len(alloc)} ports and {INIT_PORTS} {len(init)}: "
+            "one of each per tensor-parallel rank"
+        )
+    return Receiver(ours.get(RECEIVER_HOST) or host, init, alloc)
+
+
+def _ports(name: str, text: str) -> tuple[int, ...]:
+    return tuple(_port(name, each.strip()) for each in text.split(","))
+
+
+def _port(name: str, text: str) -> int:
+    if not _PORT.fullmatch(text) or not 1 <= int(text) <= 65535:
+        raise WrongAnnotation(f"{name}: {text[:40]!r} is no port")
+    return int(text)

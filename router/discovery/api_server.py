@@ -1,0 +1,208 @@
+"""Lists and watches pods over HTTP.
+
+The requests are the router's own, on aiohttp: objects are read as JSON, not built as classes, and
+what a watch may fail with is told apart here. Who the router is (certificates, tokens) is the
+login's business.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+import orjson
+
+from router.discovery.pod import MalformedObject, Pod, read_pod, version_of
+from router.discovery.source import WrongConfiguration
+from router.discovery.watch_event import Bookmark, Change, Lines, Refused, read_event
+
+__all__ = ["ApiServer", "Credentials", "Expired", "ListOfPods", "Trouble"]
+
+ANSWER_SECONDS = 10.0
+"""For a page of a list, and for the head of a watch."""
+
+PAGE = 100
+"""Pods per page of a list: about 1 MB, parsed in 5 ms, in which no token is relayed."""
+
+MAX_BODY_BYTES = 64 << 20
+"""Pods of 600 kB each; more is no page of pods."""
+
+MAX_MESSAGE = 300
+"""Characters of the API server's own message in a line of the log."""
+
+LATE_SECONDS = 10.0
+"""How much longer than asked for a watch may last. A connection that was cut without a word (a
+firewall that forgot it) is found by that."""
+
+
+class Trouble(Exception):
+    """A request failed, in a way that may pass. `kind` is one of a few words, by which operators
+    are told only once; the text says what to do."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Expired(Exception):
+    """The API server no longer knows what happened since the version asked for: list again."""
+
+
+Events = Sequence[Change | Bookmark]
+
+
+@dataclass(frozen=True, slots=True)
+class ListOfPods:
+    """All pods at one moment."""
+
+    pods: tuple[Pod, ...]
+    version: int
+
+
+class Credentials(Protocol):
+    """Who the router is to the API server, beyond the certificates of its session."""
+
+    async def headers(self) -> Mapping[str, str]:
+        """The headers of a request. Tokens change: each request asks again. Raises Trouble."""
+
+    async def renew(self) -> None:
+        """They were not accepted: get others. Raises Trouble."""
+
+
+class ApiServer:
+    """The pods of one namespace. `options` are aiohttp's, for each request."""
+
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        session: aiohttp.ClientSession,
+        credentials: Credentials,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.url = f"{url.rstrip('/')}/api/v1/namespaces/{namespace}/pods"
+        self.namespace = namespace
+        self.credentials = credentials
+        self._session = session
+        self._options = options
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._session.close()
+
+    async def list_pods(self, selector: str) -> ListOfPods:
+        """List the pods that a label selector takes. Raises Trouble, Expired (between two pages)
+        or WrongConfiguration."""
+        pods: list[Pod] = []
+        query = {"labelSelector": selector, "limit": str(PAGE)}
+        with _troubles():
+            while True:
+                async with asyncio.timeout(ANSWER_SECONDS), self._get(query) as answer:
+                    items, metadata = _page(await _body(answer))
+                pods += map(read_pod, items)
+                if not metadata.get("continue"):
+                    return ListOfPods(tuple(pods), version_of(metadata))
+                query["continue"] = str(metadata["continue"])
+
+    async def watch_pods(
+        self, selector: str, version: int, seconds: int, on_events: Callable[[Events], None]
+    ) -> None:
+        """Pass on what happens after `version`, for about so many seconds; events that arrive
+        together are passed on together. Raises Trouble, Expired or WrongConfiguration."""
+        query = {
+            "labelSelector": selector,
+            "resourceVersion": str(version),
+            "timeoutSeconds": str(seconds),
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+        }
+        lines = Lines()
+        with _troubles():
+            async with asyncio.timeout(seconds + LATE_SECONDS), self._get(query) as answer:
+                async for data in answer.content.iter_any():
+                    if events := [self._event(line) for line in lines.feed(data)]:
+                        on_events(events)
+
+    def _event(self, line: bytes) -> Change | Bookmark:
+        event = read_event(line)
+        if isinstance(event, Refused):
+            raise self._refusal(event.status, event.message)
+        return event
+
+    @asynccontextmanager
+    async def _get(self, query: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
+        headers = await self.credentials.headers()
+        async with self._session.get(
+            self.url, params=query, headers=headers, **self._options
+        ) as answer:
+            if answer.status == 401:
+                await self.credentials.renew()
+            if answer.status != 200:
+                raise self._refusal(answer.status, _message(await _body(answer)))
+            yield answer
+
+    def _refusal(self, status: int, message: str) -> Exception:
+        """What an HTTP status means, be it that of an answer or of an event in a watch."""
+        said = f"the API server answers {status}: {message[:MAX_MESSAGE]}"
+        match status:
+            case 410:
+                return Expired(said)
+            case 400 | 422:
+                return WrongConfiguration(f"{said}; check the label selectors")
+            case 401:
+                return Trouble("unauthorized", f"{said}; check the ServiceAccount's token")
+            case 403:
+                return Trouble(
+                    "forbidden",
+                    f"{said}; allow the router's ServiceAccount to list and watch pods in the "
+                    f"namespace {self.namespace} (deploy/kubernetes/overlays/discovery)",
+                )
+        return Trouble("server", said)
+
+
+@contextmanager
+def _troubles() -> Iterator[None]:
+    """Failures of the network and of what comes through it, as Trouble."""
+    try:
+        yield
+    except TimeoutError:
+        text = "the API server was silent for too long; check the network to it"
+        raise Trouble("unreachable", text) from None
+    except aiohttp.ClientSSLError as error:
+        text = f"no TLS with the API server ({error}); check its CA certificate"
+        raise Trouble("certificate", text) from None
+    except (aiohttp.ClientError, OSError) as error:
+        text = f"the API server cannot be reached ({error}); check the network to it"
+        raise Trouble("unreachable", text) from None
+    except MalformedObject as error:
+        text = f"{error}; check that it is a Kubernetes API server"
+        raise Trouble("malformed", text) from None
+
+
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    """An answer's body. Raises MalformedObject when it is too large."""
+    body = bytearray()
+    async for data in answer.content.iter_any():
+        body += data
+        if len(body) > MAX_BODY_BYTES:
+            raise MalformedObject(f"an answer has more than {MAX_BODY_BYTES} bytes")
+    return bytes(body)
+
+
+def _page(body: bytes) -> tuple[list[Any], dict[str, Any]]:
+    """The items and the metadata of a page of a list. Raises MalformedObject."""
+    try:
+        page = orjson.loads(body)
+        return list(page.get("items") or ()), dict(page["metadata"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MalformedObject(f"a list of pods is none: {error!r}") from None
+
+
+def _message(body: bytes) -> str:
+    """What a Status object says; of anything else its beginning."""
+    try:
+        return str(orjson.loads(body)["message"])
+    except (KeyError, TypeError, ValueError):
+        return body[:MAX_MESSAGE].decode(errors="replace")

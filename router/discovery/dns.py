@@ -1,0 +1,115 @@
+"""Engines are what DNS names lead to: the addresses of a headless service, or its SRV records."""
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping
+from random import Random
+
+from router.core.discovery_names import DnsName
+from router.core.membership import Target
+from router.core.urls import normalise
+from router.core.values import Endpoint, Role
+from router.discovery.dns_answers import RETRY_SECONDS, Belief, Host
+from router.discovery.dns_resolver import LookupFailed, Question, Resolver
+from router.discovery.outage import Outage
+from router.discovery.source import OnTargets
+
+__all__ = ["DnsSource"]
+
+
+_HOST = re.compile(r"[A-Za-z0-9_.:-]+")
+
+
+class DnsSource:
+    """The engines that `names` lead to. A name is asked for again when its answer's TTL is over."""
+
+    name = "dns"
+
+    def __init__(
+        self,
+        names: Mapping[Role, Iterable[DnsName]],
+        resolver: Resolver,
+        chance: Random | None = None,
+    ) -> None:
+        # What both roles' names lead to is a decode engine: that serves requests by itself.
+        self._names = [
+            _Name(name, role, resolver)
+            for role in (Role.DECODE, Role.PREFILL)
+            for name in names.get(role, ())
+        ]
+        self._chance = chance or Random()
+        self._on_targets: OnTargets = lambda targets: None
+        self._told: tuple[Target, ...] | None = None
+
+    async def watch(self, on_targets: OnTargets) -> None:
+        """See `Source`. The first set is told when each name has been asked for once."""
+        self._on_targets, self._told = on_targets, None
+        async with asyncio.TaskGroup() as group:
+            for name in self._names:
+                group.create_task(self._follow(name))
+
+    async def _follow(self, name: "_Name") -> None:
+        while True:
+            seconds = await name.ask()
+            self._changed()
+            # Never earlier than the TTL: a cache on the way would give the same answer again.
+            await asyncio.sleep(seconds * self._chance.uniform(1.0, 1.1))
+
+    def _changed(self) -> None:
+        if not all(name.was_asked for name in self._names):
+            return
+        found: dict[str, Target] = {}
+        for name in self._names:
+            for url in name.urls:
+                found.setdefault(url, Target(Endpoint(url, name.role)))
+        targets = tuple(found[url] for url in sorted(found))
+        if targets != self._told:
+            self._told = targets
+            self._on_targets(targets)
+
+
+class _Name:
+    """One name, its questions and what is believed of them."""
+
+    def __init__(self, name: DnsName, role: Role, resolver: Resolver) -> None:
+        self.role = role
+        self.was_asked = False
+        self._resolver = resolver
+        self._name = name
+        self._outage = Outage(f"DNS name {name.host}")
+        questions: tuple[Question, ...] = ("SRV",) if name.port is None else ("A", "AAAA")
+        self._beliefs = {question: Belief() for question in questions}
+
+    @property
+    def urls(self) -> frozenset[str]:
+        """The engines. Of a name with both kinds of addresses only the first kind: each engine has
+        one of either, and would be counted twice."""
+        return next((each.urls for each in self._beliefs.values() if each.urls), frozenset())
+
+    async def ask(self) -> float:
+        """Ask all questions; returns the seconds until they are to be asked again."""
+        seconds = await asyncio.gather(*map(self._ask, self._beliefs))
+        self.was_asked = True
+        return min((each for each in seconds if each is not None), default=RETRY_SECONDS)
+
+    async def _ask(self, question: Question) -> float | None:
+        """Ask one; None: it has no such records, and had none before."""
+        belief = self._beliefs[question]
+        try:
+            answer = await self._resolver.ask(self._name, question)
+            belief.hear(map(_url, answer.hosts))
+        except LookupFailed as failure:
+            self._outage.failed(question, failure.kind, str(failure))
+            return RETRY_SECONDS
+        self._outage.succeeded(question)
+        if answer.hosts:
+            return answer.seconds
+        return RETRY_SECONDS if belief.urls else None
+
+
+def _url(host: Host) -> str:
+    """Raises LookupFailed for what is no host name: DNS names may hold anything."""
+    name = f"[{host.host}]" if ":" in host.host else host.host
+    if host.port == 0 or not _HOST.fullmatch(host.host):
+        raise LookupFailed("unusable", f"a record leads nowhere: {name}:{host.port}; correct it")
+    return normalise(f"http://{name}:{host.port}")

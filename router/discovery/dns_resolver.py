@@ -1,0 +1,86 @@
+"""Asks DNS servers, with dnspython.
+
+Unlike the system's resolver it tells an answer's TTL, knows SRV records and takes no thread.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Literal, Protocol
+
+from router.core.discovery_names import DnsName
+from router.discovery.dns_answers import Answer, Host
+
+__all__ = ["LookupFailed", "Question", "Resolver", "SystemResolver"]
+
+QUESTION_SECONDS = 5.0
+"""For one question, with all servers, search domains and repetitions."""
+
+SERVERS = "the DNS servers in /etc/resolv.conf"
+
+Question = Literal["A", "AAAA", "SRV"]
+
+
+class LookupFailed(Exception):
+    """There is no answer. `kind` is a word by which operators are told only once."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Resolver(Protocol):
+    """Asks DNS servers."""
+
+    async def ask(self, name: DnsName, question: Question) -> Answer:
+        """The records of a name. Addresses get its port, SRV records bring their own. Raises
+        LookupFailed."""
+
+
+class SystemResolver:
+    """Asks the servers of /etc/resolv.conf, with its search domains. `resolver` is dnspython's, if
+    it is not to read that file.
+
+    Raises ImportError, naming the extra to install.
+    """
+
+    def __init__(self, resolver: Any = None) -> None:
+        try:
+            import dns.asyncresolver  # noqa: PLC0415 - an extra
+            import dns.exception  # noqa: PLC0415
+        except ImportError as error:
+            raise ImportError(
+                f"discovery by DNS needs {error.name}: pip install 'pd-router[dns]'"
+            ) from None
+        self._dns = dns
+        self._resolver = resolver or dns.asyncresolver.Resolver()
+
+    async def ask(self, name: DnsName, question: Question) -> Answer:
+        """See `Resolver`."""
+        try:
+            async with asyncio.timeout(QUESTION_SECONDS):
+                answer = await self._resolver.resolve(
+                    name.host,
+                    question,
+                    raise_on_no_answer=False,
+                    search=True,
+                    lifetime=QUESTION_SECONDS,
+                )
+        except self._dns.resolver.NXDOMAIN:
+            raise LookupFailed("nxdomain", f"there is no name {name.host}; check it") from None
+        except (TimeoutError, self._dns.exception.Timeout):
+            text = f"no answer for {name.host} in {QUESTION_SECONDS:g} s; check {SERVERS}"
+            raise LookupFailed("unanswered", text) from None
+        except (self._dns.exception.DNSException, OSError) as error:
+            text = f"no answer for {name.host} ({error}); check {SERVERS}"
+            raise LookupFailed("unanswered", text) from None
+        if answer.rrset is None:
+            return Answer((), 0.0)
+        return Answer(tuple(_hosts(answer.rrset, name.port)), float(answer.rrset.ttl))
+
+
+def _hosts(records: Any, port: int | None) -> Iterator[Host]:
+    for record in records:
+        if port is not None:
+            yield Host(str(record.address), port)
+        elif (host := record.target.to_text(omit_final_dot=True).lower()) not in ("", "."):
+            yield Host(host, int(record.port))  # a target "." says that there is no such service

@@ -1,0 +1,125 @@
+"""Engines are pods, found by their labels."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from random import Random
+
+from router.core.membership import Target
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.values import Endpoint, Role
+from router.discovery.annotations import INIT_PORTS, Annotations
+from router.discovery.api_server import ApiServer
+from router.discovery.outage import Outage
+from router.discovery.pod import Pod
+from router.discovery.pod_targets import Found, found_in, in_both_roles
+from router.discovery.pod_watch import PodWatch
+from router.discovery.source import OnTargets
+
+__all__ = ["KubernetesSource"]
+
+log = logging.getLogger(__name__)
+
+
+class KubernetesSource:
+    """The pods that `selectors` take, each at all of `ports` (numbers or names).
+
+    `login` opens the way to the API server. `receivers`, if given, is kept filled with where decode
+    engines take KV caches, by their pods' annotations; one that does not say so is left out.
+    """
+
+    name = "kubernetes"
+
+    def __init__(
+        self,
+        login: Callable[[], Awaitable[ApiServer]],
+        selectors: Mapping[Role, str],
+        ports: Iterable[int | str],
+        *,
+        receivers: dict[Endpoint, Receiver] | None = None,
+        chance: Random | None = None,
+    ) -> None:
+        self._login = login
+        self._selectors = selectors
+        self._ports = tuple(ports)
+        self._receivers = receivers
+        self._chance = chance or Random()
+        self._watches: dict[Role, PodWatch] = {}
+        self._on_targets: OnTargets = lambda targets: None
+        self._told: tuple[tuple[Target, Annotations], ...] | None = None
+        self._problems: frozenset[str] = frozenset()
+
+    @property
+    def annotations(self) -> Mapping[Endpoint, Annotations]:
+        """What the pods behind the targets say of themselves; as of the last call of `on_targets`,
+        of which it is up to date when that begins."""
+        return {target.endpoint: annotations for target, annotations in self._told or ()}
+
+    async def watch(self, on_targets: OnTargets) -> None:
+        """See `Source`. The first set is told when all selectors' pods are known."""
+        self._on_targets, self._told = on_targets, None
+        api = await self._login()
+        outage = Outage("the Kubernetes API")
+        self._watches = {
+            role: PodWatch(api, selector, outage, self._changed, self._chance)
+            for role, selector in self._selectors.items()
+        }
+        try:
+            async with asyncio.TaskGroup() as group:
+                for watch in self._watches.values():
+                    group.create_task(watch.run())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            await api.close()
+
+    def _changed(self) -> None:
+        if not all(watch.has_listed for watch in self._watches.values()):
+            return
+        pods = {role: watch.store.pods for role, watch in self._watches.items()}
+        found = found_in(pods, self._ports)
+        self._report({*self._problems_of(pods), *self._without_receiver(found.values())})
+        now = tuple((each.target, each.pod.annotations) for each in self._usable(found.values()))
+        if now != self._told:
+            self._told = now
+            if self._receivers is not None:
+                self._receivers.clear()
+                self._receivers.update(_receivers_in(self.annotations))
+            self._on_targets(tuple(target for target, _ in now))
+
+    def _usable(self, found: Iterable[Found]) -> Iterator[Found]:
+        return (each for each in found if not self._lacks_receiver(each))
+
+    def _lacks_receiver(self, found: Found) -> bool:
+        is_decode = found.target.endpoint.role is Role.DECODE
+        return is_decode and self._receivers is not None and not found.pod.annotations.receiver
+
+    # What is wrong with single pods: they are passed over or used without a detail, and operators
+    # are told once.
+
+    def _problems_of(self, pods: Mapping[Role, Iterable[Pod]]) -> Iterator[str]:
+        for name in in_both_roles(pods):
+            yield f"pod {name} is taken by both selectors: it is used as a decode engine"
+        for pod in (pod for of_role in pods.values() for pod in of_role if pod.ip is not None):
+            if pod.trouble is not None:
+                yield f"pod {pod.name}: its annotations are ignored: {pod.trouble}"
+            for port in self._ports:
+                if pod.port(port) is None:
+                    yield f"pod {pod.name} has no port named {port}: it is not used there"
+
+    def _without_receiver(self, found: Iterable[Found]) -> Iterator[str]:
+        for each in found:
+            if self._lacks_receiver(each):
+                yield f"pod {each.pod.name} is not used: LMCache needs its annotation {INIT_PORTS}"
+
+    def _report(self, problems: Iterable[str]) -> None:
+        found = frozenset(problems)
+        for text in sorted(found - self._problems):
+            log.warning("discovery by Kubernetes: %s", text)
+        self._problems = found
+
+
+def _receivers_in(said: Mapping[Endpoint, Annotations]) -> Iterator[tuple[Endpoint, Receiver]]:
+    for endpoint, annotations in said.items():
+        if annotations.receiver is not None and endpoint.role is Role.DECODE:
+            yield endpoint, annotations.receiver

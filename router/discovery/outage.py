@@ -1,0 +1,45 @@
+"""Tells operators once that a source's server fails, and once that it is well again."""
+
+import logging
+import time
+from collections.abc import Callable
+
+__all__ = ["Outage"]
+
+log = logging.getLogger(__name__)
+
+
+class Outage:
+    """The failures of what one server is asked for, by several askers that are told apart by name.
+
+    Each kind of failure is logged once per outage, however often it is met: an API server that was
+    unreachable and then refuses the token is two different things to do. `clock` is monotonic and
+    in seconds.
+    """
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._clock = clock
+        self._failing: set[str] = set()
+        self._told: set[str] = set()
+        self._since = 0.0
+
+    def failed(self, asker: str, kind: str, cause: str) -> None:
+        """An attempt failed. `cause` says what happened and what to do."""
+        if not self._failing:
+            self._since = self._clock()
+        self._failing.add(asker)
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning(
+                "discovery by %s fails, the last known engines stay in use: %s", self._what, cause
+            )
+
+    def succeeded(self, asker: str) -> None:
+        """An attempt succeeded."""
+        if asker in self._failing:
+            self._failing.remove(asker)
+            if not self._failing:
+                self._told.clear()
+                lasted = self._clock() - self._since
+                log.info("discovery by %s works again, after %.0f s", self._what, lasted)

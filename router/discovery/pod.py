@@ -1,0 +1,119 @@
+"""What the router needs of a pod, out of the object that the API server sends. Pure.
+
+The rules are those of Kubernetes' own endpoints: a pod serves when it is ready, it is on its way
+out when it has a deletion timestamp, and its address is no longer its own when it has ended.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from router.discovery.annotations import Annotations, WrongAnnotation, read_annotations
+
+__all__ = ["MalformedObject", "Pod", "read_pod", "version_of"]
+
+Object = Mapping[str, Any]
+
+ENDED = frozenset({"Succeeded", "Failed"})
+"""Phases of a pod whose containers never run again: evicted, completed, preempted. Its address may
+be another pod's by now, even while its status still shows it."""
+
+
+class MalformedObject(Exception):
+    """The API server sent what is no pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod at one moment."""
+
+    uid: str
+    """Tells a pod from the one that had its name or address before."""
+    name: str
+    version: int
+    """The object's resourceVersion: a larger one is newer."""
+    created: str
+    """When it was created, RFC 3339 in UTC: sorts as text."""
+    ip: str | None
+    """Its address; None while it has none, and when nothing of it can answer (any more)."""
+    is_draining: bool
+    """Whether it must get no new requests: it is being deleted, or it is not ready."""
+    named_ports: tuple[tuple[str, int], ...]
+    """The names and numbers of its containers' ports."""
+    annotations: Annotations
+    trouble: str | None = None
+    """Why its annotations cannot be used."""
+
+    def port(self, wanted: int | str) -> int | None:
+        """The number of a port given by number or name; None if the pod has no such name."""
+        return wanted if isinstance(wanted, int) else dict(self.named_ports).get(wanted)
+
+
+def read_pod(item: Object) -> Pod:
+    """Read a pod. Raises MalformedObject."""
+    try:
+        return _read(item)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise MalformedObject(f"an object of a list of pods is none: {error!r}") from None
+
+
+def version_of(metadata: Object) -> int:
+    """An object's resourceVersion. Kubernetes promises that they are numbers that grow (since 1.35;
+    etcd's have always been). Raises MalformedObject."""
+    try:
+        return int(metadata["resourceVersion"])
+    except (KeyError, TypeError, ValueError):
+        raise MalformedObject("an object has no numeric resourceVersion") from None
+
+
+def _read(item: Object) -> Pod:
+    metadata, status = item["metadata"], item.get("status") or {}
+    ip = _address(status)
+    annotations, trouble = Annotations(), None
+    try:
+        annotations = read_annotations(metadata.get("annotations") or {}, ip or "")
+    except WrongAnnotation as error:
+        trouble = str(error)
+    return Pod(
+        uid=str(metadata["uid"]),
+        name=str(metadata["name"]),
+        version=version_of(metadata),
+        created=str(metadata.get("creationTimestamp") or ""),
+        ip=ip,
+        is_draining=metadata.get("deletionTimestamp") is not None or not _is_ready(status),
+        named_ports=tuple(_named_ports(item.get("spec") or {})),
+        annotations=annotations,
+        trouble=trouble,
+    )
+
+
+def _address(status: Object) -> str | None:
+    """The pod's address, if something there may answer. A pod that is not ready is left out until
+    its containers have started: before that there are no streams that could be cut."""
+    if status.get("phase") in ENDED:
+        return None
+    if not (_is_ready(status) or _has_started(status)):
+        return None
+    ip = status.get("podIP")
+    return None if not ip else str(ip)
+
+
+def _is_ready(status: Object) -> bool:
+    """The Ready condition: all containers are ready, and all readiness gates are open."""
+    conditions = status.get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _has_started(status: Object) -> bool:
+    """Whether all containers are past their startup probe."""
+    containers = status.get("containerStatuses") or ()
+    return bool(containers) and all(each.get("started") is True for each in containers)
+
+
+def _named_ports(spec: Object) -> Iterator[tuple[str, int]]:
+    """The ports that have names, those of sidecars (init containers that keep running) included."""
+    for kind in ("initContainers", "containers"):
+        for container in spec.get(kind) or ():
+            for port in container.get("ports") or ():
+                if port.get("name") and port.get("protocol", "TCP") == "TCP":
+                    yield str(port["name"]), int(port["containerPort"])

@@ -1,0 +1,62 @@
+"""From pods to targets. Pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from router.core.membership import Target
+from router.core.urls import normalise
+from router.core.values import Endpoint, Role
+from router.discovery.pod import Pod
+
+__all__ = ["Found", "found_in", "in_both_roles"]
+
+
+class Found(NamedTuple):
+    """A target and the pod behind it."""
+
+    target: Target
+    pod: Pod
+
+    @property
+    def rank(self) -> tuple[bool, str, str, bool]:
+        """The largest is the rightful one of several that have the same URL: one that takes
+        requests before one that is leaving, then the younger pod. A pod that is in both roles, as
+        while its label changes, is a decode engine: that serves requests by itself."""
+        target, pod = self
+        is_decode = target.endpoint.role is Role.DECODE
+        return not target.is_draining, pod.created, pod.uid, is_decode
+
+
+def found_in(
+    pods: Mapping[Role, Iterable[Pod]], ports: Iterable[int | str]
+) -> dict[Endpoint, Found]:
+    """What the pods of each role listen on, ordered by URL; each URL once, in one role.
+
+    A pod with several of the ports is a target for each of them: engines that share a pod.
+    """
+    wanted = tuple(ports)
+    best: dict[str, Found] = {}
+    for role, of_role in pods.items():
+        for found in (each for pod in of_role for each in _of_pod(pod, role, wanted)):
+            url = found.target.endpoint.url
+            if url not in best or found.rank > best[url].rank:
+                best[url] = found
+    return {best[url].target.endpoint: best[url] for url in sorted(best)}
+
+
+def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]:
+    if pod.ip is None:
+        return
+    for number in dict.fromkeys(pod.port(each) for each in ports):
+        if number is not None:
+            host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+            endpoint = Endpoint(normalise(f"http://{host}:{number}"), role)
+            yield Found(Target(endpoint, pod.uid, pod.is_draining), pod)
+
+
+def in_both_roles(pods: Mapping[Role, Iterable[Pod]]) -> tuple[str, ...]:
+    """The names of the pods that both selectors take, sorted."""
+    prefill, decode = (
+        {pod.uid: pod.name for pod in pods.get(role, ())} for role in (Role.PREFILL, Role.DECODE)
+    )
+    return tuple(sorted(prefill[uid] for uid in prefill.keys() & decode.keys()))

@@ -1,0 +1,60 @@
+"""The overlay in which the router finds its engines: selectors, rights and ports fit together.
+
+Manifests are rendered and read as data. That a cluster grants what they ask for is not shown here.
+"""
+
+from tests.deploy.conftest import SettingsOf
+from tests.deploy.rendered import Rendered
+from tests.deploy.test_kubernetes import pre_stop
+
+
+def equalities(selector: str | None) -> dict[str, str]:
+    """A selector of equalities as a mapping."""
+    assert selector is not None
+    return dict(part.split("=") for part in selector.split(","))
+
+
+def test_each_selector_takes_the_pods_of_its_pool(
+    discovery: Rendered, settings_of: SettingsOf
+) -> None:
+    settings = settings_of(discovery)
+    for selector, pool in (
+        (settings.k8s_prefill_selector, "prefill"),
+        (settings.k8s_decode_selector, "decode"),
+    ):
+        assert discovery.selected(equalities(selector)) == [pool]
+
+
+def test_no_engine_is_named(discovery: Rendered, settings_of: SettingsOf) -> None:
+    settings = settings_of(discovery)
+    assert (settings.prefill, settings.decode) == ((), ())
+
+
+def test_the_router_may_list_and_watch_pods_and_nothing_else(discovery: Rendered) -> None:
+    [role] = discovery.of("Role").values()
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    [binding] = discovery.of("RoleBinding").values()
+    assert binding["roleRef"]["kind"] == role["kind"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    account = discovery.router.spec["serviceAccountName"]
+    assert [each["name"] for each in binding["subjects"]] == [account]
+    assert account in discovery.of("ServiceAccount")
+    assert not discovery.of("ClusterRole")
+
+
+def test_rights_and_pods_are_in_one_namespace(discovery: Rendered, settings_of: SettingsOf) -> None:
+    """That of the router's pod, which is the default of its setting."""
+    assert settings_of(discovery).k8s_namespace is None
+    assert {each["metadata"].get("namespace") for each in discovery.objects} == {None}
+
+
+def test_the_port_is_one_that_engines_name(discovery: Rendered, settings_of: SettingsOf) -> None:
+    for pool in discovery.engines.values():
+        for port in settings_of(discovery).k8s_port:
+            assert port in pool.ports
+
+
+def test_the_router_hears_of_a_deletion_before_the_engine_refuses_requests(
+    discovery: Rendered,
+) -> None:
+    assert all(pre_stop(pool) >= 5 for pool in discovery.engines.values())

@@ -1,0 +1,43 @@
+"""What DNS answers make believe."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.discovery.dns_answers import LONGEST_SECONDS, SHORTEST_SECONDS, Answer, Belief, Host
+
+ANSWERS = st.lists(st.frozensets(st.sampled_from("abc"), max_size=2), max_size=12)
+
+
+def test_an_empty_answer_is_believed_when_it_comes_twice() -> None:
+    belief = Belief()
+    belief.hear("ab")
+    belief.hear("")
+    assert belief.urls == {"a", "b"}
+    belief.hear("")
+    assert belief.urls == frozenset()
+
+
+def test_an_answer_between_two_empty_ones_ends_the_doubt() -> None:
+    belief = Belief()
+    for heard in ("a", "", "b", ""):
+        belief.hear(heard)
+    assert belief.urls == {"b"}
+
+
+@given(ANSWERS)
+def test_what_is_believed_is_the_last_answer_that_can_be(answers: list[frozenset[str]]) -> None:
+    belief = Belief()
+    for answer in answers:
+        belief.hear(answer)
+    if not answers or answers[-2:] == [frozenset()] * 2:
+        assert not belief.urls
+    else:
+        assert belief.urls == next((each for each in reversed(answers) if each), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"), [(0, SHORTEST_SECONDS), (5, 5), (86400, LONGEST_SECONDS)]
+)
+def test_a_ttl_is_kept_within_limits(ttl: float, seconds: float) -> None:
+    assert Answer((Host("a", 1),), ttl).seconds == seconds

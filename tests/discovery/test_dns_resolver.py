@@ -1,0 +1,73 @@
+"""What DNS servers' answers become; the rest is in test_dns.py."""
+
+from collections.abc import AsyncIterator
+
+import dns.name
+import pytest
+import uvloop
+
+from router.core.discovery_names import DnsName
+from router.discovery.dns_answers import Answer, Host
+from router.discovery.dns_resolver import LookupFailed, SystemResolver
+from tests.discovery.dns_server import Server, serving
+
+calm = pytest.mark.usefixtures("calm")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    server.ttl = 17
+    server.put("a.example", "A", ["10.0.0.1"])
+    server.put("_h._tcp.example", "SRV", ["5 0 8001 A.example.", "0 0 0 ."])
+    async with serving(server):
+        yield server
+
+
+@calm
+async def test_addresses_get_the_port_that_is_asked_for(server: Server) -> None:
+    answer = await SystemResolver(server.resolver()).ask(DnsName("a.example", 8000), "A")
+    assert answer == Answer((Host("10.0.0.1", 8000),), 17.0)
+
+
+@calm
+async def test_srv_records_bring_their_own(server: Server) -> None:
+    answer = await SystemResolver(server.resolver()).ask(DnsName("_h._tcp.example", None), "SRV")
+    assert answer.hosts == (Host("a.example", 8001),)
+
+
+@calm
+async def test_no_records_of_the_kind_are_no_failure(server: Server) -> None:
+    answer = await SystemResolver(server.resolver()).ask(DnsName("a.example", 8000), "AAAA")
+    assert answer.hosts == ()
+
+
+@calm
+async def test_search_domains_are_used(server: Server) -> None:
+    """As in a pod, where `decode.default.svc` is short for a name of the cluster."""
+    resolver = server.resolver()
+    resolver.search = [dns.name.from_text("none.example"), dns.name.from_text("example")]
+    answer = await SystemResolver(resolver).ask(DnsName("a", 80), "A")
+    assert answer.hosts == (Host("10.0.0.1", 80),)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [("NXDOMAIN", "nxdomain"), ("SERVFAIL", "unanswered"), ("SILENCE", "unanswered")],
+)
+@calm
+async def test_failures_are_told_apart(server: Server, failure: str, kind: str) -> None:
+    server.failure = failure
+    with pytest.raises(LookupFailed) as caught:
+        await SystemResolver(server.resolver()).ask(DnsName("a.example", 80), "A")
+    assert caught.value.kind == kind
+
+
+def test_it_works_on_the_routers_own_loop() -> None:
+    async def ask() -> Answer:
+        server = Server()
+        server.put("a.example", "A", [f"10.0.0.{number}" for number in range(100)])
+        async with serving(server):
+            return await SystemResolver(server.resolver()).ask(DnsName("a.example", 80), "A")
+
+    assert len(uvloop.run(ask()).hosts) == 100

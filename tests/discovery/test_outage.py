@@ -1,0 +1,54 @@
+"""An outage is told once, and its end once."""
+
+import pytest
+
+from router.discovery.outage import Outage
+
+
+@pytest.fixture
+def outage(caplog: pytest.LogCaptureFixture) -> Outage:
+    caplog.set_level("INFO")
+    return Outage("the API", iter(range(100)).__next__)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Levels and texts."""
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_each_kind_of_failure_is_told_once(
+    outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        outage.failed("a", "unreachable", "no route")
+        outage.failed("b", "forbidden", "no right")
+    assert told(caplog) == [
+        ("WARNING", f"discovery by the API fails, the last known engines stay in use: {cause}")
+        for cause in ("no route", "no right")
+    ]
+
+
+def test_it_is_over_when_all_askers_are_well(
+    outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    outage.failed("a", "unreachable", "no route")
+    outage.failed("b", "unreachable", "no route")
+    outage.succeeded("a")
+    assert len(told(caplog)) == 1
+    outage.succeeded("b")
+    outage.succeeded("b")
+    assert told(caplog)[1:] == [("INFO", "discovery by the API works again, after 1 s")]
+
+
+def test_the_next_outage_is_told_again(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        outage.failed("a", "unreachable", "no route")
+        outage.succeeded("a")
+    assert [level for level, _ in told(caplog)] == ["WARNING", "INFO"] * 2
+
+
+def test_nothing_is_told_while_all_is_well(
+    outage: Outage, caplog: pytest.LogCaptureFixture
+) -> None:
+    outage.succeeded("a")
+    assert told(caplog) == []
