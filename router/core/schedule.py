@@ -15,6 +15,7 @@ from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
 from router.core.prefix.keys import prefix_keys
+from router.core.retry_budget import RetryBudget
 from router.core.status import pool_status
 from router.core.values import (
     DECODE,
@@ -75,6 +76,7 @@ class Scheduler:
         cached_roles: frozenset[Role] = NO_ROLES,
         *,
         threshold_on_uncached: bool = False,
+        retry_budget: RetryBudget | None = None,
     ) -> None:
         self._fleet = fleet
         self._policies = policies
@@ -82,6 +84,8 @@ class Scheduler:
         self._rng = rng
         self._cached_roles = cached_roles
         self._threshold_on_uncached = threshold_on_uncached
+        self.retry_budget = retry_budget
+        """None: each request may be tried again."""
         self._choices = 0
 
     def decide(self, facts: Facts, now: float) -> Decision:

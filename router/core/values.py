@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 __all__ = [
     "DECODE",
     "DIRECT",
+    "MAX_N",
     "NO_KEYS",
     "PREFILL",
     "REMOTE",
@@ -83,6 +84,8 @@ class Route:
     kind: RouteKind
     generates: bool
     """Whether the route generates tokens, and so may be prefilled remotely."""
+    max_body_bytes: int = 1 << 62
+    """Of routes that need less than the setting allows."""
 
 
 class PrefixKeys(NamedTuple):
@@ -120,6 +123,10 @@ class Facts:
     """The query string, without its question mark."""
     prefix: PrefixKeys | None = field(repr=False, default=None)
     """Keys of its prompt's prefixes; None until they are needed."""
+    lead: tuple[bytes, ...] = field(repr=False, default=())
+    """Of a body that is too large to be joined (`core/large_body.py`): what comes before `raw`."""
+    prefill: tuple[bytes, ...] = field(repr=False, default=())
+    """The prefill request's body in pieces, of a body that another process has read."""
 
     @property
     def sequences(self) -> int:
