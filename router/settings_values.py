@@ -15,13 +15,16 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
+from router.core.api_keys import ApiKeys
 from router.core.urls import normalise, origin
 
 __all__ = [
     "ALL",
     "Bind",
     "Certificates",
+    "HeaderName",
     "Key",
+    "Keys",
     "LimitByEngine",
     "Port",
     "Ports",
@@ -166,9 +169,26 @@ def _traces_url(url: str) -> str:
     return place.url if place.prefix else f"{place.url}/v1/traces"
 
 
+def _keys(path: Path) -> Path:
+    try:
+        ApiKeys(_read(path))
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if str(path) in text else f"{path}: {text}") from None
+    return path
+
+
+def _header_name(name: str) -> str:
+    if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
+        raise ValueError("must be a header's name")
+    return name.lower()
+
+
 Text = Annotated[str, Field(min_length=1)]
 TracesUrl = Annotated[str, AfterValidator(_traces_url)]
 Key = Annotated[str, AfterValidator(_key)]
+Keys = Annotated[Path, AfterValidator(_keys)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
 Urls = Annotated[
