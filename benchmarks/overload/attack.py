@@ -13,7 +13,7 @@ PIECE_BYTES = 256 << 10
 TEXT = b'{"model":"m","stream":true,"prompt":"' + b"x" * (BODY_BYTES - 39) + b'"}'
 MESSAGE = b'{"role":"user","content":"hello there"},'
 MESSAGES = b'{"model":"m","messages":[' + MESSAGE * (BODY_BYTES // len(MESSAGE) - 1) + b"{}]}"
-STAY_SECONDS = 40.0
+STAY_SECONDS = 35.0
 """Of clients that do not read; long enough to fill their buffers."""
 
 SPREAD_SECONDS = 10.0

@@ -1,5 +1,5 @@
 """An engine that answers a request with an event of 50 bytes each 20 ms, for as long as the client
-stays; one with `x-large` with an event of 16 kB each second.
+stays; one with `x-large` with an event of 8 kB each second.
 
 `python -m benchmarks.overload.engine PORT`
 """
@@ -11,7 +11,7 @@ import uvloop
 
 STEP_SECONDS = {False: 0.02, True: 1.0}
 EVENT = b'data: {"choices":[{"index":0,"text":"%b"}]}\n\n'
-SMALL, LARGE = EVENT % b"x", EVENT % (b"x" * 16_000)
+SMALL, LARGE = EVENT % b"x", EVENT % (b"x" * 8_000)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 
