@@ -295,6 +295,11 @@ class Router:
             for endpoint, pool in self.pools.items():
                 self._context.column.set_connections(endpoint, pool.open, pool.idle)
 
+    def _follow_keys(self) -> None:
+        for key_file in self._key_files:
+            if key_file is not None:
+                self._tasks.spawn(key_file.follow, "API keys")
+
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         if self._kv_ready is not None:
@@ -315,9 +320,7 @@ class Router:
             tick_for_ever, self.fleet, self._publish, self.status_log, is_logged=is_leader
         )
         self._tasks.spawn(ticks, "fleet ticker")
-        for key_file in self._key_files:
-            if key_file is not None:
-                self._tasks.spawn(key_file.follow, "API keys")
+        self._follow_keys()
         self._loop_lag.start()
         try:
             yield
