@@ -26,6 +26,7 @@ COMPILED = (
     "router/net/idle_sweep.py",
     "router/net/known_heads.py",
     "router/net/network.py",
+    "router/net/read_limiter.py",
     "router/net/relay.py",
     "router/net/response_writer.py",
     "router/net/served_request.py",

@@ -28,8 +28,10 @@ from router.settings_values import (
     DnsNames,
     EnginesFile,
     ExistingFile,
+    HeaderName,
     Impact,
     Key,
+    Keys,
     KVEventSources,
     LimitByEngine,
     Namespace,
@@ -226,6 +228,11 @@ class Settings(BaseSettings):
         description="Seconds of an engine's first ejection; each further one is as much longer, "
         "up to 300 s.",
     )
+    retry_budget: Share = Field(
+        0.2,
+        description="Retries per request, 0 to 1, in the long run: when engines fail, the others "
+        "get no more than that on top. A thousand at once and 10 a second are always allowed.",
+    )
     max_excluded_percent: Whole = Field(
         50,
         ge=0,
@@ -306,6 +313,17 @@ class Settings(BaseSettings):
         None, description="CA certificates (PEM) for https engines; default: the system's."
     )
 
+    api_key_file: Keys | None = Field(
+        None,
+        description="File of API keys, a line `NAME KEY` (or `NAME sha256:HEX`) for each: clients "
+        "need one of them. It is read again within seconds when it changes; names appear in logs "
+        "and metrics, keys nowhere.",
+    )
+    admin_key_file: Keys | None = Field(
+        None,
+        description="The same for the admin listener (--admin-port), except for /health, /ready "
+        "and /version.",
+    )
     engine_header: Literal["off", "on"] = Field(
         "off",
         description="on: answers carry x-pd-router-endpoint, the URL of the engine that gave them, "
@@ -352,13 +370,54 @@ class Settings(BaseSettings):
     max_body_bytes: Whole = Field(
         64 << 20,
         ge=1024,
-        description="Largest request body in bytes; it is held in memory while it is routed.",
+        description="Largest request body in bytes; it is held in memory while it is routed. "
+        "Routes that take only text have lower limits of their own.",
+    )
+    max_buffered_bytes: Whole = Field(
+        256 << 20,
+        ge=1024,
+        description="Bytes of request bodies that are held at a time, all connections together; "
+        "what comes beyond that gets 503. A body is held until its answer begins (a unary one: "
+        "until it ends), with its prefill request in up to three times its size.",
+    )
+    max_in_flight: Whole | None = Field(
+        None,
+        ge=1,
+        description="Requests that are served at a time; further ones wait. By default there is no "
+        "limit and no queue: engines queue. Each of --workers has its share.",
+    )
+    max_in_flight_per_engine: Whole | None = Field(
+        None,
+        ge=1,
+        description="The same for each usable decode engine: the limit in all follows how many "
+        "there are. --max-num-seqs of the engines, or a little more.",
+    )
+    queue_size: Whole = Field(
+        1000,
+        ge=0,
+        description="Requests that may wait when --max-in-flight or --max-in-flight-per-engine is "
+        "reached; then the newest of whoever has most waiting gets 429.",
+    )
+    queue_timeout: Seconds = Field(
+        30.0,
+        description="Seconds that a request may wait; then it gets 503. Clients that give up "
+        "sooner leave the queue.",
+    )
+    tenant_header: HeaderName = Field(
+        "authorization",
+        description="Header by whose value places are shared fairly while requests wait. With "
+        "--api-key-file it is the key's name instead.",
+    )
+    queue_priority: HeaderName = Field(
+        "none",
+        description="Where a waiting request's priority comes from: none, body (`priority`, as in "
+        "vLLM: lower goes first) or the name of a header. Clients can set both, and a higher one "
+        "goes before all lower ones.",
     )
     max_idle_connections: Whole = Field(
         512,
         ge=0,
-        description="Idle connections kept per engine. In use there may be any number: engines "
-        "queue, the router does not.",
+        description="Idle connections kept per engine. In use there may be any number.",
     )
     idle_connection_timeout: Seconds = Field(
         4.0,
@@ -402,10 +461,9 @@ class Settings(BaseSettings):
         self._check_discovery()
         if self.workers > 1 and self.lmcache_notify_bind is not None:
             raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
-        if self.admin_host is not None and self.admin_port is None:
-            raise ValueError("--admin-host: needs --admin-port")
-        if self.admin_port and self.admin_port == self.port:
-            raise ValueError("--admin-port: it is --port; take another one")
+        if self.max_buffered_bytes < self.max_body_bytes:
+            raise ValueError("--max-buffered-bytes: it must hold one body of --max-body-bytes")
+        self._check_admin()
         if both := set(self.prefill) & set(self.decode):
             raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
         strange = set(self.engine_max_num_seqs) - {ALL} - set(self.decode)
@@ -441,6 +499,13 @@ class Settings(BaseSettings):
             host, port = min(both, key=str)
             name = host if port is None else f"{host}:{port}"
             raise ValueError(f"--dns-decode: {name} is given for prefill engines too")
+
+    def _check_admin(self) -> None:
+        for name in ("admin_host", "admin_key_file"):
+            if getattr(self, name) is not None and self.admin_port is None:
+                raise ValueError(f"{flag(name)}: needs --admin-port")
+        if self.admin_port and self.admin_port == self.port:
+            raise ValueError("--admin-port: it is --port; take another one")
 
     def _check_receivers(self) -> None:
         if self.dns_decode:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_settings import NoDecode
 
 from router.core import engines_file
+from router.core.api_keys import ApiKeys
 from router.core.discovery_names import DnsName, dns_name, label_selector, pod_port
 from router.core.urls import normalise, origin
 
@@ -26,10 +27,12 @@ __all__ = [
     "DnsNames",
     "EnginesFile",
     "ExistingFile",
+    "HeaderName",
     "Impact",
     "KVEventSource",
     "KVEventSources",
     "Key",
+    "Keys",
     "LimitByEngine",
     "Namespace",
     "PodPorts",
@@ -204,12 +207,29 @@ def _existing(path: Path) -> Path:
     return path
 
 
+def _keys(path: Path) -> Path:
+    try:
+        ApiKeys(_read(path))
+    except ValueError as error:
+        text = str(error)
+        raise ValueError(text if str(path) in text else f"{path}: {text}") from None
+    return path
+
+
+def _header_name(name: str) -> str:
+    if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
+        raise ValueError("must be a header's name")
+    return name.lower()
+
+
 Text = Annotated[str, Field(min_length=1)]
 TracesUrl = Annotated[str, AfterValidator(_traces_url)]
 Selector = Annotated[str, AfterValidator(label_selector)]
 Namespace = Annotated[str, AfterValidator(_namespace)]
 ExistingFile = Annotated[Path, AfterValidator(_existing)]
 Key = Annotated[str, AfterValidator(_key)]
+Keys = Annotated[Path, AfterValidator(_keys)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
 EnginesFile = Annotated[Path, AfterValidator(_engines_file)]

@@ -41,7 +41,17 @@ CORE_MAY_IMPORT = frozenset(
             "dataclasses",
             "decimal",
         ),
-        *("enum", "fractions", "functools", "hashlib", "heapq", "ipaddress", "itertools", "json"),
+        *(
+            "enum",
+            "fractions",
+            "functools",
+            "hashlib",
+            "heapq",
+            "hmac",
+            "ipaddress",
+            "itertools",
+            "json",
+        ),
         *("math", "operator", "orjson", "random.Random", "re", "statistics", "string", "struct"),
         *("types", "typing", "unicodedata", "urllib.parse", "zlib"),
     }

@@ -60,6 +60,7 @@ def refusal_if_any(flags: dict[str, Any], config: Path | None = None) -> str | N
 # Where values come from.
 
 CA_FILE = Path(__file__).parent / "commands" / "tls" / "certificate.pem"
+KEY_FILE = Path(__file__).parent / "commands" / "keys"
 REGISTRY = {"receiver_host": "r", "receiver_init_port": [7300], "receiver_alloc_port": [7400]}
 LMCACHE = {"disagg_connector_type": "lmcache", "decode": "http://d0"}
 ONE_RECEIVER = {**LMCACHE, "decoder_host": "r", "decoder_init_port": "1", "decoder_alloc_port": "2"}
@@ -132,6 +133,16 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "client_stall_timeout": ("7", 7.0, D0),
     "shutdown_grace": ("0", 0.0, D0),
     "max_body_bytes": ("1024", 1024, D0),
+    "api_key_file": (str(KEY_FILE), KEY_FILE, D0),
+    "admin_key_file": (str(KEY_FILE), KEY_FILE, {**D0, "admin_port": "9"}),
+    "max_buffered_bytes": ("67108864", 64 << 20, D0),
+    "max_in_flight": ("1", 1, D0),
+    "max_in_flight_per_engine": ("1", 1, D0),
+    "queue_size": ("0", 0, D0),
+    "queue_timeout": ("7", 7.0, D0),
+    "tenant_header": ("X-Tenant", "x-tenant", D0),
+    "queue_priority": ("body", "body", D0),
+    "retry_budget": ("1", 1.0, D0),
     "max_idle_connections": ("0", 0, D0),
     "idle_connection_timeout": ("1", 1.0, D0),
     "keep_alive_timeout": ("5", 5.0, D0),
@@ -359,6 +370,16 @@ WRONG = {
     "engine_api_key": "two words",
     "engine_ca_file": "/no/such/file",
     "max_body_bytes": "1023",
+    "api_key_file": "/no/such/file",
+    "admin_key_file": "/no/such/file",
+    "max_buffered_bytes": "1023",
+    "max_in_flight": "0",
+    "max_in_flight_per_engine": "0",
+    "queue_size": "-1",
+    "queue_timeout": "0",
+    "tenant_header": "x tenant",
+    "queue_priority": "",
+    "retry_budget": "1.5",
     "max_idle_connections": "-1",
     "log_level": "loud",
     "decision_log_sample": "1.5",
@@ -766,7 +787,9 @@ def test_every_setting_says_in_sentences_what_it_is(name):
     [
         name
         for name, field in Settings.model_fields.items()
-        if isinstance(field.default, float) and not name.endswith(("_sample", "_impact"))
+        if isinstance(field.default, float)
+        and not name.endswith(("_sample", "_impact"))
+        and name != "retry_budget"
     ],
 )
 def test_every_duration_names_its_unit(name):

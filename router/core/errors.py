@@ -20,9 +20,12 @@ __all__ = [
     "MethodNotAllowed",
     "NoEngine",
     "NotFound",
+    "Overloaded",
     "RouterError",
     "ShuttingDown",
+    "TooManyRequests",
     "TooManyViewers",
+    "Unauthorized",
     "Unhealthy",
     "UnsupportedBody",
 ]
@@ -33,13 +36,16 @@ class RouterError(Exception):
 
     status: ClassVar[int]
     type: ClassVar[str]
-    retry_after: ClassVar[int | None] = None
-    """Seconds for the Retry-After header; None sends none."""
+    retry_seconds: ClassVar[int | None] = None
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, retry_after: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after = retry_after or self.retry_seconds
+        """Seconds for the Retry-After header; None sends none."""
 
     def body(self) -> bytes:
         """The JSON body of the error response; also the data of an SSE error frame."""
@@ -60,6 +66,13 @@ class BadRequest(RouterError):
 
     status = 400
     type = "BadRequestError"
+
+
+class Unauthorized(RouterError):
+    """No API key, or one that nobody has."""
+
+    status = 401
+    type = "AuthenticationError"
 
 
 class NotFound(RouterError):
@@ -138,11 +151,28 @@ class NoEngine(RouterError):
     status = 503
     type = "ServiceUnavailableError"
     # Engines that are down are probed every second: sooner than that nothing can change.
-    retry_after: ClassVar[int | None] = 1
+    retry_seconds: ClassVar[int | None] = 1
 
 
 class ShuttingDown(NoEngine):
     """The router is shutting down."""
+
+
+class Overloaded(RouterError):
+    """The router itself has no room for the request now, or it waited too long for its turn."""
+
+    status = 503
+    type = "ServiceUnavailableError"
+    # Bodies are held until an engine answers, which takes a second or so under load.
+    retry_seconds: ClassVar[int | None] = 1
+
+
+class TooManyRequests(RouterError):
+    """The queue is full."""
+
+    status = 429
+    type = "RateLimitError"
+    retry_seconds: ClassVar[int | None] = 1
 
 
 class Unhealthy(RouterError):

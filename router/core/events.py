@@ -128,6 +128,10 @@ class RequestEnded:
     """ok, error, broken (an answer that had begun), client_left or aborted (by the router's
     shutdown)."""
     error: str | None = None
+    api_key: str | None = None
+    """The name of the key that it had, where keys are needed."""
+    queue_seconds: float | None = None
+    """How long it waited for its turn; None if it did not wait."""
     prefill_seconds: float | None = None
     asked_at: float = 0.0
     """When the last engine request was sent; 0 if none was."""

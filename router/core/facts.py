@@ -20,6 +20,9 @@ TRANSFER_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """They choose the host that a decode engine connects to and the blocks it reads: only the router
 may set them (server-side request forgery otherwise; see vLLM's VLLM_P2P_MAX_PEERS note)."""
 
+MAX_MODEL_CHARACTERS = 512
+"""Of a name that is logged and told to the client; file systems allow 255."""
+
 
 def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> Facts:
     """Read a request's body. Raises BadRequest when it must be a JSON object and is not."""
@@ -70,9 +73,13 @@ def _dumps(body: Mapping[str, Any]) -> bytes:
 
 def _model(body: Mapping[str, Any]) -> str | None:
     model = body.get("model")
-    if model is None or isinstance(model, str):
-        return model
-    raise BadRequest("`model` must be a string.", "model")
+    if model is None:
+        return None
+    if not isinstance(model, str):
+        raise BadRequest("`model` must be a string.", "model")
+    if len(model) > MAX_MODEL_CHARACTERS:
+        raise BadRequest("`model` is too long.", "model")
+    return model
 
 
 _MULTIPART_MODEL = re.compile(

@@ -10,7 +10,7 @@ from router.core.errors import (
     UnsupportedBody,
 )
 
-__all__ = ["check_head", "check_size"]
+__all__ = ["check_head", "check_size", "declared_size"]
 
 
 def check_head(
@@ -30,6 +30,11 @@ def check_head(
     coding = fields.get(b"content-encoding")
     if coding is not None and coding.lower() != b"identity":
         raise UnsupportedBody("Compressed bodies are not accepted: engines cannot read them.")
+
+
+def declared_size(fields: Mapping[bytes, bytes]) -> int:
+    """What `check_head` has accepted as Content-Length; 0 without one."""
+    return int(fields.get(b"content-length", b"0"))
 
 
 def check_size(size: int, limit: int) -> None:

@@ -15,7 +15,7 @@ It is pure: no sockets and no clock. Times are seconds of one monotonic clock.
 from collections.abc import Callable
 from random import Random
 
-from router.core.errors import RouterError
+from router.core.errors import NoEngine, RouterError
 from router.core.events import (
     Chosen,
     Decided,
@@ -30,10 +30,19 @@ from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.plans import steps
 from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
-from router.core.retry import ATTEMPTS, may_replay
+from router.core.retry import ATTEMPTS, BUSY, is_queue_full, may_replay
 from router.core.schedule import Scheduler
 from router.core.usage import prompt_tokens
-from router.core.values import PREFILL, Decision, Endpoint, Facts, Failure, FailureKind, Reply
+from router.core.values import (
+    PREFILL,
+    Decision,
+    Endpoint,
+    Facts,
+    Failure,
+    FailureKind,
+    Reply,
+    Role,
+)
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
@@ -104,6 +113,9 @@ class RequestRun:
         """The plan's first action. Raises as `answer` does."""
         self.facts = facts
         self._plan = plan
+        budget = self._scheduler.retry_budget
+        if budget is not None:
+            budget.request()
         return self.answer(None, now)
 
     def settle(
@@ -115,6 +127,9 @@ class RequestRun:
         `status`: of its answer; 0 if none began.
         """
         step = self.step
+        if status in BUSY and isinstance(outcome, Reply):
+            is_fault = not is_queue_full(outcome)
+            self._observe(LegAnswered(step.endpoint, status, now - self.asked_at, is_fault))
         if failure is not None:
             self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at, failure.cause))
         elif status < 500:
@@ -159,6 +174,9 @@ class RequestRun:
         if isinstance(step, steps.Release):
             self._leases.pop(step.endpoint).release()
         elif isinstance(step, steps.Check):
+            budget = self._scheduler.retry_budget
+            if step.exclude and budget is not None and not budget.has_one(now):
+                raise self._no_retry(step.role)
             self._scheduler.check(step.role, self._known(), step.exclude, now)
         else:
             self.record.fallbacks += (step,)
@@ -167,6 +185,9 @@ class RequestRun:
 
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:
         role, facts = step.role, self._known()
+        budget = self._scheduler.retry_budget
+        if step.exclude and budget is not None and not budget.take(now):
+            raise self._no_retry(role)
         explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
             explained = self._scheduler.explained(role, facts, now)
@@ -181,6 +202,10 @@ class RequestRun:
             self.record.decode = endpoint
             self._tried = step.exclude
         return endpoint
+
+    def _no_retry(self, role: Role) -> NoEngine:
+        self._observe(FellBack(role, "retry_budget"))
+        return NoEngine(f"A {role} engine failed, and too many requests have been tried again.")
 
     def _known(self) -> Facts:
         assert self.facts is not None, "the answer has begun"
@@ -204,6 +229,8 @@ class RequestRun:
     def answered(self, status: int, now: float) -> None:
         """The engine's answer begins."""
         step = self.step
+        if status in BUSY and (isinstance(step, Call) or status in step.keep):
+            return  # its body tells whether that is a fault: see `settle`
         # A decode engine's 500 may be a failed KV load: the prefill engine's fault.
         is_own_doing = isinstance(step, Call) or 500 not in step.keep
         self._observe(LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing))
@@ -224,8 +251,10 @@ class RequestRun:
     def may_leave_stalled(self, now: float) -> bool:
         """Whether a request that waits for a stalled engine can go to another one."""
         facts, endpoint = self._known(), self.step.endpoint
+        budget = self._scheduler.retry_budget
         return (
-            len(self._tried) + 1 < ATTEMPTS
+            (budget is None or budget.has_one(now))
+            and len(self._tried) + 1 < ATTEMPTS
             and may_replay(facts)
             and self._scheduler.has_other(endpoint.role, facts, self._tried | {endpoint}, now)
         )
@@ -240,6 +269,7 @@ class RequestRun:
         self._drop_plan()
         self.facts = None
         self.step.body = b""
+        self.step.lead = ()
 
     def close(self) -> None:
         """End the request: release its leases. Idempotent."""

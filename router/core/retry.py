@@ -1,5 +1,7 @@
 """Which failures may be retried on another engine."""
 
+import orjson
+
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.values import Facts, Failure, FailureKind, Reply, Role
 
@@ -8,6 +10,7 @@ __all__ = [
     "BUSY",
     "FALLBACKS",
     "error_of",
+    "is_queue_full",
     "may_replay",
     "may_retry_elsewhere",
     "reason_of",
@@ -16,20 +19,20 @@ __all__ = [
 ATTEMPTS = 3
 """Decode engines per request, at most: one that crashes engines must not reach them all."""
 
-BUSY = frozenset({503})
-"""With 503 an engine has not begun the request: vLLM's admission control says "try again on a
-different instance"."""
+BUSY = frozenset({429, 503})
+"""With these an engine has not begun the request: vLLM's admission control says 503, "try again on
+a different instance", other servers' 429."""
 
 
 FALLBACKS = {
     Role.PREFILL: (
         *FailureKind,
-        *("busy", "status_5xx", "no_prefill_engine", "no_kv_params", "nested_too_deep"),
-        *("kv_ready_timeout", "tokenize_failed", "no_first_tok", "no_receiver"),
+        *("busy", "status_5xx", "retry_budget", "no_prefill_engine", "no_kv_params"),
+        *("nested_too_deep", "kv_ready_timeout", "tokenize_failed", "no_first_tok", "no_receiver"),
     ),
     Role.DECODE: (
         *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),
-        *("busy", "kv_load_failed", "splice_refused"),
+        *("busy", "retry_budget", "kv_load_failed", "splice_refused"),
     ),
 }
 """The reasons of fallbacks, by leg."""
@@ -56,6 +59,18 @@ def may_replay(facts: Facts) -> bool:
     Not with `store` or `background`, which leave something in the engine.
     """
     return not (facts.body.get("background") or facts.body.get("store"))
+
+
+def is_queue_full(reply: Reply) -> bool:
+    """Whether an engine has refused a request because it has enough of them, in vLLM's words: it
+    works. A 503 without an error in this shape is that of a proxy whose engine is gone."""
+    if reply.status not in BUSY:
+        return False
+    try:
+        document = orjson.loads(reply.body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(document, dict) and isinstance(document.get("error"), dict)
 
 
 def reason_of(outcome: Reply | Failure) -> str:

@@ -16,6 +16,14 @@ _GENERATION = {
     "/v1/messages": RouteKind.MESSAGES,
 }
 
+_UNLIMITED = 1 << 62
+
+_PROMPT_BYTES = 1 << 20
+"""A text of which speech or an image is made: OpenAI takes 4,096 and 32,000 characters."""
+
+_TEXT_BYTES = 16 << 20
+"""Texts to tokenize, embed or rank, or token ids: 2,048 inputs of 2,000 tokens."""
+
 _PASS_THROUGH = (
     "/v1/messages/count_tokens",
     "/v1/embeddings",
@@ -36,8 +44,19 @@ _PASS_THROUGH = (
     "/detokenize",
 )
 
+_LESS = {
+    **dict.fromkeys(("/v1/audio/speech", "/v1/images/generations"), _PROMPT_BYTES),
+    **dict.fromkeys(
+        ("/tokenize", "/detokenize", "/rerank", "/v1/rerank", "/v2/rerank"), _TEXT_BYTES
+    ),
+}
+"""Routes that take no images or recordings."""
+
 ROUTES: dict[str, Route] = {
     **{path: Route(path, kind, generates=True) for path, kind in _GENERATION.items()},
-    **{path: Route(path, RouteKind.PASS_THROUGH, generates=False) for path in _PASS_THROUGH},
+    **{
+        path: Route(path, RouteKind.PASS_THROUGH, False, _LESS.get(path, _UNLIMITED))
+        for path in _PASS_THROUGH
+    },
 }
 """POST routes by decoded path."""

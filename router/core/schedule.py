@@ -16,6 +16,7 @@ from router.core.policies import Policy
 from router.core.prefix.cache_events import Lookup
 from router.core.prefix.keys import prefix_keys
 from router.core.ranking import Ranking, least_recent_of_best
+from router.core.retry_budget import RetryBudget
 from router.core.status import pool_status
 from router.core.token_ratios import MIN_BYTES
 from router.core.values import (
@@ -60,6 +61,7 @@ class Scheduler:
         *,
         threshold_on_uncached: bool = False,
         auto: AutoThreshold | None = None,
+        retry_budget: RetryBudget | None = None,
     ) -> None:
         self._fleet = fleet
         self._policies = policies
@@ -68,6 +70,8 @@ class Scheduler:
         self._cached_roles = cached_roles
         self._threshold_on_uncached = threshold_on_uncached
         self._auto = auto
+        self.retry_budget = retry_budget
+        """None: each request may be tried again."""
         self._choices = 0
 
     @property

@@ -11,6 +11,7 @@ from router.core.prefix.prompt_tokens import PromptTokens
 __all__ = [
     "DECODE",
     "DIRECT",
+    "MAX_N",
     "NO_KEYS",
     "PREFILL",
     "REMOTE",
@@ -86,6 +87,8 @@ class Route:
     kind: RouteKind
     generates: bool
     """Whether the route generates tokens, and so may be prefilled remotely."""
+    max_body_bytes: int = 1 << 62
+    """Of routes that need less than the setting allows."""
 
 
 class PrefixKeys(NamedTuple):
@@ -131,6 +134,10 @@ class Facts:
     """Whether `known_tokens` has been looked for."""
     known_tokens: PromptTokens | None = field(repr=False, default=None)
     """The token ids of its prompt, where they are known; for --prefix-cache events only."""
+    lead: tuple[bytes, ...] = field(repr=False, default=())
+    """Of a body that is too large to be joined (`core/large_body.py`): what comes before `raw`."""
+    prefill: tuple[bytes, ...] = field(repr=False, default=())
+    """The prefill request's body in pieces, of a body that another process has read."""
 
     @property
     def sequences(self) -> int:

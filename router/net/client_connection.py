@@ -16,6 +16,7 @@ import httptools
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import NOTHING, KnownHeads, split
+from router.net.read_limiter import ReadLimiter
 from router.net.response_writer import STATUS_LINES, ResponseWriter
 
 __all__ = ["ClientConnection", "Handler"]
@@ -38,6 +39,9 @@ how the client's end is noticed."""
 UNREAD_BYTES: Final = 64 << 10
 """Of a body that comes behind another request; then it is not read on until its turn."""
 
+LARGE_READ_BYTES: Final = 16 << 10
+"""Reads above this are limited, all connections together; what is refused and discarded, too."""
+
 NEVER: Final = float("inf")
 
 # What a connection waits for, once `deadline` is set.
@@ -52,6 +56,9 @@ class Handler(Protocol):
 
     known_heads: KnownHeads[RequestHead]
     """Those of all connections."""
+
+    read_limiter: ReadLimiter
+    """For all connections."""
 
     @property
     def body_seconds(self) -> float:
@@ -92,6 +99,7 @@ class ClientConnection:
         "_known_heads",
         "_last",
         "_parser",
+        "_read_limiter",
         "_target",
         "_unparsed",
         "_waiting",
@@ -110,6 +118,7 @@ class ClientConnection:
         self.loop = loop
         self._handler = handler
         self._known_heads = handler.known_heads
+        self._read_limiter = handler.read_limiter
         self._connections = connections
         self._parser: Any = httptools.HttpRequestParser(self)
         # A client may send its last requests together, each with `Connection: close`.
@@ -149,6 +158,8 @@ class ClientConnection:
 
     def data_received(self, data: bytes) -> None:
         """Take a request whose head is known, or else parse."""
+        if len(data) > LARGE_READ_BYTES:
+            self._read_limiter.took(len(data), self)
         if self._discards_input:
             return
         key, body = NOTHING
@@ -193,6 +204,17 @@ class ClientConnection:
             self._await(BODY, self._handler.body_seconds)
         if active.listener is not None:
             active.listener.on_write_resumed()
+
+    # What the limiter of reads calls.
+
+    def wait_for_turn(self) -> None:
+        """Read no more for now."""
+        self._pause_reading()
+
+    def read_on(self) -> None:
+        """Read again, unless the connection is closed."""
+        if not self.transport.is_closing():
+            self._resume_reading()
 
     # What the server calls.
 

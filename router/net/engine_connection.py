@@ -123,8 +123,11 @@ class EngineConnection(asyncio.Protocol):
 
     # What the relay calls.
 
-    def start(self, head: bytes, body: bytes, sink: Sink) -> None:
-        """Send a request; its answer, or the loss of a closed connection, goes to `sink`."""
+    def start(self, head: bytes, body: bytes, sink: Sink, lead: tuple[bytes, ...] = ()) -> None:
+        """Send a request; its answer, or the loss of a closed connection, goes to `sink`.
+
+        `lead`: of a large body, the pieces that come before `body`.
+        """
         self._sink = sink
         self._has_head = self._complete = self._excess = self._between_chunks = False
         self._broken = None
@@ -132,7 +135,7 @@ class EngineConnection(asyncio.Protocol):
         if self._transport.is_closing():
             self._fail(FailureKind.RESET, "closed the connection before it was asked")
         else:
-            self._transport.writelines((head, body))
+            self._transport.writelines((head, *lead, body) if lead else (head, body))
 
     def abort(self) -> None:
         """Close at once, which makes the engine stop; the sink gets no further calls."""

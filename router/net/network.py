@@ -5,16 +5,29 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from router.core.byte_budget import ByteBudget
 from router.core.events import Event, RequestEnded
 from router.core.plans.steps import Plan
 from router.core.schedule import Scheduler
 from router.core.values import Decision, Endpoint, Facts, Failure, Route
+from router.net.admission_gate import AdmissionGate
 from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.key_file import KeyFile
 from router.net.pool import EnginePool
+from router.net.read_limiter import ReadLimiter
 from router.net.relay import Patience
 from router.net.start_limiter import StartLimiter
 
-__all__ = ["Active", "KVReady", "Limits", "Network", "RequestTrace", "Timeouts", "Tracing"]
+__all__ = [
+    "Active",
+    "BodyParser",
+    "KVReady",
+    "Limits",
+    "Network",
+    "RequestTrace",
+    "Timeouts",
+    "Tracing",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,15 @@ class Tracing(Protocol):
         """The trace of a request that has arrived, part of its client's own where it sent one."""
 
 
+class BodyParser(Protocol):
+    """Reads large bodies off the event loop."""
+
+    async def read(
+        self, route: Route, content_type: bytes, pieces: list[bytes], query: bytes = b""
+    ) -> Facts:
+        """The facts of a request whose body came in `pieces`. Raises a RouterError."""
+
+
 class Active(Protocol):
     """A request that is being served."""
 
@@ -92,6 +114,9 @@ class Network:
     observe: Callable[[Event], None]
     idle_sweep: IdleTimeoutSweep
     start_limiter: StartLimiter
+    byte_budget: ByteBudget
+    read_limiter: ReadLimiter
+    body_parser: BodyParser
     active: set[Active] = field(default_factory=set)
     """Requests that have begun and not ended."""
     sample: float = 0.0
@@ -101,4 +126,8 @@ class Network:
     engine_api_key: str | None = None
     kv_ready: KVReady | None = None
     tracing: Tracing | None = None
+    api_keys: KeyFile | None = None
+    """None where anybody may ask."""
+    admission: AdmissionGate | None = None
+    """None where any number of requests is served at a time."""
     rng: Random = field(default_factory=Random)

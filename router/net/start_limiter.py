@@ -20,16 +20,18 @@ class StartLimiter:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._left = limit
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._is_due = False
 
-    def submit(self, loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> None:
-        """Run it now or in one of the next turns."""
-        if self._left:
-            self._left -= 1
+    def submit(
+        self, loop: asyncio.AbstractEventLoop, work: Callable[[], None], cost: int = 1
+    ) -> None:
+        """Run it now or in one of the next turns. `cost`: as how many pieces it counts."""
+        if self._left > 0:
+            self._left -= cost
             work()
         else:
-            self._waiting.append(work)
+            self._waiting.append((work, cost))
             self._go_on(loop)
 
     def refill(self) -> None:
@@ -46,8 +48,12 @@ class StartLimiter:
         self._is_due = False
         waiting = self._waiting
         try:
-            for _ in range(min(len(waiting), self._limit)):
-                waiting.popleft()()
+            left, last = self._limit, len(waiting)
+            while left > 0 and last > 0:
+                work, cost = waiting.popleft()
+                left -= cost
+                last -= 1  # what it brings waits behind the others
+                work()
         finally:
             if waiting:
                 self._go_on(loop)

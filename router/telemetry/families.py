@@ -19,6 +19,7 @@ GAP_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5
 # Streams should never wait 20 ms; timers alone are up to 1 ms late.
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 
+QUEUE_REJECTIONS = ("full", "pushed_out", "timeout")
 PROBE_OUTCOMES = ("ok", "failed", "timeout")
 
 
@@ -117,6 +118,31 @@ class Families:
             registry=registry,
             multiprocess_mode="max",
         )
+        self.key_requests = counter(
+            "pd_router_api_key_requests",
+            "Requests by the name of their API key (--api-key-file).",
+            ["api_key", "outcome"],
+        )
+        self.key_tokens = counter(
+            "pd_router_api_key_input_tokens", "Their estimated input tokens.", ["api_key"]
+        )
+        self.queue_length = Gauge(
+            "pd_router_queue_length",
+            "Requests that wait for their turn (--max-in-flight).",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.queue_wait = histogram(
+            "pd_router_queue_wait_seconds",
+            "How long requests waited that had to wait and were let in.",
+            buckets=TTFT_BUCKETS,
+        )
+        self.queue_rejections = counter(
+            "pd_router_queue_rejections",
+            "Requests that were refused: full (429), pushed_out of a full queue (429) or timeout "
+            "(503).",
+            ["reason"],
+        )
         self.accept_delay = histogram(
             "pd_router_accept_delay_seconds",
             "From a client's last bytes (or its connect) to the moment when its new connection is "
@@ -138,6 +164,12 @@ class Families:
         """Show the fallbacks of a leg that there may be."""
         for reason in FALLBACKS[leg]:
             self.fallbacks.labels(leg, reason)
+
+    def begin_queue_at_zero(self) -> None:
+        """Show a queue in which nobody waits."""
+        self.queue_length.set(0)
+        for reason in QUEUE_REJECTIONS:
+            self.queue_rejections.labels(reason)
 
     def forget(self, endpoint: Endpoint, statuses: Iterable[int]) -> None:
         """Show an engine's counters no more; `statuses` are those of its answers."""

@@ -239,11 +239,15 @@ class AccessLog:
             if len(self._words_of_engines) >= MAX_ENGINES:  # engines come and go
                 self._words_of_engines.clear()
             names = self._words_of_engines[engines] = _words_of_engines(e)
-        model = "" if e.model is None else f" model={_word(e.model)}"
+        model = "" if e.api_key is None else f" api_key={e.api_key}"
+        if e.model is not None:
+            model += f" model={_word(e.model)}"
         level, before, behind = words
         if e.fallbacks:
             level = "WARNING"
         more = f" fallbacks={_word(_fallbacks(e))}" if e.fallbacks else ""
+        if e.queue_seconds is not None:
+            more += f" queue_s={e.queue_seconds:.4f}"
         if e.prefill_seconds is not None:
             more += f" prefill_s={e.prefill_seconds:.4f}"
         if e.first_byte is not None:
@@ -299,6 +303,7 @@ def _fields(record: RequestEnded) -> dict[str, Any]:
         "route": record.route,
         "status": record.status,
         "outcome": record.outcome,
+        "api_key": record.api_key,
         "model": record.model,
         "mode": record.mode,
         "reason": record.reason or None,
@@ -306,6 +311,7 @@ def _fields(record: RequestEnded) -> dict[str, Any]:
         "prefill": record.prefill and record.prefill.url,
         "decode": record.decode and record.decode.url,
         "fallbacks": _fallbacks(record) or None,
+        "queue_s": record.queue_seconds,
         "prefill_s": record.prefill_seconds,
         "first_byte_s": None if record.first_byte is None else record.first_byte - record.started,
         "total_s": record.ended - record.started,

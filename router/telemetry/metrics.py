@@ -123,6 +123,7 @@ class Metrics:
         self._streams: dict[Endpoint, _Streams] = {}
         self._shown: set[Endpoint] = set()
         self._kv_counts = KVCounts(fleet, families)
+        families.begin_queue_at_zero()
         self.follow()
 
     def follow(self) -> None:
@@ -179,6 +180,18 @@ class Metrics:
     def accepted(self, seconds: float) -> None:
         """Count how long a new connection waited."""
         self._families.accept_delay.observe(seconds)
+
+    def queue_length(self, waiting: int) -> None:
+        """Show how many requests wait for their turn."""
+        self._families.queue_length.set(waiting)
+
+    def queue_waited(self, seconds: float) -> None:
+        """Count a wait that ended with the request's turn."""
+        self._families.queue_wait.observe(seconds)
+
+    def queue_rejected(self, reason: str) -> None:
+        """Count one that did not."""
+        self._families.queue_rejections.labels(reason).inc()
 
     def observe_loop_lag(self, seconds: float) -> None:
         """Count an event loop lag: at once, for a process without requests flushes nothing."""
@@ -255,6 +268,10 @@ class Metrics:
             self._streamed(record)
         if record.prefill_seconds is not None:
             self._prefill.observe(record.prefill_seconds)
+        if record.api_key is not None:
+            by_key = self._counter(self._families.key_requests, record.api_key, record.outcome)
+            by_key.value += 1
+            self._counter(self._families.key_tokens, record.api_key).value += record.tokens
         self._chunks.value += record.chunks
         self._bytes.value += record.bytes_out
 

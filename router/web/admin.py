@@ -7,11 +7,14 @@ from typing import Any, Final
 
 import httptools
 
-from router.core.errors import BadRequest
+from router.core.api_keys import check_key
+from router.core.errors import BadRequest, Unauthorized
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
+from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
 from router.net.network import Limits
+from router.net.read_limiter import ReadLimiter
 from router.web.asgi_call import App, AsgiCall
 from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
@@ -19,15 +22,27 @@ from router.web.request_handler import split_target
 
 __all__ = ["AdminListener", "OperationsHandler"]
 
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version"})
+"""For the probes of a platform, which have no key."""
+
 MAX_HEADS: Final = 16
 """Scrapers and dashboards whose heads are remembered."""
 
 
 class OperationsHandler:
-    """Takes requests that are all for one ASGI application; `tasks` are those that serve it."""
+    """Takes requests that are all for one ASGI application; `tasks` are those that serve it. With a
+    `key_file` they need one of its keys."""
 
-    def __init__(self, operations: App, limits: Limits) -> None:
+    def __init__(
+        self,
+        operations: App,
+        limits: Limits,
+        read_limiter: ReadLimiter,
+        key_file: KeyFile | None = None,
+    ) -> None:
         self._operations = operations
+        self._key_file = key_file
+        self.read_limiter = read_limiter
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.tasks: MutableSet[asyncio.Task[None]] = set()
         self.body_seconds = limits.body_seconds
@@ -42,6 +57,12 @@ class OperationsHandler:
             connection.response.closes = True
             connection.fail(request, BadRequest("This is not a valid HTTP request."))
             return
+        if self._key_file is not None and path not in OPEN_PATHS:
+            try:
+                check_key(self._key_file.keys, request.head.fields)
+            except Unauthorized as error:
+                connection.fail(request, error, b"www-authenticate: Bearer\r\n")
+                return
         AsgiCall(self._operations, self.tasks, connection, request, path, query)
 
 

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from router.core import outlier
 from router.core.auto_threshold import AutoThreshold
+from router.core.byte_budget import ByteBudget
 from router.core.events import Event, LegDone, Ordered, RequestEnded, SharedEvent
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
@@ -30,16 +31,20 @@ from router.core.policies import POLICIES, Policy
 from router.core.pool_monitor import ExclusionConfig
 from router.core.prefix.cache_events import CacheEvents
 from router.core.probing import STALE_SCRAPES, roles_that_use_speed
+from router.core.retry_budget import RetryBudget
 from router.core.roster import Entry
 from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.status import StatusLog
 from router.core.urls import origin
 from router.core.values import DIRECT, Decision, Endpoint, Facts, Role
+from router.net.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.body_parser import BodyParser
 from router.net.diagnosis import Diagnosis
 from router.net.engine_pools import EnginePools
 from router.net.engine_session import engine_session
 from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.key_file import KeyFile
 from router.net.kv_events import KVEventSubscriber
 from router.net.kv_ready import KVReadySocket
 from router.net.kv_sources import KVSourceFinder
@@ -48,6 +53,7 @@ from router.net.loop_lag import LoopLagMonitor
 from router.net.network import Limits, Network, Timeouts
 from router.net.pool import EnginePool
 from router.net.prober import Prober
+from router.net.read_limiter import ReadLimiter
 from router.net.relay import Patience
 from router.net.same_address import twins
 from router.net.shared_state import WorkerContext
@@ -82,6 +88,9 @@ STARTS_PER_TURN = 32
 """Requests that begin at once between two beats of the pulse, and, of those that come beyond that,
 in one turn of the event loop: each takes 35 us, and its engine connection 100 us in the next turn,
 if it needs a new one."""
+
+READ_PER_BEAT = 4 << 20
+"""Bytes that are read from clients between two beats: 400 MB a second, in some 5 ms each."""
 
 log = logging.getLogger(__name__)
 
@@ -143,13 +152,27 @@ class Router:
             )
         )
         self.start_limiter = StartLimiter(STARTS_PER_TURN)
+        self._read_limiter = ReadLimiter(READ_PER_BEAT)
         self.limits = Limits(
             body_bytes=settings.max_body_bytes,
             body_seconds=settings.body_timeout,
             stall_seconds=settings.client_stall_timeout,
             keep_alive_seconds=settings.keep_alive_timeout,
         )
+        self.admission = _admission(settings, self.fleet, self.start_limiter, self.metrics)
+        self._key_files = [
+            None if path is None else KeyFile(path)
+            for path in (settings.api_key_file, settings.admin_key_file)
+        ]
+        self._body_parser = BodyParser(_prefill_from(settings))
         network = Network(
+            read_limiter=self._read_limiter,
+            api_keys=self._key_files[0],
+            admission=self.admission,
+            byte_budget=ByteBudget(
+                max(settings.max_body_bytes, settings.max_buffered_bytes // settings.workers)
+            ),
+            body_parser=self._body_parser,
             scheduler=scheduler,
             plans=self._plan,
             pools=self.pools,
@@ -215,7 +238,9 @@ class Router:
         self.handler = RequestHandler(network, self.operations)
         for_operators = create_admin_operations(self.fleet, self.lifecycle, admin)
         add_engines_api(for_operators, self.fleet, self.sync)
-        self.admin_handler = OperationsHandler(for_operators, self.limits)
+        self.admin_handler = OperationsHandler(
+            for_operators, self.limits, self._read_limiter, self._key_files[1]
+        )
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
@@ -283,6 +308,7 @@ class Router:
     def _on_loop_lag(self, late: float) -> None:
         self.metrics.observe_loop_lag(late)
         self.start_limiter.refill()
+        self._read_limiter.refill()
 
     def _connections(self) -> Iterator[tuple[Endpoint, int, int]]:
         if self._context is not None:
@@ -307,8 +333,20 @@ class Router:
             for endpoint, pool in self.pools.items():
                 self._context.column.set_connections(endpoint, pool.open, pool.idle)
 
+    def _follow_keys(self) -> None:
+        for key_file in self._key_files:
+            if key_file is not None:
+                self._tasks.spawn(key_file.follow, "API keys")
+
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        await self._start()
+        try:
+            yield
+        finally:
+            await self._end()
+
+    async def _start(self) -> None:
         if self._kv_ready is not None:
             self._kv_ready.start()
         context = self._context
@@ -337,23 +375,26 @@ class Router:
             is_logged=is_leader,
         )
         self._tasks.spawn(ticks, "fleet ticker")
+        self._follow_keys()
         self._loop_lag.start()
-        try:
-            yield
-        finally:
-            self._loop_lag.close()
-            if context is not None:
-                context.bus.close()
-            await self._tasks.close()
-            await self._prober.close()
-            if self._kv_sources is not None:
-                await self._kv_sources.close()
-            self._idle_sweep.close()
-            if self._kv_ready is not None:
-                self._kv_ready.close()
-            self._pools.close()
-            if self._tracing is not None:
-                await asyncio.to_thread(self._tracing.close)
+
+    async def _end(self) -> None:
+        self._loop_lag.close()
+        if self._context is not None:
+            self._context.bus.close()
+        await self._tasks.close()
+        await self._body_parser.close()
+        if self.admission is not None:
+            self.admission.close()
+        await self._prober.close()
+        if self._kv_sources is not None:
+            await self._kv_sources.close()
+        self._idle_sweep.close()
+        if self._kv_ready is not None:
+            self._kv_ready.close()
+        self._pools.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
 
 def fleet_of(
@@ -434,7 +475,41 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
         cached_roles,
         threshold_on_uncached=on_uncached,
         auto=auto,
+        retry_budget=RetryBudget(settings.retry_budget),
     )
+
+
+def _prefill_from(settings: Settings) -> int | None:
+    """Tokens from which on a large body may be prefilled remotely; None: nothing prefills."""
+    if not settings.prefill and not settings.discovers and settings.admin_port is None:
+        return None
+    return 0 if settings.routing_threshold == "auto" else settings.routing_threshold
+
+
+def _admission(
+    settings: Settings, fleet: Fleet, start_limiter: StartLimiter, metrics: Metrics
+) -> AdmissionGate | None:
+    """Each worker process has its share."""
+
+    def share(number: int | None) -> int | None:
+        return None if number is None else -(-number // settings.workers)
+
+    in_flight, per_engine = share(settings.max_in_flight), share(settings.max_in_flight_per_engine)
+    if in_flight is None and per_engine is None:
+        return None
+    limits = AdmissionLimits(
+        in_flight=in_flight,
+        in_flight_per_engine=per_engine,
+        queue_size=-(-settings.queue_size // settings.workers),
+        queue_seconds=settings.queue_timeout,
+        tenant_header=settings.tenant_header.encode(),
+        priority_from=settings.queue_priority,
+    )
+
+    def usable_engines() -> int:
+        return sum(member.is_usable for member in fleet.pool(Role.DECODE))
+
+    return AdmissionGate(limits, usable_engines, start_limiter, metrics)
 
 
 def _receivers(settings: Settings) -> dict[Endpoint, Receiver]:

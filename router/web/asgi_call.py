@@ -17,8 +17,8 @@ __all__ = ["App", "AsgiCall"]
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES: Final = 1 << 20
-"""No operation takes more."""
+MAX_BODY_BYTES: Final = 64 << 10
+"""No operation takes a body; this is a client that does not know it."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -7,7 +7,8 @@ from urllib.parse import unquote
 
 import httptools
 
-from router.core.errors import BadRequest
+from router.core.api_keys import check_key
+from router.core.errors import BadRequest, Unauthorized
 from router.core.routes import ROUTES
 from router.core.values import Route
 from router.net.client_connection import ClientConnection
@@ -34,6 +35,7 @@ class RequestHandler:
         self.network = network
         self.operations = operations
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
+        self.read_limiter = network.read_limiter
         self.tasks: MutableSet[asyncio.Task[None]] = set()
         self.body_seconds = network.limits.body_seconds
         self.stall_seconds = network.limits.stall_seconds
@@ -57,12 +59,26 @@ class RequestHandler:
                 return
             route = ROUTES.get(path)
             if route is None:
+                if not self._may_see(path, connection, request):
+                    return
                 AsgiCall(self.operations, self.tasks, connection, request, path, query)
                 return
         if request.head.method == b"OPTIONS":
             AsgiCall(self.operations, self.tasks, connection, request, route.path, query)
             return
         self._serve(connection, request, route, query)
+
+    def _may_see(self, path: str, connection: ClientConnection, request: ClientRequest) -> bool:
+        """Whether the client may have what is no inference; else it is told."""
+        keys = self.network.api_keys
+        if keys is None or not path.startswith("/v1/"):
+            return True
+        try:
+            check_key(keys.keys, request.head.fields)
+        except Unauthorized as error:
+            connection.fail(request, error, b"www-authenticate: Bearer\r\n")
+            return False
+        return True
 
     def _serve(
         self, connection: ClientConnection, request: ClientRequest, route: Route, query: bytes

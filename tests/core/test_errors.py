@@ -6,7 +6,14 @@ import orjson
 import pytest
 
 from router.core import errors
-from router.core.errors import BadRequest, NoEngine, RouterError, ShuttingDown
+from router.core.errors import (
+    BadRequest,
+    NoEngine,
+    Overloaded,
+    RouterError,
+    ShuttingDown,
+    TooManyRequests,
+)
 
 KINDS = [
     kind
@@ -47,4 +54,9 @@ def test_any_text_can_be_told() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_passes_by_itself_may_be_tried_again_later(kind: type[RouterError]) -> None:
-    assert (kind.retry_after is not None) == (kind in (NoEngine, ShuttingDown))
+    passes = (NoEngine, ShuttingDown, Overloaded, TooManyRequests)
+    assert (kind("x").retry_after is not None) == (kind in passes)
+
+
+def test_when_to_come_again_can_be_said() -> None:
+    assert TooManyRequests("x", retry_after=7).retry_after == 7

@@ -339,3 +339,11 @@ def test_taking_transfer_parameters_out_changes_nothing_else(raw: bytes) -> None
             key: value for key, value in xargs.items() if key not in TRANSFER_KEYS
         }
     assert orjson.loads(result.raw) == result.body == expected
+
+
+def test_a_model_has_a_name_that_can_be_told() -> None:
+    read(CHAT, orjson.dumps({"model": "m" * 512}))
+    with pytest.raises(BadRequest) as caught:
+        read(CHAT, orjson.dumps({"model": "m" * 513}))
+    assert caught.value.param == "model"
+    assert "mm" not in caught.value.message

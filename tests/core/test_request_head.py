@@ -10,7 +10,7 @@ from router.core.errors import (
     RouterError,
     UnsupportedBody,
 )
-from router.core.request_head import check_head, check_size
+from router.core.request_head import check_head, check_size, declared_size
 
 REFUSED: dict[str, tuple[bytes, dict[bytes, bytes], type[RouterError]]] = {
     "another method": (b"PUT", {b"content-length": b"2"}, MethodNotAllowed),
@@ -49,3 +49,8 @@ def test_a_body_may_be_as_large_as_the_limit() -> None:
     check_size(10, 10)
     with pytest.raises(BodyTooLarge):
         check_size(11, 10)
+
+
+def test_what_is_declared_is_known_before_it_comes() -> None:
+    assert declared_size({b"content-length": b"12"}) == 12
+    assert declared_size({b"transfer-encoding": b"chunked"}) == 0

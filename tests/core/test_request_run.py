@@ -24,6 +24,7 @@ from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Send, Stream
 from router.core.policies import POLICIES
 from router.core.request_run import RequestRun
+from router.core.retry_budget import RetryBudget
 from router.core.schedule import Scheduler
 from router.core.values import (
     Decision,
@@ -48,13 +49,17 @@ ALL = (P0, P1, D0, D1, D2)
 class Shell:
     """What a run needs around it; engines are chosen in turn."""
 
-    def __init__(self, *endpoints: Endpoint, facts: Facts = FACTS) -> None:
+    def __init__(
+        self, *endpoints: Endpoint, facts: Facts = FACTS, budget: RetryBudget | None = None
+    ) -> None:
         self.events: list[Event] = []
         self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), stale_after=5.0)
         for endpoint in endpoints:
             self.up(endpoint)
         policies = dict.fromkeys(Role, POLICIES["round_robin"])
-        self.scheduler = Scheduler(self.fleet, policies, threshold=1, rng=Random(0))
+        self.scheduler = Scheduler(
+            self.fleet, policies, threshold=1, rng=Random(0), retry_budget=budget
+        )
         self.record = RequestEnded("id", "/v1/completions", 0.0)
         self._facts = facts
         self.run = RequestRun(self.scheduler, self.events.append, self.record, Random(0))
@@ -246,8 +251,20 @@ def test_an_engines_own_answer_is_sent_from_memory() -> None:
     shell.start(direct(FACTS))
     busy = reply(503)
     assert shell.run.settle(busy, None, 503, 1.0) == Send(busy)
-    assert shell.events == []
     assert shell.run.answer(None, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "is_fault"),
+    [(b'{"error":{"message":"full"}}', False), (b"<html>", True), (b"[]", True), (b"{}", True)],
+)
+def test_an_engine_that_is_full_is_at_no_fault(body: bytes, is_fault: bool) -> None:
+    shell = Shell(D0)
+    shell.start(direct(FACTS))
+    shell.run.answered(503, 0.5)
+    assert shell.events == []
+    shell.run.settle(reply(503, body), None, 503, 1.0)
+    assert shell.events == [LegAnswered(D0, 503, 1.0, is_fault)]
 
 
 def test_an_errors_doer_is_the_engine_unless_it_loads_anothers_cache() -> None:
@@ -319,3 +336,53 @@ def test_tokenizing_is_not_timed_and_leaves_the_prompt_to_be_computed() -> None:
     shell.run.settle(Reply(200), None, 200, 1.0)
     assert shell.record.prefill_seconds is None
     assert shell.run.leg(1.0).work == FACTS.tokens
+
+
+# The budget for retries.
+
+
+def spent(share: float = 0.0) -> RetryBudget:
+    """One that is used up, until later than these tests' times."""
+    budget = RetryBudget(share)
+    while budget.take(1000.0):
+        pass
+    return budget
+
+
+def test_with_a_budget_a_request_moves_and_brings_its_share() -> None:
+    budget = spent(1.0)
+    shell = Shell(D0, D1, budget=budget)
+    assert shell.start(direct(FACTS)) == D0
+    assert shell.fails(REFUSED) == D1
+    assert not budget.has_one(1.0)
+
+
+def test_without_any_left_the_client_gets_the_engines_own_failure() -> None:
+    shell = Shell(D0, D1, budget=spent())
+    shell.start(direct(FACTS))
+    with pytest.raises(EngineFailed):
+        shell.fails(REFUSED)
+    assert shell.record.decode == D0
+    assert FellBack(Role.DECODE, "retry_budget") in shell.events
+
+
+def test_without_any_left_nothing_is_prefilled_for_another_engine() -> None:
+    shell = Shell(P0, D0, D1, budget=spent())
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    with pytest.raises(EngineFailed):
+        shell.fails(RESET)
+    assert FellBack(Role.DECODE, "retry_budget") in shell.events
+
+
+def test_without_any_left_nothing_leaves_a_stalled_engine() -> None:
+    for budget, may_leave in ((spent(), False), (RetryBudget(0.0), True), (None, True)):
+        shell = Shell(D0, D1, budget=budget)
+        shell.start(direct(FACTS))
+        assert shell.run.may_leave_stalled(1.0) is may_leave
+
+
+def test_a_first_attempt_needs_none() -> None:
+    shell = Shell(P0, D0, budget=spent())
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.replies(PREFILLED) == D0

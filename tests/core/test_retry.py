@@ -5,24 +5,39 @@ from typing import Any
 import pytest
 
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
-from router.core.retry import error_of, may_replay, may_retry_elsewhere, reason_of
+from router.core.retry import error_of, is_queue_full, may_replay, may_retry_elsewhere, reason_of
 from router.core.values import Failure, FailureKind, Reply
-from tests.core.fixtures import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply, request
+from tests.core.fixtures import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply, request, sample
 
 PLAIN = request(prompt="x")
 TRACES: list[dict[str, Any]] = [{"store": True}, {"background": True}]
 
 
-@pytest.mark.parametrize("outcome", [REFUSED, RESET, BROKEN, reply(503)])
+@pytest.mark.parametrize("outcome", [REFUSED, RESET, BROKEN, reply(429), reply(503)])
 def test_what_took_nothing_on_or_can_be_computed_twice_moves(outcome: Reply | Failure) -> None:
     assert may_retry_elsewhere(outcome, PLAIN)
 
 
 @pytest.mark.parametrize(
-    "outcome", [SILENT, *(reply(status) for status in (200, 400, 429, 500, 502, 504))]
+    "outcome", [SILENT, *(reply(status) for status in (200, 400, 500, 502, 504))]
 )
 def test_an_answer_or_a_silence_does_not(outcome: Reply | Failure) -> None:
     assert not may_retry_elsewhere(outcome, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_full"),
+    [
+        (reply(503, sample("queue_full.json")), True),
+        (reply(429, b'{"error":{}}'), True),
+        (reply(500, sample("queue_full.json")), False),
+        (reply(503, b"no healthy upstream"), False),
+        (reply(503, b'{"error":"unavailable"}'), False),
+        (reply(503, b"[]"), False),
+    ],
+)
+def test_an_engine_that_is_full_says_so_in_vllms_shape(answer: Reply, is_full: bool) -> None:
+    assert is_queue_full(answer) is is_full
 
 
 @pytest.mark.parametrize("body", TRACES)

@@ -11,6 +11,7 @@ from router.core.events import RequestEnded
 from router.net.client_connection import BODY, NEVER, ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads
+from router.net.read_limiter import ReadLimiter
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of
@@ -308,6 +309,7 @@ class Handler:
     def __init__(self) -> None:
         self.begun: list[ClientRequest] = []
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(1)
+        self.read_limiter = ReadLimiter(1 << 40)
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
         self.begun.append(request)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import MAX_BYTES, NOTHING, KnownHeads, split
+from router.net.read_limiter import ReadLimiter
 from tests.net.client import request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness
@@ -25,6 +26,7 @@ class Handler:
 
     def __init__(self) -> None:
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MANY)
+        self.read_limiter = ReadLimiter(1 << 40)
         self.asked: list[tuple[object, ...]] = []
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:

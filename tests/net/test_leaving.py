@@ -96,7 +96,7 @@ async def test_while_others_that_came_with_it_are_begun(harness: Harness, leave:
     await eventually(lambda: start_limiter._waiting)
     leave(client)
     await _is_over(router)
-    for work in start_limiter._waiting:
+    for work, _ in start_limiter._waiting:
         work()
     await router.is_quiet()
     assert engine.seen == 0

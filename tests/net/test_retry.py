@@ -152,8 +152,35 @@ async def test_an_engines_500_is_the_answer_on_the_direct_way(harness: Harness) 
     assert sum(engine.seen for engine in engines) == 1
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 429, 500, 501, 502, 504])
-async def test_no_status_but_503_moves_a_direct_request(harness: Harness, status: int) -> None:
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_that_has_enough_requests_is_no_failing_one(
+    harness: Harness, status: int
+) -> None:
+    full, other = await harness.engine(), await harness.engine()
+    router = await harness.router(full, other, outlier_consecutive_failures=1)
+    full.answer_all(lambda call: call.send(json_reply({"error": {"message": "full"}}, status)))
+    other.answer_all(lambda call: call.send(json_reply({})))
+    for _ in range(4):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert full.seen
+    member = router.router.fleet.member(router.endpoint(full))
+    assert member.exclusion is None
+    assert not member.outlier.streak
+    assert full.seen == len([a for a in router.all(LegAnswered) if a.status == status])
+
+
+async def test_a_503_that_no_engine_wrote_is_a_failure(harness: Harness) -> None:
+    gone, other = await harness.engine(), await harness.engine()
+    router = await harness.router(gone, other)
+    gone.answer_all(lambda call: call.send(json_reply("upstream connect error", 503)))
+    other.answer_all(lambda call: call.send(json_reply({})))
+    while not gone.seen:
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert router.router.fleet.member(router.endpoint(gone)).outlier.streak == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 500, 501, 502, 504])
+async def test_no_other_status_moves_a_direct_request(harness: Harness, status: int) -> None:
     engines = [await harness.engine(), await harness.engine()]
     router = await harness.router(*engines)
     for engine in engines:

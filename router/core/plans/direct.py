@@ -41,7 +41,9 @@ def decode_directly_on(
     """The same, beginning with a leased engine."""
     replay = may_replay(facts)
     while True:
-        outcome = yield Stream(endpoint, facts.path, facts.raw, BUSY, False, replay)
+        outcome = yield Stream(
+            endpoint, facts.path, facts.raw, BUSY, False, replay, None, facts.lead
+        )
         if outcome is None:
             return
         tried |= {endpoint}

@@ -39,7 +39,7 @@ from router.core.values import Endpoint, Facts, Reply, Role
 
 __all__ = ["lmcache"]
 
-REFUSALS = frozenset(range(400, 500))
+REFUSALS = frozenset(range(400, 500)) - BUSY
 """Errors about a body that the router wrote: a prompt of the engine's full length has no room for
 the first token, and clients must only get errors about their own request."""
 
@@ -126,7 +126,8 @@ class _Transfer:
             if failed is not None:
                 return failed
         self._id = self._new_id()
-        outcome: Outcome = yield Call(endpoint, self._facts.path, self._prefill_body())
+        lead = self._facts.prefill[:-1]
+        outcome: Outcome = yield Call(endpoint, self._facts.path, self._prefill_body(), lead=lead)
         return outcome
 
     def _tokenize(self, endpoint: Endpoint) -> Generator[Step, Any, Outcome | None]:
@@ -179,14 +180,17 @@ class _Transfer:
         keep = BUSY | LOAD_FAILED
         if self._tokens is None or sampled is None or sampled.token is None or not sampled.is_shown:
             replay = may_replay(facts)
-            return Stream(endpoint, facts.path, facts.raw, keep=keep, hold=True, replay=replay)
+            return Stream(endpoint, facts.path, facts.raw, keep, True, replay, None, facts.lead)
         body = orjson.dumps(first_token.decode_body(facts.body, self._tokens, sampled.token))
         splice = FirstToken(sampled.text)
         return Stream(endpoint, facts.path, body, keep | REFUSALS, hold=True, splice=splice)
 
 
 def _own_body(facts: Facts) -> bytes | None:
-    """The client's request for one token; None when it cannot be written."""
+    """The client's request for one token, or of a large one the last piece; None when it cannot be
+    written."""
+    if facts.prefill:
+        return facts.prefill[-1]
     try:
         return orjson.dumps(body_for_prefill(facts))
     except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254

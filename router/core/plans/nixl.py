@@ -70,6 +70,8 @@ def nixl(facts: Facts) -> Plan:
 
 
 def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
+    if facts.prefill:
+        return with_member(facts.prefill[-1], KV_KEY, orjson.dumps(ASK))
     try:
         return orjson.dumps({**body_for_prefill(facts), KV_KEY: ASK})
     except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
@@ -105,7 +107,13 @@ def _decode(
     decode = yield Lease(DECODE, tried, computes=False)
     while True:
         outcome = yield Stream(
-            decode, facts.path, body, keep=BUSY | LOAD_FAILED, hold=True, replay=False
+            decode,
+            facts.path,
+            body,
+            keep=BUSY | LOAD_FAILED,
+            hold=True,
+            replay=False,
+            lead=facts.lead,
         )
         if outcome is None:
             return tried, None

@@ -6,7 +6,7 @@ from typing import Any
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Call, Lease, Outcome, Release, Step
-from router.core.retry import reason_of
+from router.core.retry import BUSY, reason_of
 from router.core.values import PREFILL, Endpoint, Facts, Reply, RouteKind
 
 __all__ = [
@@ -37,10 +37,12 @@ Ask = Callable[[Endpoint], Generator[Step, Any, Outcome]]
 
 
 def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply | None]:
-    """`prefill_by` with the same request for each engine."""
+    """`prefill_by` with the same request for each engine; `body` is its body, or of a large one the
+    last piece."""
+    lead = facts.prefill[:-1]
 
     def ask(endpoint: Endpoint) -> Generator[Step, Any, Outcome]:
-        outcome: Outcome = yield Call(endpoint, path, body)
+        outcome: Outcome = yield Call(endpoint, path, body, lead=lead)
         return outcome
 
     return prefill_by(ask)
@@ -61,7 +63,7 @@ def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
             return None
         outcome = yield from ask(endpoint)
         yield Release(endpoint)
-        if isinstance(outcome, Reply) and outcome.status < 500:
+        if isinstance(outcome, Reply) and outcome.status < 500 and outcome.status not in BUSY:
             return outcome
         yield FellBack(PREFILL, reason_of(outcome))
         tried |= {endpoint}

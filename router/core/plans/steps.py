@@ -80,12 +80,14 @@ class Call:
     """POST and read the whole reply into memory.
 
     `is_prefill`: the engine computes the prompt for it, so it is timed; False for tokenizing.
+    `lead`: of a large body, the pieces that come before `body`.
     """
 
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
     is_prefill: bool = True
+    lead: tuple[bytes, ...] = field(repr=False, default=())
 
 
 @dataclass(slots=True)
@@ -95,6 +97,7 @@ class Stream:
     Replies with a status in `keep` come back to the plan. With `hold` the head waits for the
     first content: an error event before it comes back as a `Reply` with that error's status.
     `replay` allows sending the request a second time when a pooled connection was closed under it.
+    `lead`: of a large body, the pieces that come before `body`.
     """
 
     endpoint: Endpoint
@@ -104,6 +107,7 @@ class Stream:
     hold: bool = False
     replay: bool = True
     splice: Splice | None = None
+    lead: tuple[bytes, ...] = field(repr=False, default=())
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ NO_ENGINE = NoEngine("no decode engine")
 
 
 def asks(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:
-    """The client's own body, with the answer passed on unless it is a 503."""
-    return Stream(endpoint, facts.path, facts.raw, keep=frozenset({503}))
+    """The client's own body, with the answer passed on unless it says that its engine is busy."""
+    return Stream(endpoint, facts.path, facts.raw, keep=frozenset({429, 503}))
 
 
 def test_one_engine_answers_and_that_is_all(converse: Converse) -> None:

@@ -1,6 +1,7 @@
 """The dialogues of the lmcache plan: what each engine is asked, and what becomes of failures."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -116,12 +117,12 @@ def decodes_ids(endpoint: Endpoint) -> Stream:
 
 def decodes_own(facts: Facts, endpoint: Endpoint) -> Stream:
     """The client's own request, to the decode engine that has the KV cache."""
-    return Stream(endpoint, facts.path, facts.raw, frozenset({500, 503}), hold=True)
+    return Stream(endpoint, facts.path, facts.raw, frozenset({429, 500, 503}), hold=True)
 
 
 def computes(facts: Facts, endpoint: Endpoint) -> Stream:
     """The client's own request, to an engine that need not have anything."""
-    return Stream(endpoint, facts.path, facts.raw, frozenset({503}))
+    return Stream(endpoint, facts.path, facts.raw, frozenset({429, 503}))
 
 
 def sampled(
@@ -227,6 +228,28 @@ def test_a_chat_gets_its_first_token_from_the_decode_engine(converse: Converse) 
         >> reply(200, b'{"choices":[],"kv_transfer_params":null}')
         << Release(P0)
         << decodes_own(TALK, D0)
+        >> None
+        << END
+    )
+
+
+def test_a_large_body_is_sent_in_pieces(converse: Converse) -> None:
+    facts = read(CHAT, b'{"messages":[{"role":"user","content":"Hi"}]}')
+    facts.lead, facts.raw = (facts.raw[:9],), facts.raw[9:]
+    facts.body = {}
+    facts.prefill = (b'{"max', b'_tokens":1}')
+    talk = converse(plan(facts)) << Lease(Role.DECODE, computes=False) >> D0
+    talk = talk << Lease(Role.PREFILL) >> P0
+    asked = talk._said
+    assert isinstance(asked, Call)
+    assert asked.lead == (b'{"max',)
+    assert asked.body.startswith(b'_tokens":1,"kv_transfer_params":{"disagg_spec":')
+    _ = (
+        talk
+        << asked
+        >> sampled()
+        << Release(P0)
+        << replace(decodes_own(facts, D0), lead=facts.lead)
         >> None
         << END
     )

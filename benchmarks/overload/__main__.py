@@ -1,0 +1,111 @@
+"""`python -m benchmarks.overload bodies|readers [NUMBER]`: 1,000 bodies of 16 MiB at once, or 5,000
+clients that do not read; what 16 others notice, and what the router's memory comes to.
+
+`tenants`: the first token of a tenant with 8 streams, alone and beside one with 500. `goodput`: at
+up to twice the load that the engines can serve.
+"""
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+
+from benchmarks.overload.processes import (
+    children,
+    cpu_seconds,
+    free_port,
+    metric,
+    peak_bytes,
+    process,
+    ready,
+)
+from benchmarks.overload.tenants import goodput, tenants
+
+OBSERVERS = 16
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 40\r\n\r\n"
+BODY = b'{"model":"m","stream":true,"prompt":"x"}'
+QUIET_SECONDS = 4.0
+NUMBERS = {"bodies": 1000, "readers": 5000}
+
+
+async def _observe(port: int, gaps: list[float], end: asyncio.Event) -> None:
+    """A stream with an event each 20 ms: the seconds between two reads."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + BODY)
+    await reader.read(1 << 16)
+    before = time.perf_counter()
+    while not end.is_set():
+        await reader.read(1 << 16)
+        now = time.perf_counter()
+        gaps.append(now - before)
+        before = now
+    writer.transport.abort()
+
+
+def _told(name: str, gaps: list[float]) -> str:
+    ordered = sorted(gaps)
+    p99, most = ordered[len(ordered) * 99 // 100], ordered[-1]
+    return f"{name}: gaps p99 {p99 * 1e3:.0f} ms, most {most * 1e3:.0f} ms of {len(gaps)}"
+
+
+@contextlib.contextmanager
+def _router(*options: str) -> Iterator[tuple[int, int]]:
+    """Port and process id of a router before one engine."""
+    engine, port = free_port(), free_port()
+    serve = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "error")
+    url = f"http://127.0.0.1:{engine}"
+    with (
+        process("benchmarks.overload.engine", str(engine)),
+        process("router.cli", "serve", *serve, "--decode", url, *options) as router,
+    ):
+        ready(f"http://127.0.0.1:{port}/ready")
+        yield port, router.pid
+
+
+async def attack(kind: str, number: int) -> None:
+    """What the others notice."""
+    with _router() as (port, pid):
+        quiet: list[float] = []
+        harmed: list[float] = []
+        for gaps in (quiet, harmed):
+            end = asyncio.Event()
+            observers = [asyncio.ensure_future(_observe(port, gaps, end)) for _ in range(OBSERVERS)]
+            if gaps is quiet:
+                await asyncio.sleep(QUIET_SECONDS)
+                print(f"memory before: {peak_bytes(pid) >> 20} MiB")
+            else:
+                command = (sys.executable, "-m", "benchmarks.overload.attack", kind)
+                began, before = time.perf_counter(), cpu_seconds(pid)
+                attacker = await asyncio.create_subprocess_exec(*command, str(port), str(number))
+                await attacker.wait()
+                share = (cpu_seconds(pid) - before) / (time.perf_counter() - began)
+                print(f"the router used {share:.0%} of a core")
+            end.set()
+            await asyncio.gather(*observers)
+        print(_told("quiet", quiet))
+        print(_told("under attack", harmed))
+        for each in (pid, *children(pid)):
+            print(f"memory at most: {peak_bytes(each) >> 20} MiB (pid {each})")
+        name = "pd_router_event_loop_lag"
+        worst = metric(port, f"{name}_max_seconds")
+        looks = metric(port, f"{name}_seconds_count")
+        late = looks - metric(port, f'{name}_seconds_bucket{{le="0.05"}}')
+        print(
+            f"the router's event loop was late by {worst * 1e3:.0f} ms at most, and by more than "
+            f"50 ms at {late:.0f} of {looks:.0f} looks"
+        )
+
+
+def main() -> int:
+    """The command line."""
+    kind, *number = sys.argv[1:] or ["tenants"]
+    if kind in ("tenants", "goodput"):
+        asyncio.run(tenants() if kind == "tenants" else goodput())
+    else:
+        asyncio.run(attack(kind, int(number[0]) if number else NUMBERS[kind]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""API keys by name: whose key a request has. Only hashes of the keys are kept.
+
+A file of them has a line `NAME KEY` for each; KEY is the key itself or `sha256:` and its hash in
+hexadecimal. Empty lines and those that begin with # count for nothing.
+"""
+
+import binascii
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from router.core.errors import Unauthorized
+
+__all__ = ["ApiKeys", "check_key", "presented_key"]
+
+NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""It appears in logs and as a metric's label."""
+
+HASHED: Final = "sha256:"
+DIGEST_BYTES: Final = hashlib.sha256().digest_size
+
+MIN_CHARACTERS: Final = 16
+"""Of a key: whoever tries a thousand a second needs longer than the universe lasts for a random one
+of so many letters."""
+
+
+class ApiKeys:
+    """The keys of a file's content. Raises ValueError, which names the line and quotes no key."""
+
+    def __init__(self, text: str) -> None:
+        self._names: dict[bytes, str] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            if words and not words[0].startswith("#"):
+                self._add(words, number)
+        if not self._names:
+            raise ValueError("it holds no key")
+
+    def _add(self, words: list[str], number: int) -> None:
+        if len(words) != 2 or not NAME.fullmatch(words[0]):
+            raise ValueError(f"line {number} is not a name and a key")
+        name, key = words
+        if key.startswith(HASHED):
+            digest = _unhex(key.removeprefix(HASHED))
+            if digest is None:
+                raise ValueError(f"line {number}: behind sha256: come 64 hexadecimal digits")
+        elif len(key) < MIN_CHARACTERS:
+            raise ValueError(f"line {number}: a key has at least {MIN_CHARACTERS} characters")
+        else:
+            digest = hashlib.sha256(key.encode()).digest()
+        if digest in self._names:
+            raise ValueError(f"line {number}: this key is given twice")
+        self._names[digest] = name
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Whose keys there are."""
+        return frozenset(self._names.values())
+
+    def name_of(self, key: bytes | None) -> str | None:
+        """Whose key this is; None if it is nobody's. It takes as long for every key."""
+        if key is None:
+            return None
+        digest = hashlib.sha256(key).digest()
+        found = None
+        for known, name in self._names.items():
+            if hmac.compare_digest(known, digest):
+                found = name
+        return found
+
+
+def _unhex(text: str) -> bytes | None:
+    try:
+        digest = binascii.unhexlify(text)
+    except (binascii.Error, ValueError):
+        return None
+    return digest if len(digest) == DIGEST_BYTES else None
+
+
+def check_key(keys: ApiKeys, fields: Mapping[bytes, bytes]) -> str:
+    """Whose key a request has; `fields` are its headers. Raises Unauthorized."""
+    key = presented_key(fields)
+    name = keys.name_of(key)
+    if name is None:
+        problem = "The API key is not valid." if key else "An API key is required."
+        raise Unauthorized(f"{problem} Send it as `Authorization: Bearer KEY`.")
+    return name
+
+
+def presented_key(fields: Mapping[bytes, bytes]) -> bytes | None:
+    """The key in a request's headers, by lower-case name: as OpenAI's clients send it (a bearer
+    token) or Anthropic's (x-api-key)."""
+    scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return token.strip()
+    return fields.get(b"x-api-key")

@@ -1,0 +1,32 @@
+"""One budget for the bytes of request bodies that all connections hold."""
+
+from router.core.errors import Overloaded
+
+__all__ = ["ByteBudget"]
+
+
+class ByteBudget:
+    """Up to `limit` bytes at a time."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+        """Bytes that are held now."""
+
+    def check(self, size: int) -> None:
+        """Raise Overloaded if `size` bytes more would not fit."""
+        if self.held + size > self.limit:
+            raise Overloaded("The router holds too many request bodies now.")
+
+    def take(self, size: int) -> None:
+        """Hold `size` bytes more. Raises Overloaded, and holds none, if they do not fit."""
+        held = self.held + size
+        if held > self.limit:
+            self.check(size)
+        self.held = held
+
+    def give(self, size: int) -> None:
+        """Hold `size` bytes less."""
+        self.held -= size

@@ -1,0 +1,148 @@
+"""Large bodies: which they are, and what routing needs to know of one that another process reads.
+
+Reading JSON takes up to a hundred times longer per byte when it holds many small values, and holds
+the interpreter's lock: neither a limit of bytes nor a thread keeps the event loop free. `digest`
+runs in that other process (`net/body_process.py`), `facts_of` in the router.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from router.core import facts as reading
+from router.core.errors import BadRequest
+from router.core.plans.prefill import body_for_prefill
+from router.core.prefix.keys import prefix_keys
+from router.core.values import MAX_N, Facts, PrefixKeys, Route
+
+__all__ = ["LARGE_BYTES", "LIGHT_BYTES", "MAX_VALUES", "Digest", "digest", "facts_of", "is_large"]
+
+LIGHT_BYTES: Final = 64 << 10
+"""Bodies up to this size are read on the event loop: 17 ms for the worst of them (`[{},{},...]`),
+0.1 ms for a prompt."""
+
+LARGE_BYTES: Final = 1 << 20
+"""Bodies above this size are never read on the event loop: a prompt of so many bytes takes 4 ms,
+base64 as long, and joining what its reads brought some more."""
+
+FEW_VALUES: Final = 8192
+"""Brackets and commas of a body between the two that is read on the event loop: 400 kB of English
+prose have as many commas."""
+
+MAX_VALUES: Final = 2_000_000
+"""Brackets and commas of a body that is read at all, in about a second: a prompt of two million
+token ids. 64 MiB of `{},` would take eight."""
+
+
+class Digest(NamedTuple):
+    """What routing needs to know of a body."""
+
+    summary: dict[str, Any]
+    """JSON, of a size that does not depend on the body's, but for the prefix keys."""
+    raw: bytes | None
+    """The body without the keys that clients may not send; None if it had none."""
+    prefill: bytes | None
+    """The body of a prefill request; None where there will be none."""
+
+
+def is_large(body: bytes) -> bool:
+    """Whether reading a body would hold up the event loop; for sizes above LIGHT_BYTES and up to
+    LARGE_BYTES."""
+    return _values(body, FEW_VALUES) > FEW_VALUES
+
+
+def _values(body: bytes, enough: int) -> int:
+    count = 0
+    for mark in (b",", b"[", b"{"):
+        count += body.count(mark)
+        if count > enough:
+            break
+    return count
+
+
+def digest(
+    route: Route, content_type: bytes, body: bytes, prefill_from: int | None = None
+) -> Digest:
+    """Read a body. `prefill_from`: estimated tokens from which on a request may be prefilled
+    remotely; None: none is. Raises BadRequest."""
+    is_json = route.generates or b"json" in content_type.lower()
+    if is_json and _values(body, MAX_VALUES) > MAX_VALUES:
+        raise BadRequest(f"The body holds more than {MAX_VALUES} values.", "body")
+    facts = reading.read(route, content_type, body)
+    keys = prefix_keys(facts)
+    summary = {
+        "model": facts.model,
+        "stream": facts.stream,
+        "tokens": facts.tokens,
+        "rule": facts.rule,
+        "direct_reason": facts.direct_reason,
+        "text_bytes": facts.text_bytes,
+        "keys": keys.keys,
+        "ends": keys.ends,
+        "body": _kept(facts),
+    }
+    raw = None if facts.raw is body else facts.raw
+    return Digest(summary, raw, _prefill(facts, prefill_from))
+
+
+def _kept(facts: Facts) -> dict[str, Any]:
+    """The members that routing reads later, in a form that is small. `n` stands for all sequences:
+    the prompts that they are of are left out."""
+    body = facts.body
+    kept: dict[str, Any] = {key: True for key in ("store", "background") if body.get(key)}
+    priority = body.get("priority")
+    if type(priority) is int:
+        kept["priority"] = priority
+    if facts.sequences > 1:
+        kept["n"] = min(facts.sequences, MAX_N)
+    return kept
+
+
+def _prefill(facts: Facts, prefill_from: int | None) -> bytes | None:
+    is_remote = (
+        prefill_from is not None
+        and facts.route.generates
+        and facts.direct_reason is None
+        and facts.tokens >= prefill_from
+    )
+    try:
+        return orjson.dumps(body_for_prefill(facts)) if is_remote else None
+    except orjson.JSONEncodeError:  # nested deeper than orjson writes: the plan says so
+        return None
+
+
+def facts_of(
+    route: Route,
+    query: bytes,
+    summary: dict[str, Any],
+    raw: Sequence[bytes],
+    prefill: Sequence[bytes],
+) -> Facts:
+    """The facts that `digest` found. `raw` and `prefill` are bodies in pieces; the latter is empty
+    where there is none."""
+    pieces = _trimmed(raw) if route.generates else raw
+    facts = Facts(
+        route,
+        summary["model"],
+        summary["stream"],
+        summary["tokens"],
+        summary["rule"],
+        summary["direct_reason"],
+        pieces[-1],
+        summary["body"],
+        query,
+        summary["text_bytes"],
+    )
+    facts.prefix = PrefixKeys(tuple(summary["keys"]), tuple(summary["ends"]))
+    facts.lead = tuple(pieces[:-1])
+    facts.prefill = tuple(prefill)
+    return facts
+
+
+def _trimmed(pieces: Sequence[bytes]) -> Sequence[bytes]:
+    """Without pieces of white space behind the JSON object: the last one is to hold its end."""
+    end = len(pieces)
+    while end > 1 and pieces[end - 1].isspace():
+        end -= 1
+    return pieces[:end]

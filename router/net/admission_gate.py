@@ -1,0 +1,178 @@
+"""Lets requests in, up to a limit, and keeps the others waiting (`core/admission.py`)."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from router.core.admission import WAITING, Admission, Ticket
+from router.core.errors import Overloaded, RouterError, TooManyRequests
+from router.core.values import Facts
+from router.net.start_limiter import StartLimiter
+
+__all__ = ["AdmissionGate", "AdmissionLimits", "QueueMetrics", "Waiter"]
+
+SWEEP_SECONDS: Final = 0.1
+"""Between two looks for requests that have waited too long, and for engines that have joined."""
+
+REQUEST_COST: Final = 256
+"""Estimated tokens that each request costs beside its prompt: its place, and some of answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Of one process. Numbers that are None limit nothing."""
+
+    in_flight: int | None
+    in_flight_per_engine: int | None
+    """For each decode engine that is usable."""
+    queue_size: int
+    queue_seconds: float
+    tenant_header: bytes
+    """Whose value names the tenant, where no API key does."""
+    priority_from: str
+    """`none`, `body`, or a header's name."""
+
+
+class QueueMetrics(Protocol):
+    """Counts what happens."""
+
+    def queue_length(self, waiting: int) -> None:
+        """So many wait now."""
+
+    def queue_waited(self, seconds: float) -> None:
+        """A request was let in after a wait."""
+
+    def queue_rejected(self, reason: str) -> None:
+        """One was not: full, pushed_out or timeout."""
+
+
+class Waiter(Protocol):
+    """A request that waits."""
+
+    def on_turn(self, waited: float) -> None:
+        """It is its turn, after so many seconds."""
+
+    def on_refused(self, error: RouterError) -> None:
+        """It waits no longer."""
+
+
+class AdmissionGate:
+    """`usable_engines`: how many decode engines can be used now."""
+
+    def __init__(
+        self,
+        limits: AdmissionLimits,
+        usable_engines: Callable[[], int],
+        start_limiter: StartLimiter,
+        metrics: QueueMetrics,
+    ) -> None:
+        self.limits = limits
+        self.admission = Admission(limits.queue_size)
+        self._usable_engines = usable_engines
+        self._start_limiter = start_limiter
+        self._metrics = metrics
+        self._waiters: dict[Ticket, Waiter] = {}
+        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ticket(self, facts: Facts, fields: Mapping[bytes, bytes], tenant: str | None) -> Ticket:
+        """A request's ticket; `fields` are its headers, `tenant` is the name of its API key."""
+        key: Hashable = tenant
+        if key is None:
+            # Of a credential only a hash is kept.
+            key = hash(fields.get(self.limits.tenant_header, b""))
+        return Ticket(
+            key, self._priority(facts, fields), float(REQUEST_COST + facts.tokens), _now()
+        )
+
+    def _priority(self, facts: Facts, fields: Mapping[bytes, bytes]) -> int:
+        source = self.limits.priority_from
+        if source == "none":
+            return 0
+        if source == "body":
+            given = facts.body.get("priority")
+            return given if type(given) is int else 0
+        try:
+            return int(fields.get(source.encode(), b"0")[:8])
+        except ValueError:
+            return 0
+
+    def enter(self, ticket: Ticket, waiter: Waiter) -> bool:
+        """Whether a request is let in at once; else `waiter` is told when. Raises TooManyRequests
+        if it cannot even wait."""
+        admission = self.admission
+        refused = admission.offer(ticket, self._limit())
+        if refused is ticket:
+            self._metrics.queue_rejected("full")
+            raise self._full()
+        if refused is not None:
+            self._metrics.queue_rejected("pushed_out")
+            self._waiters.pop(refused).on_refused(self._full())
+        if ticket.state != WAITING:
+            return True
+        self._waiters[ticket] = waiter
+        self._metrics.queue_length(admission.waiting)
+        self._watch()
+        return False
+
+    def leave(self, ticket: Ticket) -> None:
+        """A request has ended, or waits no longer."""
+        self.admission.leave(ticket)
+        if self._waiters.pop(ticket, None) is not None:
+            self._metrics.queue_length(self.admission.waiting)
+        if self._waiters and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._let_in)
+
+    def close(self) -> None:
+        """Stop looking after those that wait."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _limit(self) -> int:
+        """Without usable engines there is none: then requests are answered, not kept."""
+        limits = self.limits
+        limit = math.inf if limits.in_flight is None else limits.in_flight
+        if limits.in_flight_per_engine is not None:
+            usable = self._usable_engines()
+            if usable:
+                limit = min(limit, limits.in_flight_per_engine * usable)
+        return int(min(limit, 1 << 30))
+
+    def _full(self) -> TooManyRequests:
+        seconds = math.ceil(self.admission.longest_wait(_now()))
+        return TooManyRequests("Too many requests are waiting.", retry_after=max(1, seconds))
+
+    def _let_in(self) -> None:
+        self._is_due = False
+        limit, now, loop = self._limit(), _now(), asyncio.get_running_loop()
+        while (ticket := self.admission.next(limit)) is not None:
+            waited = now - ticket.since
+            self._metrics.queue_waited(waited)
+            waiter = self._waiters.pop(ticket)
+            self._start_limiter.submit(loop, partial(waiter.on_turn, waited))
+        self._metrics.queue_length(self.admission.waiting)
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        seconds = self.limits.queue_seconds
+        for ticket in self.admission.came_before(_now() - seconds):
+            self._metrics.queue_rejected("timeout")
+            text = f"The request waited {seconds:g} s for its turn."
+            self._waiters.pop(ticket).on_refused(Overloaded(text))
+        self._let_in()
+        if self._waiters:
+            self._watch()
+
+
+def _now() -> float:
+    return time.monotonic()

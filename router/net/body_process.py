@@ -1,0 +1,60 @@
+"""The process that reads large bodies: `python -m router.net.body_process`, started by the router.
+
+It takes one body after the other from standard input and answers each on standard output, until its
+input ends. A message is a head of lengths, then a JSON document, then bodies of these lengths.
+"""
+
+import os
+import struct
+import sys
+from typing import BinaryIO, Final
+
+import orjson
+
+from router.core.errors import BadRequest
+from router.core.large_body import digest
+from router.core.routes import ROUTES
+
+__all__ = ["ABSENT", "ANSWER", "QUESTION", "main"]
+
+QUESTION: Final = struct.Struct("!QQ")
+"""Lengths of the JSON document and of the body."""
+
+ANSWER: Final = struct.Struct("!QQQ")
+"""Lengths of the JSON document, of the client's body without forbidden keys, and of the prefill
+request's body; `ABSENT` where there is no such body."""
+
+ABSENT: Final = (1 << 64) - 1
+
+NICENESS: Final = 10
+"""On a busy machine streams go first."""
+
+
+def main(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until there is no question."""
+    while head := questions.read(QUESTION.size):
+        length, size = QUESTION.unpack(head)
+        asked = orjson.loads(questions.read(length))
+        answers.writelines(_answer(asked, questions.read(size)))
+        answers.flush()
+
+
+def _answer(asked: dict[str, object], body: bytes) -> tuple[bytes, ...]:
+    raw = prefill = None
+    try:
+        summary, raw, prefill = digest(
+            ROUTES[str(asked["route"])],
+            str(asked["content_type"]).encode("latin-1"),
+            body,
+            asked["prefill_from"],  # type: ignore[arg-type]
+        )
+    except BadRequest as error:
+        summary = {"error": error.message, "param": error.param}
+    text = orjson.dumps(summary)
+    sizes = (ABSENT if each is None else len(each) for each in (raw, prefill))
+    return ANSWER.pack(len(text), *sizes), text, raw or b"", prefill or b""
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    main(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,0 +1,279 @@
+"""Who is let in, in which order, and who is refused."""
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.core.admission import GONE, IN_FLIGHT, WAITING, Admission, Ticket
+
+KEYS = st.sampled_from("abc")
+
+
+def ticket(key: str = "a", priority: int = 0, cost: float = 1.0, since: float = 0.0) -> Ticket:
+    """A request."""
+    return Ticket(key, priority, cost, since)
+
+
+def full(queue_size: int = 100) -> Admission:
+    """One in which one request is in flight, which is the limit."""
+    admission = Admission(queue_size)
+    assert admission.offer(ticket("first"), 1) is None
+    return admission
+
+
+def served(admission: Admission, number: int) -> list[Ticket]:
+    """The next that are let in, each when the one before has ended."""
+    found = []
+    for _ in range(number):
+        admission.in_flight = 0
+        begun = admission.next(1)
+        assert begun is not None
+        found.append(begun)
+    return found
+
+
+def test_below_the_limit_everybody_is_let_in_at_once() -> None:
+    admission = Admission(0)
+    tickets = [ticket() for _ in range(3)]
+    for each in tickets:
+        assert admission.offer(each, 3) is None
+    assert [each.state for each in tickets] == [IN_FLIGHT] * 3
+    assert admission.in_flight == 3
+    late = ticket()
+    assert admission.offer(late, 3) is late
+    assert late.state == GONE
+
+
+def test_nobody_overtakes_those_who_wait() -> None:
+    admission = full()
+    first, second = ticket(), ticket()
+    admission.offer(first, 1)
+    admission.in_flight = 0
+    admission.offer(second, 1)
+    assert (first.state, second.state) == (WAITING, WAITING)
+    assert admission.next(1) is first
+
+
+def test_of_one_key_the_first_to_come_goes_first() -> None:
+    admission = full()
+    tickets = [ticket() for _ in range(10)]
+    for each in tickets:
+        admission.offer(each, 1)
+    assert served(admission, 10) == tickets
+    assert admission.next(5) is None
+
+
+def test_lower_numbers_go_first_as_in_vllm() -> None:
+    admission = full()
+    for priority in (5, -1, 0, 1000, 100, -1000):
+        admission.offer(ticket("k", priority), 1)
+    assert [each.priority for each in served(admission, 6)] == [-100, -1, 0, 5, 100, 100]
+
+
+def test_a_tenant_with_one_request_does_not_wait_for_another_ones_hundred() -> None:
+    admission = full()
+    for _ in range(90):
+        admission.offer(ticket("greedy"), 1)
+    served(admission, 10)
+    admission.offer(ticket("polite"), 1)
+    assert "polite" in {each.key for each in served(admission, 2)}
+
+
+def test_places_are_shared_by_tokens() -> None:
+    admission = full()
+    for _ in range(40):
+        admission.offer(ticket("long", cost=3.0), 1)
+        admission.offer(ticket("short", cost=1.0), 1)
+    number = Counter(each.key for each in served(admission, 40))
+    assert number == {"short": 30, "long": 10}
+
+
+def test_a_tenant_whose_requests_come_one_by_one_is_still_charged_for_each() -> None:
+    admission = full()
+    begun: Counter[object] = Counter()
+    costs = {"long": 3.0, "short": 1.0}
+    for key, cost in costs.items():
+        admission.offer(ticket(key, cost=cost), 1)
+    for _ in range(40):
+        [each] = served(admission, 1)
+        begun[each.key] += 1
+        admission.offer(ticket(str(each.key), cost=each.cost), 1)
+    assert begun == {"short": 30, "long": 10}
+
+
+def test_when_nobody_competes_the_past_is_forgotten() -> None:
+    admission = full()
+    admission.offer(ticket("a", cost=1000.0), 1)
+    served(admission, 1)
+    assert admission.accounts == 1
+    admission.in_flight = 0
+    admission.offer(ticket("a"), 1)
+    assert admission.accounts == 0
+
+
+def test_in_a_full_queue_the_newest_of_the_longest_makes_room() -> None:
+    admission = full(3)
+    greedy = [ticket("greedy") for _ in range(3)]
+    for each in greedy:
+        assert admission.offer(each, 1) is None
+    polite = ticket("polite")
+    assert admission.offer(polite, 1) is greedy[2]
+    assert (greedy[2].state, polite.state) == (GONE, WAITING)
+    another = ticket("greedy")
+    assert admission.offer(another, 1) is another
+    equal = ticket("polite")
+    assert admission.offer(equal, 1) is equal
+
+
+def test_in_a_full_queue_a_lower_priority_makes_room() -> None:
+    admission = full(1)
+    low, high = ticket("a", 1), ticket("a", 0)
+    admission.offer(low, 1)
+    assert admission.offer(high, 1) is low
+    assert admission.offer(low, 1) is low
+
+
+def test_who_leaves_is_not_let_in_and_gives_its_place_back_once() -> None:
+    admission = full()
+    stays, leaves = ticket(), ticket()
+    admission.offer(leaves, 1)
+    admission.offer(stays, 1)
+    for _ in range(2):
+        admission.leave(leaves)
+    assert admission.waiting == 1
+    assert served(admission, 1) == [stays]
+    for _ in range(2):
+        admission.leave(stays)
+    assert admission.in_flight == 0
+
+
+def test_who_has_waited_too_long_waits_no_longer() -> None:
+    admission = full()
+    tickets = [ticket(key, since=float(since)) for since, key in enumerate("abab")]
+    for each in tickets:
+        admission.offer(each, 1)
+    assert admission.longest_wait(5.0) == 5.0
+    assert admission.came_before(2.0) == tickets[:2]
+    assert [each.state for each in tickets] == [GONE, GONE, WAITING, WAITING]
+    assert admission.came_before(2.0) == []
+    assert admission.came_before(9.0) == tickets[2:]
+    assert admission.longest_wait(5.0) == 0.0
+
+
+def test_clients_that_name_ever_new_keys_are_forgotten() -> None:
+    admission = full(10)
+    names = count()
+    for _ in range(10):
+        admission.offer(ticket(str(next(names)), cost=1e6), 1)
+    for _ in range(500):
+        served(admission, 1)
+        admission.offer(ticket(str(next(names)), cost=1e6), 1)
+        assert admission.accounts <= 4 * 11 + 1
+
+
+@given(
+    st.lists(st.tuples(KEYS, st.floats(1, 50)), min_size=2, max_size=80),
+    st.integers(1, 60),
+)
+def test_tenants_that_both_wait_get_the_same_work_up_to_one_request_each(
+    requests: list[tuple[str, float]], number: int
+) -> None:
+    """The bound of start-time fair queueing, for all pairs while both have requests waiting."""
+    admission = full(1000)
+    waiting: Counter[object] = Counter()
+    largest: dict[object, float] = {}
+    for key, cost in requests:
+        admission.offer(ticket(key, cost=cost), 1)
+        waiting[key] += 1
+        largest[key] = max(largest.get(key, 0.0), cost)
+    work: Counter[object] = Counter()
+    for _ in range(min(number, len(requests))):
+        [each] = served(admission, 1)
+        waiting[each.key] -= 1
+        work[each.key] += each.cost  # type: ignore[assignment]
+        if not all(waiting.values()):
+            break
+        for a in waiting:
+            for b in waiting:
+                assert work[a] - work[b] <= largest[a] + largest[b] + 1e-6
+
+
+class Queue(RuleBasedStateMachine):
+    """Any order of arrivals, ends, departures and changes of the limit."""
+
+    SIZE = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.admission = Admission(self.SIZE)
+        self.limit = 2
+        self.tickets: list[Ticket] = []
+        self.now = 0.0
+
+    def let_in(self) -> None:
+        """As the router does after each change."""
+        while (begun := self.admission.next(self.limit)) is not None:
+            assert begun.state == IN_FLIGHT
+            earlier = [
+                each
+                for each in self.tickets
+                if (each.state, each.key, each.priority) == (WAITING, begun.key, begun.priority)
+            ]
+            assert all(each.since >= begun.since for each in earlier), "first come, first served"
+
+    @rule(key=KEYS, priority=st.integers(-2, 2), cost=st.floats(1, 1e6))
+    def come(self, key: str, priority: int, cost: float) -> None:
+        """A request."""
+        self.now += 1.0
+        new = ticket(key, priority, cost, self.now)
+        self.tickets.append(new)
+        refused = self.admission.offer(new, self.limit)
+        assert refused is None or refused.state == GONE
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """It ends, or its client is gone; perhaps it is told twice."""
+        self.admission.leave(data.draw(st.sampled_from(self.tickets)))
+        self.let_in()
+
+    @rule(limit=st.integers(0, 4))
+    def change_limit(self, limit: int) -> None:
+        """Engines come and go."""
+        self.limit = limit
+        self.let_in()
+
+    @rule(seconds=st.floats(0, 5))
+    def expire(self, seconds: float) -> None:
+        """The oldest have waited long enough."""
+        for each in self.admission.came_before(self.now - seconds):
+            assert each.state == GONE
+
+    @invariant()
+    def is_bounded_counted_and_work_conserving(self) -> None:
+        """Nobody waits while there is room."""
+        states = Counter(each.state for each in self.tickets)
+        assert self.admission.waiting == states[WAITING] <= self.SIZE
+        assert self.admission.in_flight == states[IN_FLIGHT]
+        assert not self.admission.waiting or self.admission.in_flight >= self.limit
+
+    def teardown(self) -> None:
+        """Whoever waits is let in at last."""
+        self.limit = 1000
+        self.let_in()
+        assert self.admission.waiting == 0
+
+
+TestQueue = Queue.TestCase
+TestQueue.__doc__ = "What hypothesis tries."
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_without_a_queue_who_finds_no_place_is_refused(size: int) -> None:
+    admission = full(size)
+    refused = [admission.offer(ticket(), 1) for _ in range(3)]
+    assert len([each for each in refused if each is not None]) == 3 - size

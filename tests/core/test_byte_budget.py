@@ -1,0 +1,35 @@
+"""What is held in all never exceeds the limit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.byte_budget import ByteBudget
+from router.core.errors import Overloaded
+
+
+@given(st.lists(st.integers(0, 60)))
+def test_it_never_holds_more_than_its_limit_and_gives_all_back(sizes: list[int]) -> None:
+    budget = ByteBudget(100)
+    held: list[int] = []
+    for size in sizes:
+        try:
+            budget.take(size)
+        except Overloaded:
+            assert sum(held) + size > 100
+        else:
+            held.append(size)
+        assert budget.held == sum(held) <= 100
+    for size in held:
+        budget.give(size)
+    assert budget.held == 0
+
+
+def test_it_tells_beforehand_what_would_not_fit() -> None:
+    budget = ByteBudget(100)
+    budget.take(40)
+    budget.check(60)
+    with pytest.raises(Overloaded) as caught:
+        budget.check(61)
+    assert caught.value.retry_after == 1
+    assert budget.held == 40

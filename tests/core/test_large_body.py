@@ -1,0 +1,124 @@
+"""A body that another process reads routes like one that the router reads itself."""
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.errors import BadRequest
+from router.core.facts import read
+from router.core.large_body import FEW_VALUES, MAX_VALUES, digest, facts_of, is_large
+from router.core.plans.prefill import body_for_prefill
+from router.core.prefix.keys import prefix_keys
+from router.core.retry import may_replay
+from router.core.routes import ROUTES
+from router.core.values import Facts
+from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TRANSCRIPTIONS
+
+
+def apart(path: str, raw: bytes, prefill_from: int | None = None, kind: bytes = JSON) -> Facts:
+    """The facts by way of the other process, without the process."""
+    route = ROUTES[path]
+    found = digest(route, kind, raw, prefill_from)
+    summary = orjson.loads(orjson.dumps(found.summary))
+    pieces = [raw[:7], raw[7:]] if found.raw is None else [found.raw]
+    return facts_of(route, b"q=1", summary, pieces, [found.prefill] if found.prefill else [])
+
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"model": "m", "stream": True, "messages": [{"content": "x" * 4000}]}),
+    "ids": (COMPLETIONS, {"prompt": list(range(5000)), "n": 3}),
+    "prompts": (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "priority": -3}),
+    "stored": (CHAT, {"messages": [], "store": True, "background": {"a": 1}}),
+    "embeddings": (EMBEDDINGS, {"model": "e", "input": ["x"] * 100}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
+def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
+    raw = orjson.dumps(body)
+    own, other = read(ROUTES[path], JSON, raw, b"q=1"), apart(path, raw)
+    names = ("route", "model", "stream", "tokens", "rule", "direct_reason", "text_bytes", "path")
+    for name in names:
+        assert getattr(other, name) == getattr(own, name), name
+    assert b"".join((*other.lead, other.raw)) == raw
+    assert other.sequences == own.sequences
+    assert may_replay(other) == may_replay(own)
+    assert other.prefix == prefix_keys(own)
+    assert other.body.get("priority") == own.body.get("priority")
+
+
+def test_its_body_is_left_out() -> None:
+    facts = apart(CHAT, orjson.dumps({"messages": [{"content": "x" * 10**6}], "priority": "x"}))
+    assert facts.body == {}
+
+
+def test_forbidden_keys_are_removed() -> None:
+    facts = apart(CHAT, b'{"messages":[],"kv_transfer_params":{"remote_host":"evil"}}')
+    assert facts.raw == b'{"messages":[]}'
+    assert facts.lead == ()
+
+
+@pytest.mark.parametrize(("prefill_from", "is_made"), [(None, False), (0, True), (3, False)])
+def test_the_prefill_request_is_made_where_there_may_be_one(
+    prefill_from: int | None, is_made: bool
+) -> None:
+    raw = b'{"prompt":"eight by","min_tokens":4}'
+    facts = apart(COMPLETIONS, raw, prefill_from)
+    made = [orjson.dumps(body_for_prefill(read(ROUTES[COMPLETIONS], JSON, raw)))]
+    assert list(facts.prefill) == (made if is_made else [])
+
+
+@pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"prompt": "a", "n": 2}])
+def test_what_must_not_be_prefilled_remotely_has_none(body: dict[str, Any]) -> None:
+    assert apart(COMPLETIONS, orjson.dumps(body), 0).prefill == ()
+
+
+def test_what_is_nested_too_deeply_to_be_written_has_none() -> None:
+    deep = b'{"prompt":"x","a":' + b"[" * 300 + b"]" * 300 + b"}"
+    assert apart(COMPLETIONS, deep, 0).prefill == ()
+
+
+def test_the_last_piece_holds_the_end_of_the_object() -> None:
+    route = ROUTES[COMPLETIONS]
+    summary = digest(route, JSON, b'{"prompt":"x"}').summary
+    facts = facts_of(route, b"", summary, [b'{"prompt"', b':"x"}', b" \n", b"\n"], [])
+    assert (facts.lead, facts.raw) == ((b'{"prompt"',), b':"x"}')
+
+
+def test_a_recording_is_passed_on_whole() -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n--x--\r\n'
+    facts = apart(TRANSCRIPTIONS, form, None, b"multipart/form-data; boundary=x")
+    assert facts.model == "whisper"
+    assert b"".join((*facts.lead, facts.raw)) == form
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"model":1}'])
+def test_a_bad_one_is_refused_in_the_same_words(raw: bytes) -> None:
+    with pytest.raises(BadRequest) as own:
+        read(ROUTES[CHAT], JSON, raw)
+    with pytest.raises(BadRequest) as other:
+        digest(ROUTES[CHAT], JSON, raw)
+    assert (own.value.message, own.value.param) == (other.value.message, other.value.param)
+
+
+def test_more_values_than_any_prompt_has_are_refused_before_they_are_read() -> None:
+    raw = b'{"messages":[' + b"{}," * MAX_VALUES + b"{}]}"
+    with pytest.raises(BadRequest, match="values"):
+        digest(ROUTES[CHAT], JSON, raw)
+    digest(ROUTES[TRANSCRIPTIONS], b"audio/wav", b"," * (MAX_VALUES + 1))
+
+
+@given(
+    st.sampled_from([b"1,", b"[],", b"{},", b'"x",', b"[[]],", b'{"a":1},']),
+    st.integers(FEW_VALUES, 2 * FEW_VALUES),
+)
+def test_many_small_values_are_large(unit: bytes, number: int) -> None:
+    assert is_large(b"[" + unit * number + b"1]")
+
+
+def test_a_long_text_is_not_large() -> None:
+    prose = "It was the best of times, it was the worst of times, and it was long. " * 1000
+    assert not is_large(orjson.dumps({"prompt": prose}))

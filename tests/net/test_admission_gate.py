@@ -1,0 +1,288 @@
+"""Requests wait for their turn, with real connections: who goes next, and what is given back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from router.core.events import RequestEnded
+from router.net.admission_gate import AdmissionGate
+from tests.net.client import Client, request
+from tests.net.engine import Call, ScriptedEngine, json_reply
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, DONE, KV, STREAM, completion, prefilled, token
+
+NEVER = 3600.0
+
+TENANT = b"authorization"
+
+
+class Crowd:
+    """A router that serves one request at a time, which waits at its engine."""
+
+    def __init__(self, router: Running, engine: ScriptedEngine) -> None:
+        self.router = router
+        self.engine = engine
+        self.first: Call
+
+    @property
+    def gate(self) -> AdmissionGate:
+        """The router's."""
+        gate = self.router.router.admission
+        assert gate is not None
+        return gate
+
+    async def come(self, name: bytes, body: object = None, *headers: tuple[bytes, bytes]) -> Client:
+        """A request of a tenant; it waits, or is refused, when this returns."""
+        client = await self.router.client()
+        asked = completion(name.decode()) if body is None else body
+        before = self.gate.admission.waiting, len(self.router.all(RequestEnded))
+        await client.send(request(COMPLETIONS, asked, (TENANT, name), *headers))
+        await eventually(
+            lambda: (self.gate.admission.waiting, len(self.router.all(RequestEnded))) != before
+        )
+        return client
+
+    async def next(self) -> str:
+        """Whose request the engine gets when it has answered the one that it has."""
+        self.first.send(json_reply({}))
+        self.first = await self.engine.call()
+        await self.first.read()
+        return str(self.first.json["prompt"])
+
+    async def end(self) -> None:
+        """Answer what the engine has."""
+        self.first.send(json_reply({}))
+        await eventually(lambda: self.gate.admission.in_flight == 0)
+
+
+async def crowd(harness: Harness, **settings: Any) -> Crowd:
+    """One request is being served."""
+    engine = await harness.engine()
+    usual: dict[str, Any] = {"max_in_flight": 1, "queue_timeout": NEVER}
+    router = await harness.router(engine, **{**usual, **settings})
+    found = Crowd(router, engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion("first")))
+    found.first = await engine.call()
+    await found.first.read()
+    return found
+
+
+async def test_without_a_limit_nobody_waits(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    assert router.router.admission is None
+    for client in [await router.client() for _ in range(5)]:
+        await client.send(request(COMPLETIONS, completion()))
+    for call in [await engine.call() for _ in range(5)]:
+        call.send(json_reply({}))
+
+
+async def test_who_comes_late_waits_and_is_answered(harness: Harness) -> None:
+    found = await crowd(harness)
+    client = await found.come(b"late")
+    assert found.engine.seen == 1
+    assert await found.next() == "late"
+    await found.end()
+    assert (await client.answer()).status == 200
+    first, late = await found.router.records(2)
+    assert first.queue_seconds is None
+    assert late.queue_seconds is not None
+    assert late.queue_seconds > 0
+
+
+async def test_a_tenant_with_many_requests_does_not_hold_up_another(harness: Harness) -> None:
+    found = await crowd(harness)
+    for name in (b"greedy",) * 4 + (b"polite",):
+        await found.come(name)
+    order = [await found.next() for _ in range(5)]
+    assert "polite" in order[:2]
+    await found.end()
+
+
+async def test_tenants_are_told_apart_by_the_header_that_the_operator_names(
+    harness: Harness,
+) -> None:
+    found = await crowd(harness, tenant_header="X-Team")
+    for name in (b"a", b"b", b"c"):
+        await found.come(name, None, (b"x-team", b"greedy"))
+    await found.come(b"d", None, (b"x-team", b"polite"))
+    assert [await found.next() for _ in range(4)] in (["a", "d", "b", "c"], ["d", "a", "b", "c"])
+    await found.end()
+
+
+@pytest.mark.parametrize(
+    ("source", "order"), [("none", "abc"), ("body", "cba"), ("x-priority", "bac")]
+)
+async def test_priorities_come_from_where_the_operator_allows(
+    harness: Harness, source: str, order: str
+) -> None:
+    found = await crowd(harness, queue_priority=source)
+    for name, body, header in (("a", 3, b"2"), ("b", 2, b"-5"), ("c", 1, b"many")):
+        asked = completion(name, priority=body)
+        await found.come(b"x", asked, (b"x-priority", header))
+    if source == "x-priority":  # what is no number is 0
+        order = "bca"
+    assert "".join([await found.next() for _ in range(3)]) == order
+    await found.end()
+
+
+async def test_a_full_queue_is_429(harness: Harness) -> None:
+    found = await crowd(harness, queue_size=1)
+    await found.come(b"a")
+    answer = await (await found.come(b"a")).answer()
+    assert answer.status == 429
+    assert answer.error["type"] == "RateLimitError"
+    assert answer.values(b"retry-after") == [b"1"]
+    assert answer.values(b"x-ratelimit-remaining-requests") == [b"0"]
+    assert answer.values(b"x-ratelimit-reset-requests") == [b"1s"]
+    assert await found.next() == "a"
+    await found.end()
+
+
+async def test_in_a_full_queue_the_greedy_tenant_makes_room(harness: Harness) -> None:
+    found = await crowd(harness, queue_size=2)
+    await found.come(b"greedy")
+    newest = await found.come(b"greedy")
+    await found.come(b"polite")
+    assert (await newest.answer()).status == 429
+    assert sorted([await found.next() for _ in range(2)]) == ["greedy", "polite"]
+    await found.end()
+
+
+async def test_who_has_waited_too_long_is_503(harness: Harness) -> None:
+    found = await crowd(harness, queue_timeout=0.01)
+    client = await found.router.client()
+    await client.send(request(COMPLETIONS, completion("late")))
+    answer = await client.answer()
+    assert answer.status == 503
+    assert answer.error["message"] == "The request waited 0.01 s for its turn."
+    assert answer.values(b"retry-after") == [b"1"]
+    assert found.engine.seen == 1
+    await found.end()
+
+
+async def test_a_client_that_leaves_the_queue_is_not_served(harness: Harness) -> None:
+    found = await crowd(harness)
+    for name in (b"a", b"b"):
+        client = await found.come(name)
+        if name == b"a":
+            client.leave()
+            await eventually(lambda: found.gate.admission.waiting == 0)
+    assert await found.next() == "b"
+    await found.end()
+    assert found.engine.seen == 2
+
+
+def _answers(call: Call) -> None:
+    call.send(json_reply({}))
+
+
+def _refuses(call: Call) -> None:
+    call.send(json_reply({"error": "x"}, 500))
+
+
+def _breaks(call: Call) -> None:
+    call.reset()
+
+
+ENDS: dict[str, Callable[[Call], None]] = {"ok": _answers, "500": _refuses, "reset": _breaks}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+async def test_a_place_is_given_back_however_the_engine_ends(
+    harness: Harness, end: Callable[[Call], None]
+) -> None:
+    found = await crowd(harness)
+    client = await found.come(b"next")
+    end(found.first)
+    call = await found.engine.call()
+    call.send(json_reply({}))
+    assert (await client.answer()).status == 200
+    await eventually(lambda: found.gate.admission.in_flight == 0)
+
+
+async def test_a_place_is_held_to_the_end_of_the_stream(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, max_in_flight=1)
+    clients = [await router.client() for _ in range(2)]
+    await clients[0].send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    await (await clients[0].begin()).until(token("a"))
+    await clients[1].send(request(COMPLETIONS, STREAM))
+    gate = router.router.admission
+    assert gate is not None
+    await eventually(lambda: gate.admission.waiting == 1)
+    assert engine.seen == 1
+    clients[0].leave()
+    call = await engine.call()
+    call.stream(token("b"), DONE)
+    call.end()
+    assert (await clients[1].answer()).status == 200
+
+
+async def test_between_prefill_and_decode_nobody_waits(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,), max_in_flight=1, queue_size=5)
+    clients = [await router.client() for _ in range(2)]
+    for client in clients:
+        await client.send(request(COMPLETIONS, completion("x" * 100)))
+    for client in clients:
+        call = await prefill.call()
+        call.send(prefilled())
+        call = await decode.call()
+        await call.read()
+        assert call.json["kv_transfer_params"] == KV
+        assert prefill.seen == decode.seen
+        call.send(json_reply({}))
+        assert (await client.answer()).status == 200
+
+
+async def test_the_limit_follows_the_engines_that_are_there(harness: Harness) -> None:
+    engines = [await harness.engine(), await harness.engine(listening=False)]
+    router = await harness.router(
+        *engines, ready=False, max_in_flight_per_engine=1, health_check_interval=0.01
+    )
+    await router.usable(engines[0])
+    for client in [await router.client() for _ in range(3)]:
+        await client.send(request(COMPLETIONS, completion()))
+    gate = router.router.admission
+    assert gate is not None
+    await eventually(lambda: gate.admission.waiting == 2)
+    await engines[1].listen()
+    await eventually(lambda: gate.admission.waiting == 1)
+    await eventually(lambda: sum(engine.seen for engine in engines) == 2)
+
+
+async def test_without_engines_who_comes_is_answered_not_kept(harness: Harness) -> None:
+    engine = await harness.engine(listening=False)
+    router = await harness.router(engine, ready=False, max_in_flight_per_engine=1)
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 503
+
+
+async def test_what_happens_is_counted(harness: Harness) -> None:
+    found = await crowd(harness, queue_size=1)
+    await found.come(b"a")
+    text = (await found.router.router.exposition()).decode()
+    assert "pd_router_queue_length 1.0" in text
+    await found.come(b"a")
+    assert await found.next() == "a"
+    await found.end()
+    text = (await found.router.router.exposition()).decode()
+    assert "pd_router_queue_length 0.0" in text
+    assert "pd_router_queue_wait_seconds_count 1.0" in text
+    assert 'pd_router_queue_rejections_total{reason="full"} 1.0' in text
+    assert 'pd_router_queue_rejections_total{reason="pushed_out"} 0.0' in text
+
+
+async def test_a_router_that_goes_tells_those_who_wait(harness: Harness) -> None:
+    found = await crowd(harness)
+    client = await found.come(b"late")
+    found.router.router.handler.abort()
+    answer = await client.answer()
+    assert answer.status == 503
+    assert answer.error["message"] == "The router is shutting down."
+    assert found.gate.admission.waiting == found.gate.admission.in_flight == 0

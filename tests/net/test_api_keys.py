@@ -1,0 +1,137 @@
+"""Who has no key gets nothing; keys change while the router runs and appear nowhere."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.net.key_file import KeyFile
+from tests.net.client import request
+from tests.net.engine import json_reply
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, completion
+
+KEY, OTHER = b"sk-0123456789abcdef", b"sk-fedcba9876543210"
+BEARER = (b"authorization", b"Bearer " + KEY)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with one key."""
+    path = tmp_path / "keys"
+    path.write_bytes(b"team-a " + KEY)
+    return path
+
+
+async def guarded(harness: Harness, file: Path, **settings: Any) -> Running:
+    """A router that asks for keys."""
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    return await harness.router(engine, api_key_file=file, **settings)
+
+
+@pytest.mark.parametrize("header", [None, (b"authorization", b"Bearer " + OTHER)])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings", "/tokenize", "/v1/nonsense"])
+async def test_without_a_key_there_is_nothing(
+    harness: Harness, file: Path, path: str, header: tuple[bytes, bytes] | None
+) -> None:
+    router = await guarded(harness, file)
+    answer = await router.ask(path, completion(), *([header] if header else []))
+    assert answer.status == 401
+    assert answer.error["type"] == "AuthenticationError"
+    assert answer.values(b"www-authenticate") == [b"Bearer"]
+    assert OTHER not in answer.body
+    client = await router.client()
+    assert (await client.get("/v1/models")).status == 401
+    assert (await client.get("/health")).status == 200
+    assert harness.engines[0].seen == 0
+
+
+@pytest.mark.parametrize("header", [BEARER, (b"x-api-key", KEY)])
+async def test_with_a_key_all_is_served_and_the_engine_never_sees_it(
+    harness: Harness, file: Path, header: tuple[bytes, bytes]
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, api_key_file=file)
+    client = await router.client()
+    for _ in range(2):  # the second head is a known one
+        await client.send(request(COMPLETIONS, completion(), header))
+        call = await engine.call()
+        assert KEY not in b"".join(value for _, value in call.headers)
+        call.send(json_reply({}))
+        assert (await client.answer()).status == 200
+    records = await router.records(2)
+    assert [record.api_key for record in records] == ["team-a", "team-a"]
+
+
+async def test_names_are_counted_and_keys_appear_nowhere(
+    harness: Harness, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    router = await guarded(harness, file)
+    await router.ask(COMPLETIONS, completion("x" * 400), BEARER)
+    await router.ask(COMPLETIONS, completion(), (b"x-api-key", OTHER))
+    text = await router.router.exposition()
+    assert b'pd_router_api_key_requests_total{api_key="team-a",outcome="ok"} 1.0' in text
+    assert b'pd_router_api_key_input_tokens_total{api_key="team-a"} 100.0' in text
+    for secret in (KEY, OTHER):
+        assert secret not in text
+        assert secret.decode() not in caplog.text
+        assert secret.decode() not in repr(router.router.settings)
+
+
+async def test_a_key_that_is_taken_away_is_good_no_longer(harness: Harness, file: Path) -> None:
+    router = await guarded(harness, file)
+    client = await router.client()
+    assert (await client.ask(COMPLETIONS, completion(), BEARER)).status == 200
+    _write(file, b"team-b " + OTHER)
+    key_file = router.router.handler.network.api_keys
+    assert key_file is not None
+    await eventually(lambda: key_file.keys.names == {"team-b"})
+    assert (await client.ask(COMPLETIONS, completion(), BEARER)).status == 401
+
+
+def test_a_file_that_went_wrong_leaves_the_old_keys(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key_file = KeyFile(file)
+    file.write_bytes(b"team-b short")
+    for _ in range(3):
+        key_file.refresh()
+    assert len(caplog.records) == 1
+    assert "line 1" in caplog.text
+    file.unlink()
+    for _ in range(3):
+        key_file.refresh()
+    assert len(caplog.records) == 2
+    assert key_file.keys.names == {"team-a"}
+    file.write_bytes(b"team-c " + OTHER)
+    key_file.refresh()
+    assert key_file.keys.names == {"team-c"}
+
+
+async def test_the_admin_listener_has_keys_of_its_own(
+    harness: Harness, file: Path, tmp_path: Path
+) -> None:
+    admin = tmp_path / "admin"
+    _write(admin, b"prometheus " + OTHER)
+    router = await guarded(harness, file, admin_port=0, admin_key_file=admin)
+    assert router.server.admin is not None
+    router.port = router.server.admin.socket.getsockname()[1]
+    client = await router.client()
+    for path in ("/metrics", "/endpoints", "/docs", "/openapi.json", "/nonsense"):
+        for headers, status in (([], 401), ([BEARER], 401), ([_bearer(OTHER)], 0)):
+            await client.send(request(path, None, *headers, method="GET"))
+            answer = await client.answer("GET")
+            assert answer.status == (status or (404 if path == "/nonsense" else 200))
+    for path in ("/health", "/ready", "/version"):
+        assert (await client.get(path)).status == 200
+
+
+def _bearer(key: bytes) -> tuple[bytes, bytes]:
+    return b"authorization", b"Bearer " + key
+
+
+def _write(path: Path, text: bytes) -> None:
+    path.write_bytes(text)

@@ -1,0 +1,272 @@
+"""Large bodies are read by another process, and all bodies together have a limit."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+from router.core.large_body import LARGE_BYTES, LIGHT_BYTES
+from router.net.body_parser import BodyParser
+from tests.net.client import Client, request
+from tests.net.engine import chunk, json_reply
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    KV,
+    answer_remotely,
+    completion,
+    token,
+)
+
+LARGE = orjson.dumps(completion("x" * (LARGE_BYTES + 1)))
+MANY = orjson.dumps({"model": "m", "messages": [{}] * LIGHT_BYTES})
+"""Of 190 kB, and slow to read."""
+
+
+def parser_of(router: Running) -> BodyParser:
+    """What has its large bodies read."""
+    parser = router.router.handler.network.body_parser
+    assert isinstance(parser, BodyParser)
+    return parser
+
+
+def held(router: Running) -> int:
+    """Bytes of bodies that it holds."""
+    return router.router.handler.network.byte_budget.held
+
+
+@pytest.fixture
+def stopped() -> Iterator[list[int]]:
+    """Processes that were stopped; they go on at the test's end."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def stop_process(router: Running, stopped: list[int]) -> int:
+    """Let the process that reads large bodies do nothing; it is started first."""
+    await router.ask(COMPLETIONS, LARGE)
+    pid = parser_of(router).pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    stopped.append(pid)
+    return pid
+
+
+@pytest.mark.parametrize(
+    "body", [LARGE, MANY, LARGE + b" " * 600_000], ids=["large", "many", "end"]
+)
+async def test_it_reaches_its_engine(harness: Harness, body: bytes) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine)
+    client = await router.client()
+    path = COMPLETIONS if body is not MANY else CHAT
+    for _ in range(2):
+        assert (await client.ask(path, body)).status == 200
+    first, second = await router.records(2)
+    assert first.tokens == second.tokens == (0 if body is MANY else (LARGE_BYTES + 1) // 4)
+    assert first.model == "m"
+    assert parser_of(router).pid is not None
+    assert held(router) == 0
+
+
+async def test_its_bytes_are_the_clients(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, LARGE))
+    call = await engine.call()
+    assert await call.read() == LARGE
+    call.send(json_reply({}))
+    await client.answer()
+
+
+async def test_it_is_prefilled_remotely(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, LARGE))
+    call = await prefill.call()
+    asked = orjson.loads(await call.read())
+    assert asked["prompt"] == "x" * (LARGE_BYTES + 1)
+    assert (asked["max_tokens"], asked["kv_transfer_params"]["do_remote_decode"]) == (1, True)
+    answer_remotely(call)
+    call = await decode.call()
+    assert await call.read() == LARGE[:-1] + b',"kv_transfer_params":' + orjson.dumps(KV) + b"}"
+    call.send(json_reply({}))
+    assert (await client.answer()).status == 200
+
+
+async def test_forbidden_keys_do_not_pass(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, LARGE[:-1] + b',"kv_transfer_params":{"a":1}}'))
+    call = await engine.call()
+    assert await call.read() == LARGE
+    call.send(json_reply({}))
+    await client.answer()
+
+
+@pytest.mark.parametrize("body", [LARGE[:-1], b"[" + LARGE + b"]", LARGE[:-1] + b',"model":1}'])
+async def test_a_bad_one_is_400(harness: Harness, body: bytes) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    answer = await router.ask(COMPLETIONS, body)
+    assert answer.status == 400
+    assert answer.error["param"] in ("body", "model")
+    assert engine.seen == 0
+
+
+async def test_small_ones_start_no_process(harness: Harness) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine)
+    await router.ask(COMPLETIONS, completion("x" * (LARGE_BYTES // 2)))
+    assert parser_of(router).pid is None
+
+
+async def test_while_one_is_read_others_are_served(harness: Harness, stopped: list[int]) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine)
+    pid = await stop_process(router, stopped)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, LARGE))
+    await eventually(lambda: held(router) >= len(LARGE))
+    for _ in range(3):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    os.kill(pid, signal.SIGCONT)
+    assert (await client.answer()).status == 200
+
+
+async def test_a_process_that_dies_fails_one_request(
+    harness: Harness, complaints: list[str], stopped: list[int]
+) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine)
+    pid = await stop_process(router, stopped)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, LARGE))
+    parser = parser_of(router)
+    await eventually(lambda: parser._task is not None and not parser._questions)
+    os.kill(stopped.pop(), signal.SIGKILL)
+    answer = await client.answer()
+    assert answer.status == 500
+    assert answer.error["message"] == "The router could not read the body."
+    assert "the process that reads large bodies failed" in complaints.pop()
+    assert (await client.ask(COMPLETIONS, LARGE)).status == 200
+    assert parser_of(router).pid != pid
+
+
+async def test_a_process_that_dies_while_idle_fails_none(harness: Harness) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine)
+    client = await router.client()
+    assert (await client.ask(COMPLETIONS, LARGE)).status == 200
+    parser = parser_of(router)
+    process = parser._process
+    assert process is not None
+    process.kill()
+    await process.wait()
+    assert (await client.ask(COMPLETIONS, LARGE)).status == 200
+    assert parser.pid != process.pid
+
+
+async def test_a_client_that_leaves_disturbs_nobody(harness: Harness, stopped: list[int]) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine)
+    pid = await stop_process(router, stopped)
+    clients = [await router.client() for _ in range(3)]
+    for client in clients:
+        await client.send(request(COMPLETIONS, LARGE))
+    await eventually(lambda: held(router) >= 3 * len(LARGE))
+    for client in clients[:2]:  # the first is being read, the second waits for that
+        client.leave()
+    await eventually(lambda: held(router) == len(LARGE))
+    os.kill(pid, signal.SIGCONT)
+    assert (await clients[2].answer()).status == 200
+    assert engine.seen == 2
+    assert parser_of(router).pid == pid
+
+
+# All bodies together.
+
+ROOM = 10_000
+
+
+async def small_room(harness: Harness) -> tuple[Running, Client]:
+    """A router that holds ROOM bytes of bodies, and a client whose body has taken 8,000 of them."""
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine, max_body_bytes=ROOM, max_buffered_bytes=ROOM)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, b"x" * 8000, (b"content-length", b"8001")))
+    await eventually(lambda: held(router) == 8000)
+    return router, client
+
+
+async def test_what_does_not_fit_is_503_before_it_is_sent(harness: Harness) -> None:
+    router, _ = await small_room(harness)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, b"", (b"content-length", b"2001")))
+    answer = await client.answer()
+    assert answer.status == 503
+    assert answer.error["type"] == "ServiceUnavailableError"
+    assert answer.values(b"retry-after") == [b"1"]
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert held(router) == 8000
+
+
+async def test_what_does_not_say_its_size_is_503_when_it_no_longer_fits(harness: Harness) -> None:
+    router, _ = await small_room(harness)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, chunk(b"x" * 1500), (b"transfer-encoding", b"chunked")))
+    await eventually(lambda: held(router) == 9500)
+    await client.send(chunk(b"x" * 1500))
+    assert (await client.answer()).status == 503
+    assert held(router) == 8000
+
+
+async def test_a_client_that_leaves_makes_room(harness: Harness) -> None:
+    router, client = await small_room(harness)
+    client.leave()
+    await eventually(lambda: held(router) == 0)
+
+
+async def test_a_body_is_held_until_its_stream_begins(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, max_buffered_bytes=1 << 20, max_body_bytes=1 << 20)
+    client = await router.client()
+    body = orjson.dumps(completion("x" * 5000, stream=True))
+    await client.send(request(COMPLETIONS, body))
+    call = await engine.call()
+    assert held(router) == len(body)
+    call.stream(token("a"))
+    await eventually(lambda: held(router) == 0)
+    call.events(DONE)
+    call.end()
+    assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "limit"), [("/v1/audio/speech", 1 << 20), ("/tokenize", 16 << 20)]
+)
+async def test_a_route_that_needs_little_takes_little(
+    harness: Harness, path: str, limit: int
+) -> None:
+    router = await harness.router(await harness.engine())
+    client = await router.client()
+    await client.send(request(path, b"", (b"content-length", b"%d" % (limit + 1))))
+    answer = await client.answer()
+    assert answer.status == 413
+    assert str(limit) in answer.error["message"]
