@@ -103,6 +103,7 @@ class ClientConnection:
         "_target",
         "_unparsed",
         "_waiting",
+        "_waits_for_turn",
         "active",
         "deadline",
         "loop",
@@ -135,6 +136,7 @@ class ClientConnection:
         self._waiting: list[ClientRequest] | None = None
         """Those behind the active one; hardly any connection ever has one."""
         self.read_paused = self.write_paused = False
+        self._waits_for_turn = False
         self.deadline = NEVER
         self._awaited = HEAD
         # The request that is being parsed.
@@ -209,12 +211,15 @@ class ClientConnection:
 
     def wait_for_turn(self) -> None:
         """Read no more for now."""
-        self._pause_reading()
+        self._waits_for_turn = True
+        if not self.read_paused and not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def read_on(self) -> None:
-        """Read again, unless the connection is closed."""
-        if not self.transport.is_closing():
-            self._resume_reading()
+        """Read again, unless something else forbids it or the connection is closed."""
+        self._waits_for_turn = False
+        if not self.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
 
     # What the server calls.
 
@@ -470,12 +475,14 @@ class ClientConnection:
     def _pause_reading(self) -> None:
         if not self.read_paused:
             self.read_paused = True
-            self.transport.pause_reading()
+            if not self._waits_for_turn:
+                self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
         if self.read_paused:
             self.read_paused = False
-            self.transport.resume_reading()
+            if not self._waits_for_turn:
+                self.transport.resume_reading()
 
     # Refusing and closing.
 

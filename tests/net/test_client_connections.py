@@ -332,9 +332,18 @@ class Wire:
 
     def __init__(self) -> None:
         self.written = b""
+        self.is_read = True
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def pause_reading(self) -> None:
+        assert self.is_read
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        assert not self.is_read
+        self.is_read = True
 
     def is_closing(self) -> bool:
         return False
@@ -363,6 +372,25 @@ async def test_a_request_refused_before_its_turn_comes_is_not_begun() -> None:
     assert handler.begun == [first]
     assert wire.written.count(b"HTTP/1.1") == 2
     assert wire.written.count(b"HTTP/1.1 400") == 1
+
+
+async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None:
+    """Else a client that sends many requests at once would fill the memory, turn by turn."""
+    connection, _, wire = _connected()
+    connection.data_received(request(COMPLETIONS, completion()))
+    connection.data_received(request(COMPLETIONS, completion()) * 20)  # too many at once
+    assert not wire.is_read
+    connection.wait_for_turn()
+    connection.read_on()
+    assert not wire.is_read
+    connection.wait_for_turn()
+    for _ in range(21):
+        connection.response.start(200, b"", 0)
+        connection.end_response()
+        await asyncio.sleep(0)
+    assert not wire.is_read
+    connection.read_on()
+    assert wire.is_read
 
 
 async def test_a_body_is_timed_again_when_the_client_has_read() -> None:

@@ -92,4 +92,4 @@ async def test_what_is_refused_is_discarded_in_turns_too(harness: Harness) -> No
     limiter._limit = limiter._left = 1
     [connection] = router.connections
     client.writer.write(b"x" * 9_000_000)
-    await eventually(lambda: connection.read_paused)
+    await eventually(lambda: connection._waits_for_turn)
