@@ -314,6 +314,7 @@ METAVARS = {
     "workers": "N|auto",
     "threshold": "N|auto",
     "impact": "SHARE",
+    "budget": "SHARE",
     "prefill": "URL",
     "decode": "URL",
     "percent": "PERCENT",
