@@ -45,6 +45,8 @@ the best of a thousand, and the cost does not grow with the pool."""
 MAX_NEWS = 30_000
 """Keys in one event, or those of one prompt: they take half a megabyte, what a socket takes."""
 
+OF_ENGINES = (LegDone, LegAnswered, Probed, Scraped, LegFailed)
+
 BROKEN_KINDS = (FailureKind.BROKEN, FailureKind.RESET)
 
 FAILURES = {
@@ -379,33 +381,26 @@ class Fleet:
 
     def observe(self, event: Event, now: float) -> None:
         """Update from an event; those that concern no engine are ignored."""
-        match event:
-            case LegDone():
-                member = self._members.get(event.endpoint)
-                if member is not None:
-                    self._monitors[event.endpoint.role].answered(member, now, is_good=True)
-            case LegAnswered() | Probed() | Scraped() | LegFailed():
-                member = self._members.get(event.endpoint)
-                if member is not None:
-                    self._observe_engine(member, event, now)
-
-    def _observe_engine(
-        self, member: Member, event: LegAnswered | Probed | Scraped | LegFailed, now: float
-    ) -> None:
-        match event:
-            case LegAnswered():
-                if member.health.state is UP and member.health.streak:
-                    # It resets failed probes in a row, but only a probe brings an engine up.
-                    self._see(member, HealthSignal.OK, now)
-                if event.status >= 500 and event.is_own_doing:
-                    member.failed(f"it answered a request with {event.status}", now)
-                    self._count_failure(member, now)
-            case Probed():
-                self._probed(member, event, now)
-            case Scraped():
-                self._scraped(member, event, now)
-            case _:
-                self._failed(member, event, now)
+        if not isinstance(event, OF_ENGINES):
+            return
+        member = self._members.get(event.endpoint)
+        if member is None:
+            return
+        if isinstance(event, LegDone):  # the frequent ones first
+            self._monitors[event.endpoint.role].answered(member, now, is_good=True)
+        elif isinstance(event, LegAnswered):
+            if member.health.streak and member.health.state is UP:
+                # It resets failed probes in a row, but only a probe brings an engine up.
+                self._see(member, HealthSignal.OK, now)
+            if event.status >= 500 and event.is_own_doing:
+                member.failed(f"it answered a request with {event.status}", now)
+                self._count_failure(member, now)
+        elif isinstance(event, Probed):
+            self._probed(member, event, now)
+        elif isinstance(event, Scraped):
+            self._scraped(member, event, now)
+        else:
+            self._failed(member, event, now)
 
     def observe_shared(self, event: SharedEvent, now: float) -> None:
         """Update from an event of another worker process."""

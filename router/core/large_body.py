@@ -35,6 +35,10 @@ MAX_VALUES: Final = 2_000_000
 token ids. 64 MiB of `{},` would take eight."""
 
 
+VALUE_MARKS: Final = (b",", b"[", b"{")
+"""What stands before nearly every value of a JSON document."""
+
+
 class Digest(NamedTuple):
     """What routing needs to know of a body."""
 
@@ -49,16 +53,17 @@ class Digest(NamedTuple):
 def is_large(body: bytes) -> bool:
     """Whether reading a body would hold up the event loop; for sizes above LIGHT_BYTES and up to
     LARGE_BYTES."""
-    return _values(body, FEW_VALUES) > FEW_VALUES
+    left = FEW_VALUES + 1
+    for mark in VALUE_MARKS:
+        # Unlike bytes.count, which takes a millisecond, it skips from one to the next.
+        left -= len(body) - len(body.replace(mark, b"", left))
+        if left <= 0:
+            return True
+    return False
 
 
-def _values(body: bytes, enough: int) -> int:
-    count = 0
-    for mark in (b",", b"[", b"{"):
-        count += body.count(mark)
-        if count > enough:
-            break
-    return count
+def _has_too_many(body: bytes) -> bool:
+    return sum(map(body.count, VALUE_MARKS)) > MAX_VALUES
 
 
 def digest(
@@ -67,7 +72,7 @@ def digest(
     """Read a body. `prefill_from`: estimated tokens from which on a request may be prefilled
     remotely; None: none is. Raises BadRequest."""
     is_json = route.generates or b"json" in content_type.lower()
-    if is_json and _values(body, MAX_VALUES) > MAX_VALUES:
+    if is_json and _has_too_many(body):
         raise BadRequest(f"The body holds more than {MAX_VALUES} values.", "body")
     facts = reading.read(route, content_type, body)
     keys = prefix_keys(facts)

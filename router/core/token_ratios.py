@@ -15,8 +15,9 @@ __all__ = ["BYTES_PER_TOKEN", "MIN_BYTES", "TokenRatios"]
 BYTES_PER_TOKEN: Final = 4.0
 """Until usage tells."""
 
-MIN_BYTES: Final = 1024
-"""Shorter texts tell more of the chat template than of the text, and are no work to speak of."""
+MIN_BYTES: Final = 4096
+"""Shorter texts tell as much of the chat template as of the text, and are no work to speak of: half
+a step of vLLM's (max_num_batched_tokens, 2048 at least)."""
 
 MEMORY_BYTES: Final = 1 << 20
 """Text after which older counts are halved."""

@@ -270,7 +270,8 @@ class ServedRequest(RequestRun):
 
     def _hold(self, size: int) -> None:
         """Take the body's bytes, `size` so far, from the budget. Raises a RouterError."""
-        check_size(size, self._max_bytes())
+        if size > self._route.max_body_bytes or size > self._network.limits.body_bytes:
+            check_size(size, self._max_bytes())
         self._network.byte_budget.take(size - self._held)
         self._held = size
 
@@ -334,7 +335,7 @@ class ServedRequest(RequestRun):
         self._stop_leg()
         self.close()
         if self._held:
-            self._request.take_pieces()
+            self._request.take_pieces()  # it may not have begun
             self._drop_body()
         self._network.active.discard(self)
         record = self.record

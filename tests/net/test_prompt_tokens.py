@@ -14,8 +14,8 @@ from tests.net.payloads import (
     token,
 )
 
-USAGE = {"prompt_tokens": 321, "completion_tokens": 2}
-PROMPT = "h\u00e9llo" * 200
+USAGE = {"prompt_tokens": 1321, "completion_tokens": 2}
+PROMPT = "h\u00e9llo" * 800
 
 
 async def test_a_unary_answer_says_it(harness: Harness) -> None:
@@ -24,7 +24,7 @@ async def test_a_unary_answer_says_it(harness: Harness) -> None:
     engine.answer_all(lambda call: call.send(json_reply({"choices": [], "usage": USAGE})))
     await router.ask(COMPLETIONS, completion(PROMPT))
     record = await router.record()
-    assert (record.prompt_tokens, record.text_bytes) == (321, 1200)
+    assert (record.prompt_tokens, record.text_bytes) == (1321, 4800)
 
 
 @pytest.mark.parametrize("is_told", [True, False])
@@ -39,7 +39,7 @@ async def test_a_stream_says_it_if_it_was_asked_to(harness: Harness, is_told: bo
 
     engine.answer_all(script)
     await router.ask(COMPLETIONS, completion(PROMPT, stream=True))
-    assert (await router.record()).prompt_tokens == (321 if is_told else 0)
+    assert (await router.record()).prompt_tokens == (1321 if is_told else 0)
 
 
 async def test_the_prefill_engine_says_it_always(harness: Harness) -> None:
@@ -53,7 +53,7 @@ async def test_the_prefill_engine_says_it_always(harness: Harness) -> None:
 
     decode.answer_all(script)
     await router.ask(COMPLETIONS, completion(PROMPT, stream=True))
-    assert (await router.record()).prompt_tokens == 321
+    assert (await router.record()).prompt_tokens == 1321
 
 
 async def test_an_error_says_nothing(harness: Harness) -> None:
