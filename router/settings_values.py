@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    model_validator,
+)
 from pydantic_settings import NoDecode
 
 from router.core import engines_file
@@ -250,7 +258,8 @@ PodPorts = Annotated[
     Field(min_length=1),
 ]
 DnsNames = Annotated[
-    tuple[Annotated[DnsName, BeforeValidator(_dns_name)], ...],
+    # Plain: compiled, DnsName does not tell the types of its members.
+    tuple[Annotated[DnsName, PlainValidator(_dns_name)], ...],
     NoDecode,
     BeforeValidator(_split),
     AfterValidator(_unique),
