@@ -262,12 +262,12 @@ def test_what_a_prefix_cache_does_not_hold_is_counted_by_bytes_too() -> None:
 def test_what_usage_told_counts_as_work() -> None:
     fleet = fleet_of(D0, models=["m"])
     for _ in range(10):
-        fleet.token_ratios.learn("m", 4000, 2000)
-    facts = request(prompt="x" * 4000, model="m")
+        fleet.token_ratios.learn("m", 8000, 4000)
+    facts = request(prompt="x" * 8000, model="m")
     scheduler = scheduler_of(fleet)
     scheduler.decide(facts, 0.0)
     scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
-    assert fleet.ledger.load(D0).pending == 2000
+    assert fleet.ledger.load(D0).pending == 4000
 
 
 # Which model.
