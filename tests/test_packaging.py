@@ -4,7 +4,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,19 @@ def others(folder: str, *, everywhere: bool) -> set[str]:
     return {distribution(name) for name in found if name.partition(".")[0] not in ours}
 
 
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """Distributions by the packages that they hold; finding out takes a second."""
+    return packages_distributions()
+
+
 def distribution(name: str) -> str:
     """What a module is installed with."""
     inner = ".".join(name.split(".")[:2])
     top = name.partition(".")[0]
     if top in NAMESPACES:
         return NAMESPACES.get(inner, NAMESPACES[top])
-    known = packages_distributions()
+    known = installed()
     return str(canonicalize_name(known[top][0])) if top in known else top
 
 
