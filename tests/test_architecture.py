@@ -82,7 +82,7 @@ class Module:
     def room(self) -> str | None:
         """The part of the router it belongs to; None for the package itself."""
         parts = self.name.split(".")
-        return parts[1].removesuffix("_values") if len(parts) > 1 else None
+        return parts[1] if len(parts) > 1 else None
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
@@ -328,7 +328,7 @@ def code(source: str, name: str = "router.core.x") -> Module:
         ("router.net.x", "from router.telemetry.metrics import Metrics"),
         ("router.net.x", "def f():\n    from router.settings import Settings"),
         ("router.settings", "from router.simulator import engine"),
-        ("router.settings_values", "from router.net import pool"),
+        ("router.settings.values", "from router.net import pool"),
         ("router.simulator.x", "if TYPE_CHECKING:\n    from router.net.pool import EnginePool"),
         ("router.telemetry.x", "from router.web.app import Router"),
         ("router.web.x", "import router.cli"),
@@ -344,7 +344,7 @@ def test_an_import_from_beside_or_above_is_caught(name: str, source: str) -> Non
     [
         ("router.core.x", "from router.core.plans import steps"),
         ("router.net.x", "from router.core.values import Role\nfrom router.net.pool import P"),
-        ("router.settings", "from router.settings_values import split"),
+        ("router.settings", "from router.core.urls import origin"),
         ("router.web.x", "from router.net.pool import P\nfrom router import __version__"),
         ("router.cli", "from router.web.app import Router\nfrom router.commands import demo"),
         ("router.telemetry.x", "import prometheus_client"),

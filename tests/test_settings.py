@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from router.core.policies import POLICIES
 from router.core.urls import origin
 from router.settings import ENV_PREFIX, Settings, SettingsError, admin_url, flag, load, sources
-from router.settings_values import KVEventSource, Receiver, Strategy
+from router.settings.values import KVEventSource, Receiver, Strategy
 
 D0 = {"decode": "http://d0"}
 QUICK = examples(

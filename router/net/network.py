@@ -40,6 +40,11 @@ class Timeouts:
     kv_ready: float
     """For LMCache's notifications, from the prefill reply on."""
 
+    @property
+    def shortest(self) -> float:
+        """Of those that are looked after by the sweep of idle legs."""
+        return min(self.prefill, self.stream.first_byte, self.stream.idle)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

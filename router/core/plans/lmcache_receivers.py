@@ -1,7 +1,8 @@
 """Where a decode engine's LMCache takes KV caches, as LMCache's `disagg_spec` names it.
 
 A prefill engine pushes the cache to the ports of its own tensor-parallel rank, so both lists hold
-one port per rank. What is wrong with them is found in router/settings.py, before the first request.
+one port per rank. What is wrong with them is found in
+router/settings/checks.py, before the first request.
 """
 
 from dataclasses import dataclass

@@ -1,27 +1,13 @@
-"""Every setting, once: its flag, environment variable, file key, default, unit and reason.
+"""The settings: one field each, with its default, unit and reason."""
 
-Order of precedence: command line, environment (`PD_ROUTER_*`), the file given by `--config`,
-default. The table in docs/settings.md is generated from this class. No other file reads the
-environment.
-"""
+from typing import Literal
 
-import difflib
-import os
-import re
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, Literal, Self
-
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from router.core import probing
-from router.settings_values import (
+from router.settings.names import ENV_PREFIX
+from router.settings.values import (
     ALL,
     Bind,
     Certificates,
@@ -50,43 +36,13 @@ from router.settings_values import (
     Urls,
     Whole,
     Workers,
-    read_yaml,
 )
 
-__all__ = [
-    "ENV_PREFIX",
-    "Receiver",
-    "Settings",
-    "SettingsError",
-    "admin_url",
-    "flag",
-    "load",
-    "sources",
-    "suggestion",
-]
-
-ENV_PREFIX = "PD_ROUTER_"
-
-# Kubernetes puts the address of every Service into the environment of every pod: those of
-# Services named pd-router or pd-router-metrics look like settings.
-_SERVICE_LINK = re.compile(
-    r"PD_ROUTER_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
-)
-_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
-
-TEXTS = {"tuple_type": "must be one value or a list", "dict_type": "must be a mapping"}
-"""What pydantic says in words of Python, by its error's type."""
-
-MAX_SHOWN = 80
-"""Characters of a wrong value in an error's line: enough for a URL; a registry would fill pages."""
+__all__ = ["Fields"]
 
 
-class SettingsError(Exception):
-    """A configuration that cannot be used; the text names the setting in one line."""
-
-
-class Settings(BaseSettings):
-    """The router's configuration, frozen once it is read."""
+class Fields(BaseSettings):
+    """Every setting, and what follows from them."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
@@ -454,103 +410,6 @@ class Settings(BaseSettings):
         "the client decides.",
     )
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if not self.decode and not self.discovers:
-            raise ValueError("--decode: at least one decode engine is needed")
-        self._check_discovery()
-        if self.workers > 1 and self.lmcache_notify_bind is not None:
-            raise ValueError("--workers: LMCache's notifications (--lmcache-notify-bind) need 1")
-        if self.max_buffered_bytes < self.max_body_bytes:
-            raise ValueError("--max-buffered-bytes: it must hold one body of --max-body-bytes")
-        self._check_admin()
-        if both := set(self.prefill) & set(self.decode):
-            raise ValueError(f"--decode: {min(both)} is given as a prefill engine too")
-        strange = set(self.engine_max_num_seqs) - {ALL} - set(self.decode)
-        if strange and not self.discovers:
-            raise ValueError(f"--engine-max-num-seqs: {min(strange)} is no decode engine")
-        if self.kv_events is not None:
-            self._check_kv_events(self.kv_events)
-        if self.threshold_on == "uncached" and self.prefix_cache == "off":
-            raise ValueError("--threshold-on: uncached needs --prefix-cache history or events")
-        if self.disagg_connector_type == "lmcache":
-            self._check_receivers()
-        else:
-            self._refuse_lmcache()
-        return self
-
-    def _check_kv_events(self, sources: Mapping[str, object]) -> None:
-        if self.prefix_cache != "events":
-            raise ValueError("--kv-events: needs --prefix-cache events")
-        strange = set(sources) - set(self.prefill) - set(self.decode)
-        if strange and not self.discovers:
-            raise ValueError(f"--kv-events: {min(strange)} is no engine")
-
-    def _check_discovery(self) -> None:
-        if self.k8s_decode_selector is None:
-            if self.k8s_prefill_selector is not None:
-                raise ValueError("--k8s-prefill-selector: needs --k8s-decode-selector")
-            for name in ("k8s_namespace", "k8s_port", "k8s_config_file"):
-                if name in self.model_fields_set:
-                    raise ValueError(f"{flag(name)}: needs --k8s-decode-selector")
-        elif self.k8s_prefill_selector == self.k8s_decode_selector:
-            raise ValueError("--k8s-decode-selector: it is --k8s-prefill-selector; take another")
-        if both := set(self.dns_prefill) & set(self.dns_decode):
-            host, port = min(both, key=str)
-            name = host if port is None else f"{host}:{port}"
-            raise ValueError(f"--dns-decode: {name} is given for prefill engines too")
-
-    def _check_admin(self) -> None:
-        for name in ("admin_host", "admin_key_file"):
-            if getattr(self, name) is not None and self.admin_port is None:
-                raise ValueError(f"{flag(name)}: needs --admin-port")
-        if self.admin_port and self.admin_port == self.port:
-            raise ValueError("--admin-port: it is --port; take another one")
-
-    def _check_receivers(self) -> None:
-        if self.dns_decode:
-            raise ValueError("--dns-decode: lmcache needs receivers, which DNS cannot name")
-        if self.k8s_decode_selector is not None and self.decoder_host is not None:
-            raise ValueError("--decoder-host: pods say it by annotations (docs/discovery.md)")
-        if self.k8s_decode_selector is not None and self.workers > 1:
-            raise ValueError("--workers: LMCache with --k8s-decode-selector needs 1")
-        if self.decoder_registry is not None:
-            self._check_registry()
-        elif self.engines_file is not None:
-            raise ValueError("--decoder-registry: discovered decode engines need a receiver each")
-        elif self.decoder_host is not None or self.decoder_init_port or self.decoder_alloc_port:
-            self._check_one_receiver()
-        elif self.prefill or (self.k8s_prefill_selector is not None and self.decode):
-            raise ValueError("--decoder-registry (or --decoder-host): lmcache needs a receiver")
-
-    def _check_registry(self) -> None:
-        if self.decoder_host is not None or self.decoder_init_port or self.decoder_alloc_port:
-            raise ValueError("--decoder-registry: give it or --decoder-host, not both")
-        for url in self.decode:
-            if url not in (self.decoder_registry or {}):
-                raise ValueError(f"--decoder-registry: decode engine {url} is not in it")
-
-    def _check_one_receiver(self) -> None:
-        if len(self.decode) > 1:
-            raise ValueError("--decoder-registry: several decode engines need one receiver each")
-        if self.decoder_host is None:
-            raise ValueError("--decoder-host: it goes with the receiver's ports")
-        for name in ("decoder_init_port", "decoder_alloc_port"):
-            if not getattr(self, name):
-                raise ValueError(f"{flag(name)}: lmcache needs a port per tensor-parallel rank")
-        init, alloc = len(self.decoder_init_port), len(self.decoder_alloc_port)
-        if init != alloc:
-            raise ValueError(
-                f"--decoder-alloc-port: {alloc} ports, but --decoder-init-port has {init}: "
-                "one of each per tensor-parallel rank"
-            )
-
-    def _refuse_lmcache(self) -> None:
-        names = ("decoder_host", "decoder_init_port", "decoder_alloc_port", "decoder_registry")
-        for name in (*names, "lmcache_notify_bind"):
-            if getattr(self, name):
-                raise ValueError(f"{flag(name)}: needs --disagg-connector-type lmcache")
-
     def max_num_seqs(self, url: str) -> int | None:
         """What the operator says that a decode engine runs side by side; None: learn it."""
         stated = self.engine_max_num_seqs
@@ -580,121 +439,3 @@ class Settings(BaseSettings):
             receiver_alloc_port=self.decoder_alloc_port,
         )
         return dict.fromkeys(self.decode, one)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then the environment; `load` makes arguments of the flags and the file."""
-        return init_settings, env_settings
-
-
-def flag(name: str) -> str:
-    """A field's flag on the command line."""
-    return "--" + name.replace("_", "-")
-
-
-def admin_url() -> str | None:
-    """The admin listener of a router that is configured by this environment, on this host."""
-    port = os.environ.get(ENV_PREFIX + "ADMIN_PORT")
-    return f"http://127.0.0.1:{port}" if port else None
-
-
-def suggestion(wrong: str, names: Iterable[str]) -> str:
-    """ ", did you mean ...?" for a misspelt name, or nothing."""
-    near = difflib.get_close_matches(wrong, list(names), 1)
-    return f", did you mean {near[0]}?" if near else ""
-
-
-def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Read the settings. Raises SettingsError, in one line that names the culprit."""
-    _refuse_unknown_environment(os.environ)
-    from_file = {} if config is None else _file(config)
-    from_environment = EnvSettingsSource(Settings)()
-
-    def source(name: str) -> str:
-        if name in flags:
-            return flag(name)
-        if name in from_environment:
-            return ENV_PREFIX + name.upper()
-        return f"--config {config}: {name}"
-
-    try:
-        return Settings(**{**from_file, **from_environment, **flags})
-    except ValidationError as error:
-        raise SettingsError(_one_line(error, source)) from None
-
-
-def sources(flags: Mapping[str, Any], config: Path | None = None) -> str:
-    """Where settings are given, strongest first: "flags, environment, router.yaml"."""
-    given = {
-        "flags": flags,
-        "environment": EnvSettingsSource(Settings)(),
-        str(config): config is not None,
-    }
-    return ", ".join(name for name, is_given in given.items() if is_given) or "defaults"
-
-
-def _file(config: Path) -> dict[str, Any]:
-    """The settings in a file; their values are not checked yet."""
-    try:
-        content = read_yaml(config)
-    except ValueError as error:
-        raise SettingsError(f"--config: {error}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise SettingsError(f"--config: {config} must hold keys and values")
-    for key in content:
-        if key not in Settings.model_fields:
-            near = suggestion(str(key), Settings.model_fields)
-            raise SettingsError(f"--config {config}: {key}: no such setting{near}")
-    return content
-
-
-def _refuse_unknown_environment(environment: Mapping[str, str]) -> None:
-    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
-    for name, value in environment.items():
-        is_ours = name.upper().startswith(ENV_PREFIX)
-        if not is_ours or _SERVICE_LINK.fullmatch(name):
-            continue
-        is_url = name.endswith("_PORT") and _SERVICE_URL.match(value)
-        if name == ENV_PREFIX + "PORT" and is_url:
-            raise SettingsError(
-                f"{name}={value} was set by Kubernetes for a Service of that name; "
-                "set enableServiceLinks: false in the pod"
-            )
-        if name.upper() == ENV_PREFIX + "CONFIG":
-            raise SettingsError(f"{name}: no such setting; name the file with --config FILE")
-        if name.upper() not in known and not is_url:
-            raise SettingsError(f"{name}: no such setting{suggestion(name, known)}")
-
-
-def _one_line(error: ValidationError, source: Callable[[str], str]) -> str:
-    """The problem to mend first; pydantic's own text spans lines and names classes."""
-    problems = error.errors(include_url=False)
-    # A misspelt key is a missing one too, and its name is the better hint.
-    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    problem = next(unknown, problems[0])
-    text = TEXTS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
-    if not problem["loc"]:
-        return text
-    name, *path = problem["loc"]
-    places = [source(str(name)), *(place for place in path if isinstance(place, str))]
-    if problem["type"] == "extra_forbidden":
-        text = "no such key"
-    elif problem["type"] == "missing":
-        text = "is missing"
-    elif problem["type"] != "value_error" and Settings.model_fields[str(name)].repr:
-        text += f", got {_shown(problem['input'])}"
-    return ": ".join([*places, text])
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

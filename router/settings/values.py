@@ -3,15 +3,12 @@
 Nothing here knows a setting's name. What is refused says so without quoting a secret.
 """
 
-import json
 import os
 import re
 import ssl
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -27,6 +24,7 @@ from router.core import engines_file
 from router.core.api_keys import ApiKeys
 from router.core.discovery_names import DnsName, dns_name, label_selector, pod_port
 from router.core.urls import normalise, origin
+from router.settings.files import once, read_json, read_text
 
 __all__ = [
     "ALL",
@@ -59,66 +57,7 @@ __all__ = [
     "Urls",
     "Whole",
     "Workers",
-    "read_yaml",
 ]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"cannot read {path}: not UTF-8 text") from None
-
-
-def _once(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A mapping; the parsers themselves would let the last of two equal keys win."""
-    mapping: dict[Any, Any] = {}
-    for key, value in pairs:
-        if key in mapping:
-            raise ValueError(f"{key} is given twice")
-        mapping[key] = value
-    return mapping
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key stands once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Build a mapping."""
-        _once((key.value, None) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: Path) -> object:
-    """A YAML file's content. Raises ValueError when there is none to be had."""
-    text = _read(path)
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        # str(error) quotes the line, which may hold a secret.
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ValueError(f"{path} is not YAML: {error.problem} in line {line}") from None
-    except yaml.YAMLError:
-        raise ValueError(f"{path} is not YAML: it holds control characters") from None
-    except RecursionError:
-        raise ValueError(f"{path} is not YAML: nested too deep") from None
-    except ValueError as error:  # a key that is given twice, a date that is none
-        raise ValueError(f"{path}: {error}") from None
-
-
-def _json(value: object) -> object:
-    """JSON text, or the path of a file that holds it behind an @."""
-    if not isinstance(value, str):
-        return value
-    text = _read(Path(value[1:])) if value.startswith("@") else value
-    try:
-        return json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON: {error}") from None
-    except RecursionError:
-        raise ValueError("not valid JSON: nested too deep") from None
 
 
 def _split(value: object) -> object:
@@ -140,7 +79,7 @@ def _url(url: str) -> str:
 
 
 def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    _once((value, None) for value in values)
+    once((value, None) for value in values)
     return values
 
 
@@ -148,7 +87,7 @@ def _normalised(registry: object) -> object:
     """URLs compare by their normalised spelling, so two spellings of one are a duplicate."""
     if not isinstance(registry, dict):
         return registry
-    return _once((_url(str(url)), entry) for url, entry in registry.items())
+    return once((_url(str(url)), entry) for url, entry in registry.items())
 
 
 def _number(value: object) -> object:
@@ -211,13 +150,13 @@ def _dns_name(value: object) -> DnsName:
 
 
 def _existing(path: Path) -> Path:
-    _read(path)
+    read_text(path)
     return path
 
 
 def _keys(path: Path) -> Path:
     try:
-        ApiKeys(_read(path))
+        ApiKeys(read_text(path))
     except ValueError as error:
         text = str(error)
         raise ValueError(text if str(path) in text else f"{path}: {text}") from None
@@ -329,9 +268,9 @@ def _by_engine(value: object) -> object:
     """One number for all engines, or a mapping from URL to number."""
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
-    value = _json(_number(value))
+    value = read_json(_number(value))
     if isinstance(value, dict):
-        return _once((url if url == ALL else _url(str(url)), each) for url, each in value.items())
+        return once((url if url == ALL else _url(str(url)), each) for url, each in value.items())
     return {ALL: value}
 
 
@@ -367,7 +306,7 @@ def _sources(value: object) -> object:
     """A mapping from URL to a source or a list of them; none for `auto`."""
     if value == AUTO:
         return None
-    registry = _normalised(_json(value))
+    registry = _normalised(read_json(value))
     if not isinstance(registry, dict):
         return registry
     return {url: each if isinstance(each, list) else [each] for url, each in registry.items()}
@@ -378,5 +317,5 @@ KVEventSources = Annotated[
 ]
 
 Registry = Annotated[
-    dict[str, Receiver], NoDecode, BeforeValidator(_normalised), BeforeValidator(_json)
+    dict[str, Receiver], NoDecode, BeforeValidator(_normalised), BeforeValidator(read_json)
 ]

@@ -1,0 +1,32 @@
+"""The settings as the router uses them: checked, and frozen."""
+
+from typing import Self
+
+from pydantic import model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
+
+from router.settings.checks import check
+from router.settings.fields import Fields
+
+__all__ = ["Settings"]
+
+
+class Settings(Fields):
+    """The router's configuration, frozen once it is read."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check(self)
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then the environment; `load` makes arguments of the flags and the file."""
+        return init_settings, env_settings

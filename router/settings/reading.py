@@ -1,0 +1,122 @@
+"""Reads the settings: from the command line, the environment (`PD_ROUTER_*`) and a file."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource
+
+from router.settings.files import read_yaml
+from router.settings.model import Settings
+from router.settings.names import ENV_PREFIX, flag, suggestion
+
+__all__ = ["SettingsError", "load", "sources"]
+
+# Kubernetes puts the address of every Service into the environment of every pod: those of
+# Services named pd-router or pd-router-metrics look like settings.
+_SERVICE_LINK = re.compile(
+    r"PD_ROUTER_(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+
+TEXTS = {"tuple_type": "must be one value or a list", "dict_type": "must be a mapping"}
+"""What pydantic says in words of Python, by its error's type."""
+
+MAX_SHOWN = 80
+"""Characters of a wrong value in an error's line: enough for a URL; a registry would fill pages."""
+
+
+class SettingsError(Exception):
+    """A configuration that cannot be used; the text names the setting in one line."""
+
+
+def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """Read the settings. Raises SettingsError, in one line that names the culprit."""
+    _refuse_unknown_environment(os.environ)
+    from_file = {} if config is None else _file(config)
+    from_environment = EnvSettingsSource(Settings)()
+
+    def source(name: str) -> str:
+        if name in flags:
+            return flag(name)
+        if name in from_environment:
+            return ENV_PREFIX + name.upper()
+        return f"--config {config}: {name}"
+
+    try:
+        return Settings(**{**from_file, **from_environment, **flags})
+    except ValidationError as error:
+        raise SettingsError(_one_line(error, source)) from None
+
+
+def sources(flags: Mapping[str, Any], config: Path | None = None) -> str:
+    """Where settings are given, strongest first: "flags, environment, router.yaml"."""
+    given = {
+        "flags": flags,
+        "environment": EnvSettingsSource(Settings)(),
+        str(config): config is not None,
+    }
+    return ", ".join(name for name, is_given in given.items() if is_given) or "defaults"
+
+
+def _file(config: Path) -> dict[str, Any]:
+    """The settings in a file; their values are not checked yet."""
+    try:
+        content = read_yaml(config)
+    except ValueError as error:
+        raise SettingsError(f"--config: {error}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"--config: {config} must hold keys and values")
+    for key in content:
+        if key not in Settings.model_fields:
+            near = suggestion(str(key), Settings.model_fields)
+            raise SettingsError(f"--config {config}: {key}: no such setting{near}")
+    return content
+
+
+def _refuse_unknown_environment(environment: Mapping[str, str]) -> None:
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
+    for name, value in environment.items():
+        is_ours = name.upper().startswith(ENV_PREFIX)
+        if not is_ours or _SERVICE_LINK.fullmatch(name):
+            continue
+        is_url = name.endswith("_PORT") and _SERVICE_URL.match(value)
+        if name == ENV_PREFIX + "PORT" and is_url:
+            raise SettingsError(
+                f"{name}={value} was set by Kubernetes for a Service of that name; "
+                "set enableServiceLinks: false in the pod"
+            )
+        if name.upper() == ENV_PREFIX + "CONFIG":
+            raise SettingsError(f"{name}: no such setting; name the file with --config FILE")
+        if name.upper() not in known and not is_url:
+            raise SettingsError(f"{name}: no such setting{suggestion(name, known)}")
+
+
+def _one_line(error: ValidationError, source: Callable[[str], str]) -> str:
+    """The problem to mend first; pydantic's own text spans lines and names classes."""
+    problems = error.errors(include_url=False)
+    # A misspelt key is a missing one too, and its name is the better hint.
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    problem = next(unknown, problems[0])
+    text = TEXTS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"]:
+        return text
+    name, *path = problem["loc"]
+    places = [source(str(name)), *(place for place in path if isinstance(place, str))]
+    if problem["type"] == "extra_forbidden":
+        text = "no such key"
+    elif problem["type"] == "missing":
+        text = "is missing"
+    elif problem["type"] != "value_error" and Settings.model_fields[str(name)].repr:
+        text += f", got {_shown(problem['input'])}"
+    return ": ".join([*places, text])
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

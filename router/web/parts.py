@@ -1,0 +1,297 @@
+"""The parts of a router, each made as the settings want it."""
+
+import itertools
+import ssl
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+from router.core import outlier
+from router.core.auto_threshold import AutoThreshold
+from router.core.byte_budget import ByteBudget
+from router.core.events import Event
+from router.core.fleet import Fleet
+from router.core.health import HealthThresholds
+from router.core.ledger import Ledger
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.policies import POLICIES, Policy
+from router.core.pool_monitor import ExclusionConfig
+from router.core.prefix.cache_events import CacheEvents
+from router.core.probing import STALE_SCRAPES, roles_that_use_speed
+from router.core.retry_budget import RetryBudget
+from router.core.schedule import Scheduler
+from router.core.speed_estimator import SpeedEstimator
+from router.core.urls import origin
+from router.core.values import Endpoint, Role
+from router.net.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.diagnosis import Diagnosis
+from router.net.engine_session import engine_session
+from router.net.kv_events import KVEventSubscriber
+from router.net.kv_ready import KVReadySocket
+from router.net.kv_sources import KVSourceFinder
+from router.net.kv_subscription import KVAddress
+from router.net.network import Limits, Timeouts
+from router.net.pool import EnginePool
+from router.net.prober import Prober
+from router.net.relay import Patience
+from router.net.shared_state import WorkerContext
+from router.net.start_limiter import StartLimiter
+from router.net.tasks import TaskSet
+from router.settings import Settings, SettingsError
+from router.telemetry.metrics import Metrics
+from router.telemetry.tracing import Tracing
+
+__all__ = [
+    "admission_gate",
+    "byte_budget_of",
+    "fleet_of",
+    "kv_ready_socket",
+    "kv_source_finder",
+    "limits_of",
+    "policies_of",
+    "pool_of",
+    "prefill_from",
+    "prober_of",
+    "receivers_of",
+    "scheduler_of",
+    "shown_config",
+    "timeouts_of",
+    "tracing_of",
+    "transfer_ids",
+]
+
+
+def fleet_of(
+    settings: Settings,
+    context: WorkerContext | None = None,
+    endpoints: Sequence[Endpoint] = (),
+) -> Fleet:
+    """A fleet as the settings want it, with these engines in state `starting`."""
+    stale_after = STALE_SCRAPES * settings.engine_stats_interval
+    exclusion_config = ExclusionConfig(
+        stall_seconds=settings.stall_timeout,
+        outliers=outlier.OutlierConfig(
+            consecutive=settings.outlier_consecutive_failures,
+            base_seconds=settings.outlier_ejection_time,
+        ),
+        max_excluded=settings.max_excluded_percent / 100,
+        slow_start_seconds=settings.slow_start,
+    )
+
+    def speed_of(endpoint: Endpoint) -> SpeedEstimator:
+        return SpeedEstimator(None if context is None else context.column.speed(endpoint))
+
+    def max_num_seqs(endpoint: Endpoint) -> int | None:
+        return settings.max_num_seqs(endpoint.url) if endpoint.role is Role.DECODE else None
+
+    ledger = Ledger() if context is None else Ledger(context.column.load)
+    return Fleet(
+        endpoints,
+        ledger,
+        HealthThresholds(),
+        stale_after,
+        exclusion_config,
+        speed_of,
+        max_num_seqs,
+        shares_prefixes=context is not None,
+        cache_events=CacheEvents() if settings.prefix_cache == "events" else None,
+    )
+
+
+def policies_of(settings: Settings) -> dict[Role, Policy]:
+    """The policy of each role."""
+    common = settings.load_balancing_strategy
+    return {
+        Role.PREFILL: POLICIES[settings.prefill_load_balancing_strategy or common],
+        Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
+    }
+
+
+def shown_config(settings: Settings) -> dict[str, str]:
+    """What the metrics tell of the settings."""
+    common = settings.load_balancing_strategy
+    return {
+        "prefill_strategy": settings.prefill_load_balancing_strategy or common,
+        "decode_strategy": settings.decode_load_balancing_strategy or common,
+        "routing_threshold": str(settings.routing_threshold),
+        "connector": settings.disagg_connector_type,
+        "workers": str(settings.workers),
+    }
+
+
+def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Scheduler:
+    """The scheduler that the settings name, for a fleet. Without `tries` it takes no chances."""
+    policies = policies_of(settings)
+    threshold = settings.routing_threshold
+    cached_roles: frozenset[Role] = frozenset()
+    on_uncached = settings.threshold_on == "uncached"
+    if settings.prefix_cache != "off":
+        compared = frozenset(Role) if threshold == "auto" else {Role.DECODE} if on_uncached else ()
+        cached_roles = roles_that_use_speed(policies).union(compared)
+    auto = None
+    if threshold == "auto":
+        auto = AutoThreshold(fleet, settings.max_itl_impact, tries=tries)
+    return Scheduler(
+        fleet,
+        policies,
+        0 if threshold == "auto" else threshold,
+        Random(),
+        cached_roles,
+        threshold_on_uncached=on_uncached,
+        auto=auto,
+        retry_budget=RetryBudget(settings.retry_budget),
+    )
+
+
+def prefill_from(settings: Settings) -> int | None:
+    """Tokens from which on a large body may be prefilled remotely; None: nothing prefills."""
+    if not settings.prefill and not settings.discovers and settings.admin_port is None:
+        return None
+    return 0 if settings.routing_threshold == "auto" else settings.routing_threshold
+
+
+def admission_gate(
+    settings: Settings, fleet: Fleet, start_limiter: StartLimiter, metrics: Metrics
+) -> AdmissionGate | None:
+    """Each worker process has its share."""
+
+    def share(number: int | None) -> int | None:
+        return None if number is None else -(-number // settings.workers)
+
+    in_flight, per_engine = share(settings.max_in_flight), share(settings.max_in_flight_per_engine)
+    if in_flight is None and per_engine is None:
+        return None
+    limits = AdmissionLimits(
+        in_flight=in_flight,
+        in_flight_per_engine=per_engine,
+        queue_size=-(-settings.queue_size // settings.workers),
+        queue_seconds=settings.queue_timeout,
+        tenant_header=settings.tenant_header.encode(),
+        priority_from=settings.queue_priority,
+    )
+
+    def usable_engines() -> int:
+        return sum(member.is_usable for member in fleet.pool(Role.DECODE))
+
+    return AdmissionGate(limits, usable_engines, start_limiter, metrics)
+
+
+def receivers_of(settings: Settings) -> dict[Endpoint, Receiver]:
+    """Where each decode engine takes KV caches; empty for connectors that need not be told."""
+    return {
+        Endpoint(url, Role.DECODE): Receiver(
+            given.receiver_host, given.receiver_init_port, given.receiver_alloc_port
+        )
+        for url, given in settings.receivers.items()
+    }
+
+
+def transfer_ids() -> Iterator[str]:
+    """Unique across routers and restarts: LMCache's notifications are counted by them."""
+    router = uuid.uuid4().hex
+    return (f"{router}-{number}" for number in itertools.count())
+
+
+def kv_ready_socket(settings: Settings) -> KVReadySocket | None:
+    if settings.lmcache_notify_bind is None:
+        return None
+    try:
+        return KVReadySocket(settings.lmcache_notify_bind)
+    except ImportError as error:
+        raise SettingsError(f"--lmcache-notify-bind: {error}") from None
+
+
+def tracing_of(settings: Settings) -> Tracing | None:
+    if settings.otlp_traces_endpoint is None:
+        return None
+    try:
+        return Tracing(settings.otlp_traces_endpoint, settings.trace_sample)
+    except ImportError as error:
+        raise SettingsError(f"--otlp-traces-endpoint: {error}") from None
+
+
+def kv_source_finder(settings: Settings, fleet: Fleet, tasks: TaskSet) -> KVSourceFinder | None:
+    """What finds the engines' KV-cache events; None where they are not used."""
+    events = fleet.cache_events
+    if events is None:
+        return None
+    named = None
+    if settings.kv_events is not None:
+        named = {
+            url: [KVAddress(each.endpoint, each.replay_endpoint, each.topic) for each in sources]
+            for url, sources in settings.kv_events.items()
+        }
+    try:
+        subscriber = KVEventSubscriber(events.blocks)
+    except ImportError as error:
+        raise SettingsError(f"--prefix-cache: {error}") from None
+    return KVSourceFinder(
+        fleet,
+        subscriber,
+        named,
+        timeout_seconds=settings.health_check_timeout,
+        session=lambda: engine_session(settings.engine_api_key, settings.engine_ca_file),
+        tasks=tasks,
+    )
+
+
+def pool_of(settings: Settings) -> Callable[[Endpoint], EnginePool]:
+    tls = ssl.create_default_context(cafile=settings.engine_ca_file)
+    return lambda endpoint: EnginePool(
+        origin(endpoint.url),
+        connect_seconds=settings.connect_timeout,
+        idle_seconds=settings.idle_connection_timeout,
+        max_idle=settings.max_idle_connections,
+        tls=tls,
+    )
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What clients may send, and how long they may take."""
+    return Limits(
+        body_bytes=settings.max_body_bytes,
+        body_seconds=settings.body_timeout,
+        stall_seconds=settings.client_stall_timeout,
+        keep_alive_seconds=settings.keep_alive_timeout,
+    )
+
+
+def timeouts_of(settings: Settings) -> Timeouts:
+    """How long engines may take."""
+    return Timeouts(
+        prefill=settings.prefill_timeout,
+        stream=Patience(settings.first_byte_timeout, settings.stream_idle_timeout),
+        kv_ready=settings.lmcache_notify_timeout,
+    )
+
+
+def byte_budget_of(settings: Settings) -> ByteBudget:
+    """The bytes of bodies that one worker holds at once."""
+    share = settings.max_buffered_bytes // settings.workers
+    return ByteBudget(max(settings.max_body_bytes, share))
+
+
+def prober_of(
+    settings: Settings, fleet: Fleet, observe: Callable[[Event], None], tasks: TaskSet
+) -> Prober:
+    """What asks the engines how they are."""
+    return Prober(
+        fleet,
+        observe,
+        health_seconds=settings.health_check_interval,
+        stats_seconds=settings.engine_stats_interval,
+        timeout_seconds=settings.health_check_timeout,
+        diagnosis=Diagnosis(
+            settings.health_check_timeout, has_key=settings.engine_api_key is not None
+        ),
+        sessions=lambda: (
+            engine_session(settings.engine_api_key, settings.engine_ca_file),
+            engine_session(
+                settings.engine_api_key,
+                settings.engine_ca_file,
+                keep_alive_seconds=settings.idle_connection_timeout,
+            ),
+        ),
+        rng=Random(),
+        tasks=tasks,
+    )
