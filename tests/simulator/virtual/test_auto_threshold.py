@@ -7,7 +7,7 @@ import pytest
 from router.simulator.virtual import AUTO, Result, Scenario, Size, Speed, scenario, simulate
 from tests.simulator.virtual.cluster import SED
 
-SIZE = Size(requests=1500)
+SIZE = Size(requests=700)
 
 
 def run(made: Scenario, threshold: int = AUTO, max_itl_impact: float = 100.0) -> Result:
