@@ -3,7 +3,7 @@
 As vLLM spells it: `{"error": {"message", "type", "param", "code"}}` with the status as code.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import orjson
 
@@ -29,6 +29,9 @@ __all__ = [
     "Unhealthy",
     "UnsupportedBody",
 ]
+
+
+RATE_LIMIT: Final = b"x-ratelimit-remaining-requests: 0\r\nx-ratelimit-reset-requests: %ds\r\n"
 
 
 class RouterError(Exception):
@@ -60,6 +63,10 @@ class RouterError(Exception):
             }
         )
 
+    def header_lines(self) -> bytes:
+        """The header lines that its response needs beside those of any JSON body."""
+        return b"" if self.retry_after is None else b"retry-after: %d\r\n" % self.retry_after
+
 
 class BadRequest(RouterError):
     """The request is invalid on any engine."""
@@ -74,6 +81,10 @@ class Unauthorized(RouterError):
     status = 401
     type = "AuthenticationError"
 
+    def header_lines(self) -> bytes:
+        """How to authenticate."""
+        return b"www-authenticate: Bearer\r\n"
+
 
 class NotFound(RouterError):
     """Unknown model or route."""
@@ -87,6 +98,10 @@ class MethodNotAllowed(RouterError):
 
     status = 405
     type = "MethodNotAllowedError"
+
+    def header_lines(self) -> bytes:
+        """The method of inference; other routes have their own line."""
+        return b"allow: POST\r\n"
 
 
 class BodyTooSlow(RouterError):
@@ -173,6 +188,10 @@ class TooManyRequests(RouterError):
     status = 429
     type = "RateLimitError"
     retry_seconds: ClassVar[int | None] = 1
+
+    def header_lines(self) -> bytes:
+        """When to come again, as OpenAI tells it too."""
+        return super().header_lines() + RATE_LIMIT % self.retry_after
 
 
 class Unhealthy(RouterError):

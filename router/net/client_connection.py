@@ -17,12 +17,10 @@ from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterE
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import NOTHING, KnownHeads, split
 from router.net.read_limiter import ReadLimiter
+from router.net.request_parser import MAX_HEAD_BYTES, RequestParser
 from router.net.response_writer import STATUS_LINES, ResponseWriter
 
 __all__ = ["ClientConnection", "Handler"]
-
-MAX_HEAD_BYTES: Final = 64 << 10
-"""Request line and headers together; nginx and Node.js allow 32 and 16 KiB, tokens are long."""
 
 HEAD_SECONDS = 20.0
 """From the first byte of a request to the end of its headers, and from the connection's start to
@@ -90,18 +88,12 @@ class ClientConnection:
         "_arrived",
         "_awaited",
         "_connections",
-        "_declined",
         "_discards_input",
         "_handler",
-        "_head_bytes",
-        "_headers",
-        "_in_head",
         "_known_heads",
         "_last",
         "_parser",
         "_read_limiter",
-        "_target",
-        "_unparsed",
         "_waiting",
         "_waits_for_turn",
         "active",
@@ -121,9 +113,7 @@ class ClientConnection:
         self._known_heads = handler.known_heads
         self._read_limiter = handler.read_limiter
         self._connections = connections
-        self._parser: Any = httptools.HttpRequestParser(self)
-        # A client may send its last requests together, each with `Connection: close`.
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = RequestParser(self)
         self.transport: asyncio.Transport
         self.response = ResponseWriter()
         self.active: ClientRequest | None = None
@@ -139,16 +129,7 @@ class ClientConnection:
         self._waits_for_turn = False
         self.deadline = NEVER
         self._awaited = HEAD
-        # The request that is being parsed.
-        self._target = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
-        self._unparsed = 0
-        """Bytes read since the parser last found something in them."""
-        self._in_head = False
         self._discards_input = False
-        self._declined: bytes | None = None
-        """The head of a request that offered to upgrade, without the offer."""
 
     # What the event loop calls.
 
@@ -165,7 +146,7 @@ class ClientConnection:
         if self._discards_input:
             return
         key, body = NOTHING
-        if self._last is None and not self._in_head:  # the parser is between two requests
+        if self._last is None and not self._parser.in_head:  # the parser is between two requests
             key, body = split(data)
             head = self._known_heads.find(key)
             if head is not None:
@@ -182,9 +163,8 @@ class ClientConnection:
     def connection_lost(self, _: Exception | None) -> None:
         """The client left: whatever works for it stops now."""
         self._connections.discard(self)
-        self._parser = None  # it refers to this object, and so to everything in it
+        self._parser.close()
         self._arrived = self._last = self._waiting = None
-        self.deadline = NEVER
         self._tell_of_end()
 
     def pause_writing(self) -> None:
@@ -237,7 +217,7 @@ class ClientConnection:
         self.deadline = NEVER
         if self.write_paused or self.transport.is_closing():
             self.transport.abort()
-        elif self._awaited == HEAD and self._in_head:
+        elif self._awaited == HEAD and self._parser.in_head:
             self._refuse(BodyTooSlow(f"The head did not arrive within {HEAD_SECONDS:g} s."))
         elif self._awaited == BODY and self.active is not None and self.active.listener is not None:
             self.active.listener.on_body_timeout()
@@ -246,45 +226,13 @@ class ClientConnection:
 
     # What the parser calls.
 
-    def on_message_begin(self) -> None:
-        """A request begins."""
-        self._target = b""
-        self._headers = []
-        self._in_head = True
-        self._head_bytes = 0
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is there that is not answered."""
+        return self._last is None
 
-    def on_url(self, url: bytes) -> None:
-        """Keep and count the request target."""
-        self._unparsed = 0
-        self._count_head(len(url))
-        self._target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep and count a header; one that follows the body is counted only."""
-        self._unparsed = 0
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("request head too large")  # httptools turns it into a parser error
-        if self._in_head:
-            self._headers.append((name.lower(), value))
-
-    def on_headers_complete(self) -> None:
-        """The head is whole: it is the request's turn, or it waits for those before it."""
-        self._in_head = False
-        self._unparsed = 0
-        parser = self._parser
-        method: bytes = parser.get_method()
-        if parser.should_upgrade() and method != b"CONNECT":
-            self._decline_upgrade(method)
-            return
-        is_old = parser.get_http_version() == "1.0"
-        head = RequestHead(
-            method,
-            self._target,
-            self._headers,
-            is_http_1_0=is_old,
-            keep_alive=not is_old and parser.should_keep_alive(),
-        )
+    def on_head(self, head: RequestHead) -> None:
+        """It is the request's turn, or it waits for those before it."""
         request = ClientRequest(head)
         if self._last is None:
             self._arrived = request
@@ -294,7 +242,6 @@ class ClientConnection:
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of body, unless its request has been answered without it."""
-        self._unparsed = 0
         request = self._last
         if request is not None:
             request.add(body)
@@ -303,7 +250,7 @@ class ClientConnection:
 
     def on_message_complete(self) -> None:
         """The body is whole."""
-        if self._declined is None and self._last is not None:
+        if self._last is not None:
             self._last.is_complete = True
 
     # What a listener calls.
@@ -337,9 +284,7 @@ class ClientConnection:
             if not request.is_complete:  # the rest of it is not worth reading
                 response.closes = True
             body = error.body()
-            block += b"content-type: application/json\r\n"
-            if error.retry_after is not None:
-                block += b"retry-after: %d\r\n" % error.retry_after
+            block += error.header_lines() + b"content-type: application/json\r\n"
             response.start(error.status, block, len(body))
             response.write(body)
             self.end_response()
@@ -357,8 +302,10 @@ class ClientConnection:
             return
         self.active = request
         self._active_is_read = False
-        self._expect_nothing()
-        self._resume_reading()
+        if not self.write_paused:  # the client has done its part
+            self.deadline = NEVER
+        if self.read_paused:
+            self._resume_reading()
         head = request.head
         self.response.begin(
             head.method, is_http_1_0=head.is_http_1_0, closes=not request.keep_alive
@@ -372,7 +319,8 @@ class ClientConnection:
             return
         if request.is_complete:
             self._active_is_read = True
-            self._expect_nothing()
+            if not self.write_paused:  # the client has done its part
+                self.deadline = NEVER
             listener.on_body_complete()
             return
         listener.on_body_progress(request.size)
@@ -389,24 +337,24 @@ class ClientConnection:
 
     def _go_on(self) -> None:
         """With the next request, if it has come."""
-        self._resume_reading()
+        if self.read_paused:
+            self._resume_reading()
         if self._waiting:
             self.loop.call_soon(self._begin, self._waiting.pop(0))
-        elif not self.write_paused:
+        elif self.write_paused:  # see `resume_writing`
+            return
+        elif self._parser.in_head:
             self._await_request()
+        else:
+            self._await(NEXT_REQUEST, self._handler.keep_alive_seconds)
 
     def _await_request(self) -> None:
         if self.transport.is_closing():  # what it has not read yet must be read in time
             self._await(LINGER, self._handler.stall_seconds)
-        elif self._in_head:
+        elif self._parser.in_head:
             self._await(HEAD, HEAD_SECONDS)
         else:
             self._await(NEXT_REQUEST, self._handler.keep_alive_seconds)
-
-    def _expect_nothing(self) -> None:
-        """The client has done its part, except that it may have to read."""
-        if not self.write_paused:
-            self.deadline = NEVER
 
     def _await(self, what: int, seconds: float) -> None:
         self._awaited = what
@@ -423,9 +371,9 @@ class ClientConnection:
     def _parse(self, data: bytes) -> ClientRequest | None:
         """Begin a request that came, which is returned, and tell the listener of the active one
         what there is of its body."""
-        self._unparsed += len(data)
+        parser = self._parser
         try:
-            self._feed(data)
+            parser.feed(data)
         except httptools.HttpParserError:
             self._refuse_malformed()
         arrived = self._arrived
@@ -435,42 +383,12 @@ class ClientConnection:
         elif self.active is not None:
             if not self._active_is_read:
                 self._tell_of_body(self.active)
-        elif self._in_head and self._awaited == NEXT_REQUEST:
+        elif parser.in_head and self._awaited == NEXT_REQUEST:
             self._await(HEAD, HEAD_SECONDS)
-        if self._unparsed > MAX_HEAD_BYTES and not self._discards_input:
+        if parser.unparsed > MAX_HEAD_BYTES and not self._discards_input:
             # A line without an end: the parser keeps all of it.
             self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
         return arrived
-
-    def _feed(self, data: bytes) -> None:
-        """Parse. Raises HttpParserError for what is not HTTP."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Java's HTTP client offers h2c with its requests. The offer is declined by answering as
-            # usual; httptools ends such a request at its head, so it is parsed again without it.
-            rest = data[upgrade.args[0] :]
-            head, self._declined = self._declined or b"", None
-            self._parser = httptools.HttpRequestParser(self)
-            self._feed(head + rest)
-
-    def _decline_upgrade(self, method: bytes) -> None:
-        if self._last is not None:
-            raise ValueError("an upgrade behind another request")  # becomes a parser error
-        lines = [b"%b %b HTTP/1.1" % (method, self._target)]
-        for name, value in self._headers:
-            if name == b"connection":
-                tokens = [token.strip().lower() for token in value.split(b",")]
-                kept = b", ".join(token for token in tokens if token != b"upgrade")
-                lines.append(b"connection: %b" % kept)
-            elif name != b"upgrade":
-                lines.append(b"%b: %b" % (name, value))
-        self._declined = b"\r\n".join(lines) + b"\r\n\r\n"
-
-    def _count_head(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ValueError("request head too large")  # httptools turns it into a parser error
 
     def _pause_reading(self) -> None:
         if not self.read_paused:
@@ -479,15 +397,14 @@ class ClientConnection:
                 self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self.read_paused:
-            self.read_paused = False
-            if not self._waits_for_turn:
-                self.transport.resume_reading()
+        self.read_paused = False
+        if not self._waits_for_turn:
+            self.transport.resume_reading()
 
     # Refusing and closing.
 
     def _refuse_malformed(self) -> None:
-        if self._head_bytes > MAX_HEAD_BYTES:
+        if self._parser.head_bytes > MAX_HEAD_BYTES:
             text = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
             self._refuse(HeadersTooLarge(text))
         else:

@@ -15,7 +15,7 @@ from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.key_file import KeyFile
 from router.net.pool import EnginePool
 from router.net.read_limiter import ReadLimiter
-from router.net.relay import Patience
+from router.net.relay_leg import Patience
 from router.net.start_limiter import StartLimiter
 
 __all__ = [

@@ -61,7 +61,7 @@ class OperationsHandler:
             try:
                 check_key(self._key_file.keys, request.head.fields)
             except Unauthorized as error:
-                connection.fail(request, error, b"www-authenticate: Bearer\r\n")
+                connection.fail(request, error)
                 return
         AsgiCall(self._operations, self.tasks, connection, request, path, query)
 

@@ -33,7 +33,7 @@ from router.net.kv_subscription import KVAddress
 from router.net.network import Limits, Timeouts
 from router.net.pool import EnginePool
 from router.net.prober import Prober
-from router.net.relay import Patience
+from router.net.relay_leg import Patience
 from router.net.shared_state import WorkerContext
 from router.net.start_limiter import StartLimiter
 from router.net.tasks import TaskSet

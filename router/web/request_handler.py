@@ -10,7 +10,6 @@ import httptools
 from router.core.api_keys import check_key
 from router.core.errors import BadRequest, Unauthorized
 from router.core.routes import ROUTES
-from router.core.values import Route
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads
@@ -66,7 +65,18 @@ class RequestHandler:
         if request.head.method == b"OPTIONS":
             AsgiCall(self.operations, self.tasks, connection, request, route.path, query)
             return
-        self._serve(connection, request, route, query)
+        network = self.network
+        served = (
+            ServedRequest(network, connection, request, route, query)
+            if network.tracing is None
+            else TracedRequest(network, connection, request, route, query, network.tracing)
+        )
+        network.active.add(served)
+        request.listener = served
+        if self._is_closed:
+            served.abort()
+        else:
+            served.on_head()
 
     def _may_see(self, path: str, connection: ClientConnection, request: ClientRequest) -> bool:
         """Whether the client may have what is no inference; else it is told."""
@@ -76,23 +86,9 @@ class RequestHandler:
         try:
             check_key(keys.keys, request.head.fields)
         except Unauthorized as error:
-            connection.fail(request, error, b"www-authenticate: Bearer\r\n")
+            connection.fail(request, error)
             return False
         return True
-
-    def _serve(
-        self, connection: ClientConnection, request: ClientRequest, route: Route, query: bytes
-    ) -> None:
-        network = self.network
-        served = (
-            ServedRequest(network, connection, request, route, query)
-            if network.tracing is None
-            else TracedRequest(network, connection, request, route, query, network.tracing)
-        )
-        if self._is_closed:
-            served.abort()
-        else:
-            served.on_head()
 
     def abort(self) -> int:
         """End everything that is under way, and begin nothing more; returns how much that was."""

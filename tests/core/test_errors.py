@@ -8,11 +8,13 @@ import pytest
 from router.core import errors
 from router.core.errors import (
     BadRequest,
+    MethodNotAllowed,
     NoEngine,
     Overloaded,
     RouterError,
     ShuttingDown,
     TooManyRequests,
+    Unauthorized,
 )
 
 KINDS = [
@@ -60,3 +62,22 @@ def test_only_what_passes_by_itself_may_be_tried_again_later(kind: type[RouterEr
 
 def test_when_to_come_again_can_be_said() -> None:
     assert TooManyRequests("x", retry_after=7).retry_after == 7
+
+
+LINES: list[tuple[RouterError, bytes]] = [
+    (BadRequest("x"), b""),
+    (NoEngine("x"), b"retry-after: 1\r\n"),
+    (NoEngine("x", retry_after=7), b"retry-after: 7\r\n"),
+    (Unauthorized("x"), b"www-authenticate: Bearer\r\n"),
+    (MethodNotAllowed("x"), b"allow: POST\r\n"),
+    (
+        TooManyRequests("x", retry_after=3),
+        b"retry-after: 3\r\n"
+        b"x-ratelimit-remaining-requests: 0\r\nx-ratelimit-reset-requests: 3s\r\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "lines"), LINES, ids=lambda each: type(each).__name__)
+def test_the_header_lines_say_what_a_client_can_do(error: RouterError, lines: bytes) -> None:
+    assert error.header_lines() == lines

@@ -8,7 +8,7 @@ import pytest
 from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
-from router.net.client_connection import BODY, NEVER, ClientConnection
+from router.net.client_connection import BODY, HEAD_SECONDS, NEVER, ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads
 from router.net.read_limiter import ReadLimiter
@@ -391,6 +391,34 @@ async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None
     assert not wire.is_read
     connection.read_on()
     assert wire.is_read
+
+
+async def test_a_client_that_has_done_its_part_is_not_timed() -> None:
+    """However long the answer takes."""
+    connection, _, _ = _connected()
+    whole = request(COMPLETIONS, completion())
+    connection.data_received(whole[:-1])
+    assert connection.deadline > connection.loop.time() + HEAD_SECONDS  # of the body, not the head
+    connection.data_received(whole[-1:])
+    assert connection.deadline == NEVER
+    connection.pause_writing()
+    assert connection.deadline < NEVER
+    connection.resume_writing()
+    assert connection.deadline == NEVER
+
+
+async def test_a_request_in_one_read_is_not_timed() -> None:
+    connection, _, _ = _connected()
+    assert connection.deadline < NEVER
+    connection.data_received(request(COMPLETIONS, completion()))
+    assert connection.deadline == NEVER
+
+
+async def test_what_is_late_is_told_once() -> None:
+    connection, _, _ = _connected()
+    connection.data_received(request(COMPLETIONS, completion())[:-1])
+    connection.on_deadline()
+    assert connection.deadline == NEVER  # `Silent` has not even answered
 
 
 async def test_a_body_is_timed_again_when_the_client_has_read() -> None:

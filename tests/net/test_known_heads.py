@@ -174,9 +174,9 @@ async def test_a_head_with_another_length_is_not_parsed_again() -> None:
     exchange(handler, request("/", b"a"))
     connection = ClientConnection(handler, set(), asyncio.get_running_loop())
     connection.connection_made(Wire())  # type: ignore[arg-type]
-    connection._parser = None
     connection.data_received(request("/", b"abc" * 100))
     assert handler.asked[-1][-1] == b"abc" * 100
+    assert connection._parser._parser is None  # none was even made
 
 
 @pytest.mark.parametrize(

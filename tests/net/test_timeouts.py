@@ -13,7 +13,7 @@ from router.core.values import FailureKind, Role
 from router.net.idle_sweep import IdleTimeoutSweep
 from tests.net.client import SECONDS, Truncated, request
 from tests.net.engine import json_reply
-from tests.net.harness import Harness, eventually
+from tests.net.harness import NEVER, Harness, eventually
 from tests.net.payloads import (
     COMPLETIONS,
     DONE,
@@ -130,6 +130,31 @@ async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(harness: Harness
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.TIMEOUT]
     record = await router.record()
     assert record.prefill_seconds is not None
+
+
+async def test_the_time_of_a_prefill_counts_from_the_request_and_not_from_its_connection(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
+    decode.answer_all(lambda call: call.send(OK))
+    pool = router.pool(prefill)
+    connect = pool.connect
+
+    async def connect_late() -> object:
+        """After longer than a prefill may take."""
+        (served,) = router.router.handler.active
+        served.asked_at -= 2 * NEVER  # type: ignore[attr-defined]
+        return await connect()
+
+    monkeypatch.setattr(pool, "connect", connect_late)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await prefill.call()
+    router.router._idle_sweep._sweep()
+    await call.left()
+    assert (await client.answer()).status == 200
+    assert router.all(FellBack) == [FellBack(Role.PREFILL, "timeout")]
 
 
 async def test_a_connection_that_is_never_made_counts_as_refused(harness: Harness) -> None:

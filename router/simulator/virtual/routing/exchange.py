@@ -1,4 +1,4 @@
-"""The I/O of one request in virtual time, as `net/served_request.py` has it for sockets.
+"""The I/O of one request in virtual time, as `net/plan_runner.py` has it for sockets.
 
 What is decided is decided by `core/request_run.py`, for both.
 """

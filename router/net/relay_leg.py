@@ -1,0 +1,251 @@
+"""An attempt whose answer goes to the client: its time-outs, its back-pressure, what it writes.
+
+What becomes of the answer's bytes is `Relay`'s.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from router.core.errors import EngineTimedOut, RouterError
+from router.core.events import RequestEnded
+from router.core.leg_timer import LegTimer
+from router.core.plans.steps import Stream
+from router.core.sse import DONE, EventSplitter
+from router.core.values import Failure, FailureKind, Reply, RouteKind
+from router.net.answer_head import AnswerHead
+from router.net.client_connection import ClientConnection
+from router.net.client_request import ClientRequest
+from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener, reply_too_large
+from router.net.idle_sweep import IdleTimeoutSweep
+
+__all__ = ["Patience", "RelayLeg"]
+
+CATCH_UP_SWEEPS: Final = 2
+"""Sweeps over silent streams until one whose client did not read is timed again: at least one whole
+interval. What has piled up by then comes faster than any engine makes it."""
+
+NO_HEAD: Final = AnswerHead(0, [])
+"""Of an answer that has not begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds without a word from an engine until it is given up on."""
+
+    first_byte: float
+    """From the request to the first byte of the answer's body."""
+    idle: float
+    """Between two reads of a stream."""
+
+
+class TokenCount(Protocol):
+    """Where the tokens of a stream are counted."""
+
+    tokens: int
+
+
+class Uncounted:
+    """Where they are counted while they tell nothing of the engine."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+
+class RelayLeg(EngineLeg):
+    """The state of an attempt, and all that does not depend on what its answer is. (It has no
+    `super()`, which costs as much as what it calls.)"""
+
+    __slots__ = (
+        "_chunks_before",
+        "_client",
+        "_counter",
+        "_events_held",
+        "_first_chunk",
+        "_forward",
+        "_head",
+        "_heard_at",
+        "_is_done",
+        "_is_paused",
+        "_is_plain",
+        "_is_single",
+        "_is_stream",
+        "_kind",
+        "_last",
+        "_on_data",
+        "_on_end",
+        "_parts",
+        "_patience",
+        "_record",
+        "_request",
+        "_response",
+        "_sent",
+        "_sent_events",
+        "_size",
+        "_splitter",
+        "_started_at",
+        "_step",
+        "_sweeps_to_wait",
+    )
+
+    def __init__(
+        self,
+        step: Stream,
+        kind: RouteKind,
+        client: ClientConnection,
+        request: ClientRequest,
+        record: RequestEnded,
+        timer: LegTimer,
+        patience: Patience,
+        sweep: IdleTimeoutSweep,
+        listener: LegListener,
+    ) -> None:
+        EngineLeg.__init__(self, step.endpoint, timer, sweep, listener)
+        self._step = step
+        self._kind = kind
+        self._client = client
+        self._request = request
+        self._response = client.response
+        self._record = record
+        self._patience = patience
+        self._counter: TokenCount = timer.speed
+        self._is_single = timer.sequences == 1
+        """Whether a chunk is one event: the tokens of several answers may come in one."""
+        self._is_plain = step.splice is None
+        self._is_stream = self._is_done = False
+        self._is_paused = False
+        self._head = NO_HEAD
+        self._parts: list[bytes] = []
+        self._size = self._events_held = 0
+        self._splitter: EventSplitter | None = None
+        self._last = b""
+        """What was passed on last, but for the terminator: it may hold the usage."""
+        self._first_chunk = self._chunks_before = record.chunks
+        """Chunks that were passed on before this answer, and up to the last sweep."""
+        self._sent = self._sent_events = 0
+        """Of `record.chunks`: those that were not passed on as they came, and the events in them
+        that were counted as tokens."""
+        self._sweeps_to_wait = 0
+        """Until the attempt is timed again; 0 while it is."""
+        self._forward: Callable[[bytes], None] | None = None
+        """Where whole chunks go with their framing, while nothing needs to be done to them."""
+        self._started_at = client.loop.time()
+        self._heard_at: float | None = None
+        # Functions, not methods of this object: a cycle would leave every request, its body
+        # included, to the garbage collector.
+        self._on_data: Callable[[Any, bytes], None] = RelayLeg._keep
+        """What becomes of body bytes, and at their end; the relay's state."""
+        self._on_end: Callable[[Any], None] = RelayLeg._end_kept
+
+    # What the request calls.
+
+    def close(self, now: float) -> None:
+        """Stop the engine's work if it is not over."""
+        if self._is_paused:
+            self.on_write_resumed()
+        EngineLeg.close(self, now)
+
+    def on_write_paused(self, now: float) -> None:
+        """The client reads slower than its engine writes: that says nothing of the engine."""
+        self._is_paused = True
+        self._sweeps_to_wait = CATCH_UP_SWEEPS
+        self._counter = Uncounted()
+        self.timer.pause(now)
+        if self.connection is not None:
+            self.connection.pause_reading()
+
+    def on_write_resumed(self) -> None:
+        """The client reads again. It is timed when it has kept up for a while."""
+        self._is_paused = False
+        if self.connection is not None:
+            self.connection.resume_reading()
+
+    # What the sweep calls.
+
+    def check_idle(self, now: float) -> None:
+        """Give up on an engine that has been silent for too long."""
+        if self._sweeps_to_wait and not self._is_paused:
+            self._catch_up()
+        chunks = self._record.chunks
+        if self._is_paused or chunks != self._chunks_before:
+            # It is the client that everybody waits for, or the engine has sent something.
+            self._heard_at, self._chunks_before = now, chunks
+        if self._heard_at is None:
+            limit, since = self._patience.first_byte, self._started_at
+        else:
+            limit, since = self._patience.idle, self._heard_at
+        if now - since < limit:
+            self._leave_if_stalled()
+            return
+        text = f"The engine sent nothing for {limit:g} s."
+        self._abort()
+        self._break_off(EngineTimedOut(text), Failure(FailureKind.TIMEOUT, text))
+
+    def _catch_up(self) -> None:
+        self._sweeps_to_wait -= 1
+        if self._sweeps_to_wait == 0:
+            self._counter = self.timer.speed
+            self.timer.resume(time.monotonic())
+
+    def _leave_if_stalled(self) -> None:
+        """A request that has had nothing but a head need not wait for an engine that stopped."""
+        if self._record.first_byte is not None or not self.timer.speed.is_stalled:
+            return
+        if self._listener is not None and self._listener.may_leave_stalled_engine():
+            text = "The engine has stalled."
+            self._give_up(Failure(FailureKind.STALLED, text))
+
+    def _break_off(self, error: RouterError, failure: Failure) -> None:
+        """End an answer that will not be complete."""
+        raise NotImplementedError
+
+    # An answer for the plan.
+
+    def _keep(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > MAX_REPLY_BYTES:
+            self._give_up(reply_too_large())
+
+    def _end_kept(self) -> None:
+        self._settle(Reply(self.status, tuple(self._head.headers), b"".join(self._parts)))
+
+    # What it writes.
+
+    def _start(self, length: int | None) -> None:
+        response = self._response
+        if not response.is_started:  # else by an engine that stalled: this one goes on
+            block = self._head.lines_for_client()
+            if self._listener is not None:
+                block += self._listener.response_headers()
+            kind = self._kind if self._is_stream else None
+            response.start(self.status, block, length, kind)
+            self._record.status = self.status
+        if self._client.write_paused:
+            self.on_write_paused(time.monotonic())
+
+    def _write(self, data: bytes) -> None:
+        record = self._record
+        if record.first_byte is None:
+            record.first_byte = time.monotonic()
+            if self._is_stream:
+                self.timer.first_token(record.first_byte)
+                if self._listener is not None:
+                    self._listener.on_first_token()
+        elif self._is_stream and not self._response.is_corked:
+            # What comes with the end is for the most part no token but usage and [DONE].
+            found = data.count(b"\n\n")
+            self._counter.tokens += found
+            self._sent_events += found
+        if data != DONE:
+            self._last = data
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
+        self._sent += 1
+        self._record.chunks += 1
+        self._record.bytes_out += len(data)
+        self._response.write(data)
