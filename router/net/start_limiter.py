@@ -47,13 +47,15 @@ class StartLimiter:
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due = False
         waiting = self._waiting
+        left, last = self._limit, len(waiting)
         try:
-            left, last = self._limit, len(waiting)
             while left > 0 and last > 0:
                 work, cost = waiting.popleft()
                 left -= cost
                 last -= 1  # what it brings waits behind the others
                 work()
         finally:
+            # What is left is for the next turn: under load hardly any request has to wait.
+            self._left = 0 if waiting else left
             if waiting:
                 self._go_on(loop)
