@@ -6,17 +6,17 @@ removed, and the body is serialised again.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from router.core import tokens
 from router.core.errors import BadRequest
-from router.core.values import Facts, Route, RouteKind
+from router.core.values import Facts, Route
 
 __all__ = ["TRANSFER_KEYS", "read"]
 
-TRANSFER_KEYS = frozenset({"kv_transfer_params", "ec_transfer_params"})
+TRANSFER_KEYS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """They choose the host that a decode engine connects to and the blocks it reads: only the router
 may set them (server-side request forgery otherwise; see vLLM's VLLM_P2P_MAX_PEERS note)."""
 
@@ -28,15 +28,17 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
     """Read a request's body. Raises BadRequest when it must be a JSON object and is not."""
     if not route.generates:
         return _pass_through(route, content_type, raw, query)
-    body = _json_object(raw)
-    if _has_transfer_keys(body):
-        body = _without_transfer_keys(body)
-        raw = _dumps(body)
-    estimate = tokens.estimate(route.kind, body)
-    is_stream = body.get("stream") is True
-    reason = _direct_reason(route.kind, body)
+    body, reason = _json_object(raw), None
+    if not _SPECIAL_KEYS.isdisjoint(body):  # hardly ever
+        if _has_transfer_keys(body):
+            body = _without_transfer_keys(body)
+            raw = _dumps(body)
+        reason = _direct_reason(body)
+    if route.kind is tokens.COMPLETIONS and len(tokens.prompts(body.get("prompt"))) > 1:
+        reason = "several_prompts"
     # In this order: names would cost as much as all the rest of making it.
-    size, rule, text_bytes = estimate
+    size, rule, text_bytes = tokens.estimate(route.kind, body)
+    is_stream = body.get("stream") is True
     return Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
 
 
@@ -108,17 +110,13 @@ def _without_transfer_keys(body: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _direct_reason(kind: RouteKind, body: Mapping[str, Any]) -> str | None:
+def _direct_reason(body: Mapping[str, Any]) -> str | None:
     """Why the request must not be disaggregated; the names are those of the logs and metrics.
 
     Several answers share one KV reference, which may be read once only (vllm#43509, CVE-2026-94623
     for prompt lists); prompt logprobs need the prompt computed where they are returned
     (vllm#27449); beam search ignores the reference; stored responses live in one engine's memory.
     """
-    if kind is tokens.COMPLETIONS and len(tokens.prompts(body.get("prompt"))) > 1:
-        return "several_prompts"
-    if _DIRECT_KEYS.isdisjoint(body):  # as nearly always
-        return None
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
 
 
@@ -149,10 +147,8 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("background", lambda body: bool(body.get("background"))),
 )
 
-_DIRECT_KEYS = frozenset(
-    {
-        *("n", "best_of", "use_beam_search", "prompt_embeds", "prompt_logprobs", "echo"),
-        *("previous_response_id", "background"),
-    }
-)
-"""The keys that the rules read: without them no rule applies."""
+_SPECIAL_KEYS: Final = TRANSFER_KEYS | {
+    *("vllm_xargs", "n", "best_of", "use_beam_search", "prompt_embeds", "prompt_logprobs", "echo"),
+    *("previous_response_id", "background"),
+}
+"""A body without them has nothing to be removed, and no rule applies to it."""

@@ -150,6 +150,7 @@ class Fleet:
             capacity=Capacity(self._max_num_seqs(endpoint)),
             cache=None if self.cache_events is None else EngineCache(),
         )
+        member.view.held_keys = member.prefixes.keys
         if self._shares_prefixes:
             member.prefixes.news = []
         self._joined += 1
@@ -186,8 +187,9 @@ class Fleet:
 
         `pending` of its `tokens` are computed by this engine, whose KV cache holds `prefix` then.
         """
-        claim = self._members[endpoint].prefixes.claim(prefix) if prefix.keys else None
-        return self.ledger.lease(endpoint, tokens, pending, claim)
+        member = self._members[endpoint]
+        claim = member.prefixes.claim(prefix) if prefix.keys else None
+        return Lease(member.view.load, endpoint, tokens, pending, claim)
 
     def watched_lease(
         self,
@@ -206,7 +208,7 @@ class Fleet:
         predicted = None if lookup is None else member.cache.held(lookup.match)
         claim = member.prefixes.claim(prefix, held)
         feedback = events.feedback(facts, prefix, member.cache, predicted)
-        return self.ledger.lease(endpoint, facts.tokens, pending, claim, feedback)
+        return Lease(member.view.load, endpoint, facts.tokens, pending, claim, feedback)
 
     def uncached(
         self,
@@ -217,7 +219,13 @@ class Fleet:
     ) -> list[int]:
         """How many of a prompt's tokens each candidate would have to compute."""
         members = self._members
-        return [members[c.endpoint].uncached(tokens, prefix, lookup) for c in candidates]
+        if lookup is not None:
+            return [members[c.endpoint].uncached(tokens, prefix, lookup) for c in candidates]
+        first = prefix.keys[0]  # most engines hold nothing of a prompt
+        return [
+            members[c.endpoint].uncached(tokens, prefix) if first in c.held_keys else tokens
+            for c in candidates
+        ]
 
     def lookup(self, facts: Facts, prefix: PrefixKeys) -> Lookup | None:
         """What engines' KV-cache events tell of the prompt; None if nothing. Only with

@@ -1,16 +1,15 @@
 """The candidates of a request in the order of their scores, and who is taken among equals."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final
 
 from router.core.auto_threshold import Prompt
 from router.core.values import Candidate, Endpoint
 
-__all__ = ["Ranking", "least_recent_of_best"]
+__all__ = ["Ranking", "least_recent_first"]
 
-NEVER: Final = 1 << 62
-"""A number that no choice has."""
+CHOSEN_AT: Final = attrgetter("chosen_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +33,10 @@ class Ranking:
         return Prompt(self.candidates[self.chosen], self.uncached[self.chosen])
 
 
-def least_recent_of_best(candidates: Sequence[Candidate], scores: Sequence[float]) -> int:
-    """The index of the lowest score; among equals, of the least recently chosen.
+def least_recent_first(candidates: list[Candidate]) -> None:
+    """Order candidates so that of equal scores the first one's is the least recently chosen.
 
     Not a round-robin pointer: requests for different models have different candidates, and a common
     pointer would send each model's requests to the same few.
     """
-    best = min(scores)
-    chosen_at = [
-        c.chosen_at if score == best else NEVER for c, score in zip(candidates, scores, strict=True)
-    ]
-    return chosen_at.index(min(chosen_at))
+    candidates.sort(key=CHOSEN_AT)  # one of them is out of place at most, as a rule

@@ -1,6 +1,6 @@
 """Drives one request: its plan, its leases, its attempts and its record.
 
-The caller (`net/served_request.py`; in virtual time `simulator/virtual/routing/exchange.py`) does
+The caller (`net/plan_runner.py`; in virtual time `simulator/virtual/routing/exchange.py`) does
 the I/O, in this order:
 
     action = run.start(facts, plan, now)
@@ -152,25 +152,25 @@ class RequestRun:
         try:
             while True:
                 step = plan.throw(given) if isinstance(given, RouterError) else plan.send(given)
-                if isinstance(step, ENGINE_REQUESTS):
-                    self.step = step
-                    self.asked_at = now
-                    return step
-                if isinstance(step, WAITS):
-                    return step
                 try:
-                    given = self._do(step, now)
+                    if isinstance(step, steps.Lease):
+                        given = self._lease(step, now)
+                        continue
+                    if isinstance(step, ENGINE_REQUESTS):
+                        self.step = step
+                        self.asked_at = now
+                        return step
+                    if isinstance(step, WAITS):
+                        return step
+                    self._do(step, now)
+                    given = None
                 except RouterError as error:
                     given = error  # it is raised inside the plan
         except StopIteration:
             return None
 
-    def _do(
-        self, step: steps.Check | steps.Lease | steps.Release | FellBack, now: float
-    ) -> Endpoint | None:
+    def _do(self, step: steps.Check | steps.Release | FellBack, now: float) -> None:
         """A step that needs no I/O. Raises NoEngine."""
-        if isinstance(step, steps.Lease):
-            return self._lease(step, now)
         if isinstance(step, steps.Release):
             self._leases.pop(step.endpoint).release()
         elif isinstance(step, steps.Check):
@@ -181,10 +181,10 @@ class RequestRun:
         else:
             self.record.fallbacks += (step,)
             self._observe(step)
-        return None
 
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:
-        role, facts = step.role, self._known()
+        role, facts = step.role, self.facts
+        assert facts is not None, "the answer has begun"
         budget = self._scheduler.retry_budget
         if step.exclude and budget is not None and not budget.take(now):
             raise self._no_retry(role)
@@ -218,11 +218,11 @@ class RequestRun:
         step = self.step
         lease = self._leases[step.endpoint]
         if isinstance(step, Call):  # a prefill generates one token
-            return self._scheduler.leg(
+            return self._scheduler.fleet.leg(
                 lease, now, tracks_first_token=step.is_prefill, computes=step.is_prefill
             )
         facts = self._known()
-        return self._scheduler.leg(
+        return self._scheduler.fleet.leg(
             lease, now, tracks_first_token=facts.stream, sequences=facts.sequences
         )
 

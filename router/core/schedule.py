@@ -11,11 +11,10 @@ from router.core.auto_threshold import AutoThreshold
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.fleet import Fleet
 from router.core.ledger import Lease
-from router.core.leg_timer import LegTimer
 from router.core.policies import Policy
 from router.core.prefix.cache_events import Lookup
 from router.core.prefix.keys import prefix_keys
-from router.core.ranking import Ranking, least_recent_of_best
+from router.core.ranking import Ranking, least_recent_first
 from router.core.retry_budget import RetryBudget
 from router.core.status import pool_status
 from router.core.token_ratios import MIN_BYTES
@@ -63,7 +62,7 @@ class Scheduler:
         auto: AutoThreshold | None = None,
         retry_budget: RetryBudget | None = None,
     ) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._policies = policies
         self._threshold = threshold
         self._rng = rng
@@ -81,8 +80,10 @@ class Scheduler:
 
     def decide(self, facts: Facts, now: float) -> Decision:
         """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
-        self._check_model(facts)
-        has_prefill_pool = self._fleet.has_in_use(PREFILL)
+        known = self.fleet.known_models()
+        if facts.model not in known:
+            self._check_model(facts, known)
+        has_prefill_pool = self.fleet.has_in_use(PREFILL)
         if self._auto is not None:
             self._set_scale(facts)
             decision = threshold.decide(facts, 0, has_prefill_pool)
@@ -96,7 +97,7 @@ class Scheduler:
         return decision
 
     def _set_scale(self, facts: Facts) -> None:
-        facts.scale = self._fleet.token_ratios.scale(facts)
+        facts.scale = self.fleet.token_ratios.scale(facts)
 
     def _by_uncached(self, facts: Facts, now: float, otherwise: Decision) -> Decision:
         try:
@@ -130,14 +131,14 @@ class Scheduler:
 
         `computes`: the engine computes the prompt itself, it does not load its KV cache.
         """
-        candidates, uncached, _, place, lookup = self._ranked(
-            role, facts, exclude, now, computes=computes
+        candidates, uncached, _, place, prefix, lookup = self._ranked(
+            role, facts, exclude, now, computes
         )
         chosen = candidates[place]
         self._choices += 1
         chosen.chosen_at = self._choices
         pending = uncached[place] if computes else 0
-        prefix, fleet = self._prefix(role, facts), self._fleet
+        fleet = self.fleet
         if fleet.cache_events is None or not prefix.keys:
             lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix)
         else:
@@ -148,31 +149,13 @@ class Scheduler:
 
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
         """Raise NoEngine if `lease` would; leases nothing."""
-        if not self._fleet.candidates(role, facts.model, exclude, now):
+        if not self.fleet.candidates(role, facts.model, exclude, now):
             raise self._no_engine(role, exclude)
-
-    def leg(
-        self,
-        lease: Lease,
-        now: float,
-        *,
-        tracks_first_token: bool,
-        sequences: int = 1,
-        computes: bool = True,
-    ) -> LegTimer:
-        """The timer of a leg on a leased endpoint; see `Fleet.leg`."""
-        return self._fleet.leg(
-            lease,
-            now,
-            tracks_first_token=tracks_first_token,
-            sequences=sequences,
-            computes=computes,
-        )
 
     def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
         """Whether another endpoint, neither stalled nor ejected, could take the request."""
-        others = self._fleet.candidates(role, facts.model, than, now)
-        return any(not self._fleet.member(c.endpoint).is_blocked for c in others)
+        others = self.fleet.candidates(role, facts.model, than, now)
+        return any(not self.fleet.member(c.endpoint).is_blocked for c in others)
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
         """The current candidates with their figures, as text, best first."""
@@ -194,7 +177,7 @@ class Scheduler:
         now: float = 0.0,
     ) -> Ranking:
         """Score the candidates; leases nothing. Raises NoEngine when there is none."""
-        candidates, uncached, scores, chosen, _ = self._ranked(role, facts, exclude, now)
+        candidates, uncached, scores, chosen, _, _ = self._ranked(role, facts, exclude, now)
         return Ranking(tuple(candidates), tuple(uncached), tuple(scores), chosen)
 
     def _ranked(
@@ -203,19 +186,19 @@ class Scheduler:
         facts: Facts,
         exclude: frozenset[Endpoint],
         now: float,
-        *,
         computes: bool = True,
-    ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, Lookup | None]:
-        candidates = self._fleet.candidates(role, facts.model, exclude, now, self._rng)
+    ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, PrefixKeys, Lookup | None]:
+        candidates = self.fleet.candidates(role, facts.model, exclude, now, self._rng)
         if not candidates:
             raise self._no_engine(role, exclude)
-        prefix = self._prefix(role, facts)
+        least_recent_first(candidates)
+        prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
         uncached: Sequence[int]
         lookup: Lookup | None = None
         if prefix.keys:
-            if self._fleet.cache_events is not None:
-                lookup = self._fleet.lookup(facts, prefix)
-            uncached = self._fleet.uncached(candidates, facts.tokens, prefix, lookup)
+            if self.fleet.cache_events is not None:
+                lookup = self.fleet.lookup(facts, prefix)
+            uncached = self.fleet.uncached(candidates, facts.tokens, prefix, lookup)
             if facts.scale != 1.0:
                 uncached = [max(1, int(facts.scale * own)) for own in uncached]
         elif facts.scale != 1.0:
@@ -225,19 +208,17 @@ class Scheduler:
         if not computes:
             uncached = [own // LOAD_FACTOR for own in uncached]
         scores = self._policies[role](candidates, uncached, now, self._rng)
-        return candidates, uncached, scores, least_recent_of_best(candidates, scores), lookup
+        return candidates, uncached, scores, scores.index(min(scores)), prefix, lookup
 
-    def _prefix(self, role: Role, facts: Facts) -> PrefixKeys:
-        """The keys of the request's prompt, where the role's choices depend on them."""
-        if role not in self._cached_roles:
-            return NO_KEYS
+    def _prefix(self, facts: Facts) -> PrefixKeys:
+        """The keys of the request's prompt."""
         if facts.prefix is None:
             facts.prefix = prefix_keys(facts)
         return facts.prefix
 
     def _no_engine(self, role: Role, exclude: frozenset[Endpoint]) -> NoEngine:
         """How many there are, and why not one of them; clients learn no address."""
-        pool = self._fleet.pool(role)
+        pool = self.fleet.pool(role)
         why = pool_status(pool)
         if exclude:
             why += f"; {len(exclude)} failed this request"
@@ -245,17 +226,17 @@ class Scheduler:
             why += "; none of these serves the model"
         return NoEngine(f"No {role} engine can take this request now: {why}.")
 
-    def _check_model(self, facts: Facts) -> None:
-        known = self._fleet.known_models()
+    def _check_model(self, facts: Facts, known: frozenset[str]) -> None:
+        """Whether an engine may have a model that is not among the known ones."""
         if facts.model is None:
-            if len(self._fleet.base_models()) > 1:
+            if len(self.fleet.base_models()) > 1:
                 names = ", ".join(sorted(known))
                 raise BadRequest(f"`model` is required; this router serves {names}.", "model")
-        elif known and facts.model not in known and not self._some_model_is_unknown():
+        elif known and not self._some_model_is_unknown():
             # vLLM's own words for it.
             raise NotFound(f"The model `{facts.model}` does not exist.", "model")
 
     def _some_model_is_unknown(self) -> bool:
         """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
-        pool = self._fleet.pool(DECODE)
+        pool = self.fleet.pool(DECODE)
         return any(m.models is None and m.is_usable for m in pool)

@@ -1,7 +1,7 @@
 """Value types shared by all of core."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
@@ -142,7 +142,10 @@ class Facts:
     @property
     def sequences(self) -> int:
         """Sequences that the engine generates side by side: `n` for each prompt."""
-        n, prompt = self.body.get("n"), self.body.get("prompt")
+        body = self.body
+        if "n" not in body and "prompt" not in body:  # as in most chats
+            return 1
+        n, prompt = body.get("n"), body.get("prompt")
         prompts = 1
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompts = len(prompt)
@@ -214,6 +217,8 @@ class Candidate:
     first_token_weight: float = 0.0
     """The weight of a prompt token that must be computed before a request's first token, beyond
     its `prompt_cost`."""
+    held_keys: Container[int] = ()
+    """Keys of the chunks of prompts that its KV cache holds, live."""
     chosen_at: int = 0
     """Number of the scheduler's last choice of it; 0: never chosen."""
 

@@ -47,9 +47,10 @@ class Sink(Protocol):
         """The body bytes of one read have arrived; after the last ones `on_end` follows at once."""
 
     def on_chunk(self, chunk: bytes, size: int) -> bool:
-        """One whole chunk of a chunked body has arrived, `size` bytes in its framing.
+        """One whole chunk of a chunked body has arrived if `chunk` ends with its line end: `size`
+        bytes in their framing.
 
-        True: it was taken as it is. False: it is passed to `on_data` instead.
+        True: it was, and was taken as it is. False: it is passed to `on_data` instead.
         """
 
     def on_end(self) -> None:
@@ -173,8 +174,7 @@ class EngineConnection(asyncio.Protocol):
         length = len(data)
         if self._between_chunks and length < MAX_WHOLE_CHUNK:
             head = CHUNK_HEADS[length]
-            is_whole = data.startswith(head) and data.endswith(b"\r\n")
-            if is_whole and sink.on_chunk(data, length - len(head) - 2):
+            if data.startswith(head) and sink.on_chunk(data, length - len(head) - 2):
                 return
         elif self._is_asked:
             self._is_asked = False

@@ -31,7 +31,8 @@ class IdleTimeoutSweep:
     def watch(self, one: Watched) -> None:
         """Check it from now on."""
         self._watched.add(one)
-        self._arm()
+        if self._timer is None:
+            self._arm()
 
     def forget(self, one: Watched) -> None:
         """Stop checking it. Idempotent."""
@@ -47,13 +48,11 @@ class IdleTimeoutSweep:
         now = asyncio.get_running_loop().time()
         for one in list(self._watched):
             one.check_idle(now)  # it may be retried, and watched again
-        if self._watched:
+        if self._watched and self._timer is None:  # two would each arm the next for ever
             self._arm()
 
     def _arm(self) -> None:
-        """Arm the timer unless it is armed: two would each arm the next for ever."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._interval, self._sweep)
+        self._timer = asyncio.get_running_loop().call_later(self._interval, self._sweep)
 
     def _disarm(self) -> None:
         if self._timer is not None:

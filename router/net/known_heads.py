@@ -5,6 +5,7 @@ answers of one engine. Where the parser has accepted a head with a body, the sam
 length have the same meaning.
 """
 
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 __all__ = ["NOTHING", "Key", "KnownHeads", "split"]
@@ -12,13 +13,8 @@ __all__ = ["NOTHING", "Key", "KnownHeads", "split"]
 MAX_BYTES: Final = 2048
 """Of a head that is kept; those of SDKs have some 500."""
 
-MAX_DIGITS: Final = 15
-"""More may be too large a number for the parser."""
-
 LENGTH_NAMES: Final = (b"\r\ncontent-l", b"\r\nContent-L")
-"""What stands before LENGTH_MARK in the line that states the length."""
-
-LENGTH_MARK: Final = b"ength: "
+"""What stands before `ength: ` in the line that states the length."""
 
 Key = tuple[bytes, bytes]
 """What stands in a head before the digits of the length, and behind them."""
@@ -34,10 +30,8 @@ class KnownHeads(Generic[Head]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._heads: dict[Key, Head] = {}
-
-    def find(self, key: Key) -> Head | None:
-        """The head that was added with this key."""
-        return self._heads.get(key)
+        self.find: Callable[[Key], Head | None] = self._heads.get
+        """The head that was added with a key."""
 
     def add(self, key: Key, head: Head) -> None:
         """Keep a head. When there are too many, all go: those in use soon come back."""
@@ -50,11 +44,11 @@ class KnownHeads(Generic[Head]):
 
 def split(data: bytes) -> tuple[Key, bytes]:
     """The key of a head and its body, if `data` is a whole message with a body; else nothing."""
-    head, _, body = data.partition(b"\r\n\r\n")
-    before, _, behind = head.partition(LENGTH_MARK)
-    if not before.endswith(LENGTH_NAMES):
+    end = data.find(b"\r\n\r\n")
+    size = len(data) - end - 4
+    if size <= 0 or end < 0:
         return NOTHING
-    digits, _, behind = behind.partition(b"\r\n")
-    if not digits.isdigit() or len(digits) > MAX_DIGITS or not 0 < int(digits) == len(body):
+    before, found, behind = data[: end + 2].partition(b"ength: %d\r\n" % size)
+    if not found or not before.endswith(LENGTH_NAMES):
         return NOTHING
-    return (before, behind), body
+    return (before, behind), data[end + 4 :]

@@ -116,7 +116,7 @@ class ResponseWriter:
         if self._is_chunked:
             self.transport.write(self._head + b"0\r\n\r\n")
             self._head = b""
-        else:
+        elif self._head:
             self.flush()
 
     def write_error_frame(self, error: RouterError) -> bool:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.ranking import Ranking, least_recent_of_best
+from router.core.ranking import Ranking, least_recent_first
 from tests.core.fixtures import D0, D1, candidate
 
 scored = st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.integers(0, 9))
@@ -13,11 +13,16 @@ scored = st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.integers(0, 9))
 def test_the_best_is_taken_and_of_equals_the_least_recently_chosen(
     given_scores: list[tuple[float, int]],
 ) -> None:
-    candidates = [candidate(D0) for _ in given_scores]
-    for one, (_, chosen_at) in zip(candidates, given_scores, strict=True):
+    candidates, score_of = [], {}
+    for score, chosen_at in given_scores:
+        one = candidate(D0)
         one.chosen_at = chosen_at
-    place = least_recent_of_best(candidates, [score for score, _ in given_scores])
-    assert given_scores[place] == min(given_scores)
+        score_of[one] = score
+        candidates.append(one)
+    least_recent_first(candidates)
+    scores = [score_of[one] for one in candidates]
+    chosen = candidates[scores.index(min(scores))]
+    assert (score_of[chosen], chosen.chosen_at) == min(given_scores)
 
 
 def test_a_ranking_tells_the_prompt_on_the_chosen_endpoint() -> None:

@@ -364,7 +364,7 @@ def test_only_who_computes_the_prompt_has_it_ahead(computes: bool, pending: int)
     scheduler = scheduler_of(fleet)
     lease = scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0, computes=computes)
     assert fleet.ledger.load(D0).pending == lease.pending_there == pending
-    leg = scheduler.leg(lease, 0.0, tracks_first_token=True)
+    leg = scheduler.fleet.leg(lease, 0.0, tracks_first_token=True)
     leg.first_token(0.1)
     assert fleet.ledger.load(D0).pending == 0
     lease.release()

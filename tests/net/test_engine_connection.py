@@ -61,12 +61,13 @@ class Sink:
 
     def on_chunk(self, chunk: bytes, size: int) -> bool:
         """A chunk with its framing."""
-        if self.takes_chunks:
+        is_taken = self.takes_chunks and chunk.endswith(b"\r\n")
+        if is_taken:
             self.whole.append(chunk)
             start = chunk.index(b"\r\n") + 2
             assert len(chunk) == start + size + 2
             self.body += chunk[start : start + size]
-        return self.takes_chunks
+        return is_taken
 
     def on_end(self) -> None:
         """All of it."""

@@ -1,7 +1,7 @@
 """direct: the client's own request on a decode engine, retried on another where that is safe."""
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 from router.core.errors import NoEngine
 from router.core.events import FellBack
@@ -11,34 +11,25 @@ from router.core.values import DECODE, Endpoint, Facts, Reply
 
 __all__ = [
     "decode_directly",
-    "decode_directly_on",
     "direct",
     "finish_with",
     "release_and_lease_other",
 ]
 
-NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
+NO_ENDPOINTS: Final[frozenset[Endpoint]] = frozenset()
+LEASE: Final = Lease(DECODE)
+"""The first step of nearly every plan."""
 
 
-def direct(facts: Facts) -> Plan:
-    """Choose a decode engine and let it do everything."""
-    return decode_directly(facts)
-
-
-def decode_directly(facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS) -> Plan:
-    """Lease a decode engine, send it the client's body; retry on others where that is safe.
-
-    Engines in `tried` have failed this request: they are excluded and count as attempts. Raises
-    NoEngine when there is none.
-    """
-    endpoint = yield Lease(DECODE, tried)
-    yield from decode_directly_on(facts, endpoint, tried)
-
-
-def decode_directly_on(
-    facts: Facts, endpoint: Endpoint, tried: frozenset[Endpoint] = NO_ENDPOINTS
+def decode_directly(
+    facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS, leased: Endpoint | None = None
 ) -> Plan:
-    """The same, beginning with a leased engine."""
+    """Choose a decode engine and let it do everything; retry on others where that is safe.
+
+    Engines in `tried` have failed this request: they are excluded and count as attempts. With
+    `leased` it begins with that engine. Raises NoEngine when there is none.
+    """
+    endpoint = leased or (yield Lease(DECODE, tried) if tried else LEASE)
     replay = may_replay(facts)
     while True:
         outcome = yield Stream(
@@ -54,6 +45,10 @@ def decode_directly_on(
             yield from finish_with(outcome)
             return
         endpoint = other
+
+
+direct = decode_directly
+"""The plan of a request that needs no remote prefill."""
 
 
 def release_and_lease_other(

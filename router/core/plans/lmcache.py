@@ -25,7 +25,6 @@ from router.core.jsonspan import with_member
 from router.core.plans import first_token
 from router.core.plans.direct import (
     decode_directly,
-    decode_directly_on,
     finish_with,
     release_and_lease_other,
 )
@@ -87,7 +86,7 @@ def lmcache(
             return
         if leg.splice is not None and _has(outcome, REFUSALS):
             yield FellBack(Role.DECODE, "splice_refused")
-            yield from decode_directly_on(facts, decode)  # it has the KV cache
+            yield from decode_directly(facts, leased=decode)  # it has the KV cache
             return
         if not _has(outcome, LOAD_FAILED):
             yield from _decode_elsewhere(facts, decode, outcome)
@@ -210,4 +209,4 @@ def _decode_elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
     if other is None:
         yield from finish_with(outcome)
     else:
-        yield from decode_directly_on(facts, other, tried)
+        yield from decode_directly(facts, tried, other)

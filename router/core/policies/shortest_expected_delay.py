@@ -34,6 +34,7 @@ def shortest_expected_delay(
 ) -> Sequence[float]:
     """Work on the engine (requests and pending prompt tokens), weighted by its slowdown."""
     least = min(uncached)
+    most_in_a_step = least + STEP_TOKENS
     scores = []
     some_are_slow = False
     for c, own in zip(candidates, uncached, strict=True):
@@ -47,10 +48,11 @@ def shortest_expected_delay(
         score = weight * work / c.slow_start_weight
         if own > least:
             score += slowdown * (own - least) / HELD_TOKENS_PER_REQUEST
-        if pending - least > STEP_TOKENS:
-            score += slowdown * (pending - least - STEP_TOKENS) * c.first_token_weight
+        if pending > most_in_a_step:
+            score += slowdown * (pending - most_in_a_step) * c.first_token_weight
         scores.append(score)
-        some_are_slow = some_are_slow or c.is_slow
+        if c.is_slow:
+            some_are_slow = True
     return _avoiding_slow(candidates, scores, uncached) if some_are_slow else scores
 
 

@@ -6,6 +6,7 @@ is held can be found by bisection.
 """
 
 from collections import OrderedDict
+from collections.abc import Container
 from typing import Final
 
 from router.core.values import PrefixKeys
@@ -36,6 +37,8 @@ class HeldPrefixes:
         """Prompts held since somebody emptied it; None where nobody wants to know."""
         self._chunks: OrderedDict[int, int] = OrderedDict()
         """Tokens of each chunk by key, the least recently used first."""
+        self.keys: Container[int] = self._chunks
+        """The same for those who only ask whether a chunk is there."""
         self._provisional: dict[int, PrefixClaim] = {}
         """The claims that will have made provisional chunks held."""
 

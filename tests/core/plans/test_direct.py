@@ -7,7 +7,7 @@ import pytest
 
 from router.core.errors import EngineFailed, EngineTimedOut, NoEngine
 from router.core.events import FellBack
-from router.core.plans.direct import decode_directly_on, direct
+from router.core.plans.direct import decode_directly, direct
 from router.core.plans.steps import Lease, Plan, Release, Send, Stream
 from router.core.values import Endpoint, Facts, Failure, Reply, Role
 from tests.core.fixtures import (
@@ -146,14 +146,15 @@ def test_with_no_other_engine_a_refusal_becomes_a_502(converse: Converse) -> Non
 
 
 def test_the_query_string_goes_along() -> None:
-    plan = decode_directly_on(Facts(FACTS.route, None, False, 0, "", None, b"{}", query=b"a=1"), D0)
+    facts = Facts(FACTS.route, None, False, 0, "", None, b"{}", query=b"a=1")
+    plan = decode_directly(facts, leased=D0)
     step = next(plan)
     assert isinstance(step, Stream)
     assert step.path == "/v1/completions?a=1"
 
 
 def test_engines_tried_before_are_not_tried_again(converse: Converse) -> None:
-    plan = decode_directly_on(FACTS, D1, tried=frozenset({D0}))
+    plan = decode_directly(FACTS, frozenset({D0}), D1)
     step = next(plan)
     assert step == asks(D1)
     assert plan.send(REFUSED) == Release(D1)

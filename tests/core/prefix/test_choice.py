@@ -245,7 +245,7 @@ def test_an_answer_confirms_that_the_prompt_is_held_whole_or_as_a_stream(
     fleet = fleet_of(D0)
     scheduler = scheduler_of(fleet)
     lease = scheduler.lease(Role.DECODE, facts_of(), NO_ENDPOINTS, 0.0)
-    timer = scheduler.leg(lease, 0.0, tracks_first_token=is_stream)
+    timer = scheduler.fleet.leg(lease, 0.0, tracks_first_token=is_stream)
     if is_stream:
         timer.first_token(1.0)
     else:
