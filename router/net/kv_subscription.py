@@ -192,6 +192,7 @@ class KVSubscription:
         source = self.source
         source.unreadable += 1
         source.blocks.clear()
+        source.stream.unreadable()
         self._events.clear()
         self._parts.clear()
         if source.error is None:

@@ -244,6 +244,7 @@ async def test_messages_that_are_none_are_said_to_be_so_once_and_outlived(
         await engine.until(lambda: engine.source.unreadable == len(wrong) + 2)
     assert engine.cache.state is SourceState.UNREADABLE
     assert not engine.holds(0)
+    assert not engine.cache.is_whole, "block 0 may still be there"
     [line] = [record.getMessage() for record in caplog.records]
     assert "cannot be read" in line
     await engine.hears(1)

@@ -67,6 +67,10 @@ class EventStream:
         self._forget()
         return [CLEAR, *self._replay(0)]
 
+    def unreadable(self) -> None:
+        """A message was not understood: what it announced is not known."""
+        self.is_whole = False
+
     def live(self, seq: int, payload: bytes) -> list[Step]:
         """A batch came over PUB."""
         if seq == self._live:

@@ -57,6 +57,19 @@ def test_who_joins_late_asks_for_what_it_missed_first() -> None:
     assert not stream.is_replaying
 
 
+def test_an_engine_of_which_a_message_was_not_understood_is_not_wholly_known() -> None:
+    stream = joined()
+    live(stream, 0, 1)
+    seen = [stream.is_whole]
+    stream.unreadable()
+    assert applied(live(stream, 2)) == [2]
+    seen.append(stream.is_whole)
+    stream.connected()
+    replayed(stream, 0)
+    seen.append(stream.is_whole)
+    assert seen == [True, False, True], "a new engine tells it all again"
+
+
 def test_an_engine_that_does_not_remember_its_beginning_is_not_wholly_known() -> None:
     stream = EventStream(can_replay=True)
     stream.connected()
