@@ -116,7 +116,7 @@ class KVSourceFinder:
             async with self._session.get(
                 f"{url}/kv_event_sources", timeout=self._timeout, allow_redirects=False
             ) as response:
-                body = await response.content.read(MAX_ANSWER_BYTES)
+                body = await _bounded(response.content)
         except ERRORS as error:
             log.debug("%s/kv_event_sources: %s", url, error)
             return None
@@ -129,6 +129,17 @@ class KVSourceFinder:
             for notice in cache_log.notices(self._fleet, time.monotonic()):
                 level = logging.WARNING if notice.is_bad else logging.INFO
                 log.log(level, "%s", notice.text)
+
+
+async def _bounded(content: aiohttp.StreamReader) -> bytes:
+    """The whole of an answer's body, or as much as may be read. Many ranks' addresses come in
+    several reads."""
+    body = bytearray()
+    async for part in content.iter_any():
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            break
+    return bytes(body)
 
 
 def sources_in(body: bytes, url: str) -> list[KVAddress]:

@@ -1,5 +1,7 @@
 """Where engines publish their events: what they say themselves, and what a router makes of it."""
 
+import asyncio
+
 import orjson
 import pytest
 from hypothesis import given
@@ -92,6 +94,28 @@ async def test_engines_are_asked_when_they_are_up(harness: Harness) -> None:
     member = running.router.fleet.member(running.endpoint(engine))
     assert member.cache is not None
     assert member.cache.state is None
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_whole(harness: Harness) -> None:
+    engine, publisher = await harness.engine(), Publisher()
+    body = orjson.dumps([publisher.address._asdict()])
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body)
+    asked: list[Call] = []
+
+    def tell(call: Call) -> None:
+        call.send(head, body[:20])
+        asked.append(call)
+
+    engine.answer_all(tell)
+    running = await harness.router(engine, prefix_cache="events")
+    await eventually(lambda: asked)
+    cache = running.router.fleet.member(running.endpoint(engine)).cache
+    assert cache is not None
+    for _ in range(50):  # until the first piece has been read
+        await asyncio.sleep(0)
+    asked[0].send(body[20:])
+    await eventually(lambda: (publisher.answer(), cache.state == "live")[1], lambda: cache.state)
+    publisher.close()
 
 
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
