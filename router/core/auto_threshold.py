@@ -134,7 +134,7 @@ class AutoThreshold:
             return Decision(DIRECT, "below_threshold", delay)
         if own >= CEILING:
             return Decision(REMOTE, "at_or_above_threshold", delay)
-        margin = HYSTERESIS * there.seconds(self.tokens)
+        margin = HYSTERESIS * max(0.0, there.seconds(self.tokens))
         is_remote = delay.remote + (margin if own < self.tokens else -margin) < delay.direct
         may_direct = self._impact(decode) <= self._max_impact
         if self._is_try(delay, now, rng, is_remote=is_remote) and (may_direct or not is_remote):
@@ -158,8 +158,9 @@ class AutoThreshold:
     def _remote(self, prefill: Prompt, decode: Prompt) -> Line:
         computing = self._lines[prefill.candidate.endpoint].computing
         loading = self._lines[decode.candidate.endpoint].loading
+        # Fewer where the prefill engine's cache holds more of the prompt than the decode engine's.
         more = prefill.candidate.load.pending + prefill.uncached - decode.uncached
-        base = computing.seconds(float(max(0, more))) + loading.base
+        base = computing.seconds(float(more)) + loading.base
         return Line(base, computing.per_token + loading.per_token)
 
     def _direct(self, decode: Prompt) -> Line:

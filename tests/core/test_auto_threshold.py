@@ -77,12 +77,19 @@ class Site:
             leg.first_token(0.0)
 
     def decide(
-        self, tokens: int, *, held: int = 0, after: float = 0.1, is_stream: bool = True
+        self,
+        tokens: int,
+        *,
+        held: int = 0,
+        held_there: int = 0,
+        after: float = 0.1,
+        is_stream: bool = True,
     ) -> Decision:
-        """For a prompt of which the decode engine holds so many tokens, a moment later."""
+        """For a prompt of which the decode engine holds so many tokens, and the prefill engine
+        `held_there`, a moment later."""
         self.now += after
         decode = Prompt(self.fleet.member(D0).view, tokens - held)
-        prefill = Prompt(self.fleet.member(P0).view, tokens)
+        prefill = Prompt(self.fleet.member(P0).view, tokens - held_there)
         return self.auto.decide(decode, prefill, self.now, self.rng, is_stream=is_stream)
 
     def mode(self, tokens: int, *, held: int = 0, after: float = 0.1) -> Mode:
@@ -148,6 +155,29 @@ def test_a_decision_says_what_was_compared() -> None:
     assert delay is not None
     assert delay.direct == pytest.approx(0.02 + 1.0, rel=0.05)
     assert delay.remote == pytest.approx(0.02 + 0.2 + 0.05 + 0.02, rel=0.05)
+
+
+@given(prompts, st.floats(0, 0.99), st.floats(0, 0.99), backlogs)
+def test_what_either_engine_holds_is_not_computed_there(
+    tokens: int, share_there: float, share_here: float, ahead_there: int
+) -> None:
+    site = Site(decode=(0.02, 5e-4))
+    site.pending(P0, ahead_there)
+    there, here = int(share_there * tokens), int(share_here * tokens)
+    delay = site.decide(tokens, held=here, held_there=there).delay
+    assert delay is not None
+    prefill = PREFILL[0] + PREFILL[1] * (ahead_there + tokens - there)
+    assert delay.direct == pytest.approx(0.02 + 5e-4 * (tokens - here), rel=0.05)
+    loading = LOADING[0] + LOADING[1] * (tokens - here)
+    assert delay.remote == pytest.approx(prefill + loading, rel=0.05)
+
+
+def test_a_prompt_that_the_prefill_engine_holds_is_worth_a_transfer() -> None:
+    site = Site(loading=(0.05, 1e-6))
+    assert site.mode(8000) is Mode.DIRECT
+    decision = site.decide(8000, held_there=7900)
+    assert decision.mode is Mode.REMOTE
+    assert site.auto.tokens >= FLOOR
 
 
 def test_a_few_blocks_are_direct_and_what_would_take_seconds_is_remote() -> None:
