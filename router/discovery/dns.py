@@ -1,6 +1,7 @@
 """Engines are what DNS names lead to: the addresses of a headless service, or its SRV records."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from random import Random
@@ -110,6 +111,7 @@ class _Name:
 def _url(host: Host) -> str:
     """Raises LookupFailed for what is no host name: DNS names may hold anything."""
     name = f"[{host.host}]" if ":" in host.host else host.host
-    if host.port == 0 or not _HOST.fullmatch(host.host):
-        raise LookupFailed("unusable", f"a record leads nowhere: {name}:{host.port}; correct it")
-    return normalise(f"http://{name}:{host.port}")
+    if host.port and _HOST.fullmatch(host.host):
+        with contextlib.suppress(ValueError):
+            return normalise(f"http://{name}:{host.port}")
+    raise LookupFailed("unusable", f"a record leads nowhere: {name}:{host.port}; correct it")

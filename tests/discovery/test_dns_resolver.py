@@ -1,12 +1,17 @@
 """What DNS servers' answers become; the rest is in test_dns.py."""
 
+import contextlib
 from collections.abc import AsyncIterator
 
 import dns.name
 import pytest
 import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.core.discovery_names import DnsName
+from router.core.urls import normalise
+from router.discovery.dns import _url
 from router.discovery.dns_answers import Answer, Host
 from router.discovery.dns_resolver import LookupFailed, SystemResolver
 from tests.discovery.dns_server import Server, serving
@@ -22,6 +27,21 @@ async def server() -> AsyncIterator[Server]:
     server.put("_h._tcp.example", "SRV", ["5 0 8001 A.example.", "0 0 0 ."])
     async with serving(server):
         yield server
+
+
+@given(
+    st.text(max_size=20) | st.text("ab.:-[]_", max_size=20) | st.ip_addresses().map(str),
+    st.integers(0, 65535),
+)
+def test_any_record_is_an_engine_or_a_failed_question(host: str, port: int) -> None:
+    with contextlib.suppress(LookupFailed):
+        assert normalise(_url(Host(host, port))).startswith("http://")
+
+
+@pytest.mark.parametrize("host", ["a:b", "::::", "a b", "", "[::1]"])
+def test_a_record_that_leads_nowhere_is_a_failed_question(host: str) -> None:
+    with pytest.raises(LookupFailed, match="correct it"):
+        _url(Host(host, 80))
 
 
 @calm
