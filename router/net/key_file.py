@@ -24,6 +24,8 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._version = self._look()
+        self._is_away = False
+        """Whether it could not be read when it was last tried."""
         self.keys = self._read()
 
     async def follow(self) -> None:
@@ -42,11 +44,14 @@ class KeyFile:
             self.keys = self._read()
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            if self._version is not None:  # once for each version
+            is_away = isinstance(error, OSError)
+            if not (is_away and self._is_away):  # once for each version, or while it is away
                 log.error("API keys: %s: %s; the old ones remain", self._path, reason)  # noqa: TRY400
-            if isinstance(error, OSError):
+            self._is_away = is_away
+            if is_away:
                 self._version = None
         else:
+            self._is_away = False
             names = ", ".join(sorted(self.keys.names))
             log.info("API keys: %s was read again: %s", self._path, names)
 

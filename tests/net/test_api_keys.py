@@ -111,6 +111,25 @@ def test_a_file_that_went_wrong_leaves_the_old_keys(
     assert key_file.keys.names == {"team-c"}
 
 
+def test_a_file_that_is_there_and_cannot_be_read_is_told_once(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key_file = KeyFile(file)
+    file.unlink()
+    file.mkdir()  # as a missing permission does: stat works, reading does not
+    for _ in range(3):
+        key_file.refresh()
+    [record] = caplog.records
+    assert "Is a directory" in record.getMessage()
+    file.rmdir()
+    file.write_bytes(b"team-c " + OTHER)
+    key_file.refresh()
+    assert key_file.keys.names == {"team-c"}
+    file.unlink()
+    key_file.refresh()
+    assert "No such file" in caplog.records[-1].getMessage()
+
+
 async def test_the_admin_listener_has_keys_of_its_own(
     harness: Harness, file: Path, tmp_path: Path
 ) -> None:
