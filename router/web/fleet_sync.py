@@ -45,6 +45,8 @@ class FleetSync:
         self._apply = apply
         self._left_out = 0
         self._read_version = 0
+        self._asking = asyncio.Lock()
+        """One order at a time: that a later one was obeyed tells nothing of one that was lost."""
         if context is not None:
             self._read(context)
 
@@ -90,7 +92,8 @@ class FleetSync:
             self.roster.obey(order, endpoint, time.monotonic())
             self._changed()
         else:
-            await self._ask_leader(self._context, order, endpoint)
+            async with self._asking:
+                await self._ask_leader(self._context, order, endpoint)
 
     def obey(self, ordered: Ordered) -> None:
         """Another worker got an order; the leader obeys it."""

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
+from router.core.errors import Unhealthy
+from router.core.events import Ordered, SharedEvent
+from router.core.fleet import Fleet
+from router.core.health import HealthThresholds
+from router.core.ledger import Ledger
 from router.core.membership import Target
-from router.core.roster import Order
+from router.core.roster import Order, Roster
 from router.core.values import Endpoint, Role
 from router.net.pool import EnginePool
+from router.net.shared_state import SharedState
+from router.web.fleet_sync import FleetSync
+from tests.core.fixtures import D0, D1
 from tests.net.client import request
 from tests.net.engine import ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -251,3 +259,44 @@ async def test_an_operators_order_is_obeyed_beside_the_sources(harness: Harness)
     await router.is_quiet()
     sync.follow()
     assert [member.endpoint.url for member in router.router.fleet] == [one.url]
+
+
+class LossyBus:
+    """Loses the first order; what is not lost the leader obeys."""
+
+    def __init__(self, leader: FleetSync) -> None:
+        self.leader = leader
+        self.sent: list[SharedEvent | Ordered] = []
+
+    def publish(self, event: SharedEvent | Ordered) -> None:
+        self.sent.append(event)
+        if len(self.sent) > 1:
+            assert isinstance(event, Ordered)
+            self.leader.obey(event)
+
+
+async def test_an_order_that_was_lost_is_not_taken_for_obeyed_because_a_later_one_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.web.fleet_sync.PATIENCE_SECONDS", 0.1)
+    roster = Roster(8, 60.0)
+    roster.set_targets("file", [Target(D0), Target(D1)], 0.0)
+    state = SharedState(2, roster)
+    leader, worker = (
+        FleetSync(Roster(8, 60.0), fleet(), state.join(number, number + 1), lambda _: None)
+        for number in range(2)
+    )
+    assert worker._context is not None
+    monkeypatch.setattr(worker._context, "bus", LossyBus(leader))
+    lost, obeyed = await asyncio.gather(
+        worker.order(Order.DRAIN, D0), worker.order(Order.DRAIN, D1), return_exceptions=True
+    )
+    assert isinstance(lost, Unhealthy)
+    assert obeyed is None
+    assert [(e.endpoint, e.is_draining) for e in leader.roster.entries] == [(D0, False), (D1, True)]
+    state.close()
+
+
+def fleet() -> Fleet:
+    """One in which nobody is yet."""
+    return Fleet((), Ledger(), HealthThresholds(), stale_after=5.0)
