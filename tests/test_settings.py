@@ -896,10 +896,6 @@ def test_sources_without_use_for_them_are_refused() -> None:
         ({"dns_decode": "x:80", "disagg_connector_type": "lmcache"}, "--dns-decode: lmcache needs"),
         ({**ONE_RECEIVER, **POD}, "--decoder-host: pods say it by annotations"),
         (
-            {**POD, "workers": "2", "disagg_connector_type": "lmcache"},
-            "--workers: LMCache with --k8s-decode-selector needs 1",
-        ),
-        (
             {**POD, **D0, "k8s_prefill_selector": "a=b", "disagg_connector_type": "lmcache"},
             "--decoder-registry (or --decoder-host): lmcache needs a receiver",
         ),

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from router.core.plans.lmcache_receivers import Receiver
 from router.core.values import Endpoint
 
 __all__ = ["Target"]
@@ -19,3 +20,5 @@ class Target:
     endpoint: Endpoint
     identity: str = ""
     is_draining: bool = False
+    receiver: Receiver | None = None
+    """Where its LMCache takes KV caches, if the source knows."""

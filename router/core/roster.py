@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from router.core.membership import Target
+from router.core.plans.lmcache_receivers import Receiver
 from router.core.values import Endpoint, Role
 
 __all__ = ["MAX_ENDPOINTS", "OPERATOR", "Entry", "Order", "Roster"]
@@ -55,6 +56,8 @@ class Entry(NamedTuple):
     """Since when nobody names it; monotonic seconds, the clock of all processes of a host."""
     changed_in: int = 0
     """The version in which it began to leave."""
+    receiver: Receiver | None = None
+    """Where its LMCache takes KV caches, if its source knows."""
 
     def left(self, now: float, version: int) -> "Entry":
         """The same, when nobody names it any more."""
@@ -103,7 +106,8 @@ class Roster:
             return None
         if entry is None and endpoint not in self._standing:
             return "there is no such engine; GET /admin/engines lists them"
-        if order is Order.DRAIN and self._is_removed(endpoint):
+        is_used = entry is not None and entry.leaving_since is None  # another one at its URL
+        if order is Order.DRAIN and self._is_removed(endpoint) and not is_used:
             return "it was removed; add it first"
         return None
 
@@ -214,12 +218,18 @@ class Roster:
         is_draining = target.is_draining or self._stands(Order.DRAIN, target)
         if before is not None and before.identity == target.identity:
             return before._replace(
-                source=source, is_draining=is_draining, leaving_since=None, changed_in=0
+                source=source,
+                is_draining=is_draining,
+                leaving_since=None,
+                changed_in=0,
+                receiver=target.receiver,
             )
         row = next(free, None)
         if row is None:
             return None
-        return Entry(target.endpoint, row, target.identity, source, is_draining)
+        return Entry(
+            target.endpoint, row, target.identity, source, is_draining, receiver=target.receiver
+        )
 
     def _wanted(self, before: dict[Endpoint, Entry]) -> dict[Endpoint, tuple[str, Target]]:
         """Who names which engine. Of several the first one counts."""
@@ -236,7 +246,11 @@ class Roster:
         for endpoint in self._added:
             if endpoint not in wanted:
                 known = before.get(endpoint)
-                target = Target(endpoint, "" if known is None else known.identity)
+                target = (
+                    Target(endpoint)
+                    if known is None
+                    else Target(endpoint, known.identity, receiver=known.receiver)
+                )
                 wanted[endpoint] = (OPERATOR, target)
         return wanted
 
@@ -254,7 +268,7 @@ class Roster:
                 "left_out": self.left_out,
                 "entries": self.entries,
                 "sources": {
-                    source: [(t.endpoint, t.identity, t.is_draining) for t in targets]
+                    source: [(t.endpoint, t.identity, t.is_draining, t.receiver) for t in targets]
                     for source, targets in self._sources.items()
                 },
                 "added": list(self._added),
@@ -269,10 +283,14 @@ class Roster:
         state: dict[str, Any] = json.loads(data)
         self.version, self.left_out = state["version"], state["left_out"]
         self.entries = tuple(
-            Entry(_endpoint(endpoint), *others) for endpoint, *others in state["entries"]
+            Entry(_endpoint(endpoint), *others, receiver=_receiver(receiver))
+            for endpoint, *others, receiver in state["entries"]
         )
         self._sources = {
-            source: tuple(Target(_endpoint(endpoint), *others) for endpoint, *others in targets)
+            source: tuple(
+                Target(_endpoint(endpoint), *others, receiver=_receiver(receiver))
+                for endpoint, *others, receiver in targets
+            )
             for source, targets in state["sources"].items()
         }
         self._added = dict.fromkeys(map(_endpoint, state["added"]))
@@ -287,3 +305,10 @@ class Roster:
 def _endpoint(pair: list[str]) -> Endpoint:
     url, role = pair
     return Endpoint(url, Role(role))
+
+
+def _receiver(found: list[Any] | None) -> Receiver | None:
+    if found is None:
+        return None
+    host, init_ports, alloc_ports = found
+    return Receiver(host, tuple(init_ports), tuple(alloc_ports))

@@ -18,6 +18,12 @@ ALLOC_PORTS = PREFIX + "lmcache-alloc-ports"
 
 KNOWN = frozenset({MODEL, KV_EVENTS_PORT, RECEIVER_HOST, INIT_PORTS, ALLOC_PORTS})
 
+MAX_HOST = 253
+"""Characters of a DNS name."""
+
+MAX_RANKS = 64
+"""Tensor-parallel ranks of one engine."""
+
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -64,11 +70,17 @@ def _receiver(ours: Mapping[str, str], host: str) -> Receiver | None:
             f"{ALLOC_PORTS} names {len(alloc)} ports and {INIT_PORTS} {len(init)}: "
             "one of each per tensor-parallel rank"
         )
-    return Receiver(ours.get(RECEIVER_HOST) or host, init, alloc)
+    own = ours.get(RECEIVER_HOST) or host
+    if len(own) > MAX_HOST:
+        raise WrongAnnotation(f"{RECEIVER_HOST} is longer than {MAX_HOST} characters")
+    return Receiver(own, init, alloc)
 
 
 def _ports(name: str, text: str) -> tuple[int, ...]:
-    return tuple(_port(name, each.strip()) for each in text.split(","))
+    found = text.split(",")
+    if len(found) > MAX_RANKS:
+        raise WrongAnnotation(f"{name} names more than {MAX_RANKS} ports")
+    return tuple(_port(name, each.strip()) for each in found)
 
 
 def _port(name: str, text: str) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from random import Random
 
 from router.core.membership import Target
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.values import Endpoint, Role
 from router.discovery.annotations import INIT_PORTS, Annotations
 from router.discovery.api_server import ApiServer
@@ -24,8 +23,8 @@ log = logging.getLogger(__name__)
 class KubernetesSource:
     """The pods that `selectors` take, each at all of `ports` (numbers or names).
 
-    `login` opens the way to the API server. `receivers`, if given, is kept filled with where decode
-    engines take KV caches, by their pods' annotations; one that does not say so is left out.
+    `login` opens the way to the API server. With `needs_receivers` a decode engine whose pod does
+    not say where it takes KV caches is left out.
     """
 
     name = "kubernetes"
@@ -36,13 +35,13 @@ class KubernetesSource:
         selectors: Mapping[Role, str],
         ports: Iterable[int | str],
         *,
-        receivers: dict[Endpoint, Receiver] | None = None,
+        needs_receivers: bool = False,
         chance: Random | None = None,
     ) -> None:
         self._login = login
         self._selectors = selectors
         self._ports = tuple(ports)
-        self._receivers = receivers
+        self._needs_receivers = needs_receivers
         self._chance = chance or Random()
         self._watches: dict[Role, PodWatch] = {}
         self._on_targets: OnTargets = lambda targets: None
@@ -82,9 +81,6 @@ class KubernetesSource:
         now = tuple((each.target, each.pod.annotations) for each in self._usable(found.values()))
         if now != self._told:
             self._told = now
-            if self._receivers is not None:
-                self._receivers.clear()
-                self._receivers.update(_receivers_in(self.annotations))
             self._on_targets(tuple(target for target, _ in now))
 
     def _usable(self, found: Iterable[Found]) -> Iterator[Found]:
@@ -92,7 +88,7 @@ class KubernetesSource:
 
     def _lacks_receiver(self, found: Found) -> bool:
         is_decode = found.target.endpoint.role is Role.DECODE
-        return is_decode and self._receivers is not None and not found.pod.annotations.receiver
+        return is_decode and self._needs_receivers and found.target.receiver is None
 
     # What is wrong with single pods: they are passed over or used without a detail, and operators
     # are told once.
@@ -117,9 +113,3 @@ class KubernetesSource:
         for text in sorted(found - self._problems):
             log.warning("discovery by Kubernetes: %s", text)
         self._problems = found
-
-
-def _receivers_in(said: Mapping[Endpoint, Annotations]) -> Iterator[tuple[Endpoint, Receiver]]:
-    for endpoint, annotations in said.items():
-        if annotations.receiver is not None and endpoint.role is Role.DECODE:
-            yield endpoint, annotations.receiver

@@ -51,7 +51,8 @@ def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]
         if number is not None:
             host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
             endpoint = Endpoint(normalise(f"http://{host}:{number}"), role)
-            yield Found(Target(endpoint, pod.uid, pod.is_draining), pod)
+            receiver = pod.annotations.receiver if role is Role.DECODE else None
+            yield Found(Target(endpoint, pod.uid, pod.is_draining, receiver), pod)
 
 
 def in_both_roles(pods: Mapping[Role, Iterable[Pod]]) -> tuple[str, ...]:

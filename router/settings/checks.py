@@ -70,8 +70,6 @@ def _check_receivers(settings: Fields) -> None:
         raise ValueError("--dns-decode: lmcache needs receivers, which DNS cannot name")
     if settings.k8s_decode_selector is not None and settings.decoder_host is not None:
         raise ValueError("--decoder-host: pods say it by annotations (docs/discovery.md)")
-    if settings.k8s_decode_selector is not None and settings.workers > 1:
-        raise ValueError("--workers: LMCache with --k8s-decode-selector needs 1")
     if settings.decoder_registry is not None:
         _check_registry(settings)
     elif settings.engines_file is not None:

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from router.core.events import Event, LegDone, Ordered, RequestEnded, SharedEvent
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
+from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
 from router.core.probing import roles_that_use_speed
@@ -129,7 +130,8 @@ class Router:
         # A worker's counts must not be lost with it, and others show them.
         on_flushed = self.metrics.flush if self.metrics.are_merged else lambda: None
         self.event_buffer = EventBuffer(listeners, on_flushed)
-        self._receivers = receivers_of(settings)
+        self._named_receivers = receivers_of(settings)
+        self._receivers: dict[Endpoint, Receiver] = {}
         self._kv_ready = kv_ready_socket(settings)
         self._tracing = tracing_of(settings)
         self._kv_sources = kv_source_finder(settings, self.fleet, self._tasks)
@@ -220,6 +222,8 @@ class Router:
         self.fleet.apply(entries, time.monotonic())
         self._pools.follow(self.fleet)
         self.metrics.follow()
+        found = {each.endpoint: each.receiver for each in entries if each.receiver is not None}
+        self._receivers = found | self._named_receivers
         self._prober.follow()
         self._speed_prober.follow()
         if self._kv_sources is not None:
@@ -319,7 +323,7 @@ class Router:
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
-            for source in sources_of(self.settings, self._receivers):
+            for source in sources_of(self.settings):
                 on_targets = partial(self.sync.on_targets, source.name)
                 self._tasks.spawn(partial(source.watch, on_targets), "discovery", source.name)
         if self._kv_sources is not None:

@@ -1,7 +1,6 @@
 """The discovery sources that the settings ask for."""
 
-from router.core.plans.lmcache_receivers import Receiver
-from router.core.values import DECODE, PREFILL, Endpoint
+from router.core.values import DECODE, PREFILL
 from router.discovery.dns import DnsSource
 from router.discovery.dns_resolver import SystemResolver
 from router.discovery.kubernetes import KubernetesSource
@@ -12,31 +11,27 @@ from router.settings import Settings, SettingsError
 __all__ = ["discovery_sources", "dns_source", "kubernetes_source"]
 
 
-def discovery_sources(settings: Settings, receivers: dict[Endpoint, Receiver]) -> list[Source]:
-    """All of them. With LMCache and no registry `receivers` is kept filled with what pods say of
-    theirs. Raises SettingsError when an extra is not installed."""
-    is_lmcache = settings.disagg_connector_type == "lmcache"
-    by_pods = receivers if is_lmcache and settings.decoder_registry is None else None
+def discovery_sources(settings: Settings) -> list[Source]:
+    """All of them. Raises SettingsError when an extra is not installed."""
     try:
-        found = (kubernetes_source(settings, by_pods), dns_source(settings))
+        found = (kubernetes_source(settings), dns_source(settings))
     except ImportError as error:
         raise SettingsError(str(error)) from None
     return [each for each in found if each is not None]
 
 
-def kubernetes_source(
-    settings: Settings, receivers: dict[Endpoint, Receiver] | None
-) -> KubernetesSource | None:
+def kubernetes_source(settings: Settings) -> KubernetesSource | None:
     """The one that knows pods; None if none is asked for. Raises ImportError."""
     selectors = {PREFILL: settings.k8s_prefill_selector, DECODE: settings.k8s_decode_selector}
     given = {role: selector for role, selector in selectors.items() if selector is not None}
     if not given:
         return None
+    is_lmcache = settings.disagg_connector_type == "lmcache"
     return KubernetesSource(
         kubernetes_login(settings.k8s_config_file, settings.k8s_namespace),
         given,
         settings.k8s_port,
-        receivers=receivers,
+        needs_receivers=is_lmcache and settings.decoder_registry is None,
     )
 
 

@@ -4,7 +4,6 @@ import time
 
 from router.core import engines_file
 from router.core.membership import Target
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.roster import MAX_ENDPOINTS, Roster
 from router.core.values import Endpoint, Role
 from router.discovery.file import FileSource
@@ -18,14 +17,11 @@ SETTINGS = "settings"
 """The source of the engines that `--prefill` and `--decode` name."""
 
 
-def sources_of(
-    settings: Settings, receivers: dict[Endpoint, Receiver] | None = None
-) -> list[Source]:
-    """The sources that watch something. Those that know where engines take KV caches put it into
-    `receivers`. Raises SettingsError when an extra is not installed."""
+def sources_of(settings: Settings) -> list[Source]:
+    """The sources that watch something. Raises SettingsError when an extra is not installed."""
     path = settings.engines_file
     found: list[Source] = [] if path is None else [FileSource(path)]
-    return found + discovery_sources(settings, {} if receivers is None else receivers)
+    return found + discovery_sources(settings)
 
 
 def new_roster(settings: Settings) -> Roster:

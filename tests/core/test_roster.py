@@ -12,6 +12,7 @@ from router.core.fleet import Fleet
 from router.core.health import Health, HealthThresholds, State
 from router.core.ledger import Lease, Ledger
 from router.core.membership import Target
+from router.core.plans.lmcache_receivers import Receiver
 from router.core.roster import OPERATOR, Entry, Order, Roster
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, D2, P0
@@ -122,6 +123,18 @@ def test_a_source_may_drain_an_engine() -> None:
     assert entry_of(roster, D0).is_draining
     roster.set_targets("file", [Target(D0)], 1.0)
     assert not entry_of(roster, D0).is_draining
+
+
+def test_where_an_engine_takes_kv_caches_is_told_to_all_processes() -> None:
+    before, after = Receiver("d0", (1,), (2,)), Receiver("d0", (3,), (4,))
+    roster = roster_of(Target(D0, receiver=before))
+    roster.set_targets("file", [Target(D0, receiver=after)], 1.0)
+    other = Roster(8, LEAVE_SECONDS)
+    other.restore(roster.encode())
+    assert entry_of(other, D0).receiver == after
+    other.obey(Order.ADD, D0, 2.0)
+    other.set_targets("file", [], 3.0)
+    assert entry_of(other, D0).receiver == after, "who stays by order stays as it was"
 
 
 def test_of_two_sources_that_name_an_engine_the_first_counts_and_one_is_enough() -> None:
@@ -235,6 +248,16 @@ def test_what_was_removed_cannot_be_drained() -> None:
     assert roster.refusal(Order.ADD, D0) is None
 
 
+def test_another_engine_at_the_url_of_one_that_was_removed_can_be_drained() -> None:
+    roster = roster_of(Target(D0, "old"))
+    roster.obey(Order.REMOVE, D0, 0.0)
+    roster.set_targets("file", [Target(D0, "new")], 1.0)
+    assert roster.refusal(Order.DRAIN, D0) is None
+    roster.obey(Order.DRAIN, D0, 2.0)
+    entry = entry_of(roster, D0)
+    assert (entry.identity, entry.is_draining, entry.leaving_since) == ("new", True, None)
+
+
 @pytest.mark.parametrize("order", [Order.DRAIN, Order.REMOVE])
 def test_an_order_that_is_given_again_while_the_engine_is_away_is_for_the_same_one(
     order: Order,
@@ -291,7 +314,11 @@ def test_a_worker_is_told_that_its_order_was_obeyed() -> None:
 
 ENDPOINTS = (P0, D0, D1, D2)
 targets = st.builds(
-    Target, st.sampled_from(ENDPOINTS), st.sampled_from(["", "a", "b"]), st.booleans()
+    Target,
+    st.sampled_from(ENDPOINTS),
+    st.sampled_from(["", "a", "b"]),
+    st.booleans(),
+    st.sampled_from([None, Receiver("d0", (1, 2), (3, 4))]),
 )
 
 

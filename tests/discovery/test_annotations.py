@@ -47,6 +47,8 @@ def test_a_receiver_is_the_pod_itself_unless_it_names_another_host() -> None:
         ({"pd-router/lmcache-init-ports": "1"}, "pd-router/lmcache-alloc-ports"),
         ({"pd-router/lmcache-host": "r"}, "pd-router/lmcache-init-ports"),
         ({**PORTS, "pd-router/lmcache-alloc-ports": "7400"}, "1 ports and .* 2"),
+        ({**PORTS, "pd-router/lmcache-alloc-ports": "1," * 64 + "1"}, "more than 64 ports"),
+        ({**PORTS, "pd-router/lmcache-host": "x" * 254}, "longer than 253"),
     ],
 )
 def test_what_is_wrong_is_named(wrong: dict[str, str], named: str) -> None:

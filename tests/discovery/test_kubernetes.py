@@ -131,15 +131,18 @@ class TestProblemsOfSinglePods:
     ) -> None:
         ports = {"pd-router/lmcache-init-ports": "1", "pd-router/lmcache-alloc-ports": "2"}
         api.put("b", ip=B, annotations=ports)
-        watched, receivers = Watched(api), dict[Endpoint, Receiver]()
-        watched.source = KubernetesSource(watched.login, SELECTORS, (8000,), receivers=receivers)
+        watched = Watched(api)
+        watched.source = KubernetesSource(watched.login, SELECTORS, (8000,), needs_receivers=True)
         async with running(watched):
             await watched.until(lambda: watched.told)
             assert watched.urls == {B: DECODE, P: PREFILL}
-            assert receivers == {Endpoint(f"http://{B}:8000", DECODE): Receiver(B, (1,), (2,))}
+            receivers = {target.endpoint.url: target.receiver for target in watched.told[-1]}
+            assert receivers == {
+                f"http://{B}:8000": Receiver(B, (1,), (2,)),
+                f"http://{P}:8000": None,
+            }
             api.delete("b")
             await watched.until(lambda: watched.urls == {P: PREFILL})
-        assert receivers == {}
         [text] = warnings(caplog)
         assert (
             "pod a is not used: LMCache needs its annotation pd-router/lmcache-init-ports" in text

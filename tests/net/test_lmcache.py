@@ -7,7 +7,10 @@ import pytest
 import zmq
 
 from router.core.events import FellBack, LegFailed
-from router.core.values import Role
+from router.core.membership import Target
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.roster import Order
+from router.core.values import Endpoint, Role
 from router.settings import SettingsError
 from tests.net.client import request
 from tests.net.engine import Call, ScriptedEngine, json_reply
@@ -66,6 +69,25 @@ async def test_the_decode_leg_waits_until_the_kv_cache_has_arrived(harness: Harn
     (await decode.call()).send(OK)
     assert (await client.answer()).status == 200
     assert router.all(FellBack) == []
+
+
+async def test_an_engine_that_is_found_says_where_it_takes_kv_caches(harness: Harness) -> None:
+    router, prefill, named = await _router(harness, notify=False)
+    found = await harness.engine()
+    found.answer_all(lambda call: call.send(OK))
+    endpoint = Endpoint(found.url, Role.DECODE)
+    sync = router.router.sync
+    await sync.order(Order.DRAIN, router.endpoint(named))
+    for host in ("pod-1", "pod-2"):
+        targets = (Target(endpoint, receiver=Receiver(host, (1,), (2,))),)
+        sync.on_targets("kubernetes", targets)
+        await eventually(lambda: router.router.fleet.member(endpoint).is_usable)
+        client = await router.client()
+        await client.send(request(CHAT, ASK))
+        call = await prefill.call()
+        assert call.json["kv_transfer_params"]["disagg_spec"]["receiver_host"] == host
+        call.send(OK)
+        assert (await client.answer()).status == 200
 
 
 @pytest.mark.parametrize("leave", ["leave", "hang_up"])

@@ -14,11 +14,11 @@ DNS = {"dns_decode": "decode.default.svc:8000"}
 
 
 def test_none_is_built_unless_it_is_asked_for() -> None:
-    assert discovery_sources(load({"decode": "http://d0"}), {}) == []
+    assert discovery_sources(load({"decode": "http://d0"})) == []
 
 
 def test_those_that_are_asked_for_are_built() -> None:
-    kinds = [type(each) for each in discovery_sources(load({**POD, **DNS}), {})]
+    kinds = [type(each) for each in discovery_sources(load({**POD, **DNS}))]
     assert kinds == [KubernetesSource, DnsSource]
 
 
@@ -31,4 +31,4 @@ def test_a_missing_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(SettingsError, match=rf"pip install 'pd-router\[{extra}\]'"):
-        discovery_sources(load(flags), {})
+        discovery_sources(load(flags))

@@ -5,14 +5,12 @@ one port per rank. What is wrong with them is found in
 router/settings/checks.py, before the first request.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Receiver"]
 
 
-@dataclass(frozen=True, slots=True)
-class Receiver:
+class Receiver(NamedTuple):
     """A decode engine's address for KV caches."""
 
     host: str
