@@ -98,7 +98,7 @@ def _simulate_engines(options: Options) -> int:
 def _top(options: Options) -> int:
     from router.commands import top  # noqa: PLC0415 - it pulls in an HTTP client, for itself only
 
-    return top.run(options["url"], once=options["once"])
+    return top.run(**options)
 
 
 def _settings(options: Options) -> Settings:
@@ -183,6 +183,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         help="the router, with --admin-port that port (default %(default)s)",
     )
     watching.add_argument("--once", action="store_true", help="one sample, as where it is piped")
+    _add_admin_key(watching)
     draining = add("drain", _drain, "Have a running router give an engine no new requests.")
     draining.add_argument(
         "--wait",
@@ -212,6 +213,18 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--admin",
         metavar="URL",
         help="the router's admin listener (default: this host and PD_ROUTER_ADMIN_PORT)",
+    )
+    _add_admin_key(parser)
+
+
+def _add_admin_key(parser: argparse.ArgumentParser) -> None:
+    """The key for a running router that wants one."""
+    parser.add_argument(
+        "--admin-key-file",
+        dest="key_file",
+        type=Path,
+        metavar="FILE",
+        help="as the router's: its first key is sent (default: PD_ROUTER_ADMIN_KEY_FILE)",
     )
 
 

@@ -1,11 +1,15 @@
 """`pd-router drain` and `undrain`: tell a running router to use an engine no more, or again."""
 
+import http
 import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
+from router.commands.admin_key import admin_headers
 from router.commands.usage import UsageError
 from router.settings import admin_url
 
@@ -21,7 +25,12 @@ STILL_BUSY = 1
 
 
 def run(
-    order: Literal["drain", "undrain"], url: str, role: str | None, admin: str | None, wait: float
+    order: Literal["drain", "undrain"],
+    url: str,
+    role: str | None,
+    admin: str | None,
+    wait: float,
+    key_file: Path | None = None,
 ) -> int:
     """Have the order obeyed; returns the exit status. `wait`: seconds until the engine must have no
     requests left."""
@@ -32,33 +41,36 @@ def run(
             "not set"
         )
     named = {"url": url} if role is None else {"url": url, "role": role}
-    engine = _ask(f"{base}/admin/engines/{order}", named)
+    headers = {"content-type": "application/json", **admin_headers(key_file)}
+    engine = _ask(f"{base}/admin/engines/{order}", named, headers)
     deadline = time.monotonic() + wait
     while order == "drain" and engine["in_flight"] and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        engine = _now(base, engine)
+        engine = _now(base, engine, headers)
     print(f"{engine['role']} {engine['url']}: {engine['state']}, {engine['in_flight']} in flight")  # noqa: T201
     return STILL_BUSY if wait and engine["in_flight"] else 0
 
 
-def _now(base: str, engine: dict[str, Any]) -> dict[str, Any]:
+def _now(base: str, engine: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
     """What the router says of the engine now."""
-    for each in _ask(f"{base}/admin/engines", None)["engines"]:
+    for each in _ask(f"{base}/admin/engines", None, headers)["engines"]:
         if (each["url"], each["role"]) == (engine["url"], engine["role"]):
             found: dict[str, Any] = each
             return found
     return {**engine, "state": "gone", "in_flight": 0}
 
 
-def _ask(url: str, body: object) -> Any:
+def _ask(url: str, body: object, headers: Mapping[str, str]) -> Any:
     data = None if body is None else json.dumps(body).encode()
     try:
-        request = urllib.request.Request(url, data, {"content-type": "application/json"})
+        request = urllib.request.Request(url, data, dict(headers))
         # Not through the environment's proxies: the router is near.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=SECONDS) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.UNAUTHORIZED:
+            raise UsageError("--admin-key-file: the router wants a key, or another one") from None
         raise UsageError(_said(error)) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"--admin: {url} does not answer: {error}") from None

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import aiohttp
@@ -11,6 +13,7 @@ import orjson
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
+from router.commands.admin_key import admin_headers
 from router.commands.console import cell, make_console
 from router.commands.top_view import History, view
 from router.commands.usage import UsageError
@@ -29,27 +32,31 @@ MAX_EVENT_BYTES: Final = 64 << 20
 """The first event holds a minute's history of all engines."""
 
 
+NO_KEY: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class Unreachable(Exception):
     """There is no stream of samples; the text says why."""
 
 
-def run(url: str, *, once: bool = False) -> int:
+def run(url: str, *, once: bool = False, key_file: Path | None = None) -> int:
     """Show samples until Ctrl-C, or one of them. 0, or 1 if there was none to be had."""
     try:
         base = origin(url).url
     except ValueError as error:
         raise UsageError(f"URL: {error}") from None
+    headers = admin_headers(key_file)
     console = make_console()
     if once or not console.is_terminal:
-        return asyncio.run(_show_one(console, base))
-    return asyncio.run(_show_all(console, base))
+        return asyncio.run(_show_one(console, base, headers))
+    return asyncio.run(_show_all(console, base, headers))
 
 
-async def _show_one(console: Console, base: str) -> int:
+async def _show_one(console: Console, base: str, headers: Mapping[str, str] = NO_KEY) -> int:
     """The second sample: a first one has no rates."""
     history = History()
     try:
-        samples = _samples(base)
+        samples = _samples(base, headers)
         await anext(samples)
         sample = await anext(samples)
         await samples.aclose()  # type: ignore[attr-defined]
@@ -61,7 +68,7 @@ async def _show_one(console: Console, base: str) -> int:
     return 0
 
 
-async def _show_all(console: Console, base: str) -> int:
+async def _show_all(console: Console, base: str, headers: Mapping[str, str]) -> int:
     task = asyncio.current_task()
     assert task is not None, "it runs in one"
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
@@ -71,18 +78,20 @@ async def _show_all(console: Console, base: str) -> int:
             live.update(shown, refresh=True)
 
         with contextlib.suppress(asyncio.CancelledError):
-            await _follow(base, show)
+            await _follow(base, show, headers)
     return 0
 
 
-async def _follow(base: str, show: Callable[[RenderableType], None]) -> None:
+async def _follow(
+    base: str, show: Callable[[RenderableType], None], headers: Mapping[str, str] = NO_KEY
+) -> None:
     """Show sample after sample; a router that goes may come back."""
     history = History()
     last: RenderableType = cell("")
     while True:
         why = "the router ended the connection"
         try:
-            async for sample in _samples(base):
+            async for sample in _samples(base, headers):
                 history.add(sample)
                 last = view(sample, history)
                 show(last)
@@ -92,13 +101,13 @@ async def _follow(base: str, show: Callable[[RenderableType], None]) -> None:
         await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _samples(base: str) -> AsyncIterator[Any]:
+async def _samples(base: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
     """The samples of one connection. Raises Unreachable."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_SECONDS)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, read_bufsize=MAX_EVENT_BYTES) as session,
-            session.get(base + PATH) as answer,
+            session.get(base + PATH, headers=headers) as answer,
         ):
             if answer.status != 200:
                 raise Unreachable(_refusal(answer.status))
@@ -122,6 +131,8 @@ async def _messages(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
 
 def _refusal(status: int) -> str:
     match status:
+        case 401:
+            return "it wants a key, or another one: name its file by --admin-key-file"
         case 404:
             return "there is no live page; with --admin-port it is on that port"
         case 503:

@@ -8,12 +8,12 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from router.core.errors import Unauthorized
 
-__all__ = ["ApiKeys", "check_key", "presented_key"]
+__all__ = ["ApiKeys", "check_key", "first_key", "presented_key"]
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """It appears in logs and as a metric's label."""
@@ -31,10 +31,8 @@ class ApiKeys:
 
     def __init__(self, text: str) -> None:
         self._names: dict[bytes, str] = {}
-        for number, line in enumerate(text.splitlines(), 1):
-            words = line.split()
-            if words and not words[0].startswith("#"):
-                self._add(words, number)
+        for number, words in _entries(text):
+            self._add(words, number)
         if not self._names:
             raise ValueError("it holds no key")
 
@@ -69,6 +67,21 @@ class ApiKeys:
             if hmac.compare_digest(known, digest):
                 found = name
         return found
+
+
+def first_key(text: str) -> str | None:
+    """The first key of a file's content that is there itself, for who asks with it; None if only
+    hashes are there."""
+    keys = (words[-1] for _, words in _entries(text))
+    return next((key for key in keys if not key.startswith(HASHED)), None)
+
+
+def _entries(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The words of each line that counts, with its number."""
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if words and not words[0].startswith("#"):
+            yield number, words
 
 
 def _unhex(text: str) -> bytes | None:

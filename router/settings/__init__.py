@@ -6,7 +6,7 @@ environment.
 """
 
 from router.settings.model import Settings
-from router.settings.names import ENV_PREFIX, admin_url, flag, suggestion
+from router.settings.names import ENV_PREFIX, admin_key_file, admin_url, flag, suggestion
 from router.settings.reading import SettingsError, load, sources
 from router.settings.values import Receiver
 
@@ -15,6 +15,7 @@ __all__ = [
     "Receiver",
     "Settings",
     "SettingsError",
+    "admin_key_file",
     "admin_url",
     "flag",
     "load",

@@ -3,8 +3,9 @@
 import difflib
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
-__all__ = ["ENV_PREFIX", "admin_url", "flag", "suggestion"]
+__all__ = ["ENV_PREFIX", "admin_key_file", "admin_url", "flag", "suggestion"]
 
 ENV_PREFIX = "PD_ROUTER_"
 
@@ -18,6 +19,12 @@ def admin_url() -> str | None:
     """The admin listener of a router that is configured by this environment, on this host."""
     port = os.environ.get(ENV_PREFIX + "ADMIN_PORT")
     return f"http://127.0.0.1:{port}" if port else None
+
+
+def admin_key_file() -> Path | None:
+    """The file of the keys that it wants."""
+    path = os.environ.get(ENV_PREFIX + "ADMIN_KEY_FILE")
+    return Path(path) if path else None
 
 
 def suggestion(wrong: str, names: Iterable[str]) -> str:

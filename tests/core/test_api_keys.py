@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.api_keys import ApiKeys, check_key, presented_key
+from router.core.api_keys import ApiKeys, check_key, first_key, presented_key
 from router.core.errors import Unauthorized
 
 KEY = "sk-0123456789abcdef"
@@ -76,3 +76,12 @@ def test_who_has_none_is_told_without_quoting_it(fields: dict[bytes, bytes], tex
         check_key(ApiKeys(TEXT), fields)
     assert "wrong" not in caught.value.message
     assert check_key(ApiKeys(TEXT), {b"x-api-key": KEY.encode()}) == "team-a"
+
+
+def test_the_first_key_that_is_no_hash_is_that_to_ask_with() -> None:
+    hashed = f"a sha256:{'0' * 64}\n"
+    assert (
+        first_key(f"# x y\n\n{hashed}b a-key-of-sixteen\nc another-key-of-it\n")
+        == "a-key-of-sixteen"
+    )
+    assert first_key(hashed) is None

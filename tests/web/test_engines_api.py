@@ -1,6 +1,7 @@
 """Operators list, add, drain, undrain and remove engines, on the admin listener only."""
 
 import asyncio
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,36 @@ async def test_the_commands_drain_and_undrain(
     assert await run("undrain", engine.url, "--role", "decode") == 0
     assert not is_drained()
     assert capsys.readouterr().out == f"decode {engine.url}: up, 0 in flight\n"
+
+
+async def test_the_commands_bring_the_key_that_the_router_wants(
+    harness: Harness,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    keys, hashed, other = (tmp_path / name for name in ("keys", "hashed", "other"))
+    digest = hashlib.sha256(b"a-key-of-operators").hexdigest()
+    keys.write_text(f"# of operators\nhashed sha256:{'0' * 64}\nops a-key-of-operators\n")
+    hashed.write_text(f"ops sha256:{digest}\n")
+    other.write_text("ops another-key-of-operators\n")
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0, admin_key_file=hashed)
+    words = ("drain", engine.url, "--admin", admin_of(router))
+    for more, said in (
+        ((), "--admin-key-file: the router wants a key"),
+        (("--admin-key-file", str(other)), "--admin-key-file: the router wants a key, or another"),
+        (("--admin-key-file", str(hashed)), "holds hashes only"),
+        (("--admin-key-file", str(tmp_path / "none")), "No such file"),
+    ):
+        assert await run(*words, *more) == 2
+        assert said in capsys.readouterr().err
+    assert await run(*words, "--admin-key-file", str(keys)) == 0
+    assert await run("top", "--once", admin_of(router)) == 1
+    assert "--admin-key-file" in capsys.readouterr().out
+    monkeypatch.setenv("PD_ROUTER_ADMIN_KEY_FILE", str(keys))
+    assert await run("top", "--once", admin_of(router)) == 0
+    assert engine.url in capsys.readouterr().out.replace("\n", "")
 
 
 async def test_drain_waits_until_requests_have_ended(
