@@ -13,6 +13,7 @@ import orjson
 from router.core import facts as reading
 from router.core.errors import BadRequest
 from router.core.plans.prefill import body_for_prefill
+from router.core.prefix.cache_events import given_ids, has_media
 from router.core.prefix.keys import prefix_keys
 from router.core.values import MAX_N, Facts, PrefixKeys, Route
 
@@ -38,6 +39,10 @@ token ids. 64 MiB of `{},` would take eight."""
 FEW_MARKS: Final = 32
 """Of one kind. Those of a short conversation around a long prompt."""
 
+MAX_SALT: Final = 256
+"""Characters of a cache salt that is passed on; of a prompt with a longer one KV-cache events are
+not asked. Keys and UUIDs have some 40."""
+
 VALUE_MARKS: Final = (b",", b"[", b"{")
 """What stands before nearly every value of a JSON document."""
 
@@ -51,6 +56,8 @@ class Digest(NamedTuple):
     """The body without the keys that clients may not send; None if it had none."""
     prefill: bytes | None
     """The body of a prefill request; None where there will be none."""
+    ids: bytes | None
+    """The prompt's token ids, packed, where the client sent ids and somebody wants them."""
 
 
 def is_large(body: bytes) -> bool:
@@ -81,28 +88,42 @@ def _has_too_many(body: bytes) -> bool:
 
 
 def digest(
-    route: Route, content_type: bytes, body: bytes, prefill_from: int | None = None
+    route: Route,
+    content_type: bytes,
+    body: bytes,
+    prefill_from: int | None = None,
+    *,
+    wants_ids: bool = False,
 ) -> Digest:
     """Read a body. `prefill_from`: estimated tokens from which on a request may be prefilled
-    remotely; None: none is. Raises BadRequest."""
+    remotely; None: none is. `wants_ids`: for KV-cache events. Raises BadRequest."""
     is_json = route.generates or b"json" in content_type.lower()
     if is_json and _has_too_many(body):
         raise BadRequest(f"The body holds more than {MAX_VALUES} values.", "body")
     facts = reading.read(route, content_type, body)
     keys = prefix_keys(facts)
+    prefill, why_not = _prefill(facts, prefill_from)
+    is_known = wants_ids and facts.route.generates and _has_usual_salt(facts)
     summary = {
         "model": facts.model,
         "stream": facts.stream,
         "tokens": facts.tokens,
         "rule": facts.rule,
-        "direct_reason": facts.direct_reason,
+        "direct_reason": facts.direct_reason or why_not,
         "text_bytes": facts.text_bytes,
         "keys": keys.keys,
         "ends": keys.ends,
         "body": _kept(facts),
+        "has_media": not is_known or has_media(facts),
     }
     raw = None if facts.raw is body else facts.raw
-    return Digest(summary, raw, _prefill(facts, prefill_from))
+    return Digest(summary, raw, prefill, given_ids(facts) if is_known else None)
+
+
+def _has_usual_salt(facts: Facts) -> bool:
+    """Whether its cache salt, if it has one, is of a size that is passed on."""
+    salt = facts.body.get("cache_salt")
+    return not isinstance(salt, str) or len(salt) <= MAX_SALT
 
 
 def _kept(facts: Facts) -> dict[str, Any]:
@@ -113,12 +134,16 @@ def _kept(facts: Facts) -> dict[str, Any]:
     priority = body.get("priority")
     if type(priority) is int:
         kept["priority"] = priority
+    salt = facts.body.get("cache_salt")
+    if isinstance(salt, str) and _has_usual_salt(facts):
+        kept["cache_salt"] = salt
     if facts.sequences > 1:
         kept["n"] = min(facts.sequences, MAX_N)
     return kept
 
 
-def _prefill(facts: Facts, prefill_from: int | None) -> bytes | None:
+def _prefill(facts: Facts, prefill_from: int | None) -> tuple[bytes | None, str | None]:
+    """The prefill request's body, or why there can be none."""
     is_remote = (
         prefill_from is not None
         and facts.route.generates
@@ -126,9 +151,9 @@ def _prefill(facts: Facts, prefill_from: int | None) -> bytes | None:
         and facts.tokens >= prefill_from
     )
     try:
-        return orjson.dumps(body_for_prefill(facts)) if is_remote else None
-    except orjson.JSONEncodeError:  # nested deeper than orjson writes: the plan says so
-        return None
+        return orjson.dumps(body_for_prefill(facts)) if is_remote else None, None
+    except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
+        return None, "nested_too_deep"
 
 
 def facts_of(
@@ -137,6 +162,7 @@ def facts_of(
     summary: dict[str, Any],
     raw: Sequence[bytes],
     prefill: Sequence[bytes],
+    ids: bytes | None = None,
 ) -> Facts:
     """The facts that `digest` found. `raw` and `prefill` are bodies in pieces; the latter is empty
     where there is none."""
@@ -156,6 +182,7 @@ def facts_of(
     facts.prefix = PrefixKeys(tuple(summary["keys"]), tuple(summary["ends"]))
     facts.lead = tuple(pieces[:-1])
     facts.prefill = tuple(prefill)
+    facts.ids, facts.has_media = ids, summary["has_media"]
     return facts
 
 

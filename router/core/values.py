@@ -138,6 +138,10 @@ class Facts:
     """Of a body that is too large to be joined (`core/large_body.py`): what comes before `raw`."""
     prefill: tuple[bytes, ...] = field(repr=False, default=())
     """The prefill request's body in pieces, of a body that another process has read."""
+    ids: bytes | None = field(repr=False, default=None)
+    """The prompt's token ids where the client sent ids, packed; of such a body only."""
+    has_media: bool = False
+    """Whether the prompt is more than text; of such a body only."""
 
     @property
     def sequences(self) -> int:

@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -43,11 +42,13 @@ class _Question:
 
 class BodyParser:
     """`prefill_from`: estimated tokens from which on a request may be prefilled remotely; None
-    where there are no prefill engines."""
+    where there are no prefill engines. `wants_ids`: for KV-cache events."""
 
-    def __init__(self, prefill_from: int | None) -> None:
+    def __init__(self, prefill_from: int | None, *, wants_ids: bool = False) -> None:
         self._prefill_from = prefill_from
-        self._questions: deque[_Question] = deque()
+        self._wants_ids = wants_ids
+        self._questions: dict[_Question, None] = {}
+        """Those that wait, in the order in which they came."""
         self._task: asyncio.Task[None] | None = None
         self._process: Process | None = None
 
@@ -61,13 +62,18 @@ class BodyParser:
     ) -> Facts:
         """The facts of a request whose body came in `pieces`. Raises BadRequest, as `facts.read`.
 
-        A body whose reader leaves is not read, unless that has begun."""
+        A body whose reader leaves is dropped and not read, unless that has begun."""
         loop = asyncio.get_running_loop()
         question = _Question(route, content_type, query, pieces, loop.create_future())
-        self._questions.append(question)
+        del pieces  # a traceback would keep them
+        self._questions[question] = None
         if self._task is None:
             self._task = loop.create_task(self._work())
-        return await question.answer
+        try:
+            return await question.answer
+        finally:
+            self._questions.pop(question, None)
+            question.pieces = []
 
     async def close(self) -> None:
         """End the process, and whoever waits for it."""
@@ -81,7 +87,8 @@ class BodyParser:
         """Until nothing waits."""
         try:
             while self._questions:
-                question = self._questions.popleft()
+                question = next(iter(self._questions))
+                del self._questions[question]
                 if not question.answer.done():
                     await self._answer(question)
         finally:
@@ -138,6 +145,7 @@ class BodyParser:
             "route": question.route.path,
             "content_type": question.content_type.decode("latin-1"),
             "prefill_from": self._prefill_from,
+            "wants_ids": self._wants_ids,
         }
         text, pieces = orjson.dumps(asked), question.pieces
         writer.write(QUESTION.pack(len(text), sum(map(len, pieces))) + text)
@@ -146,13 +154,15 @@ class BodyParser:
                 raise BrokenPipeError("the process has ended")
             writer.write(piece)
             await writer.drain()
-        length, raw_size, prefill_size = ANSWER.unpack(await reader.readexactly(ANSWER.size))
+        head = await reader.readexactly(ANSWER.size)
+        length, raw_size, prefill_size, ids_size = ANSWER.unpack(head)
         summary: dict[str, Any] = orjson.loads(await reader.readexactly(length))
         raw = pieces if raw_size == ABSENT else await _pieces(reader, raw_size)
         prefill = [] if prefill_size == ABSENT else await _pieces(reader, prefill_size)
+        ids = None if ids_size == ABSENT else await reader.readexactly(ids_size)
         if "error" in summary:
             raise BadRequest(summary["error"], summary["param"])
-        return facts_of(question.route, question.query, summary, raw, prefill)
+        return facts_of(question.route, question.query, summary, raw, prefill, ids)
 
     async def _end_process(self) -> None:
         process, self._process = self._process, None

@@ -20,9 +20,9 @@ __all__ = ["ABSENT", "ANSWER", "QUESTION", "main"]
 QUESTION: Final = struct.Struct("!QQ")
 """Lengths of the JSON document and of the body."""
 
-ANSWER: Final = struct.Struct("!QQQ")
-"""Lengths of the JSON document, of the client's body without forbidden keys, and of the prefill
-request's body; `ABSENT` where there is no such body."""
+ANSWER: Final = struct.Struct("!QQQQ")
+"""Lengths of the JSON document, of the client's body without forbidden keys, of the prefill
+request's body, and of the prompt's token ids; `ABSENT` where there are none."""
 
 ABSENT: Final = (1 << 64) - 1
 
@@ -40,19 +40,20 @@ def main(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _answer(asked: dict[str, object], body: bytes) -> tuple[bytes, ...]:
-    raw = prefill = None
+    raw = prefill = ids = None
     try:
-        summary, raw, prefill = digest(
+        summary, raw, prefill, ids = digest(
             ROUTES[str(asked["route"])],
             str(asked["content_type"]).encode("latin-1"),
             body,
             asked["prefill_from"],  # type: ignore[arg-type]
+            wants_ids=asked["wants_ids"] is True,
         )
     except BadRequest as error:
         summary = {"error": error.message, "param": error.param}
     text = orjson.dumps(summary)
-    sizes = (ABSENT if each is None else len(each) for each in (raw, prefill))
-    return ANSWER.pack(len(text), *sizes), text, raw or b"", prefill or b""
+    sizes = (ABSENT if each is None else len(each) for each in (raw, prefill, ids))
+    return ANSWER.pack(len(text), *sizes), text, raw or b"", prefill or b"", ids or b""
 
 
 if __name__ == "__main__":

@@ -145,7 +145,9 @@ class Router:
             None if path is None else KeyFile(path)
             for path in (settings.api_key_file, settings.admin_key_file)
         ]
-        self._body_parser = BodyParser(prefill_from(settings))
+        self._body_parser = BodyParser(
+            prefill_from(settings), wants_ids=self.fleet.cache_events is not None
+        )
         network = self._network(scheduler)
         self._prober = prober_of(settings, self.fleet, self.observe, self._tasks)
         self._speed_prober = SpeedProber(

@@ -1,5 +1,6 @@
 """A body that another process reads routes like one that the router reads itself."""
 
+from array import array
 from typing import Any
 
 import orjson
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from router.core.errors import BadRequest
 from router.core.facts import read
-from router.core.large_body import FEW_VALUES, MAX_VALUES, digest, facts_of, is_large
+from router.core.large_body import FEW_VALUES, MAX_SALT, MAX_VALUES, digest, facts_of, is_large
 from router.core.plans.prefill import body_for_prefill
+from router.core.prefix.cache_events import given_ids, has_media
 from router.core.prefix.keys import prefix_keys
 from router.core.retry import may_replay
 from router.core.routes import ROUTES
@@ -21,16 +23,19 @@ from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TRANSCRIPTI
 def apart(path: str, raw: bytes, prefill_from: int | None = None, kind: bytes = JSON) -> Facts:
     """The facts by way of the other process, without the process."""
     route = ROUTES[path]
-    found = digest(route, kind, raw, prefill_from)
+    found = digest(route, kind, raw, prefill_from, wants_ids=True)
     summary = orjson.loads(orjson.dumps(found.summary))
     pieces = [raw[:7], raw[7:]] if found.raw is None else [found.raw]
-    return facts_of(route, b"q=1", summary, pieces, [found.prefill] if found.prefill else [])
+    prefill = [found.prefill] if found.prefill else []
+    return facts_of(route, b"q=1", summary, pieces, prefill, found.ids)
 
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"model": "m", "stream": True, "messages": [{"content": "x" * 4000}]}),
     "ids": (COMPLETIONS, {"prompt": list(range(5000)), "n": 3}),
     "prompts": (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "priority": -3}),
+    "salted": (COMPLETIONS, {"prompt": [1, 2, 3], "cache_salt": "tenant-a"}),
+    "image": (CHAT, {"messages": [{"content": [{"type": "image_url", "image_url": {}}]}]}),
     "stored": (CHAT, {"messages": [], "store": True, "background": {"a": 1}}),
     "embeddings": (EMBEDDINGS, {"model": "e", "input": ["x"] * 100}),
 }
@@ -48,6 +53,10 @@ def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
     assert may_replay(other) == may_replay(own)
     assert other.prefix == prefix_keys(own)
     assert other.body.get("priority") == own.body.get("priority")
+    assert other.body.get("cache_salt") == own.body.get("cache_salt")
+    assert given_ids(other) == given_ids(own)
+    if own.route.generates:
+        assert has_media(other) == has_media(own)
 
 
 def test_its_body_is_left_out() -> None:
@@ -76,9 +85,28 @@ def test_what_must_not_be_prefilled_remotely_has_none(body: dict[str, Any]) -> N
     assert apart(COMPLETIONS, orjson.dumps(body), 0).prefill == ()
 
 
-def test_what_is_nested_too_deeply_to_be_written_has_none() -> None:
+@pytest.mark.parametrize("prefill_from", [None, 0])
+def test_what_is_nested_too_deeply_to_be_written_is_served_directly(
+    prefill_from: int | None,
+) -> None:
     deep = b'{"prompt":"x","a":' + b"[" * 300 + b"]" * 300 + b"}"
-    assert apart(COMPLETIONS, deep, 0).prefill == ()
+    facts = apart(COMPLETIONS, deep, prefill_from)
+    assert facts.prefill == ()
+    assert facts.direct_reason == (None if prefill_from is None else "nested_too_deep")
+
+
+def test_ids_are_passed_on_only_where_somebody_wants_them() -> None:
+    raw = b'{"prompt":[1,2,3]}'
+    assert digest(ROUTES[COMPLETIONS], JSON, raw).ids is None
+    wanted = digest(ROUTES[COMPLETIONS], JSON, raw, wants_ids=True)
+    assert wanted.ids == array("I", [1, 2, 3]).tobytes()
+
+
+def test_of_a_prompt_with_a_salt_of_any_length_nothing_is_looked_up_or_learned() -> None:
+    facts = apart(COMPLETIONS, orjson.dumps({"prompt": [1, 2], "cache_salt": "x" * (MAX_SALT + 1)}))
+    assert facts.body == {}
+    assert given_ids(facts) is None
+    assert has_media(facts)
 
 
 def test_the_last_piece_holds_the_end_of_the_object() -> None:

@@ -1,13 +1,16 @@
 """Large bodies are read by another process, and all bodies together have a limit."""
 
+import asyncio
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 
 import orjson
 import pytest
 
-from router.core.large_body import LARGE_BYTES, LIGHT_BYTES
+from router.core.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
+from router.core.routes import ROUTES
 from router.net.body_parser import BodyParser
 from tests.net.client import Client, request
 from tests.net.engine import chunk, json_reply
@@ -197,6 +200,39 @@ async def test_a_client_that_leaves_disturbs_nobody(harness: Harness, stopped: l
     assert (await clients[2].answer()).status == 200
     assert engine.seen == 2
     assert parser_of(router).pid == pid
+
+
+async def test_a_body_whose_client_leaves_while_it_waits_is_kept_no_longer() -> None:
+    class Pieces(list[bytes]):
+        """What a weak reference can point to."""
+
+    parser, route = BodyParser(None), ROUTES[COMPLETIONS]
+    first = asyncio.ensure_future(parser.read(route, b"", [LARGE]))
+    pieces = Pieces([LARGE])
+    kept = weakref.ref(pieces)
+    second = asyncio.ensure_future(parser.read(route, b"", pieces))
+    await asyncio.sleep(0)  # the first has been taken up, and no process been started yet
+    assert not first.done()
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    del second, pieces
+    assert kept() is None
+    assert (await first).model == "m"
+    await parser.close()
+
+
+async def test_the_ids_of_a_long_prompt_are_known_as_those_of_a_short_one(harness: Harness) -> None:
+    """KV-cache events speak of ids; ten thousand of them are many values."""
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine, prefix_cache="events")
+    events = router.router.fleet.cache_events
+    assert events is not None
+    for number, length in enumerate((1000, 20_000), 1):
+        body = orjson.dumps({"model": "m", "prompt": list(range(100_000, 100_000 + length))})
+        assert is_large(body) == (length > 1000)
+        assert (await router.ask(COMPLETIONS, body)).status == 200
+        assert (events.known, events.unknown) == (number, 0)
 
 
 # All bodies together.

@@ -17,7 +17,14 @@ from router.core.prefix.prompt_tokens import ID_BYTES, PromptTokens
 from router.core.tokens import TEXT_PARTS, prompts
 from router.core.values import Facts, PrefixKeys, RouteKind
 
-__all__ = ["CacheEvents", "Lookup", "PromptFeedback", "cached_tokens"]
+__all__ = [
+    "CacheEvents",
+    "Lookup",
+    "PromptFeedback",
+    "cached_tokens",
+    "given_ids",
+    "has_media",
+]
 
 
 class Lookup(NamedTuple):
@@ -52,7 +59,7 @@ class CacheEvents:
         return None if prompt is None else Lookup(prompt, self.blocks.match(prompt))
 
     def _prompt(self, facts: Facts, prefix: PrefixKeys, lora: str | None) -> PromptTokens | None:
-        given = _given(facts)
+        given = given_ids(facts)
         if given is not None:
             count = len(given) // ID_BYTES
             return PromptTokens(given, count, lora, _salt(facts), is_whole=count < MAX_IDS)
@@ -66,12 +73,14 @@ class CacheEvents:
         self, facts: Facts, prefix: PrefixKeys, cache: EngineCache, predicted: int | None
     ) -> "PromptFeedback":
         """What takes a request's answer. `predicted`: tokens that events let expect there."""
-        may_learn = _given(facts, just_look=True) is None and _is_all_text(facts)
+        may_learn = given_ids(facts, just_look=True) is None and not has_media(facts)
         return PromptFeedback(cache, predicted, self.learned if may_learn else None, prefix)
 
 
-def _given(facts: Facts, *, just_look: bool = False) -> bytes | None:
+def given_ids(facts: Facts, *, just_look: bool = False) -> bytes | None:
     """The ids of a prompt that the client sent as such, packed; None for text."""
+    if facts.ids is not None:
+        return facts.ids
     if facts.route.kind is not RouteKind.COMPLETIONS:
         return None
     found = prompts(facts.body.get("prompt"))
@@ -90,8 +99,8 @@ def _salt(facts: Facts) -> str | None:
     return salt if isinstance(salt, str) and salt else None
 
 
-def _is_all_text(facts: Facts) -> bool:
-    """Whether the prompt is text only: an image's ids are the same for every image."""
+def has_media(facts: Facts) -> bool:
+    """Whether the prompt is more than text: an image's ids are the same for every image."""
     body = facts.body
     contents = [body.get("system")]
     for name in ("messages", "input"):
@@ -99,7 +108,8 @@ def _is_all_text(facts: Facts) -> bool:
         if isinstance(items, list):
             contents += [item.get("content") for item in items if isinstance(item, dict)]
     parts = chain.from_iterable(each for each in contents if isinstance(each, list))
-    return body.get("prompt_embeds") is None and all(map(_is_text, parts))
+    is_text = body.get("prompt_embeds") is None and all(map(_is_text, parts))
+    return facts.has_media or not is_text
 
 
 def _is_text(part: object) -> bool:
