@@ -1,12 +1,16 @@
 """Requests wait for their turn, with real connections: who goes next, and what is given back."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from router.core.admission import Ticket
+from router.core.errors import RouterError
 from router.core.events import RequestEnded
-from router.net.admission_gate import AdmissionGate
+from router.net.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.start_limiter import StartLimiter
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -161,6 +165,51 @@ async def test_who_has_waited_too_long_is_503(harness: Harness) -> None:
     assert answer.values(b"retry-after") == [b"1"]
     assert found.engine.seen == 1
     await found.end()
+
+
+class Unheard:
+    """A request of which nobody hears."""
+
+    def __init__(self) -> None:
+        self.refusals: list[RouterError] = []
+
+    def on_turn(self, waited: float) -> None:
+        """It is its turn."""
+
+    def on_refused(self, error: RouterError) -> None:
+        """It waits no longer."""
+        self.refusals.append(error)
+
+
+class Uncounted:
+    """Nothing is counted."""
+
+    def queue_length(self, waiting: int) -> None: ...
+
+    def queue_waited(self, seconds: float) -> None: ...
+
+    def queue_rejected(self, reason: str) -> None: ...
+
+
+async def test_of_many_that_are_late_together_few_are_answered_in_one_turn() -> None:
+    limits = AdmissionLimits(0, None, 1000, 0.0, b"", "none")
+    gate = AdmissionGate(limits, lambda: 1, StartLimiter(4), Uncounted())
+    waiters = [Unheard() for _ in range(20)]
+    for waiter in waiters:
+        assert not gate.enter(Ticket("t", 0, 1.0, 0.0), waiter)
+
+    def refused() -> int:
+        return sum(len(waiter.refusals) for waiter in waiters)
+
+    gate._sweep()
+    assert gate.admission.waiting == 0
+    before = refused()
+    assert before == 4
+    while before < len(waiters):
+        await asyncio.sleep(0)
+        assert before < refused() <= before + 4
+        before = refused()
+    gate.close()
 
 
 async def test_a_client_that_leaves_the_queue_is_not_served(harness: Harness) -> None:
