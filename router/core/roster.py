@@ -283,13 +283,11 @@ class Roster:
         state: dict[str, Any] = json.loads(data)
         self.version, self.left_out = state["version"], state["left_out"]
         self.entries = tuple(
-            Entry(_endpoint(endpoint), *others, receiver=_receiver(receiver))
-            for endpoint, *others, receiver in state["entries"]
+            Entry(_endpoint(endpoint), *_fields(others)) for endpoint, *others in state["entries"]
         )
         self._sources = {
             source: tuple(
-                Target(_endpoint(endpoint), *others, receiver=_receiver(receiver))
-                for endpoint, *others, receiver in targets
+                Target(_endpoint(endpoint), *_fields(others)) for endpoint, *others in targets
             )
             for source, targets in state["sources"].items()
         }
@@ -305,6 +303,12 @@ class Roster:
 def _endpoint(pair: list[str]) -> Endpoint:
     url, role = pair
     return Endpoint(url, Role(role))
+
+
+def _fields(encoded: list[Any]) -> list[Any]:
+    """Fields that follow an endpoint, the last of them a receiver."""
+    *others, receiver = encoded
+    return [*others, _receiver(receiver)]
 
 
 def _receiver(found: list[Any] | None) -> Receiver | None:
