@@ -16,7 +16,7 @@ import httptools
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import NOTHING, KnownHeads, split
-from router.net.read_limiter import ReadLimiter
+from router.net.read_limiter import LARGE_READ_BYTES, ReadLimiter
 from router.net.request_parser import MAX_HEAD_BYTES, RequestParser
 from router.net.response_writer import STATUS_LINES, ResponseWriter
 
@@ -34,11 +34,16 @@ MAX_PIPELINED: Final = 8
 """Requests that wait behind another one on their connection while it is still read from, which is
 how the client's end is noticed."""
 
-UNREAD_BYTES: Final = 64 << 10
-"""Of a body that comes behind another request; then it is not read on until its turn."""
+MAX_WAITING: Final = 512
+"""Requests that may wait on a connection in all: one read can bring as many. Who sends more is
+answered those, and the connection is closed. 256 kB of tiny ones would be thousands, parsed in one
+turn of the event loop and ten times as large in memory."""
 
-LARGE_READ_BYTES: Final = 16 << 10
-"""Reads above this are limited, all connections together; what is refused and discarded, too."""
+UNREAD_BYTES: Final = 64 << 10
+"""Of the bodies that come behind another request; then nothing is read until their turn."""
+
+FEW_PIECES: Final = 64
+"""Chunks of a body in one read, beyond which they count."""
 
 NEVER: Final = float("inf")
 
@@ -90,9 +95,11 @@ class ClientConnection:
         "_connections",
         "_discards_input",
         "_handler",
+        "_has_turn",
         "_known_heads",
         "_last",
         "_parser",
+        "_pieces",
         "_read_limiter",
         "_waiting",
         "_waits_for_turn",
@@ -126,9 +133,11 @@ class ClientConnection:
         self._waiting: list[ClientRequest] | None = None
         """Those behind the active one; hardly any connection ever has one."""
         self.read_paused = self.write_paused = False
-        self._waits_for_turn = False
+        self._waits_for_turn = self._has_turn = False
         self.deadline = NEVER
         self._awaited = HEAD
+        self._pieces = 0
+        """Pieces of body in the read that is being parsed."""
         self._discards_input = False
 
     # What the event loop calls.
@@ -141,8 +150,8 @@ class ClientConnection:
 
     def data_received(self, data: bytes) -> None:
         """Take a request whose head is known, or else parse."""
-        if len(data) > LARGE_READ_BYTES:
-            self._read_limiter.took(len(data), self)
+        if len(data) > LARGE_READ_BYTES and not self._may_take(data):
+            return  # what is refused and discarded waits too
         if self._discards_input:
             return
         key, body = NOTHING
@@ -195,11 +204,21 @@ class ClientConnection:
         if not self.read_paused and not self.transport.is_closing():
             self.transport.pause_reading()
 
-    def read_on(self) -> None:
-        """Read again, unless something else forbids it or the connection is closed."""
+    def read_on(self, data: bytes) -> None:
+        """Take what was read, and read on, unless something else forbids it or the connection is
+        closed."""
         self._waits_for_turn = False
+        if self.transport.is_closing():
+            return
+        self._has_turn = True
+        self.data_received(data)
         if not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
+
+    def _may_take(self, data: bytes) -> bool:
+        """Whether a large read may be parsed now. If not, it comes back by `read_on`."""
+        has_turn, self._has_turn = self._has_turn, False
+        return has_turn or self._read_limiter.may_take(data, self)
 
     # What the server calls.
 
@@ -242,10 +261,11 @@ class ClientConnection:
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of body, unless its request has been answered without it."""
+        self._pieces += 1
         request = self._last
         if request is not None:
             request.add(body)
-            if request.size > UNREAD_BYTES and self._waiting:  # it is the last of them
+            if self._waiting and self._has_backlog():
                 self._pause_reading()
 
     def on_message_complete(self) -> None:
@@ -331,9 +351,18 @@ class ClientConnection:
 
     def _wait_its_turn(self, request: ClientRequest) -> None:
         waiting = self._waiting = self._waiting or []
+        if len(waiting) >= MAX_WAITING:
+            raise ValueError("too many requests at once")  # becomes a parser error
         waiting.append(request)
-        if len(waiting) > MAX_PIPELINED:
+        if self._has_backlog():
             self._pause_reading()
+
+    def _has_backlog(self) -> bool:
+        """Whether so much waits behind the active request that no more is to be read."""
+        waiting = self._waiting
+        return waiting is not None and (
+            len(waiting) > MAX_PIPELINED or sum(each.size for each in waiting) > UNREAD_BYTES
+        )
 
     def _go_on(self) -> None:
         """With the next request, if it has come."""
@@ -372,10 +401,13 @@ class ClientConnection:
         """Begin a request that came, which is returned, and tell the listener of the active one
         what there is of its body."""
         parser = self._parser
+        self._pieces = 0
         try:
             parser.feed(data)
         except httptools.HttpParserError:
             self._refuse_malformed()
+        if self._pieces > FEW_PIECES and len(data) > LARGE_READ_BYTES:
+            self._read_limiter.took_pieces(self._pieces)
         arrived = self._arrived
         if arrived is not None:
             self._arrived = None
@@ -397,9 +429,10 @@ class ClientConnection:
                 self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        self.read_paused = False
-        if not self._waits_for_turn:
-            self.transport.resume_reading()
+        if not self._has_backlog():
+            self.read_paused = False
+            if not self._waits_for_turn:
+                self.transport.resume_reading()
 
     # Refusing and closing.
 

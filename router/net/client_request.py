@@ -8,6 +8,10 @@ from router.core.headers import HeaderPairs
 __all__ = ["NO_HEAD", "ClientRequest", "RequestHead", "RequestListener"]
 
 
+SMALL_BYTES: Final = 4096
+"""Pieces of a body below this are joined: one may be a single byte, and takes fifty."""
+
+
 class RequestListener(Protocol):
     """Answers one request. Each method is called by the client's connection."""
 
@@ -98,7 +102,11 @@ class ClientRequest:
 
     def add(self, data: bytes) -> None:
         """Keep a piece of the body."""
-        self._parts.append(data)
+        parts = self._parts
+        if parts and len(data) < SMALL_BYTES and len(parts[-1]) < SMALL_BYTES:
+            parts[-1] += data
+        else:
+            parts.append(data)
         self.size += len(data)
 
     def take_body(self) -> bytes:

@@ -13,6 +13,7 @@ from router.core.headers import HeaderPairs
 from router.core.values import Failure, FailureKind
 from router.net.answer_head import AnswerHead
 from router.net.known_heads import KnownHeads, split
+from router.net.read_limiter import LARGE_READ_BYTES, ReadLimiter
 
 __all__ = ["EngineConnection", "Owner", "Sink"]
 
@@ -66,6 +67,9 @@ class Owner(Protocol):
     known_heads: KnownHeads[AnswerHead]
     """Those of all connections to the engine."""
 
+    read_limiter: ReadLimiter
+    """For all engines' connections."""
+
     def put(self, connection: "EngineConnection") -> None:
         """The connection is idle and may be used again."""
 
@@ -82,9 +86,11 @@ class EngineConnection(asyncio.Protocol):
         "_complete",
         "_excess",
         "_has_head",
+        "_has_turn",
         "_head",
         "_headers",
         "_is_asked",
+        "_is_paused",
         "_keep_alive",
         "_known_heads",
         "_length",
@@ -95,6 +101,7 @@ class EngineConnection(asyncio.Protocol):
         "_status",
         "_transport",
         "_until_close",
+        "_waits_for_turn",
         "idle_since",
     )
 
@@ -112,6 +119,7 @@ class EngineConnection(asyncio.Protocol):
         self._length: int | None = None
         self._is_asked = False
         """Whether a request was sent and nothing of its answer has come."""
+        self._is_paused = self._waits_for_turn = self._has_turn = False
         self._has_head = False
         self._until_close = False
         self._complete = False
@@ -145,12 +153,32 @@ class EngineConnection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Stop reading: the kernel's buffers fill up, and the engine waits for a slow client."""
+        self._is_paused = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
+        self._is_paused = False
+        if not self._waits_for_turn and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # What the limiter of reads calls.
+
+    def wait_for_turn(self) -> None:
+        """Read no more for now."""
+        self._waits_for_turn = True
         if not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def read_on(self, data: bytes) -> None:
+        """Take what was read, and read on, unless its answer is not wanted any more."""
+        self._waits_for_turn = False
+        if self._sink is None:
+            return
+        self._has_turn = True
+        self.data_received(data)
+        if not self._is_paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def is_closing(self) -> bool:
@@ -176,11 +204,18 @@ class EngineConnection(asyncio.Protocol):
             head = CHUNK_HEADS[length]
             if data.startswith(head) and sink.on_chunk(data, length - len(head) - 2):
                 return
+        elif length > LARGE_READ_BYTES and not self._may_take(data):
+            return
         elif self._is_asked:
             self._is_asked = False
             self._take_first(data, sink)
             return
         self._parse(data, sink)
+
+    def _may_take(self, data: bytes) -> bool:
+        """Whether a large read may be parsed now. If not, it comes back by `read_on`."""
+        has_turn, self._has_turn = self._has_turn, False
+        return has_turn or self._owner.read_limiter.may_take(data, self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the sink, if it still waits."""

@@ -12,11 +12,15 @@ from router.net.answer_head import AnswerHead
 from router.net.diagnosis import trouble_of
 from router.net.engine_connection import EngineConnection
 from router.net.known_heads import KnownHeads
+from router.net.read_limiter import ReadLimiter
 
 __all__ = ["EnginePool"]
 
 MAX_HEADS = 32
 """Of answers that are kept, by engine: with Date there is a new one each second."""
+
+UNLIMITED = 1 << 62
+"""Bytes to be read, for commands that ask one engine."""
 
 UNREPLAYABLE_SECONDS = 1.0
 """Longest idle time of a connection for requests that must not be sent twice: a fifth of vLLM's
@@ -38,8 +42,10 @@ class EnginePool:
         idle_seconds: float,
         max_idle: int,
         tls: ssl.SSLContext | None,
+        read_limiter: ReadLimiter | None = None,
     ) -> None:
         self.origin = origin
+        self.read_limiter = read_limiter or ReadLimiter(UNLIMITED)
         self.authority = origin.authority.encode()
         """The value of the Host header."""
         self.prefix = origin.prefix.encode("latin-1")

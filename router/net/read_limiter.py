@@ -1,46 +1,65 @@
-"""Limits how much is read from clients between two beats of the router's clock.
+"""Limits how much of what is read is taken between two beats of the router's clock.
 
 The event loop reads up to 256 kB from each socket that has something, in one turn: of a thousand
 clients that send large bodies at once, that would be a quarter of a gigabyte before any stream
-goes on.
+goes on. A read that comes too early waits as it is, and its connection is not read on until then.
 """
 
 from collections import deque
 from typing import Final, Protocol
 
-__all__ = ["ReadLimiter", "Reading"]
+__all__ = ["LARGE_READ_BYTES", "MAX_HELD_BYTES", "PIECE_BYTES", "ReadLimiter", "Reading"]
 
-READ_BYTES: Final = 256_000
-"""uvloop's buffer."""
+LARGE_READ_BYTES: Final = 16 << 10
+"""Reads above this are limited, all connections together."""
+
+MAX_HELD_BYTES: Final = 64 << 20
+"""Of reads that wait. What is beyond is taken at once: it is better refused than kept."""
+
+PIECE_BYTES: Final = 512
+"""As many bytes as a chunk of a body counts for: parsing it takes half a microsecond."""
 
 
 class Reading(Protocol):
-    """A client's connection."""
+    """A connection."""
 
     def wait_for_turn(self) -> None:
         """Read no more for now."""
 
-    def read_on(self) -> None:
-        """Go on; nothing happens if the connection is gone."""
+    def read_on(self, data: bytes) -> None:
+        """Take what was read, and go on; nothing happens if the connection is gone."""
 
 
 class ReadLimiter:
-    """Up to `limit` bytes per beat and, of each connection that is read then, one read more."""
+    """Up to `limit` bytes per beat, and the rest of the read that exceeds it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._left = limit
-        self._waiting: deque[Reading] = deque()
+        self._held = 0
+        self._waiting: deque[tuple[Reading, bytes]] = deque()
 
-    def took(self, size: int, connection: Reading) -> None:
-        """So much has been read. When that was enough, the connection waits for its turn."""
-        self._left -= size
-        if self._left <= 0:
-            connection.wait_for_turn()
-            self._waiting.append(connection)
+    def may_take(self, data: bytes, connection: Reading) -> bool:
+        """Whether a read may be taken now. If not, the connection gets it back in its turn."""
+        size = len(data)
+        if self._left > 0 or self._held + size > MAX_HELD_BYTES:
+            self._left -= size
+            return True
+        self._held += size
+        self._waiting.append((connection, data))
+        connection.wait_for_turn()
+        return False
+
+    def took_pieces(self, number: int) -> None:
+        """What was taken had so many pieces: it took longer than its size tells."""
+        self._left -= PIECE_BYTES * number
 
     def refill(self) -> None:
-        """A beat: as many connections go on as can read something."""
-        self._left = self._limit
-        for _ in range(min(len(self._waiting), 1 + self._limit // READ_BYTES)):
-            self._waiting.popleft().read_on()
+        """A beat: those that wait longest take what they have read. What was too much before is
+        made up for."""
+        self._left = min(self._limit, self._left + self._limit)
+        while self._waiting and self._left > 0:
+            connection, data = self._waiting.popleft()
+            self._held -= len(data)
+            self._left -= len(data)
+            connection.read_on(data)

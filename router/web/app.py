@@ -83,7 +83,8 @@ in one turn of the event loop: each takes 35 us, and its engine connection 100 u
 if it needs a new one."""
 
 READ_PER_BEAT = 4 << 20
-"""Bytes that are read from clients between two beats: 400 MB a second, in some 5 ms each."""
+"""Bytes that are taken of large reads between two beats, from clients and as many from engines: 400
+MB a second, in some 5 ms each."""
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,8 @@ class Router:
         self.lifecycle = Lifecycle(self._tasks.failing)
         self._context = None if worker is None else worker.context
         self.fleet = fleet_of(settings, self._context)
-        self._pools = EnginePools(pool_of(settings))
+        self._engine_reads = ReadLimiter(READ_PER_BEAT)
+        self._pools = EnginePools(pool_of(settings, self._engine_reads))
         self.pools = self._pools.by_endpoint
         scheduler = scheduler_of(settings, self.fleet)
         self.metrics = Metrics(
@@ -273,6 +275,7 @@ class Router:
         self.metrics.observe_loop_lag(late)
         self.start_limiter.refill()
         self._read_limiter.refill()
+        self._engine_reads.refill()
 
     def _connections(self) -> Iterator[tuple[Endpoint, int, int]]:
         if self._context is not None:

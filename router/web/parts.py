@@ -33,6 +33,7 @@ from router.net.kv_subscription import KVAddress
 from router.net.network import Limits, Timeouts
 from router.net.pool import EnginePool
 from router.net.prober import Prober
+from router.net.read_limiter import ReadLimiter
 from router.net.relay_leg import Patience
 from router.net.shared_state import WorkerContext
 from router.net.start_limiter import StartLimiter
@@ -235,7 +236,7 @@ def kv_source_finder(settings: Settings, fleet: Fleet, tasks: TaskSet) -> KVSour
     )
 
 
-def pool_of(settings: Settings) -> Callable[[Endpoint], EnginePool]:
+def pool_of(settings: Settings, read_limiter: ReadLimiter) -> Callable[[Endpoint], EnginePool]:
     tls = ssl.create_default_context(cafile=settings.engine_ca_file)
     return lambda endpoint: EnginePool(
         origin(endpoint.url),
@@ -243,6 +244,7 @@ def pool_of(settings: Settings) -> Callable[[Endpoint], EnginePool]:
         idle_seconds=settings.idle_connection_timeout,
         max_idle=settings.max_idle_connections,
         tls=tls,
+        read_limiter=read_limiter,
     )
 
 

@@ -1,15 +1,24 @@
 """The client's side of a connection: reuse, pipelining, HTTP/1.0, 100 Continue."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
 import pytest
 from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
-from router.net.client_connection import BODY, HEAD_SECONDS, NEVER, ClientConnection
-from router.net.client_request import ClientRequest, RequestHead
+from router.net.client_connection import (
+    BODY,
+    HEAD_SECONDS,
+    MAX_WAITING,
+    NEVER,
+    UNREAD_BYTES,
+    ClientConnection,
+)
+from router.net.client_request import SMALL_BYTES, ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads
 from router.net.read_limiter import ReadLimiter
 from tests.net.client import Truncated, request
@@ -113,6 +122,57 @@ async def test_a_pipelined_flood_is_not_read_ahead(harness: Harness) -> None:
         return call.connection.closed.is_set()
 
     await eventually(write_more)
+
+
+async def test_who_pipelines_thousands_is_answered_some_and_then_left(harness: Harness) -> None:
+    """Each answer would let another read be queued: thousands more requests for one answered."""
+    router = await harness.router(await harness.engine())
+    client = await router.client()
+    client.writer.write(request("/health", method="GET") * 20_000)
+    number = 0
+    with contextlib.suppress(Truncated, ConnectionError):
+        while True:
+            answer = await client.answer("GET")
+            assert answer.status == 200
+            number += 1
+    assert 0 < number <= MAX_WAITING + 1
+
+
+async def test_bodies_behind_a_request_are_not_read_ahead(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    (connection,) = router.connections
+    one = request(COMPLETIONS, b"x" * 60_000)
+    client.writer.write(one * 40)
+    await eventually(lambda: flow_of(connection).read_paused)
+    for _ in range(20):  # nothing more comes
+        await asyncio.sleep(0)
+    assert sum(each.size for each in connection._waiting) <= UNREAD_BYTES + (256 << 10)
+    call.stream(token("hi"), DONE)
+    call.end()
+    await client.answer()
+    for _ in range(40):
+        assert (await client.answer()).status == 400
+
+
+async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_bytes(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    head = request(COMPLETIONS, b"", (b"transfer-encoding", b"chunked")).partition(b"\r\n\r\n")[0]
+    body = orjson.dumps(completion("x" * 50_000))
+    client.writer.write(head + b"\r\n\r\n" + b"".join(chunk(bytes([each])) for each in body))
+    (connection,) = router.connections
+    await eventually(lambda: connection.active and connection.active.size == len(body))
+    assert len(connection.active._parts) <= 2 * len(body) // SMALL_BYTES + 1
+    await client.send(b"0\r\n\r\n")
+    call = await engine.call()
+    assert await call.read() == body
+    call.send(OK)
+    assert (await client.answer()).status == 200
 
 
 async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(
@@ -381,7 +441,7 @@ async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None
     connection.data_received(request(COMPLETIONS, completion()) * 20)  # too many at once
     assert not wire.is_read
     connection.wait_for_turn()
-    connection.read_on()
+    connection.read_on(b"")
     assert not wire.is_read
     connection.wait_for_turn()
     for _ in range(21):
@@ -389,7 +449,7 @@ async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None
         connection.end_response()
         await asyncio.sleep(0)
     assert not wire.is_read
-    connection.read_on()
+    connection.read_on(b"")
     assert wire.is_read
 
 

@@ -13,6 +13,7 @@ from router.core.values import Failure
 from router.net.answer_head import AnswerHead
 from router.net.engine_connection import EngineConnection
 from router.net.known_heads import KnownHeads
+from router.net.read_limiter import ReadLimiter
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -83,6 +84,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.known_heads: KnownHeads[AnswerHead] = KnownHeads(9)
+        self.read_limiter = ReadLimiter(1 << 40)
         self.returned = 0
 
     def put(self, connection: EngineConnection) -> None:

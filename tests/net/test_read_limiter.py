@@ -1,70 +1,120 @@
-"""What many clients send at once is read in turns."""
+"""What many connections bring at once is taken in turns."""
 
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.net.read_limiter import READ_BYTES, ReadLimiter
+from router.net.read_limiter import (
+    LARGE_READ_BYTES,
+    MAX_HELD_BYTES,
+    PIECE_BYTES,
+    ReadLimiter,
+)
 from tests.net.client import request
-from tests.net.engine import json_reply
+from tests.net.engine import chunk, json_reply
 from tests.net.harness import Harness, eventually
-from tests.net.payloads import COMPLETIONS, completion
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 
-LIMIT = 4 * READ_BYTES
+READ = b"x" * 1000
+LIMIT = 4 * len(READ)
 
 
 class Connection:
     """Reads whenever it may."""
 
-    def __init__(self) -> None:
+    def __init__(self, limiter: ReadLimiter) -> None:
+        self.limiter = limiter
         self.is_paused = False
-        self.read = 0
+        self.taken: list[int] = []
+        """The reads, by their numbers."""
+        self.came = 0
+
+    def read(self, data: bytes = READ) -> None:
+        """Something came."""
+        assert not self.is_paused
+        self.came += 1
+        if self.limiter.may_take(data, self):
+            self.taken.append(self.came)
 
     def wait_for_turn(self) -> None:
         assert not self.is_paused
         self.is_paused = True
 
-    def read_on(self) -> None:
+    def read_on(self, data: bytes) -> None:
         assert self.is_paused
         self.is_paused = False
+        self.taken.append(self.came)
 
 
 @given(st.lists(st.lists(st.integers(0, 19), max_size=60), max_size=20))
-def test_between_two_beats_little_more_than_the_limit_is_read(beats: list[list[int]]) -> None:
+def test_in_a_beat_one_read_more_than_the_limit_is_taken_at_most(beats: list[list[int]]) -> None:
     limiter = ReadLimiter(LIMIT)
-    connections = [Connection() for _ in range(20)]
-    for each in connections:  # a first read of each, before anything is paused
-        limiter.took(READ_BYTES, each)
+    connections = [Connection(limiter) for _ in range(20)]
+
+    def taken() -> int:
+        return sum(len(each.taken) for each in connections)
+
     for numbers in beats:
+        before = taken()
         limiter.refill()
-        read = 0
         for number in numbers:
             if not connections[number].is_paused:
-                read += READ_BYTES
-                limiter.took(READ_BYTES, connections[number])
-        running = sum(not each.is_paused for each in connections)
-        assert read <= LIMIT + READ_BYTES * (running + 5)
+                connections[number].read()
+        assert (taken() - before) * len(READ) <= LIMIT + len(READ)
+    for each in connections:
+        waiting = [each.came] if each.is_paused else []
+        assert each.taken + waiting == list(range(1, each.came + 1)), "each read once, in order"
 
 
 def test_all_come_to_their_turn() -> None:
     limiter = ReadLimiter(LIMIT)
-    connections = [Connection() for _ in range(50)]
-    for each in connections:
-        limiter.took(READ_BYTES, each)
+    connections = [Connection(limiter) for _ in range(50)]
     for _ in range(100):
-        limiter.refill()
         for each in connections:
             if not each.is_paused:
-                each.read += 1
-                limiter.took(READ_BYTES, each)
-    counts = [each.read for each in connections]
-    assert min(counts) > 0
+                each.read()
+        limiter.refill()
+    counts = [len(each.taken) for each in connections]
+    assert max(counts) - min(counts) <= 2
+
+
+def test_what_takes_longer_than_its_size_tells_is_made_up_for() -> None:
+    limiter = ReadLimiter(LIMIT)
+    one, other = Connection(limiter), Connection(limiter)
+    one.read()
+    limiter.took_pieces(3 * LIMIT // PIECE_BYTES)
+    other.read()
+    assert other.is_paused
+    limiter.refill()
+    limiter.refill()
+    assert other.is_paused
+    limiter.refill()
+    assert not other.is_paused
+
+
+def test_what_waits_is_bounded() -> None:
+    limiter = ReadLimiter(1)
+    large = b"x" * (MAX_HELD_BYTES // 2)
+    connections = [Connection(limiter) for _ in range(4)]
+    for each in connections:
+        each.read(large)
+    assert [each.is_paused for each in connections] == [False, True, True, False]
+    for _ in range(MAX_HELD_BYTES):
+        limiter.refill()
+        if not connections[1].is_paused:
+            break
+        limiter._left = 0
+    connections[1].read(large)
+    assert connections[1].is_paused, "what has had its turn makes room"
 
 
 async def test_bodies_that_wait_arrive_whole(harness: Harness) -> None:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
     router = await harness.router(engine)
-    router.router.handler.network.read_limiter._limit = 1
+    router.router.handler.network.read_limiter._limit = 100_000
     clients = [await router.client() for _ in range(3)]
     for client in clients:
         await client.send(request(COMPLETIONS, completion("x" * 900_000)))
@@ -72,15 +122,81 @@ async def test_bodies_that_wait_arrive_whole(harness: Harness) -> None:
         assert (await client.answer()).status == 200
 
 
+async def test_answers_that_wait_arrive_whole_and_in_order(harness: Harness) -> None:
+    engine = await harness.engine()
+    text = [token(f"{number} " + "x" * 3000) for number in range(300)]
+    router = await harness.router(engine)
+    limiter = router.router._engine_reads
+    limiter._limit = limiter._left = 50_000
+
+    def answer(call: Any) -> None:
+        if call.json.get("stream"):
+            call.stream(*text, DONE)
+            call.end()
+        else:
+            call.send(json_reply({"text": "x" * 900_000}))
+
+    engine.answer_all(answer)
+    clients = [await router.client() for _ in range(4)]
+    for number, client in enumerate(clients):
+        asked = STREAM if number % 2 else completion()
+        await client.send(request(COMPLETIONS, asked))
+    for number, client in enumerate(clients):
+        found = await client.answer()
+        assert found.body == b"".join((*text, DONE)) if number % 2 else len(found.body) > 900_000
+
+
+async def test_while_answers_wait_nobody_is_read_without_a_turn(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    limiter = router.router._engine_reads
+    limiter._limit, limiter._left = 0, 0  # no turn ever comes
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("first"))
+    answer = await client.begin()
+    await answer.until(token("first"))
+    call.events(*[token("x" * 3000)] * 1000)
+    await eventually(lambda: limiter._waiting)
+    [connection] = router.pool(engine)._open
+    connection.pause_reading()  # its client does not read either
+    connection.resume_reading()
+    assert connection._waits_for_turn
+    assert limiter._held <= 1 << 18
+    limiter._limit = 1 << 22
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body.count(b"\n\n") == 1002
+
+
 async def test_a_client_that_leaves_while_it_waits_is_noticed(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
     limiter = router.router.handler.network.read_limiter
-    limiter._limit = limiter._left = 1
+    budget = router.router.handler.network.byte_budget
     client = await router.client()
+    limiter._left = 1
     await client.send(request(COMPLETIONS, b"x" * 300_000, (b"content-length", b"400000")))
-    await eventually(lambda: router.router.handler.network.byte_budget.held >= 300_000)
+    await eventually(lambda: budget.held >= LARGE_READ_BYTES)
     client.leave()
-    await eventually(lambda: router.router.handler.network.byte_budget.held == 0)
+    await eventually(lambda: budget.held == 0)
+
+
+async def test_an_engine_that_leaves_while_its_answer_waits_fails_it(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    limiter = router.router._engine_reads
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    limiter._limit, limiter._left = 0, 0
+    reply = json_reply({"text": "x" * 100_000})
+    call.send(reply[:60_000])
+    await eventually(lambda: limiter._waiting)
+    call.close()
+    limiter._limit = 1 << 22
+    assert (await client.answer()).status == 502
 
 
 async def test_what_is_refused_is_discarded_in_turns_too(harness: Harness) -> None:
@@ -93,3 +209,30 @@ async def test_what_is_refused_is_discarded_in_turns_too(harness: Harness) -> No
     [connection] = router.connections
     client.writer.write(b"x" * 9_000_000)
     await eventually(lambda: connection._waits_for_turn)
+
+
+class Counting(ReadLimiter):
+    """Notes the pieces that it is told of."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 30)
+        self.pieces = 0
+
+    def took_pieces(self, number: int) -> None:
+        self.pieces += number
+        super().took_pieces(number)
+
+
+@pytest.mark.parametrize(("number", "counts"), [(100_000, True), (1000, False)])
+async def test_a_large_read_of_tiny_chunks_counts_for_what_it_costs(
+    harness: Harness, number: int, counts: bool
+) -> None:
+    """Small reads have no turns, so they must not use up those of others."""
+    router = await harness.router(await harness.engine())
+    router.router.handler.read_limiter = limiter = Counting()
+    head = request(COMPLETIONS, b"", (b"transfer-encoding", b"chunked")).partition(b"\r\n\r\n")[0]
+    client = await router.client()
+    await client.send(head + b"\r\n\r\n" + chunk(b"x") * number)
+    [connection] = router.connections
+    await eventually(lambda: connection.active and connection.active.size == number)
+    assert limiter.pieces > number // 2 if counts else limiter.pieces == 0
