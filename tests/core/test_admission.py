@@ -105,6 +105,17 @@ def test_a_tenant_whose_requests_come_one_by_one_is_still_charged_for_each() -> 
     assert begun == {"short": 30, "long": 10}
 
 
+def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
+    admission = full()
+    for _ in range(60):
+        admission.offer(ticket("busy"), 1)
+    served(admission, 20)
+    for _ in range(30):
+        admission.offer(ticket("back"), 1)
+    number = Counter(each.key for each in served(admission, 20))
+    assert abs(number["busy"] - number["back"]) <= 2
+
+
 def test_when_nobody_competes_the_past_is_forgotten() -> None:
     admission = full()
     admission.offer(ticket("a", cost=1000.0), 1)

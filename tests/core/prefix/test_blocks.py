@@ -263,6 +263,18 @@ def test_no_more_is_remembered_than_the_engine_has_room_for(
     assert held(index, source, prompt([1] * 8)) == 8
 
 
+def test_a_block_that_goes_for_want_of_room_goes_with_all_its_copies(
+    index: BlockIndex, source: SourceBlocks
+) -> None:
+    source.apply(CHAIN)  # two copies of each now
+    source.resize(5 * SIZE)
+    source.apply(stored([5], [1] * 4))
+    assert source.held == 3  # of nine copies four went: those of two blocks
+    source.apply(removed(3, 4))
+    source.apply(removed(3, 4))
+    assert source.held == 1
+
+
 def test_a_size_that_is_told_before_the_blocks_is_not_used(index: BlockIndex) -> None:
     source = SourceBlocks(index)
     source.resize(0)

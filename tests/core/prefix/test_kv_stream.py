@@ -110,6 +110,17 @@ def test_a_gap_is_asked_for_again() -> None:
     assert (stream.gaps, stream.replays, stream.is_whole) == (1, 2, True)
 
 
+def test_what_has_waited_for_a_replay_counts_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_stream, "MAX_AHEAD_BYTES", 100)
+    stream = joined()
+    live(stream, 0)
+    for lost in range(1, 21, 2):
+        assert stream.live(lost + 1, b"x" * 60) == [Replay(lost)]
+        assert applied(replayed(stream, lost)) == [lost]
+        assert stream.replay_ended() == [Apply(b"x" * 60)]
+    assert (stream.gaps, stream.losses) == (10, 0)
+
+
 def test_a_gap_without_replay_drops_what_is_known() -> None:
     stream = joined(can_replay=False)
     live(stream, 0, 1)
