@@ -111,3 +111,16 @@ async def test_a_router_renews_it(harness: Harness) -> None:
     start_limiter = router.router.start_limiter
     start_limiter._left = 0
     await eventually(lambda: start_limiter._left)
+
+
+def test_under_load_work_waits_only_where_a_turn_has_had_enough() -> None:
+    """However long ago time has passed."""
+    start_limiter, loop = bench()
+    done: list[int] = []
+    waited = 0
+    for n in range(100 * MOST):  # one in each turn
+        start_limiter.submit(loop, partial(done.append, n))
+        waited += len(done) <= n
+        loop.turn()
+    assert done == list(range(100 * MOST))
+    assert waited <= 100
