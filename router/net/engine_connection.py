@@ -12,7 +12,7 @@ import httptools
 from router.core.headers import HeaderPairs
 from router.core.values import Failure, FailureKind
 from router.net.answer_head import AnswerHead
-from router.net.known_heads import KnownHeads, split
+from router.net.known_heads import Key, KnownHeads, split
 from router.net.read_limiter import LARGE_READ_BYTES, ReadLimiter
 
 __all__ = ["EngineConnection", "Owner", "Sink"]
@@ -35,6 +35,9 @@ def _chunk_heads() -> list[bytes]:
 
 
 CHUNK_HEADS: Final = _chunk_heads()
+
+CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+"""By which the parser learns that chunks follow, where the head that they follow is known."""
 
 
 class Sink(Protocol):
@@ -92,6 +95,7 @@ class EngineConnection(asyncio.Protocol):
         "_is_asked",
         "_is_paused",
         "_keep_alive",
+        "_known",
         "_known_heads",
         "_length",
         "_owner",
@@ -116,6 +120,8 @@ class EngineConnection(asyncio.Protocol):
         self._status = 0
         self._head: AnswerHead | None = None
         """A head that the sink does not have yet."""
+        self._known: AnswerHead | None = None
+        """The head of an answer of which only the chunks are parsed."""
         self._length: int | None = None
         self._is_asked = False
         """Whether a request was sent and nothing of its answer has come."""
@@ -250,6 +256,11 @@ class EngineConnection(asyncio.Protocol):
         if self._status < 200:
             return
         self._has_head = True
+        known, self._known = self._known, None
+        if known is not None:
+            self._headers = []
+            self._head, self._length, self._until_close = known, None, False
+            return
         headers, self._headers = self._headers, []
         self._head = head = AnswerHead(self._status, headers)
         length = head.fields.get(b"content-length")
@@ -287,9 +298,7 @@ class EngineConnection(asyncio.Protocol):
         key, body = split(data)
         known = self._known_heads.find(key)
         if known is None:
-            head = self._parse(data, sink)
-            if body and head is not None and self._length == len(body) and self._has_ended_well():
-                self._known_heads.add(key, head)
+            self._take_parsed(data, sink, key, body)
             return
         self._has_head = self._complete = self._keep_alive = True
         sink.on_head(known, len(body), has_body=True)
@@ -297,6 +306,34 @@ class EngineConnection(asyncio.Protocol):
             sink.on_data(body, is_last=True)
         if self._sink is sink:
             self._finish(sink)
+
+    def _take_parsed(self, data: bytes, sink: Sink, key: Key, body: bytes) -> None:
+        """The first read of any other answer. Of one in chunks whose head is known only those are
+        parsed. Heads are kept that came with some of their body, and decide how it is parsed."""
+        end = data.find(b"\r\n\r\n") + 4
+        block = data[:end]
+        self._known = self._known_heads.find((block, b""))
+        head = self._parse(data if self._known is None else CHUNKED + data[end:], sink)
+        if head is None:
+            return
+        if body and self._length == len(body) and self._has_ended_well():
+            self._known_heads.add(key, head)
+        elif self._is_chunked_only(block, head):
+            self._known_heads.add((block, b""), head)
+
+    def _is_chunked_only(self, block: bytes, head: AnswerHead) -> bool:
+        """Whether these bytes are this head, and say that chunks follow and nothing else of how to
+        parse them. (The parser takes other line ends too, and what stands before a head.)"""
+        lines = len(head.headers) + 2
+        return (
+            block.startswith(b"HTTP/1.1 200 ")
+            and block.count(b"\r\n") == block.count(b"\n") == lines
+            and head.fields.get(b"transfer-encoding") == b"chunked"
+            and self._length is None
+            and not self._excess
+            and self._broken is None
+            and bool(self._parser.should_keep_alive())
+        )
 
     def _parse(self, data: bytes, sink: Sink) -> AnswerHead | None:
         """Pass on what a read holds; returns the head that was in it, if a body was as well."""

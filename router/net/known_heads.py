@@ -17,7 +17,8 @@ LENGTH_NAMES: Final = (b"\r\ncontent-l", b"\r\nContent-L")
 """What stands before `ength: ` in the line that states the length."""
 
 Key = tuple[bytes, bytes]
-"""What stands in a head before the digits of the length, and behind them."""
+"""What stands in a head before the digits of the length, and behind them; the whole of one that
+states none, and nothing."""
 
 NOTHING: Final = ((b"", b""), b"")
 

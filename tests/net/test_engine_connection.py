@@ -50,11 +50,13 @@ class Sink:
         self.whole: list[bytes] = []
         self.ended: object = None
         self.head: object = None
+        self.given: AnswerHead | None = None
 
     def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
         """A head."""
         other = [pair for pair in head.headers if pair[0] != b"content-length"]
         self.head = head.status, other, length, has_body
+        self.given = head
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Parsed bytes."""
@@ -228,6 +230,34 @@ def test_a_known_head_means_what_the_parser_makes_of_it(
     for length, body in [*answers, *answers]:
         head = [start, *lines, b"content-length: %d" % length, b"", b""]
         assert outcome(warm, end.join(head) + body) == outcome(Pool(), end.join(head) + body)
+
+
+@given(
+    STARTS,
+    st.lists(LINES, max_size=3),
+    st.sampled_from([b"transfer-encoding: chunked", b"Transfer-Encoding:chunked", b"a: b"]),
+    st.sampled_from([b"\r\n", b"\r\n", b"\n"]),
+    st.lists(st.binary(min_size=1, max_size=20) | st.just(b"\r\n\r\n"), max_size=3),
+    st.sampled_from([b"", END, b"0\r\na: b\r\n\r\n", END + b"HTTP/1.1 200 OK\r\n", b"x"]),
+)
+@example(b"HTTP/1.1 200 OK", [], b"transfer-encoding: chunked", b"\n", [b"\r\n\r\n"], END)
+@examples(max_examples=300)
+def test_chunks_behind_a_known_head_mean_what_the_parser_makes_of_them(
+    start: bytes, lines: list[bytes], coding: bytes, end: bytes, chunks: list[bytes], rest: bytes
+) -> None:
+    warm = Pool()
+    head = end.join([start, *lines, coding, b"", b""])
+    for sent in (chunks, chunks, chunks[::-1], []):
+        data = head + b"".join(map(chunk, sent)) + rest
+        assert outcome(warm, data) == outcome(Pool(), data)
+
+
+def test_answers_in_chunks_that_begin_alike_share_a_head() -> None:
+    pool = Pool()
+    first, second = (answered(HEAD + chunk(EVENT), END, pool=pool) for _ in range(2))
+    assert first.given is second.given
+    assert first.body == second.body == EVENT
+    assert pool.returned == 2
 
 
 def answer(body: bytes) -> bytes:
