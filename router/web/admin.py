@@ -5,10 +5,6 @@ import socket
 from collections.abc import MutableSet, Sequence
 from typing import Any, Final
 
-import httptools
-
-from router.core.api_keys import check_key
-from router.core.errors import BadRequest, Unauthorized
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.key_file import KeyFile
@@ -18,7 +14,7 @@ from router.net.read_limiter import ReadLimiter
 from router.web.asgi_call import App, AsgiCall
 from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
-from router.web.request_handler import split_target
+from router.web.request_handler import has_key, target_of
 
 __all__ = ["AdminListener", "OperationsHandler"]
 
@@ -51,18 +47,13 @@ class OperationsHandler:
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
         """Take a request by its head."""
-        try:
-            path, query = split_target(request.head.target)
-        except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
-            connection.response.closes = True
-            connection.fail(request, BadRequest("This is not a valid HTTP request."))
+        target = target_of(connection, request)
+        if target is None:
             return
-        if self._key_file is not None and path not in OPEN_PATHS:
-            try:
-                check_key(self._key_file.keys, request.head.fields)
-            except Unauthorized as error:
-                connection.fail(request, error)
-                return
+        path, query = target
+        key_file = None if path in OPEN_PATHS else self._key_file
+        if not has_key(connection, request, key_file):
+            return
         AsgiCall(self._operations, self.tasks, connection, request, path, query)
 
 

@@ -12,13 +12,14 @@ from router.core.errors import BadRequest, Unauthorized
 from router.core.routes import ROUTES
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
+from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
 from router.net.network import Active, Network
 from router.net.served_request import ServedRequest
 from router.net.traced_request import TracedRequest
 from router.web.asgi_call import App, AsgiCall
 
-__all__ = ["RequestHandler", "split_target"]
+__all__ = ["RequestHandler", "has_key", "target_of"]
 
 MAX_HEADS: Final = 512
 """Clients with heads of their own; they take some megabytes at most."""
@@ -50,17 +51,15 @@ class RequestHandler:
         """Take a request by its head."""
         route, query = ROUTES_BY_TARGET.get(request.head.target), b""
         if route is None:
-            try:
-                path, query = split_target(request.head.target)
-            except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
-                connection.response.closes = True
-                connection.fail(request, BadRequest("This is not a valid HTTP request."))
+            target = target_of(connection, request)
+            if target is None:
                 return
+            path, query = target
             route = ROUTES.get(path)
             if route is None:
-                if not self._may_see(path, connection, request):
-                    return
-                AsgiCall(self.operations, self.tasks, connection, request, path, query)
+                key_file = self.network.api_keys if path.startswith("/v1/") else None
+                if has_key(connection, request, key_file):
+                    AsgiCall(self.operations, self.tasks, connection, request, path, query)
                 return
         if request.head.method == b"OPTIONS":
             AsgiCall(self.operations, self.tasks, connection, request, route.path, query)
@@ -78,18 +77,6 @@ class RequestHandler:
         else:
             served.on_head()
 
-    def _may_see(self, path: str, connection: ClientConnection, request: ClientRequest) -> bool:
-        """Whether the client may have what is no inference; else it is told."""
-        keys = self.network.api_keys
-        if keys is None or not path.startswith("/v1/"):
-            return True
-        try:
-            check_key(keys.keys, request.head.fields)
-        except Unauthorized as error:
-            connection.fail(request, error)
-            return False
-        return True
-
     def abort(self) -> int:
         """End everything that is under way, and begin nothing more; returns how much that was."""
         self._is_closed = True
@@ -97,6 +84,27 @@ class RequestHandler:
         for served in active:
             served.abort()
         return len(active)
+
+
+def target_of(connection: ClientConnection, request: ClientRequest) -> tuple[str, bytes] | None:
+    """The decoded path and the query string; None if the request was refused for want of them."""
+    try:
+        return split_target(request.head.target)
+    except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
+        connection.response.closes = True
+        connection.fail(request, BadRequest("This is not a valid HTTP request."))
+        return None
+
+
+def has_key(connection: ClientConnection, request: ClientRequest, key_file: KeyFile | None) -> bool:
+    """Whether the request has a key of the file, or needs none; else it was refused."""
+    try:
+        if key_file is not None:
+            check_key(key_file.keys, request.head.fields)
+    except Unauthorized as error:
+        connection.fail(request, error)
+        return False
+    return True
 
 
 def split_target(target: bytes) -> tuple[str, bytes]:
