@@ -98,11 +98,13 @@ class Lease:
         """
         return self._load.pending if self._load is not None and self.pending else 0
 
-    def prefilled(self) -> None:
-        """The engine has computed the prompt. Idempotent."""
-        pending, self.pending = self.pending, 0
-        if pending and self._load is not None:
-            self._load.add(0, 0, -pending)
+    def prefilled(self, *, goes_on: bool = True) -> None:
+        """The engine has computed the prompt. Idempotent. Unless it `goes_on`, the lease is about
+        to be released, with what is pending."""
+        if goes_on:
+            pending, self.pending = self.pending, 0
+            if pending and self._load is not None:
+                self._load.add(0, 0, -pending)
         claim, self._claim = self._claim, None
         if claim is not None:
             claim.confirm()

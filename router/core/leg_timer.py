@@ -90,7 +90,7 @@ class LegTimer:
             costs = self.speed.costs
             if costs is not None and self._is_open and not self._is_paused:
                 costs.observe(self.work, lease.pending, lease.loads, now - self.started)
-            lease.prefilled()
+            lease.prefilled(goes_on=self._is_open)
         if self._is_open and not self._is_paused:
             self.speed.on_first_token(self, now)
 

@@ -88,6 +88,9 @@ class PlanRunner(EngineRun):
             action = self.settle(outcome, failure, status, now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
+            return
+        if action is None:  # as nearly always
+            self._finish(None)
         else:
             self._perform(action)
 

@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from select import PIPE_BUF
 from typing import Any
@@ -30,6 +30,8 @@ FLUSH_SECONDS = 0.1
 
 MAX_ENGINES = 10_000
 """Engines and pairs of engines whose words are kept: a megabyte or two."""
+
+SAMPLED = (Chosen, Decided)
 
 _access = logging.getLogger("pd_router.access")
 
@@ -191,23 +193,23 @@ class AccessLog:
             return
         is_info = _access.isEnabledFor(logging.INFO)
         self._epoch = time.time() - time.monotonic()  # noqa: TID251 - a line tells time of day
-        ours = [h for h in logging.getLogger().handlers if isinstance(h, _Batched)]
+        ours = [
+            (handler.add, self._text if isinstance(handler.formatter, _Text) else self._json)
+            for handler in logging.getLogger().handlers
+            if isinstance(handler, _Batched)
+        ]
         for event in events:
             if isinstance(event, RequestEnded):
-                if is_info or event.is_bad:
-                    self._ended(event, ours)
-            elif is_info and isinstance(event, Chosen):
-                _access.info("choice", extra={"fields": _choice(event)})
-            elif is_info and isinstance(event, Decided):
-                _access.info("decision", extra={"fields": _decision(event)})
-
-    def _ended(self, event: RequestEnded, ours: Sequence[_Batched]) -> None:
-        if not ours:  # logging was not set up by `configure`
-            level = logging.WARNING if event.is_bad else logging.INFO
-            _access.log(level, "request", extra={"fields": _fields(event)})
-        for handler in ours:
-            is_text = isinstance(handler.formatter, _Text)
-            handler.add(self._text(event) if is_text else self._json(event))
+                if not (is_info or event.is_bad):
+                    continue
+                for add, line_of in ours:
+                    add(line_of(event))
+                if not ours:  # logging was not set up by `configure`
+                    level = logging.WARNING if event.is_bad else logging.INFO
+                    _access.log(level, "request", extra={"fields": _fields(event)})
+            elif isinstance(event, SAMPLED) and is_info:
+                name, fields = _sampled(event)
+                _access.info(name, extra={"fields": fields})
 
     def _day(self, monotonic: float) -> str:
         """The time of day of an event, which is told some time after it happened."""
@@ -271,6 +273,13 @@ def _words_of_kind(e: RequestEnded) -> tuple[str, str, str]:
 def _words_of_engines(e: RequestEnded) -> str:
     words = "" if e.prefill is None else f" prefill={_word(e.prefill.url)}"
     return words if e.decode is None else f"{words} decode={_word(e.decode.url)}"
+
+
+def _sampled(event: Chosen | Decided) -> tuple[str, dict[str, Any]]:
+    """What the line is called, and what it tells."""
+    if isinstance(event, Chosen):
+        return "choice", _choice(event)
+    return "decision", _decision(event)
 
 
 def _choice(chosen: Chosen) -> dict[str, Any]:
