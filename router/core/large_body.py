@@ -17,11 +17,28 @@ from router.core.prefix.cache_events import given_ids, has_media
 from router.core.prefix.keys import prefix_keys
 from router.core.values import MAX_N, Facts, PrefixKeys, Route
 
-__all__ = ["LARGE_BYTES", "LIGHT_BYTES", "MAX_VALUES", "Digest", "digest", "facts_of", "is_large"]
+__all__ = [
+    "LARGE_BYTES",
+    "LIGHT_BYTES",
+    "MAX_VALUES",
+    "SMALL_BYTES",
+    "Digest",
+    "digest",
+    "facts_of",
+    "is_large",
+]
+
+SMALL_BYTES: Final = 4 << 10
+"""Bodies up to this size are read on the event loop whatever they hold: parsed they take 0.1 MB."""
 
 LIGHT_BYTES: Final = 64 << 10
-"""Bodies up to this size are read on the event loop: 17 ms for the worst of them (`[{},{},...]`),
-0.1 ms for a prompt."""
+"""Bodies up to this size are read on the event loop, unless they are dense: 0.1 ms for a prompt."""
+
+BYTES_PER_BRACKET: Final = 12
+QUOTES_PER_BYTE: Final = 0.4
+"""A body is dense if it has fewer bytes per opening bracket, or more quotes per byte: parsed it
+takes up to 24 times its size (`[{},{},...]`), and up to 17 ms. Chats of one-word messages have 30
+bytes per bracket, and tool definitions 0.25 quotes per byte."""
 
 LARGE_BYTES: Final = 1 << 20
 """Bodies above this size are never read on the event loop: a prompt of so many bytes takes 4 ms,
@@ -61,8 +78,10 @@ class Digest(NamedTuple):
 
 
 def is_large(body: bytes) -> bool:
-    """Whether reading a body would hold up the event loop; for sizes above LIGHT_BYTES and up to
-    LARGE_BYTES."""
+    """Whether reading a body would hold up the event loop, or take many times its size in memory;
+    for sizes above SMALL_BYTES and up to LARGE_BYTES."""
+    if len(body) <= LIGHT_BYTES:
+        return _is_dense(body)
     left = FEW_VALUES + 1
     for mark in VALUE_MARKS:
         left -= _count(body, mark, left)
@@ -81,6 +100,12 @@ def _count(body: bytes, mark: bytes, most: int) -> int:
         if place < 0:
             return count
     return len(body) - len(body.replace(mark, b"", most))
+
+
+def _is_dense(body: bytes) -> bool:
+    brackets = body.count(b"{") + body.count(b"[")
+    is_nested = BYTES_PER_BRACKET * brackets > len(body)
+    return is_nested or body.count(b'"') > QUOTES_PER_BYTE * len(body)
 
 
 def _has_too_many(body: bytes) -> bool:

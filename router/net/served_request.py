@@ -12,7 +12,7 @@ from typing import Final
 from router.core import facts as facts_of
 from router.core.api_keys import check_key
 from router.core.errors import BodyTooSlow, RouterError
-from router.core.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
+from router.core.large_body import LARGE_BYTES, SMALL_BYTES, is_large
 from router.core.request_head import check_head, check_size, declared_size
 from router.core.values import Facts
 from router.net.admission_gate import AdmissionGate
@@ -96,7 +96,7 @@ class ServedRequest(PlanRunner):
                 self._read_apart(request.take_pieces())
                 return
             raw = request.take_body()
-            if request.size > LIGHT_BYTES and is_large(raw):
+            if request.size > SMALL_BYTES and is_large(raw):
                 self._read_apart([raw])
                 return
             kind = request.head.fields.get(b"content-type", b"")

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from router.core.errors import BadRequest
 from router.core.facts import read
-from router.core.large_body import FEW_VALUES, MAX_SALT, MAX_VALUES, digest, facts_of, is_large
+from router.core.large_body import (
+    FEW_VALUES,
+    LIGHT_BYTES,
+    MAX_SALT,
+    MAX_VALUES,
+    SMALL_BYTES,
+    digest,
+    facts_of,
+    is_large,
+)
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.cache_events import given_ids, has_media
 from router.core.prefix.keys import prefix_keys
@@ -144,9 +153,45 @@ def test_more_values_than_any_prompt_has_are_refused_before_they_are_read() -> N
     st.integers(FEW_VALUES, 2 * FEW_VALUES),
 )
 def test_many_small_values_are_large(unit: bytes, number: int) -> None:
-    assert is_large(b"[" + unit * number + b"1]")
+    assert is_large(b"[" + unit * number + b"1]" + b" " * LIGHT_BYTES)
 
 
 def test_a_long_text_is_not_large() -> None:
     prose = "It was the best of times, it was the worst of times, and it was long. " * 1000
     assert not is_large(orjson.dumps({"prompt": prose}))
+
+
+@pytest.mark.parametrize("unit", [b"{},", b"[],", b'{"a":1},', b'"x",', b'["x"],'])
+def test_what_would_take_many_times_its_size_is_large_even_if_it_is_light(unit: bytes) -> None:
+    assert is_large(b"[" + unit * (SMALL_BYTES // len(unit) + 1) + b"1]")
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "hi"}] * 500},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}] * 300},
+        {"messages": [], "tools": [TOOL] * 50},
+        {"prompt": list(range(8000))},
+        {"prompt": "if (a[0]) {\n  return call(b);\n}\n" * 1000},
+        {"prompt": 'he said "yes", she said "no"; ' * 1000},
+        {"prompt": ["a", "b"] * 20 + ["a longer prompt"] * 300},
+    ],
+)
+def test_usual_bodies_that_are_light_are_read_at_once(body: dict[str, Any]) -> None:
+    raw = orjson.dumps(body)
+    assert SMALL_BYTES < len(raw) <= 64 << 10
+    assert not is_large(raw)

@@ -9,6 +9,7 @@ import pytest
 from router.core.admission import Ticket
 from router.core.errors import RouterError
 from router.core.events import RequestEnded
+from router.net import admission_gate
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.start_limiter import StartLimiter
 from tests.net.client import Client, request
@@ -94,6 +95,17 @@ async def test_who_comes_late_waits_and_is_answered(harness: Harness) -> None:
     assert first.queue_seconds is None
     assert late.queue_seconds is not None
     assert late.queue_seconds > 0
+
+
+async def test_a_place_that_is_given_back_is_taken_at_once(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission_gate, "SWEEP_SECONDS", NEVER)
+    found = await crowd(harness)
+    await found.come(b"one")
+    await found.come(b"two")
+    assert [await found.next() for _ in range(2)] == ["one", "two"]
+    await found.end()
 
 
 async def test_a_tenant_with_many_requests_does_not_hold_up_another(harness: Harness) -> None:

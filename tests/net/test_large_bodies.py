@@ -135,6 +135,16 @@ async def test_small_ones_start_no_process(harness: Harness) -> None:
     assert parser_of(router).pid is None
 
 
+async def test_a_dense_one_is_read_apart_however_small(harness: Harness) -> None:
+    """Parsed it takes twenty times its size, for as long as it waits for its engine."""
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine)
+    body = orjson.dumps({**completion(), "ignored": [{}] * 2000})
+    assert (await router.ask(COMPLETIONS, body)).status == 200
+    assert parser_of(router).pid is not None
+
+
 async def test_while_one_is_read_others_are_served(harness: Harness, stopped: list[int]) -> None:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
