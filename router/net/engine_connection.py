@@ -13,13 +13,15 @@ from router.core.headers import HeaderPairs
 from router.core.values import Failure, FailureKind
 from router.net.answer_head import AnswerHead
 from router.net.known_heads import Key, KnownHeads, split
-from router.net.read_limiter import LARGE_READ_BYTES, ReadLimiter
+from router.net.read_limiter import ReadLimiter
 
 __all__ = ["EngineConnection", "Owner", "Sink"]
 
 
 MAX_WHOLE_CHUNK: Final = 4096
-"""Reads that may be recognised as one whole chunk; an event of a token has some 250 bytes."""
+"""Reads below this may be recognised as one whole chunk; an event of a token has some 250 bytes.
+Others have turns: when 1,024 connections or more have something, libuv reads from them again and
+again before it does anything else, up to 49,000 times."""
 
 
 def _chunk_heads() -> list[bytes]:
@@ -210,7 +212,7 @@ class EngineConnection(asyncio.Protocol):
             head = CHUNK_HEADS[length]
             if data.startswith(head) and sink.on_chunk(data, length - len(head) - 2):
                 return
-        elif length > LARGE_READ_BYTES and not self._may_take(data):
+        elif length >= MAX_WHOLE_CHUNK and not self._may_take(data):
             return
         elif self._is_asked:
             self._is_asked = False

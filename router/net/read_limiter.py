@@ -11,10 +11,13 @@ from typing import Final, Protocol
 __all__ = ["LARGE_READ_BYTES", "MAX_HELD_BYTES", "PIECE_BYTES", "ReadLimiter", "Reading"]
 
 LARGE_READ_BYTES: Final = 16 << 10
-"""Reads above this are limited, all connections together."""
+"""Reads from clients above this are limited, all connections together."""
 
 MAX_HELD_BYTES: Final = 64 << 20
 """Of reads that wait. What is beyond is taken at once: it is better refused than kept."""
+
+LEAST_COST: Final = 16 << 10
+"""As many bytes as a read counts for at least: reading it and passing it on takes 50 us."""
 
 PIECE_BYTES: Final = 512
 """As many bytes as a chunk of a body counts for: parsing it takes half a microsecond."""
@@ -41,11 +44,10 @@ class ReadLimiter:
 
     def may_take(self, data: bytes, connection: Reading) -> bool:
         """Whether a read may be taken now. If not, the connection gets it back in its turn."""
-        size = len(data)
-        if self._left > 0 or self._held + size > MAX_HELD_BYTES:
-            self._left -= size
+        if self._left > 0 or self._held + len(data) > MAX_HELD_BYTES:
+            self._left -= max(LEAST_COST, len(data))
             return True
-        self._held += size
+        self._held += len(data)
         self._waiting.append((connection, data))
         connection.wait_for_turn()
         return False
@@ -61,5 +63,5 @@ class ReadLimiter:
         while self._waiting and self._left > 0:
             connection, data = self._waiting.popleft()
             self._held -= len(data)
-            self._left -= len(data)
+            self._left -= max(LEAST_COST, len(data))
             connection.read_on(data)

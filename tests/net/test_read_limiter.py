@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.net.engine_connection import MAX_WHOLE_CHUNK
 from router.net.read_limiter import (
     LARGE_READ_BYTES,
+    LEAST_COST,
     MAX_HELD_BYTES,
     PIECE_BYTES,
     ReadLimiter,
@@ -17,7 +19,7 @@ from tests.net.engine import chunk, json_reply
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 
-READ = b"x" * 1000
+READ = b"x" * 20_000
 LIMIT = 4 * len(READ)
 
 
@@ -92,6 +94,16 @@ def test_what_takes_longer_than_its_size_tells_is_made_up_for() -> None:
     assert other.is_paused
     limiter.refill()
     assert not other.is_paused
+
+
+def test_a_small_read_counts_for_what_a_read_costs() -> None:
+    limiter = ReadLimiter(2 * LEAST_COST)
+    connections = [Connection(limiter) for _ in range(6)]
+    for each in connections:
+        each.read(b"x")
+    assert [each.is_paused for each in connections] == [False] * 2 + [True] * 4
+    limiter.refill()
+    assert [each.is_paused for each in connections] == [False] * 4 + [True] * 2
 
 
 def test_what_waits_is_bounded() -> None:
@@ -169,6 +181,28 @@ async def test_while_answers_wait_nobody_is_read_without_a_turn(harness: Harness
     call.end()
     await answer.rest()
     assert answer.body.count(b"\n\n") == 1002
+
+
+async def test_tokens_have_no_turns_and_larger_events_have(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    limiter = router.router._engine_reads
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("first"))
+    answer = await client.begin()
+    await answer.until(token("first"))
+    limiter._limit, limiter._left = 0, 0
+    call.events(token("next"))
+    await answer.until(token("next"))
+    call.events(token("x" * MAX_WHOLE_CHUNK))
+    await eventually(lambda: limiter._waiting)
+    limiter._limit = 1 << 22
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body.endswith(token("x" * MAX_WHOLE_CHUNK) + DONE)
 
 
 async def test_a_client_that_leaves_while_it_waits_is_noticed(harness: Harness) -> None:
