@@ -5,6 +5,7 @@ from router.core.health import HealthThresholds
 from router.core.ledger import Ledger
 from router.core.prefix.cache_events import CacheEvents
 from router.core.prefix.kv_source import EngineCache
+from router.core.roster import Entry
 from router.telemetry.metrics import Metrics
 from tests.core.prefix.test_kv_source import source_of
 from tests.telemetry.test_metrics import D0, Bench
@@ -52,6 +53,22 @@ def test_counters_begin_at_zero_and_follow_the_totals() -> None:
     told.cache.replace([source_of(told.events.blocks)])
     assert told.value("pd_router_kv_events_total") == 7
     assert told.value("pd_router_kv_event_troubles_total", kind="replay") == 2
+
+
+def test_another_engine_at_the_same_url_goes_on_counting() -> None:
+    told = Told()
+    source = source_of(told.events.blocks)
+    told.cache.replace([source])
+    source.events = 7
+    assert told.value("pd_router_kv_events_total") == 7
+    told.fleet.apply([Entry(D0, 1, "another")], 1.0)
+    cache = told.fleet.member(D0).cache
+    assert cache is not None
+    other = source_of(told.events.blocks)
+    cache.replace([other])
+    other.events = 3
+    for _ in range(2):
+        assert told.value("pd_router_kv_events_total") == 10
 
 
 def test_the_state_and_what_is_held_are_gauges() -> None:
