@@ -500,6 +500,7 @@ def _take_over(member: Member, entry: Entry, now: float) -> None:
     """Take over what may change of an engine's entry."""
     member.source = entry.source
     member.leaving_since = entry.leaving_since
+    member.kv_events_port = entry.kv_events_port
     member.is_drained = entry.is_draining or entry.leaving_since is not None
     if not member.is_drained:
         member.drained_since = None

@@ -56,6 +56,8 @@ class Member:
     drained_since: float | None = None
     leaving_since: float | None = None
     """Since when nobody names it: it is drained, and then forgotten."""
+    kv_events_port: int | None = None
+    """Where it publishes KV-cache events, as its source says."""
     last_error: str | None = None
     """What failed last, and why; kept when it is over."""
     last_error_at: float = -math.inf

@@ -22,3 +22,6 @@ class Target:
     is_draining: bool = False
     receiver: Receiver | None = None
     """Where its LMCache takes KV caches, if the source knows."""
+    kv_events_port: int | None = None
+    """Where it publishes KV-cache events, if its source knows; engines that say so themselves are
+    believed more."""

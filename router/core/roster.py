@@ -58,6 +58,8 @@ class Entry(NamedTuple):
     """The version in which it began to leave."""
     receiver: Receiver | None = None
     """Where its LMCache takes KV caches, if its source knows."""
+    kv_events_port: int | None = None
+    """As its source says."""
 
     def left(self, now: float, version: int) -> "Entry":
         """The same, when nobody names it any more."""
@@ -223,12 +225,19 @@ class Roster:
                 leaving_since=None,
                 changed_in=0,
                 receiver=target.receiver,
+                kv_events_port=target.kv_events_port,
             )
         row = next(free, None)
         if row is None:
             return None
         return Entry(
-            target.endpoint, row, target.identity, source, is_draining, receiver=target.receiver
+            target.endpoint,
+            row,
+            target.identity,
+            source,
+            is_draining,
+            receiver=target.receiver,
+            kv_events_port=target.kv_events_port,
         )
 
     def _wanted(self, before: dict[Endpoint, Entry]) -> dict[Endpoint, tuple[str, Target]]:
@@ -268,7 +277,10 @@ class Roster:
                 "left_out": self.left_out,
                 "entries": self.entries,
                 "sources": {
-                    source: [(t.endpoint, t.identity, t.is_draining, t.receiver) for t in targets]
+                    source: [
+                        (t.endpoint, t.identity, t.is_draining, t.receiver, t.kv_events_port)
+                        for t in targets
+                    ]
                     for source, targets in self._sources.items()
                 },
                 "added": list(self._added),

@@ -10,13 +10,12 @@ __all__ = ["NOTHING_SAID", "PREFIX", "Annotations", "WrongAnnotation", "read_ann
 
 PREFIX = "pd-router/"
 
-MODEL = PREFIX + "model"
 KV_EVENTS_PORT = PREFIX + "kv-events-port"
 RECEIVER_HOST = PREFIX + "lmcache-host"
 INIT_PORTS = PREFIX + "lmcache-init-ports"
 ALLOC_PORTS = PREFIX + "lmcache-alloc-ports"
 
-KNOWN = frozenset({MODEL, KV_EVENTS_PORT, RECEIVER_HOST, INIT_PORTS, ALLOC_PORTS})
+KNOWN = frozenset({KV_EVENTS_PORT, RECEIVER_HOST, INIT_PORTS, ALLOC_PORTS})
 
 MAX_HOST = 253
 """Characters of a DNS name."""
@@ -35,8 +34,6 @@ class WrongAnnotation(ValueError):
 class Annotations:
     """None: the pod does not say."""
 
-    model: str | None = None
-    """The name by which clients ask for its model."""
     kv_events_port: int | None = None
     """Where it publishes KV events (vLLM's --kv-events-config)."""
     receiver: Receiver | None = None
@@ -55,7 +52,6 @@ def read_annotations(given: Mapping[str, str], host: str) -> Annotations:
         raise WrongAnnotation(f"{strange[0]} is unknown; there are {', '.join(sorted(KNOWN))}")
     port = ours.get(KV_EVENTS_PORT)
     return Annotations(
-        model=ours.get(MODEL) or None,
         kv_events_port=None if port is None else _port(KV_EVENTS_PORT, port),
         receiver=_receiver(ours, host),
     )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from random import Random
 
 from router.core.discovery_names import DnsName
@@ -13,7 +14,7 @@ from router.core.values import Endpoint, Role
 from router.discovery.dns_answers import RETRY_SECONDS, Belief, Host
 from router.discovery.dns_resolver import LookupFailed, Question, Resolver
 from router.discovery.outage import Outage
-from router.discovery.source import OnTargets
+from router.discovery.source import OnAnswer, OnTargets
 
 __all__ = ["DnsSource"]
 
@@ -31,16 +32,22 @@ class DnsSource:
         names: Mapping[Role, Iterable[DnsName]],
         resolver: Resolver,
         chance: Random | None = None,
+        on_answer: OnAnswer = lambda server: None,
     ) -> None:
         # What both roles' names lead to is a decode engine: that serves requests by itself.
         self._names = [
-            _Name(name, role, resolver)
+            _Name(name, role, resolver, on_answer)
             for role in (Role.DECODE, Role.PREFILL)
             for name in names.get(role, ())
         ]
         self._chance = chance or Random()
         self._on_targets: OnTargets = lambda targets: None
         self._told: tuple[Target, ...] | None = None
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """Its names: each may be another server's."""
+        return tuple(dict.fromkeys(name.server for name in self._names))
 
     async def watch(self, on_targets: OnTargets) -> None:
         """See `Source`. The first set is told when each name has been asked for once."""
@@ -72,12 +79,13 @@ class DnsSource:
 class _Name:
     """One name, its questions and what is believed of them."""
 
-    def __init__(self, name: DnsName, role: Role, resolver: Resolver) -> None:
+    def __init__(self, name: DnsName, role: Role, resolver: Resolver, on_answer: OnAnswer) -> None:
         self.role = role
+        self.server = f"dns {name.host}"
         self.was_asked = False
         self._resolver = resolver
         self._name = name
-        self._outage = Outage(f"DNS name {name.host}")
+        self._outage = Outage(f"DNS name {name.host}", on_answer=partial(on_answer, self.server))
         questions: tuple[Question, ...] = ("SRV",) if name.port is None else ("A", "AAAA")
         self._beliefs = {question: Belief() for question in questions}
 

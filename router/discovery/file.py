@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 
 from router.core import engines_file
-from router.discovery.source import OnTargets
+from router.discovery.source import OnAnswer, OnTargets
 
 __all__ = ["FileSource"]
 
@@ -22,13 +22,24 @@ are links that are exchanged, and network file systems have no such events."""
 class FileSource:
     """The engines of one file."""
 
-    def __init__(self, path: Path, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        seconds: float = SECONDS,
+        on_answer: OnAnswer = lambda server: None,
+    ) -> None:
         self.name = f"file {path}"
+        self._on_answer = on_answer
         self._path = path
         self._seconds = seconds
         self._seen: bytes | None = None
         """What was last looked at, right or wrong."""
         self._complaint = ""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The file."""
+        return (self.name,)
 
     async def watch(self, on_targets: OnTargets) -> None:
         """Run for ever."""
@@ -40,6 +51,8 @@ class FileSource:
                 self._complain(f"cannot be read: {error.strerror}")
             else:
                 self._take(data, on_targets)
+                if not self._complaint:
+                    self._on_answer(self.name)
             await asyncio.sleep(self._seconds)
 
     def _take(self, data: bytes, on_targets: OnTargets) -> None:

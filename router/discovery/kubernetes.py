@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from random import Random
 
 from router.core.membership import Target
@@ -13,7 +14,7 @@ from router.discovery.outage import Outage
 from router.discovery.pod import Pod
 from router.discovery.pod_targets import Found, found_in, in_both_roles
 from router.discovery.pod_watch import PodWatch
-from router.discovery.source import OnTargets
+from router.discovery.source import OnAnswer, OnTargets
 
 __all__ = ["KubernetesSource"]
 
@@ -36,17 +37,24 @@ class KubernetesSource:
         ports: Iterable[int | str],
         *,
         needs_receivers: bool = False,
+        on_answer: OnAnswer = lambda server: None,
         chance: Random | None = None,
     ) -> None:
         self._login = login
         self._selectors = selectors
         self._ports = tuple(ports)
         self._needs_receivers = needs_receivers
+        self._on_answer = on_answer
         self._chance = chance or Random()
         self._watches: dict[Role, PodWatch] = {}
         self._on_targets: OnTargets = lambda targets: None
         self._told: tuple[tuple[Target, Annotations], ...] | None = None
         self._problems: frozenset[str] = frozenset()
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The API server."""
+        return (self.name,)
 
     @property
     def annotations(self) -> Mapping[Endpoint, Annotations]:
@@ -58,7 +66,7 @@ class KubernetesSource:
         """See `Source`. The first set is told when all selectors' pods are known."""
         self._on_targets, self._told = on_targets, None
         api = await self._login()
-        outage = Outage("the Kubernetes API")
+        outage = Outage("the Kubernetes API", on_answer=partial(self._on_answer, self.name))
         self._watches = {
             role: PodWatch(api, selector, outage, self._changed, self._chance)
             for role, selector in self._selectors.items()

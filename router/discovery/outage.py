@@ -14,12 +14,18 @@ class Outage:
 
     Each kind of failure is logged once per outage, however often it is met: an API server that was
     unreachable and then refuses the token is two different things to do. `clock` is monotonic and
-    in seconds.
+    in seconds. `on_answer` is called when one was answered and none of the others fails.
     """
 
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        what: str,
+        clock: Callable[[], float] = time.monotonic,
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> None:
         self._what = what
         self._clock = clock
+        self._on_answer = on_answer
         self._failing: set[str] = set()
         self._told: set[str] = set()
         self._since = 0.0
@@ -35,8 +41,14 @@ class Outage:
                 "discovery by %s fails, the last known engines stay in use: %s", self._what, cause
             )
 
+    def answered(self, asker: str) -> None:
+        """The server has said what is so; that does not end the outage."""
+        if not self._failing - {asker}:
+            self._on_answer()
+
     def succeeded(self, asker: str) -> None:
         """An attempt succeeded."""
+        self.answered(asker)
         if asker in self._failing:
             self._failing.remove(asker)
             if not self._failing:

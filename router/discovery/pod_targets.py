@@ -51,8 +51,10 @@ def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]
         if number is not None:
             host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
             endpoint = Endpoint(normalise(f"http://{host}:{number}"), role)
-            receiver = pod.annotations.receiver if role is Role.DECODE else None
-            yield Found(Target(endpoint, pod.uid, pod.is_draining, receiver), pod)
+            said = pod.annotations
+            receiver = said.receiver if role is Role.DECODE else None
+            target = Target(endpoint, pod.uid, pod.is_draining, receiver, said.kv_events_port)
+            yield Found(target, pod)
 
 
 def in_both_roles(pods: Mapping[Role, Iterable[Pod]]) -> tuple[str, ...]:

@@ -68,6 +68,7 @@ class PodWatch:
         self._version = found.version
         self.store.replace(found.pods, found.version)
         self.has_listed = True
+        self._outage.answered(self._selector)
         self._on_change()
 
     async def _watch_until_resync(self) -> None:

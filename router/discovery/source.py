@@ -5,10 +5,13 @@ from typing import Protocol
 
 from router.core.membership import Target
 
-__all__ = ["OnTargets", "Source", "WrongConfiguration"]
+__all__ = ["OnAnswer", "OnTargets", "Source", "WrongConfiguration"]
 
 OnTargets = Callable[[tuple[Target, ...]], None]
 """Takes the whole set that a source names, each time it changes."""
+
+OnAnswer = Callable[[str], None]
+"""Told each time that a server of a source has said what is so, with the server's name."""
 
 
 class WrongConfiguration(Exception):
@@ -21,6 +24,10 @@ class Source(Protocol):
 
     name: str
     """For logs and for the list of engines."""
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """What it asks, as metrics name it: each has an age."""
 
     async def watch(self, on_targets: OnTargets) -> None:
         """Run for ever. Raises only for what will not mend: WrongConfiguration."""

@@ -1,6 +1,8 @@
-"""Finds the engines' KV-cache events: named by the operator, or told by the engines themselves.
+"""Finds the engines' KV-cache events: named by the operator, told by the engines themselves, or by
+whoever names the engines.
 
-vLLM from 0.32 on answers GET /kv_event_sources with its publishers, one per data-parallel rank.
+vLLM from 0.32 on answers GET /kv_event_sources with its publishers, one per data-parallel rank. Of
+older ones a pod's annotation may say the port.
 """
 
 import asyncio
@@ -104,7 +106,7 @@ class KVSourceFinder:
             if member.health.is_usable:
                 found = await self._ask(member.endpoint.url)
                 if found is not None:
-                    self._subscriber.watch(cache, found)
+                    self._subscriber.watch(cache, found or told_by_source(member))
                     await asyncio.sleep(ASK_SECONDS)
                     continue
             await asyncio.sleep(LOOK_SECONDS)
@@ -142,6 +144,14 @@ async def _bounded(content: aiohttp.StreamReader) -> bytes:
     return bytes(body)
 
 
+def told_by_source(member: Member) -> list[KVAddress]:
+    """Where whoever named the engine says that it publishes: a pod's annotation. For engines that
+    do not say it themselves."""
+    if member.kv_events_port is None:
+        return []
+    return [KVAddress(f"tcp://{_host_of(member.endpoint.url)}:{member.kv_events_port}", None, "")]
+
+
 def sources_in(body: bytes, url: str) -> list[KVAddress]:
     """The sources in an answer of /kv_event_sources: a map by rank (0.32) or a list (0.33)."""
     try:
@@ -171,8 +181,11 @@ def _reachable(endpoint: object, url: str) -> str | None:
     found = _TCP.fullmatch(endpoint) if isinstance(endpoint, str) else None
     if found is None:
         return None
-    host = found[1]
-    if host in ANY_HOST:
-        own = urlsplit(url).hostname or ""
-        host = f"[{own}]" if ":" in own else own
+    host = _host_of(url) if found[1] in ANY_HOST else found[1]
     return f"tcp://{host}:{found[2]}"
+
+
+def _host_of(url: str) -> str:
+    """An engine's host, as it stands in a URL."""
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host

@@ -86,7 +86,8 @@ class Families:
         )
         self.endpoint_ttft = histogram(
             "pd_router_endpoint_time_to_first_token_seconds",
-            "Streams by decode engine: from the request that was sent to it to its first content.",
+            "From the request that was sent to an engine to the first token: of streams by decode "
+            "engine, of remote prefills by prefill engine.",
             ["role", "endpoint"],
             buckets=TTFT_BUCKETS,
         )
@@ -115,6 +116,13 @@ class Families:
         self.worst_lag = Gauge(
             "pd_router_event_loop_lag_max_seconds",
             "The most it has ever been late.",
+            registry=registry,
+            multiprocess_mode="max",
+        )
+        self.discovery_answered = Gauge(
+            "pd_router_discovery_last_answer_timestamp_seconds",
+            "When a discovery source last said which engines there are, Unix time; 0: never.",
+            ["source"],
             registry=registry,
             multiprocess_mode="max",
         )
@@ -180,6 +188,6 @@ class Families:
             self.probes.remove(role, url, outcome)
         for status in statuses:
             self.answers.remove(role, url, status)
+        self.endpoint_ttft.remove(role, url)
         if role is Role.DECODE:
-            self.endpoint_ttft.remove(role, url)
             self.gap.remove(role, url)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -66,13 +65,6 @@ class _Kind:
     """None for errors: a refusal comes fast, and among the answers it would make them look so."""
 
 
-class _Streams(NamedTuple):
-    """Where the streams of one engine are counted."""
-
-    ttft: BatchedHistogram
-    gap: BatchedHistogram
-
-
 class Metrics:
     """The router's metrics in a registry of their own, those of all its processes together.
 
@@ -120,7 +112,9 @@ class Metrics:
             ProcessCollector(namespace="pd_router", registry=registry)
         else:
             self._counts.register(Processes(group.pids))
-        self._streams: dict[Endpoint, _Streams] = {}
+        self._engine_ttft: dict[Endpoint, BatchedHistogram] = {}
+        self._gaps: dict[Endpoint, BatchedHistogram] = {}
+        """Of decode engines' streams."""
         self._shown: set[Endpoint] = set()
         self._kv_counts = KVCounts(fleet, families)
         families.begin_queue_at_zero()
@@ -137,11 +131,10 @@ class Metrics:
             if endpoint in self._shown:
                 continue
             families.begin_at_zero(endpoint)
+            labels = endpoint.role, endpoint.url
+            self._engine_ttft[endpoint] = self._histogram(families.endpoint_ttft, *labels)
             if endpoint.role is Role.DECODE:
-                self._streams[endpoint] = _Streams(
-                    self._histogram(families.endpoint_ttft, endpoint.role, endpoint.url),
-                    self._histogram(families.gap, endpoint.role, endpoint.url),
-                )
+                self._gaps[endpoint] = self._histogram(families.gap, *labels)
         self._shown = current
         for role in Role:
             if fleet.pool(role):
@@ -157,8 +150,11 @@ class Metrics:
         for status in statuses:
             del self._answers[endpoint, status]
             del self._batched[families.answers, endpoint.role, endpoint.url, status]
-        if self._streams.pop(endpoint, None) is not None:
-            for family in (families.endpoint_ttft, families.gap):
+        for family, kept in (
+            (families.endpoint_ttft, self._engine_ttft),
+            (families.gap, self._gaps),
+        ):
+            if kept.pop(endpoint, None) is not None:
                 del self._batched[family, endpoint.role, endpoint.url]
         families.forget(endpoint, statuses)
         self._kv_counts.forget(endpoint)
@@ -176,6 +172,15 @@ class Metrics:
         if endpoint not in self._shown:
             return
         self._families.probes.labels(endpoint.role, endpoint.url, outcome).inc()
+
+    def begin_discovery(self, servers: Iterable[str]) -> None:
+        """Show when these discovery sources last answered: never, or before a restart."""
+        for server in servers:
+            self._families.discovery_answered.labels(server)
+
+    def discovery_answered(self, server: str) -> None:
+        """A discovery source has said just now which engines there are."""
+        self._families.discovery_answered.labels(server).set_to_current_time()
 
     def accepted(self, seconds: float) -> None:
         """Count how long a new connection waited."""
@@ -237,6 +242,8 @@ class Metrics:
                 self._ended(event)
             elif isinstance(event, LegAnswered):
                 self._answered(event.endpoint, event.status)
+                if event.endpoint.role is Role.PREFILL and event.status < 400:
+                    self._prefilled(event)
             elif isinstance(event, LegFailed):
                 endpoint = event.endpoint
                 if endpoint in self._shown:
@@ -253,6 +260,12 @@ class Metrics:
             counter = self._counter(self._families.answers, *labels)
             self._answers[endpoint, status] = counter
         counter.value += 1
+
+    def _prefilled(self, event: LegAnswered) -> None:
+        """A prefill engine answers when it has the first token."""
+        ttft = self._engine_ttft.get(event.endpoint)
+        if ttft is not None:
+            ttft.observe(event.seconds)
 
     def _ended(self, record: RequestEnded) -> None:
         kind = self._kind_of(record)
@@ -279,13 +292,13 @@ class Metrics:
         first, chunks = record.first_byte, record.chunks
         if first is None or record.decode is None:
             return
-        streams = self._streams.get(record.decode)
-        if streams is None:  # the engine is gone
+        ttft = self._engine_ttft.get(record.decode)
+        if ttft is None:  # the engine is gone
             return
         # Not from the request's arrival: this engine did not cause a wait for another one.
-        streams.ttft.observe(first - record.asked_at)
+        ttft.observe(first - record.asked_at)
         if chunks > 1:
-            streams.gap.observe((record.ended - first) / (chunks - 1))
+            self._gaps[record.decode].observe((record.ended - first) / (chunks - 1))
 
     def _kind_of(self, record: RequestEnded) -> _Kind:
         mode, reason, stream = record.mode, record.reason, record.stream

@@ -32,7 +32,8 @@ class Totals:
     ttft: Buckets = field(default_factory=dict)
     """Of all streams, from their requests' arrival."""
     endpoint_ttft: Mapping[Endpoint, Buckets] = field(default_factory=dict)
-    """Of each decode engine's streams, from the request that was sent to it."""
+    """Of each decode engine's streams and each prefill engine's prefills, from the request that was
+    sent to it."""
 
 
 def totals_of(families: Iterable[Metric]) -> Totals:

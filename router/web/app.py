@@ -328,7 +328,9 @@ class Router:
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
-            for source in sources_of(self.settings):
+            answered = self.metrics.discovery_answered
+            for source in sources_of(self.settings, answered):
+                self.metrics.begin_discovery(source.servers)
                 on_targets = partial(self.sync.on_targets, source.name)
                 self._tasks.spawn(partial(source.watch, on_targets), "discovery", source.name)
         if self._kv_sources is not None:

@@ -5,22 +5,24 @@ from router.discovery.dns import DnsSource
 from router.discovery.dns_resolver import SystemResolver
 from router.discovery.kubernetes import KubernetesSource
 from router.discovery.kubernetes_login import kubernetes_login
-from router.discovery.source import Source
+from router.discovery.source import OnAnswer, Source
 from router.settings import Settings, SettingsError
 
 __all__ = ["discovery_sources", "dns_source", "kubernetes_source"]
 
 
-def discovery_sources(settings: Settings) -> list[Source]:
+def discovery_sources(
+    settings: Settings, on_answer: OnAnswer = lambda server: None
+) -> list[Source]:
     """All of them. Raises SettingsError when an extra is not installed."""
     try:
-        found = (kubernetes_source(settings), dns_source(settings))
+        found = (kubernetes_source(settings, on_answer), dns_source(settings, on_answer))
     except ImportError as error:
         raise SettingsError(str(error)) from None
     return [each for each in found if each is not None]
 
 
-def kubernetes_source(settings: Settings) -> KubernetesSource | None:
+def kubernetes_source(settings: Settings, on_answer: OnAnswer) -> KubernetesSource | None:
     """The one that knows pods; None if none is asked for. Raises ImportError."""
     selectors = {PREFILL: settings.k8s_prefill_selector, DECODE: settings.k8s_decode_selector}
     given = {role: selector for role, selector in selectors.items() if selector is not None}
@@ -32,10 +34,13 @@ def kubernetes_source(settings: Settings) -> KubernetesSource | None:
         given,
         settings.k8s_port,
         needs_receivers=is_lmcache and settings.decoder_registry is None,
+        on_answer=on_answer,
     )
 
 
-def dns_source(settings: Settings) -> DnsSource | None:
+def dns_source(settings: Settings, on_answer: OnAnswer) -> DnsSource | None:
     """The one that asks DNS servers; None if none is asked for. Raises ImportError."""
     names = {PREFILL: settings.dns_prefill, DECODE: settings.dns_decode}
-    return DnsSource(names, SystemResolver()) if any(names.values()) else None
+    if not any(names.values()):
+        return None
+    return DnsSource(names, SystemResolver(), on_answer=on_answer)

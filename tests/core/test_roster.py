@@ -57,6 +57,16 @@ def test_each_engine_has_a_row_of_its_own() -> None:
     ]
 
 
+def test_where_kv_events_are_published_follows_the_source() -> None:
+    roster = roster_of(Target(D0, kv_events_port=5557))
+    assert entry_of(roster, D0).kv_events_port == 5557
+    heir = Roster(8, LEAVE_SECONDS)
+    heir.restore(roster.encode())
+    assert entry_of(heir, D0).kv_events_port == 5557
+    heir.set_targets("file", (Target(D0),), 1.0)
+    assert entry_of(heir, D0).kv_events_port is None
+
+
 def test_the_same_set_again_changes_nothing() -> None:
     roster = roster_of(Target(D0))
     version = roster.version

@@ -25,9 +25,9 @@ def test_other_programs_annotations_say_nothing() -> None:
     )
 
 
-def test_model_and_port_of_kv_events_are_read() -> None:
-    given_ = {"pd-router/model": "qwen", "pd-router/kv-events-port": "5557"}
-    assert read_annotations(given_, HOST) == Annotations(model="qwen", kv_events_port=5557)
+def test_the_port_of_kv_events_is_read() -> None:
+    given_ = {"pd-router/kv-events-port": "5557"}
+    assert read_annotations(given_, HOST) == Annotations(kv_events_port=5557)
 
 
 def test_a_receiver_is_the_pod_itself_unless_it_names_another_host() -> None:
@@ -56,7 +56,7 @@ def test_what_is_wrong_is_named(wrong: dict[str, str], named: str) -> None:
         read_annotations(wrong, HOST)
 
 
-@given(st.dictionaries(st.sampled_from([*PORTS, f"{PREFIX}model", "x"]), st.text()))
+@given(st.dictionaries(st.sampled_from([*PORTS, f"{PREFIX}kv-events-port", "x"]), st.text()))
 def test_any_text_is_read_or_refused(given_: dict[str, str]) -> None:
     with contextlib.suppress(WrongAnnotation):
         read_annotations(given_, HOST)

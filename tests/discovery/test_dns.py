@@ -199,3 +199,22 @@ async def test_a_ttl_of_0_does_not_flood_the_server(server: Server) -> None:
         await watched.asked_again(times=10)
         asked = (len(server.asked) - asked) // 2
         assert asyncio.get_running_loop().time() - began > 0.9 * (asked - 1)
+
+
+async def test_each_name_has_answers_of_its_own(server: Server) -> None:
+    answers: list[str] = []
+    source = DnsSource(
+        {DECODE: [dns_name(f"{NAME}:8000")], PREFILL: [dns_name(f"{OTHER}:8000")]},
+        SystemResolver(server.resolver()),
+        Random(1),
+        answers.append,
+    )
+    task = asyncio.create_task(source.watch(lambda targets: None))
+    while not answers:  # noqa: ASYNC110 - any state, not one that sets an event
+        await asyncio.sleep(0.5)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert source.servers == (f"dns {NAME}", f"dns {OTHER}")
+    # The other name does not exist.
+    assert {*answers} == {f"dns {NAME}"}

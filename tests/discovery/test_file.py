@@ -96,3 +96,20 @@ async def test_a_file_that_is_gone_is_told_and_found_when_it_comes_back(
         f"file {path}: cannot be read: No such file or directory; the engines stay as they are: "
         "mend it"
     ]
+
+
+async def test_only_a_file_that_can_be_used_is_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "engines.json"
+    path.write_text("{")
+    answers: list[str] = []
+    source = FileSource(path, 0.005, answers.append)
+    said: list[tuple[Target, ...]] = []
+    task = asyncio.ensure_future(source.watch(said.append))
+    await eventually(lambda: source._complaint != "")
+    assert answers == []
+    write(path, D0)
+    await eventually(lambda: len(answers) > 1)
+    assert {*answers} == {*source.servers} == {f"file {path}"}
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

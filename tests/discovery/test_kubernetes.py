@@ -91,6 +91,7 @@ class TestWhatItTells:
     async def test_annotations_are_there_when_the_target_is(self, watched: Watched) -> None:
         watched.api.put("c", ip=C, annotations={"pd-router/kv-events-port": "5557"})
         await watched.until(lambda: C in watched.hosts)
+        assert 5557 in {each.kv_events_port for each in watched.told[-1]}
         said = watched.source.annotations[Endpoint(f"http://{C}:8000", DECODE)]
         assert said.kv_events_port == 5557
 
@@ -301,3 +302,19 @@ class TestFailures:
         async with running(watched):
             await watched.until(lambda: warnings(caplog))
             assert "cannot be reached" in warnings(caplog)[0]
+
+
+class TestAnswers:
+    async def test_lists_and_watches_are_answers_and_outages_are_none(self, api: Api) -> None:
+        watched = Watched(api)
+        answers: list[str] = []
+        watched.source = KubernetesSource(
+            watched.login, SELECTORS, (8000,), on_answer=answers.append
+        )
+        async with running(watched):
+            await watched.until(lambda: watched.told)
+            assert {*answers} == {*watched.source.servers} == {"kubernetes"}
+            known = len(answers)
+            api.put("c", ip=C)
+            await watched.until(lambda: C in watched.hosts)
+            assert len(answers) > known

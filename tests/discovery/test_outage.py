@@ -16,6 +16,19 @@ def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
+def test_an_answer_counts_while_no_other_asker_fails() -> None:
+    answers: list[int] = []
+    outage = Outage("the API", lambda: 0.0, lambda: answers.append(1))
+    outage.answered("a")
+    outage.failed("b", "forbidden", "no right")
+    outage.answered("a")
+    outage.succeeded("a")
+    assert len(answers) == 1
+    outage.answered("b")
+    outage.succeeded("b")
+    assert len(answers) == 3
+
+
 def test_each_kind_of_failure_is_told_once(
     outage: Outage, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,7 +98,7 @@ def parts_of(item: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found + [each for key, value in inner for each in parts_of(value, (*path, key))]
 
 
-WHOLE = pod(annotations={"pd-router/model": "m"})
+WHOLE = pod(annotations={"pd-router/kv-events-port": "5557"})
 
 
 @given(path=st.sampled_from(parts_of(WHOLE)), junk=st.sampled_from([None, 1, "x", [], {}, [1]]))

@@ -24,6 +24,11 @@ def test_a_target_is_the_pods_address_and_uid() -> None:
     assert found == Target(Endpoint("http://10.0.0.1:8000", DECODE), "u1", is_draining=False)
 
 
+def test_a_target_says_where_its_pod_publishes_kv_events() -> None:
+    [found] = targets(read(annotations={"pd-router/kv-events-port": "5557"}))
+    assert found.kv_events_port == 5557
+
+
 def test_an_ipv6_address_stands_in_brackets() -> None:
     [found] = targets(read(ip="fd00::7"))
     assert found.endpoint.url == "http://[fd00::7]:8000"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.membership import Target
 from router.net.kv_sources import sources_in
 from router.net.kv_subscription import KVAddress
 from tests.net.engine import Call
@@ -115,6 +116,21 @@ async def test_an_answer_that_comes_in_pieces_is_read_whole(harness: Harness) ->
         await asyncio.sleep(0)
     asked[0].send(body[20:])
     await eventually(lambda: (publisher.answer(), cache.state == "live")[1], lambda: cache.state)
+    publisher.close()
+
+
+async def test_of_an_engine_that_does_not_say_it_its_pod_does(harness: Harness) -> None:
+    """The annotation of a vLLM before 0.32, by way of the roster."""
+    engine, publisher = await harness.engine(), Publisher()
+    engine.answer_all(lambda call: call.send(NOT_FOUND))
+    running = await harness.router(engine, ready=False, prefix_cache="events")
+    endpoint = running.endpoint(engine)
+    port = int(publisher.address.endpoint.rpartition(":")[2])
+    targets = (Target(endpoint, kv_events_port=port),)
+    running.router.sync.on_targets("settings", targets)
+    cache = running.router.fleet.member(endpoint).cache
+    assert cache is not None
+    await eventually(lambda: (publisher.answer(), cache.state == "live")[1])
     publisher.close()
 
 

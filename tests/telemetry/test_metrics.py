@@ -261,6 +261,17 @@ def test_an_engines_streams_are_timed_from_the_request_that_it_got(bench):
     assert bench.value(f"{GAP}_sum", endpoint="http://d0", role="decode") == 0.3
 
 
+def test_a_prefill_engine_is_timed_by_the_prefills_that_it_answered(bench):
+    bench.metrics.observe([LegAnswered(P0, 200, 0.25), LegAnswered(P0, 503, 9.0)])
+    assert bench.value(f"{TTFT}_count", endpoint="http://p0", role="prefill") == 1
+    assert bench.value(f"{TTFT}_sum", endpoint="http://p0", role="prefill") == 0.25
+
+
+def test_the_head_of_a_decode_engines_answer_is_no_first_token(bench):
+    bench.metrics.observe([LegAnswered(D0, 200, 0.25)])
+    assert bench.value(f"{TTFT}_count", endpoint="http://d0", role="decode") == 0
+
+
 NOT_TIMED = [
     {"outcome": "broken"},
     {"stream": False},
@@ -288,6 +299,18 @@ def test_events_that_count_nothing_change_nothing(bench):
 
 
 # Gauges.
+
+
+DISCOVERY = "pd_router_discovery_last_answer_timestamp_seconds"
+
+
+def test_a_source_that_never_answered_is_told_as_such(bench):
+    assert bench.samples(DISCOVERY) == []
+    bench.metrics.begin_discovery(("kubernetes", "dns d"))
+    before = time.time()
+    bench.metrics.discovery_answered("kubernetes")
+    assert bench.value(DISCOVERY, source="kubernetes") >= before
+    assert bench.value(DISCOVERY, source="dns d") == 0
 
 
 def test_the_age_of_a_scrape_grows_until_the_next_good_one(bench):

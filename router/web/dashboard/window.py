@@ -127,7 +127,7 @@ class Window:
         return added(self.last.totals.answers, self.first.totals.answers)
 
     def ttft(self, endpoint: Endpoint | None = None) -> Buckets:
-        """Times to first token of all streams, or of one decode engine's."""
+        """Times to first token of all streams, or of one engine's streams or prefills."""
         now, before = self.last.totals, self.first.totals
         if endpoint is None:
             return added(now.ttft, before.ttft)
