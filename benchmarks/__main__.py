@@ -25,6 +25,7 @@ try:
     from benchmarks.gate import judge, validate
     from benchmarks.gate.ab import rounds
     from benchmarks.gate.aiperf import environment
+    from benchmarks.gate.cluster import command as cluster
     from benchmarks.instructions import command as instructions
     from benchmarks.instructions import lockstep
     from benchmarks.loadgen import load, plan
@@ -36,7 +37,8 @@ except ModuleNotFoundError as error:
         raise
     print(f"pd-bench needs {error.name}: pip install 'pd-router[bench]'", file=sys.stderr)
     # To the validator and the gate, 2 means that nothing was asked for: a pipeline would go on.
-    sys.exit(3 if sys.argv[1:2] in (["validate"], ["ab"], ["judge"], ["report"], ["plot"]) else 2)
+    gated = {"validate", "ab", "judge", "report", "plot", "cluster"}
+    sys.exit(3 if gated & set(sys.argv[1:2]) else 2)
 
 # They read their own command lines; of the gate's, exit statuses are the validator's.
 OWN = {
@@ -47,6 +49,7 @@ OWN = {
     "report": judge.main_report,
     "plot": judge.main_plot,
     "aiperf": environment.main,
+    "cluster": cluster.main,
 }
 
 ABOUT = (
@@ -100,6 +103,7 @@ def parser() -> argparse.ArgumentParser:
         ("report", "write report.html from stored results"),
         ("plot", "draw PNGs from stored runs"),
         ("aiperf", "install AIPerf, for validate --generator aiperf"),
+        ("cluster", "run the gate on a Kubernetes cluster, as a Job"),
     ):
         commands.add_parser(name, help=text)
     commands.add_parser("results", help="write RESULTS.md and its picture from stored runs")

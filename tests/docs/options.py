@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from benchmarks import __main__ as bench
 from benchmarks.gate import judge, options
 from benchmarks.gate.ab import options as ab_options
+from benchmarks.gate.cluster import command as cluster
 from benchmarks.instructions import command as instructions
 from router import cli
 from router.commands.usage import UsageError
@@ -38,8 +39,9 @@ REFUSALS = (
 )
 """What comes of options that a parser does not take."""
 
-UNPARSED = frozenset({"apt-get", "cd", "curl", "docker", "dpkg", "mkdir", "source", "."})
-"""Other people's commands of which only the shell's syntax is checked."""
+UNPARSED = frozenset({"apt-get", "cd", "curl", "docker", "dpkg", "helm", "mkdir", "source", "."})
+"""Other people's commands of which only the shell's syntax is checked. What helm is given is
+rendered by tests/deploy/test_chart.py."""
 
 
 def check(block: Block) -> None:
@@ -110,6 +112,8 @@ def _pd_bench(words: Words) -> None:
         case "aiperf":
             if arguments != ["install"]:
                 raise Wrong(f"aiperf {arguments}")
+        case "cluster":
+            cluster.parser().parse_args(arguments)
         case _:
             parsed = bench.parser().parse_args(words)
             if command == "compare":

@@ -14,6 +14,7 @@ import yaml
 from benchmarks import __main__ as bench
 from benchmarks.gate import judge, options
 from benchmarks.gate.ab import options as ab_options
+from benchmarks.gate.cluster import command as cluster
 from router import cli
 from router.commands.settings_table import block, table
 from router.core import errors, facts
@@ -114,7 +115,7 @@ def flags_of(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 PARSERS = (
-    *(cli._parser(()), bench.parser(), options.parser(), ab_options.parser()),
+    *(cli._parser(()), bench.parser(), options.parser(), ab_options.parser(), cluster.parser()),
     *(judge._parser("judge", ""), simulator._parser()),
 )
 

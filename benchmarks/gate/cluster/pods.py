@@ -1,0 +1,64 @@
+"""What the pods of a run are doing. Pure: pods are the API server's objects."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+Object = Mapping[str, Any]
+
+HOPELESS = {
+    "ErrImagePull": "push the image, or correct deploy/kubernetes/components/versions",
+    "ImagePullBackOff": "push the image, or correct deploy/kubernetes/components/versions",
+    "InvalidImageName": "correct deploy/kubernetes/components/versions",
+    "CreateContainerConfigError": "a ConfigMap or Secret that it names is missing",
+    "CrashLoopBackOff": "its log says why: kubectl logs --previous",
+}
+"""Reasons for which a container waits that time does not mend, and what to do."""
+
+
+def is_ready(pod: Object) -> bool:
+    """The Ready condition."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def hopeless(pods: Iterable[Object]) -> str | None:
+    """Why waiting for these pods is in vain; None if it is not."""
+    for pod in pods:
+        for reason, message in _waiting(pod):
+            if reason in HOPELESS:
+                name = pod["metadata"]["name"]
+                return f"pod {name}: {reason}: {message or 'no message'} ({HOPELESS[reason]})"
+    return None
+
+
+def unschedulable(pods: Iterable[Object]) -> str | None:
+    """Why the scheduler has no place for one of these pods; None if it has. That may be over in a
+    moment: while others end, or a node joins."""
+    for pod in pods:
+        for each in pod.get("status", {}).get("conditions") or ():
+            if each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable":
+                name = pod["metadata"]["name"]
+                return f"pod {name} finds no place: {each.get('message', 'no message')}"
+    return None
+
+
+def _waiting(pod: Object) -> Iterator[tuple[str, str]]:
+    status = pod.get("status", {})
+    for each in (*(status.get("initContainerStatuses") or ()), *_statuses(pod)):
+        waiting = each.get("state", {}).get("waiting")
+        if waiting:
+            yield waiting.get("reason", ""), waiting.get("message", "")
+
+
+def exit_status(pods: Iterable[Object]) -> int | None:
+    """That of the first container that has ended; None while none has."""
+    for pod in pods:
+        for each in _statuses(pod):
+            ended = each.get("state", {}).get("terminated")
+            if ended is not None:
+                return int(ended["exitCode"])
+    return None
+
+
+def _statuses(pod: Object) -> Iterable[Object]:
+    return pod.get("status", {}).get("containerStatuses") or ()

@@ -1,0 +1,166 @@
+"""One run of the gate on a cluster: find a node, start routers and engines, let the Job measure,
+fetch what it said, and leave nothing behind."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.gate.cluster.capacity import node_with, nodes_of
+from benchmarks.gate.cluster.kubectl import ClusterTrouble, Kubectl
+from benchmarks.gate.cluster.manifests import Fitted, Run, fitted
+from benchmarks.gate.cluster.pods import exit_status, hopeless, is_ready, unschedulable
+
+RIGHTS = (
+    ("create", "namespaces"),
+    ("delete", "namespaces"),
+    ("list", "nodes"),
+    ("list", "pods", "--all-namespaces"),
+    ("create", "statefulsets.apps"),
+    ("create", "deployments.apps"),
+    ("create", "jobs.batch"),
+    ("create", "rolebindings.rbac.authorization.k8s.io"),
+)
+"""What the user must be allowed, as far as it can be asked about a namespace that is not there."""
+
+ENGINES, JOB = "app.kubernetes.io/name=vllm", "app.kubernetes.io/name=pd-router-gate"
+# An engine's pod that finds no place for so long has lost a race for the GPUs.
+PLACE_S = 60.0
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run, and how long to wait for it."""
+
+    overlay: Path
+    namespace: str
+    gpus: int
+    options: Mapping[str, str | None]
+    cleanup: bool
+    ready_s: float
+    measure_s: float
+    poll_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the Job came to."""
+
+    exit_status: int
+    log: str
+
+
+class Procedure:
+    """One run. `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        kubectl: Kubectl,
+        say: Say,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._plan = plan
+        self._kubectl = kubectl
+        self._say = say
+        self._clock = clock
+        self._sleep = sleep
+
+    def carry_out(self) -> Measured:
+        """Raises ClusterTrouble."""
+        run = self._fitted()
+        with self._namespace():
+            self._apply(run.objects)
+            self._wait_for_engines(run.engines)
+            self._apply([run.job])
+            return self._measured()
+
+    def _fitted(self) -> Fitted:
+        """Everything that can be known to be wrong before anything is created."""
+        plan, kubectl = self._plan, self._kubectl
+        if not plan.overlay.is_dir():
+            raise ClusterTrouble(f"no overlay at {plan.overlay}: use a checkout, or --overlay")
+        rendered = kubectl.run("kustomize", str(plan.overlay))
+        objects = list(yaml.safe_load_all(rendered))
+        if missing := kubectl.forbidden(RIGHTS):
+            raise ClusterTrouble(
+                f"you may not: {', '.join(missing)}; ask for these rights: docs/gate.md, "
+                "On a cluster"
+            )
+        nodes = nodes_of(kubectl.items("nodes"), kubectl.items("pods", "--all-namespaces"))
+        node = node_with(plan.gpus, nodes)
+        self._say(f"node {node.line}")
+        return fitted(objects, Run(plan.namespace, node.name, plan.gpus, plan.options))
+
+    @contextmanager
+    def _namespace(self) -> Iterator[None]:
+        """The run's own, until the end."""
+        name = self._plan.namespace
+        self._kubectl.run("create", "namespace", name)
+        self._say(f"namespace {name}")
+        try:
+            yield
+        finally:
+            if self._plan.cleanup:
+                self._kubectl.run("delete", "namespace", name, "--wait=false")
+                self._say(f"namespace {name} is being deleted")
+            else:
+                self._say(f"left as it is; to end it: kubectl delete namespace {name}")
+
+    def _apply(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        wanted = [each for each in objects if each["kind"] != "Namespace"]
+        self._kubectl.run("apply", "--filename=-", given=yaml.safe_dump_all(wanted))
+
+    def _pods(self, selector: str) -> list[dict[str, Any]]:
+        return self._kubectl.items(
+            "pods", f"--namespace={self._plan.namespace}", f"--selector={selector}"
+        )
+
+    def _wait_for_engines(self, wanted: int) -> None:
+        begin, said = self._clock(), -1
+        while True:
+            pods = self._pods(ENGINES)
+            ready, lasted = sum(map(is_ready, pods)), self._clock() - begin
+            if ready != said:
+                self._say(f"{ready} of {wanted} engines are ready")
+                said = ready
+            if ready >= wanted:
+                return
+            why = hopeless(pods)
+            if why is None and lasted > PLACE_S:
+                why = unschedulable(pods)
+            if why is not None:
+                raise ClusterTrouble(why)
+            if lasted > self._plan.ready_s:
+                raise ClusterTrouble(
+                    f"{ready} of {wanted} engines were ready after {lasted:.0f} s; look at their "
+                    "logs with --no-cleanup, or give them longer: --ready-timeout"
+                )
+            self._sleep(self._plan.poll_s)
+
+    def _measured(self) -> Measured:
+        begin = self._clock()
+        self._say("the gate measures")
+        while True:
+            pods = self._pods(JOB)
+            status, lasted = exit_status(pods), self._clock() - begin
+            if status is not None:
+                return Measured(status, self._log())
+            why = hopeless(pods) or (unschedulable(pods) if lasted > PLACE_S else None)
+            if why is not None:
+                raise ClusterTrouble(why)
+            if lasted > self._plan.measure_s:
+                raise ClusterTrouble(
+                    f"the gate had not ended after {lasted:.0f} s; its log so far:\n{self._log()}"
+                )
+            self._sleep(self._plan.poll_s)
+
+    def _log(self) -> str:
+        return self._kubectl.run("logs", "job/gate", f"--namespace={self._plan.namespace}")

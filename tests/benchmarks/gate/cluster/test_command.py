@@ -1,0 +1,114 @@
+"""`pd-bench cluster`: exit statuses, reports, and the validator's guards."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.gate.analysis.constraints import Constraints
+from benchmarks.gate.analysis.metrics import summarise
+from benchmarks.gate.analysis.verdict import SKIPPED, judge
+from benchmarks.gate.cluster import command
+from benchmarks.gate.output import export
+from tests.benchmarks.gate.cluster.conftest import FakeCluster
+from tests.benchmarks.gate.cluster.objects import ended_pod, pod
+from tests.benchmarks.gate.runs import request
+from tests.benchmarks.gate.runs import run as run_of
+
+
+def report(out: Path) -> Any:
+    """The one test of the CTRF report."""
+    document = json.loads((out / export.CTRF).read_text())
+    [test] = document["results"]["tests"]
+    return test
+
+
+def log_of(throughput: str) -> str:
+    """What the Job prints of a run that is judged by this threshold."""
+    measured, constraints = run_of([request(n) for n in range(20)]), Constraints(throughput)
+    metrics = summarise(measured)
+    verdict = judge(metrics, constraints)
+    document = export.document(measured, metrics, constraints, verdict)
+    return f"waiting\n{export.framed(document)}"
+
+
+def run(out: Path, *arguments: str) -> int:
+    """The command."""
+    return command.main(["--out", str(out), *arguments])
+
+
+@pytest.mark.parametrize(
+    ("throughput", "status", "word"), [(">= 1", 0, "passed"), (">= 1e9", 1, "failed")]
+)
+def test_the_jobs_verdict_is_the_commands(
+    throughput: str, status: int, word: str, cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.says(log_of(throughput))
+    cluster.save(gate=[[ended_pod(status)]])
+    out = tmp_path / "out"
+    assert run(out, "--throughput", throughput) == status
+    assert report(out)["status"] == word
+    assert "RESULT: Inference throughput" in report(out)["stdout"][0]
+    assert (out / command.LOG).read_text().strip() == log_of(throughput).strip()
+
+
+def test_without_thresholds_it_is_skipped_and_the_cluster_not_asked(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(out) == 2
+    assert report(out)["status"] == "skipped"
+    assert capsys.readouterr().out == f"skipped: {SKIPPED}\n"
+    assert cluster.calls == []
+
+
+def test_trouble_with_the_cluster_is_no_verdict(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.save(pods=[pod("train", "n0", 8)])
+    out = tmp_path / "out"
+    assert run(out, "--platform", "h100-eks") == 3
+    assert report(out)["status"] == "other"
+    assert "n0: 0 of 8 free (team/train has 8)" in report(out)["message"]
+    assert "error: no node has 8 free GPUs" in capsys.readouterr().err
+
+
+def test_a_gate_that_died_is_no_verdict(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.says("waiting\nKilled")
+    cluster.save(gate=[[ended_pod(137)]])
+    out = tmp_path / "out"
+    assert run(out, "--platform", "h100-eks") == 3
+    assert "ended with status 137: no sentinel in the log" in report(out)["message"]
+    assert "Killed" in report(out)["message"]
+
+
+def test_a_wrong_threshold_is_told_before_the_cluster_is_asked(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path / "out", "--throughput", "5000")
+    assert ended.value.code == 3
+    assert cluster.calls == []
+
+
+def test_the_job_gets_the_thresholds_of_the_command_line(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    cluster.says(log_of(">= 1"))
+    run(tmp_path / "a", "--throughput", ">= 1", "--gpus", "8")
+    _, [job] = cluster.applied
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    given = " ".join(container["args"])
+    assert "--throughput=>= 1" in given
+    assert "--platform" not in given
+
+
+def test_namespaces_are_new_and_kept_on_demand(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.says(log_of(">= 1"))
+    for out in ("a", "b"):
+        run(tmp_path / out, "--throughput", ">= 1", "--no-cleanup")
+    created = [words[2] for words in cluster.calls if words[:2] == ["create", "namespace"]]
+    assert len(set(created)) == 2
+    assert all(name.startswith("pd-router-gate-") for name in created)
+    assert not cluster.did("delete")

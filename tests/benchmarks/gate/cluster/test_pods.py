@@ -1,0 +1,35 @@
+"""What is read out of the pods of a run."""
+
+import pytest
+
+from benchmarks.gate.cluster.pods import HOPELESS, exit_status, hopeless, is_ready, unschedulable
+from tests.benchmarks.gate.cluster.objects import ended_pod, engine_pod
+
+
+def test_a_pod_is_ready_when_it_says_so() -> None:
+    assert is_ready(engine_pod("engine-0", ready=True))
+    assert not is_ready(engine_pod("engine-0"))
+    assert not is_ready({"metadata": {"name": "x"}})
+
+
+@pytest.mark.parametrize("reason", HOPELESS)
+def test_what_time_does_not_mend_is_told_with_what_to_do(reason: str) -> None:
+    pods = [engine_pod("engine-0", ready=True), engine_pod("engine-1", waiting=(reason, "why"))]
+    assert hopeless(pods) == f"pod engine-1: {reason}: why ({HOPELESS[reason]})"
+
+
+def test_a_container_that_is_being_created_is_waited_for() -> None:
+    assert hopeless([engine_pod("engine-0", waiting=("ContainerCreating", ""))]) is None
+    assert hopeless([]) is None
+
+
+def test_a_pod_without_a_place_is_told() -> None:
+    found = unschedulable([engine_pod("engine-3", unschedulable="0/4 nodes: Insufficient gpu.")])
+    assert found == "pod engine-3 finds no place: 0/4 nodes: Insufficient gpu."
+    assert unschedulable([engine_pod("engine-0")]) is None
+
+
+def test_the_exit_status_is_that_of_the_container() -> None:
+    assert exit_status([ended_pod(1)]) == 1
+    assert exit_status([engine_pod("gate-x")]) is None
+    assert exit_status([]) is None

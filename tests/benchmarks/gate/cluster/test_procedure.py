@@ -1,0 +1,150 @@
+"""The order in which a run goes, and that nothing stays behind."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.gate.cluster.command import OVERLAY
+from benchmarks.gate.cluster.kubectl import ClusterTrouble, Kubectl
+from benchmarks.gate.cluster.procedure import Plan, Procedure
+from tests.benchmarks.gate.cluster.conftest import READY, FakeCluster
+from tests.benchmarks.gate.cluster.objects import engine_pod, node, pod
+
+NAME = "pd-router-gate-1"
+PLAN = Plan(OVERLAY, NAME, 8, {"--platform": "h100-eks"}, True, 600.0, 900.0)
+
+
+class Run:
+    """A procedure whose waits take no time."""
+
+    def __init__(self, plan: Plan = PLAN) -> None:
+        self.said: list[str] = []
+        self.now = 0.0
+        self.procedure = Procedure(plan, Kubectl(), self.said.append, lambda: self.now, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def fails(self) -> str:
+        """Its trouble."""
+        with pytest.raises(ClusterTrouble) as told:
+            self.procedure.carry_out()
+        return str(told.value)
+
+
+def test_engines_come_first_then_the_job_and_all_of_it_goes(cluster: FakeCluster) -> None:
+    cluster.says("what the gate said")
+    run = Run()
+    measured = run.procedure.carry_out()
+    assert (measured.exit_status, measured.log.strip()) == (0, "what the gate said")
+    engines, job = cluster.applied
+    assert {"StatefulSet", "Deployment"} <= {each["kind"] for each in engines}
+    assert [each["kind"] for each in job] == ["Job"]
+    order = [words[:2] for words in cluster.calls if words[0] in ("create", "apply", "delete")]
+    assert order == [
+        ["create", "namespace"],
+        *[["apply", "--filename=-"]] * 2,
+        ["delete", "namespace"],
+    ]
+    assert cluster.did("delete", "namespace", NAME)
+
+
+def test_it_waits_for_all_engines(cluster: FakeCluster) -> None:
+    cluster.save(engines=[[], READY[:7], READY])
+    run = Run()
+    run.procedure.carry_out()
+    counts = [text for text in run.said if "engines are ready" in text]
+    assert counts == [f"{ready} of 8 engines are ready" for ready in (0, 7, 8)]
+    assert run.now == 2 * PLAN.poll_s
+
+
+def test_it_waits_for_the_gate(cluster: FakeCluster) -> None:
+    cluster.save(gate=[[], [engine_pod("gate-x")], *cluster.answers["gate"]])
+    run = Run()
+    assert run.procedure.carry_out().exit_status == 0
+    assert run.now == 2 * PLAN.poll_s
+
+
+def troubles() -> Iterator[tuple[dict[str, object], str]]:
+    """What goes wrong after the namespace is there, and what is told."""
+    lost = engine_pod("engine-7", unschedulable="Insufficient nvidia.com/gpu")
+    image = engine_pod("engine-0", waiting=("ErrImagePull", "no such tag"))
+    yield {"engines": [[*READY[:7], lost]]}, "engine-7 finds no place: Insufficient nvidia.com/gpu"
+    yield {"engines": [[image]]}, "engine-0: ErrImagePull: no such tag .push the image"
+    yield {"engines": [READY[:7]]}, "7 of 8 engines were ready after 605 s.*--ready-timeout"
+    yield {"gate": [[]]}, "the gate had not ended after 905 s"
+    yield {"gate": [[engine_pod("gate-x", waiting=("ErrImagePull", "x"))]]}, "gate-x: ErrImagePull"
+
+
+@pytest.mark.parametrize(("answers", "told"), troubles())
+def test_what_goes_wrong_is_told_and_nothing_stays(
+    answers: dict[str, object], told: str, cluster: FakeCluster
+) -> None:
+    cluster.save(**answers)
+    with pytest.raises(ClusterTrouble, match=told):
+        Run().procedure.carry_out()
+    assert cluster.did("delete", "namespace", NAME)
+
+
+def test_a_pod_that_finds_no_place_for_a_moment_is_waited_for(cluster: FakeCluster) -> None:
+    lost = engine_pod("engine-7", unschedulable="Insufficient nvidia.com/gpu")
+    cluster.save(engines=[[*READY[:7], lost], READY])
+    assert Run().procedure.carry_out().exit_status == 0
+
+
+def test_without_cleanup_the_namespace_stays_and_its_end_is_told(cluster: FakeCluster) -> None:
+    run = Run(replace(PLAN, cleanup=False))
+    run.procedure.carry_out()
+    assert not cluster.did("delete")
+    assert run.said[-1] == f"left as it is; to end it: kubectl delete namespace {NAME}"
+
+
+# Before anything is created.
+
+
+def test_taken_gpus_end_it_at_once(cluster: FakeCluster) -> None:
+    cluster.save(pods=[pod("train", "n0", 5)])
+    assert "n0: 3 of 8 free (team/train has 5)" in Run().fails()
+    assert not cluster.did("create")
+
+
+def test_rights_that_are_missing_are_all_named(cluster: FakeCluster) -> None:
+    cluster.save(forbidden=["create namespaces", "list nodes"])
+    assert "you may not: create namespaces, list nodes; ask for these rights" in Run().fails()
+    assert not cluster.did("create")
+
+
+def test_gpus_beyond_a_node_are_not_looked_for_elsewhere(cluster: FakeCluster) -> None:
+    cluster.save(nodes=[node("n0", 4), node("n1", 4)])
+    assert "n0: 4 of 4 free; n1: 4 of 4 free" in Run().fails()
+
+
+def test_an_overlay_that_is_not_there_is_named(cluster: FakeCluster) -> None:
+    assert "no overlay at" in Run(replace(PLAN, overlay=OVERLAY / "x")).fails()
+
+
+@pytest.mark.parametrize(
+    ("said", "advice"),
+    [
+        ("The connection to the server 10.0.0.1:6443 was refused", "does not answer"),
+        (
+            "error: You must be logged in to the server (Unauthorized)",
+            "log in to the cluster again",
+        ),
+        ("error: no configuration has been provided, try setting", "kubectl config use-context"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(
+    said: str, advice: str, cluster: FakeCluster
+) -> None:
+    cluster.save(fail=said)
+    told = Run().fails()
+    assert said in told
+    assert advice in told
+
+
+def test_a_missing_kubectl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ClusterTrouble, match="there is no kubectl: install it"):
+        Kubectl()
