@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: install demo test judgement cover instructions check lock lowest test-engines clean \
-	compile clean-compiled test-compiled
+	compile clean-compiled test-compiled manifests test-image
 
 install: $(STAMP)
 
@@ -66,7 +66,21 @@ lock: $(UV)
 	$(COMPILE) requirements/build.in --output-file requirements/build.txt
 	$(COMPILE) pyproject.toml --extra lmcache --extra kv --extra tracing --extra kubernetes \
 	  --extra dns --output-file requirements/image.txt
+	$(COMPILE) pyproject.toml --extra bench --output-file requirements/gate.txt
 	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
+	$(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform linux \
+	  --generate-hashes --custom-compile-command 'make lock' requirements/aiperf.in \
+	  --output-file requirements/aiperf.txt
+
+# deploy/prometheus as an object of the Prometheus Operator: kustomize cannot take a file into one.
+RULE := deploy/kubernetes/components/monitoring/prometheusrule.yaml
+
+manifests:
+	printf '%s\n' '# Written by `make manifests` from deploy/prometheus: do not edit.' \
+	  'apiVersion: monitoring.coreos.com/v1' 'kind: PrometheusRule' 'metadata:' \
+	  '  name: pd-router' 'spec:' '  groups:' > $(RULE)
+	sed -s '1,/^groups:/d; s/^./  &/' deploy/prometheus/recording.yaml \
+	  deploy/prometheus/alerts.yaml >> $(RULE)
 
 # The oldest versions that pyproject.toml admits, under the newest test tools.
 LOWEST := .uv/lowest
@@ -88,6 +102,10 @@ $(UV):
 test-engines: install
 	$(BIN)/python -m tests.engines.lab install
 	$(BIN)/python -m pytest -m engines tests/engines
+
+# The RUN steps of the Dockerfile, in a folder: needs a package index and gcc, no container engine.
+test-image: install
+	$(BIN)/python -m pytest -m image tests/deploy/image
 
 clean: clean-compiled
 	rm -rf $(VENV) .uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info

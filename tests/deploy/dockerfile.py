@@ -40,3 +40,8 @@ def read(text: str) -> list[Stage]:
         if stages:
             stages[-1].append(Instruction(name.upper(), rest.strip()))
     return stages
+
+
+def name_of(stage: Stage) -> str:
+    """How its FROM calls a stage."""
+    return stage[0].words[-1]

@@ -8,12 +8,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from router.settings import Settings
-from tests.deploy.dockerfile import Instruction, Stage, read
+from tests.deploy.dockerfile import Instruction, Stage, name_of, read
 from tests.deploy.places import DOCKERFILE, DOCKERIGNORE, ROOT, locked, project
 
 TEXT = DOCKERFILE.read_text()
-STAGES = read(TEXT)
-FINAL = STAGES[-1]
+STAGES = {name_of(stage): stage for stage in read(TEXT)}
+BUILD, FINAL = STAGES["build"], STAGES["router"]
+IMAGES = ("router", "gate")
+BUILDS = ("build", "gate-build")
 
 
 def only(stage: Stage, name: str) -> Instruction:
@@ -50,15 +52,29 @@ def is_in_context(path: str) -> bool:
     return allowed
 
 
-def test_is_built_in_one_stage_and_runs_in_another() -> None:
-    assert len(STAGES) == 2
-    assert any("pip wheel" in one.text for one in STAGES[0])
-    assert not [one for one in FINAL if one.name == "RUN"]
-    assert copied(FINAL) == []
+def runs(stage: str) -> str:
+    """All that a stage runs, on one line."""
+    return " && ".join(one.text for one in STAGES[stage] if one.name == "RUN")
 
 
-def test_both_stages_are_of_one_slim_python_that_the_project_supports() -> None:
-    images = {only(stage, "FROM").words[0] for stage in STAGES}
+@pytest.mark.parametrize("image", IMAGES)
+def test_what_is_built_in_one_stage_runs_in_another(image: str) -> None:
+    assert not [one for one in STAGES[image] if one.name == "RUN"]
+    assert copied(STAGES[image]) == []
+    taken = [one.words for one in STAGES[image] if one.name == "COPY"]
+    for origin, source, target in taken:
+        assert origin.removeprefix("--from=") in BUILDS
+        # The same place: environments hold absolute paths.
+        assert source == target
+        assert source in runs(origin.removeprefix("--from=")) or source == "/opt/aiperf"
+
+
+def test_the_router_is_what_is_built_by_default() -> None:
+    assert list(STAGES)[-1] == "router"
+
+
+def test_all_stages_are_of_one_slim_python_that_the_project_supports() -> None:
+    images = {only(stage, "FROM").words[0] for stage in STAGES.values()}
     assert images == {"python:${PYTHON}-slim-bookworm"}
     default = re.search(r"^ARG PYTHON=(\d+)\.(\d+)$", TEXT, re.MULTILINE)
     assert default is not None
@@ -72,21 +88,39 @@ def test_the_router_is_the_first_process_with_no_shell_around_it() -> None:
     assert entry[0] in project()["scripts"]
 
 
-def test_the_user_is_a_number_and_not_root() -> None:
-    uid, _, gid = only(FINAL, "USER").text.partition(":")
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_user_is_a_number_and_not_root(image: str) -> None:
+    uid, _, gid = only(STAGES[image], "USER").text.partition(":")
     assert uid.isdecimal()
     assert gid.isdecimal()
     assert int(uid) > 0
     assert int(gid) > 0
 
 
-def test_what_is_installed_has_a_hash_or_comes_from_the_wheel_that_was_built() -> None:
-    runs = " && ".join(one.text for one in STAGES[0] if one.name == "RUN")
-    installs = [part for part in runs.split("&&") if re.search(r"\bpip\b.* install ", part)]
+@pytest.mark.parametrize("stage", BUILDS)
+def test_what_is_installed_has_a_hash_or_comes_from_the_wheel_that_was_built(stage: str) -> None:
+    text = re.sub(" +", " ", runs(stage))
+    installs = [part for part in text.split("&&") if re.search(r"\bpip\b.* install ", part)]
     assert len(installs) == 3
     for command in installs:
         assert "--require-hashes" in command or "--no-deps --no-index /wheels/" in command
-    assert "--no-deps --no-build-isolation" in runs  # nothing is fetched for the build
+    assert "--no-deps --no-build-isolation" in text  # nothing is fetched for the build
+
+
+def test_aiperf_is_installed_as_it_is_locked_and_looked_for_where_it_lies() -> None:
+    [line] = re.findall(r"pd-bench (aiperf install .*)", runs("gate-build"))
+    assert line == "aiperf install --requirement requirements/aiperf.txt"
+    home = "PD_ROUTER_AIPERF=/opt/aiperf"
+    for stage in ("gate-build", "gate"):
+        assert any(home in one.text for one in STAGES[stage] if one.name == "ENV")
+
+
+def test_the_gates_image_has_no_router_and_begins_with_the_gate() -> None:
+    assert "rm /opt/pd-router-gate/bin/pd-router" in runs("gate-build")
+    assert only(STAGES["gate"], "ENTRYPOINT").exec_form == ["pd-bench"]
+    pinned = {requirement.name for requirement in locked("gate")}
+    for requirement in map(Requirement, project()["optional-dependencies"]["bench"]):
+        assert requirement.name in pinned
 
 
 @pytest.mark.parametrize("extra", ["lmcache", "kv", "tracing", "kubernetes", "dns"])
@@ -107,33 +141,40 @@ def test_the_port_is_the_routers_default() -> None:
 
 
 def test_what_is_copied_exists_and_is_in_the_context() -> None:
-    sources = copied(STAGES[0])
+    sources = copied(BUILD)
+    assert set(copied(STAGES["gate-build"])) == {*sources, "benchmarks"}
     assert set(sources) >= {"pyproject.toml", "router", project()["readme"]}
     assert set(sources) >= set(project()["license-files"])
-    for source in sources:
+    for source in (*sources, "benchmarks"):
         assert (ROOT / source).exists(), source
         assert is_in_context(source), source
     assert is_in_context("router/py.typed")
-    assert is_in_context("requirements/image.txt")
+    assert is_in_context("benchmarks/gate/inputs/tokenizer.txt")
+    for name in ("image", "gate", "aiperf", "build"):
+        assert is_in_context(f"requirements/{name}.txt")
 
 
 @pytest.mark.parametrize(
     "path",
-    [".git/config", ".env", ".venv/bin/python", "tests/deploy", "router/core/__pycache__", "x.pem"],
+    [
+        *(".git/config", ".env", ".venv/bin/python", "tests/deploy", "router/core/__pycache__"),
+        *("x.pem", "benchmarks/results/relay.json"),
+    ],
 )
 def test_nothing_else_is_in_the_context(path: str) -> None:
     assert not is_in_context(path)
 
 
 def test_the_router_is_compiled() -> None:
-    [build] = [one.text for one in STAGES[0] if one.name == "RUN" and "pip wheel" in one.text]
+    [build] = [one.text for one in BUILD if one.name == "RUN" and "pip wheel" in one.text]
     assert "PD_ROUTER_COMPILE=${COMPILE}" in build
-    assert "COMPILE=1" in [one.text for one in STAGES[0] if one.name == "ARG"]
+    assert "COMPILE=1" in [one.text for one in BUILD if one.name == "ARG"]
     # Of this checkout, perhaps for another interpreter: the image's are built in it.
     assert not is_in_context("router/core/facts.cpython-311-x86_64-linux-gnu.so")
 
 
 def test_holds_no_secret() -> None:
-    declared = " ".join(one.text for stage in STAGES for one in stage if one.name in {"ARG", "ENV"})
+    every = [one for stage in STAGES.values() for one in stage]
+    declared = " ".join(one.text for one in every if one.name in {"ARG", "ENV"})
     assert not re.search(r"KEY|TOKEN|SECRET|PASSWORD", declared, re.IGNORECASE)
-    assert not [one for stage in STAGES for one in stage if one.name == "ADD"]
+    assert not [one for one in every if one.name == "ADD"]

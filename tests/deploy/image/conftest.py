@@ -1,0 +1,19 @@
+"""These tests install what the images hold: they are there only for `-m image`."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """They are not collected unless they are asked for."""
+    return None if "image" in config.getoption("markexpr") else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """They all need a package index."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.image)
