@@ -1,5 +1,6 @@
-"""The rendered overlays, each once per session, and the settings that routers read from them."""
+"""The rendered overlays, each once per process, and the settings that routers read from them."""
 
+import functools
 import os
 from collections.abc import Callable
 
@@ -9,44 +10,39 @@ from router.settings import ENV_PREFIX, Settings, load
 from tests.deploy.places import KUBERNETES
 from tests.deploy.rendered import Rendered, render
 
-NAMED = ("disaggregated", "plain")
-"""Overlays in which the router knows its engines by URL."""
-
-OVERLAYS = (*NAMED, "discovery")
+OVERLAYS = ("disaggregated", "dra", "lmcache", "plain", "production", "gate")
 
 SettingsOf = Callable[[Rendered], Settings]
 
 
-@pytest.fixture(scope="session")
+@functools.cache
+def overlay(name: str) -> Rendered:
+    """What an overlay comes to."""
+    return render(KUBERNETES / "overlays" / name)
+
+
+@pytest.fixture
 def disaggregated() -> Rendered:
     """Prefill and decode engines."""
-    return render(KUBERNETES / "overlays" / "disaggregated")
+    return overlay("disaggregated")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def plain() -> Rendered:
     """Whole engines."""
-    return render(KUBERNETES / "overlays" / "plain")
-
-
-@pytest.fixture(scope="session")
-def discovery() -> Rendered:
-    """Prefill and decode engines that are found by their labels."""
-    return render(KUBERNETES / "overlays" / "discovery")
-
-
-@pytest.fixture(params=NAMED)
-def named(request: pytest.FixtureRequest) -> Rendered:
-    """Each in which engines are named."""
-    overlay: Rendered = request.getfixturevalue(request.param)
-    return overlay
+    return overlay("plain")
 
 
 @pytest.fixture(params=OVERLAYS)
 def rendered(request: pytest.FixtureRequest) -> Rendered:
     """Each of them."""
-    overlay: Rendered = request.getfixturevalue(request.param)
-    return overlay
+    return overlay(request.param)
+
+
+@pytest.fixture(params=["disaggregated", "dra", "lmcache", "production"])
+def two_pools(request: pytest.FixtureRequest) -> Rendered:
+    """Each with prefill and decode engines."""
+    return overlay(request.param)
 
 
 @pytest.fixture

@@ -10,7 +10,10 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
 DOCKERIGNORE = ROOT / ".dockerignore"
-KUBERNETES = ROOT / "deploy" / "kubernetes"
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+HELM = DEPLOY / "helm" / "pd-router"
+COMPOSE = DEPLOY / "compose"
 
 
 def project() -> dict[str, Any]:

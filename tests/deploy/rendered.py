@@ -85,10 +85,16 @@ class Pods:
         return {one["name"]: one for one in self.container.get("env", [])}
 
     def option(self, flag: str) -> str | None:
-        """The value of `--flag=value` in the arguments."""
+        """The value of `--flag=value` in the arguments, with its own variables put in."""
         values = [a.partition("=")[2] for a in self.container["args"] if a.startswith(f"{flag}=")]
         assert len(values) < 2, f"{flag} is given twice"
-        return values[0] if values else None
+        if not values:
+            return None
+        known = {
+            f"$({name})": one["value"] for name, one in self.variables.items() if "value" in one
+        }
+        value: str = known.get(values[0], values[0])
+        return value
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,12 @@ class Rendered:
     def engines(self) -> dict[str, Pods]:
         """The pools of engines, by name."""
         return {name: Pods(one) for name, one in self.of("StatefulSet").items()}
+
+    @functools.cached_property
+    def job(self) -> Pods:
+        """The gate's pod."""
+        (job,) = self.of("Job").values()
+        return Pods(job)
 
     @property
     def workloads(self) -> Iterator[Pods]:

@@ -68,19 +68,24 @@ class TestSelectors:
             selector = pods.workload["spec"]["selector"]["matchLabels"]
             assert rendered.selected(selector) == [pods.name]
 
-    def test_services_and_budgets_take_one_workload_each(self, rendered: Rendered) -> None:
-        services = [s["spec"]["selector"] for s in rendered.of("Service").values()]
-        budgets = [
-            b["spec"]["selector"]["matchLabels"]
-            for b in rendered.of("PodDisruptionBudget").values()
-        ]
-        names = sorted(pods.name for pods in rendered.workloads)
-        for selectors in (services, budgets):
-            assert sorted(name for s in selectors for name in rendered.selected(s)) == names
+    def test_each_workload_has_a_service_and_a_budget_of_its_name(self, rendered: Rendered) -> None:
+        for pods in rendered.workloads:
+            service = rendered.of("Service")[pods.name]["spec"]["selector"]
+            budget = rendered.of("PodDisruptionBudget")[pods.name]["spec"]["selector"]
+            assert rendered.selected(service) == [pods.name]
+            assert rendered.selected(budget["matchLabels"]) == [pods.name]
 
-    def test_the_routers_service_reaches_its_port(self, rendered: Rendered) -> None:
+    def test_services_reach_ports_of_one_workload(self, rendered: Rendered) -> None:
+        by_name = {pods.name: pods for pods in rendered.workloads}
+        for service in rendered.of("Service").values():
+            [name] = rendered.selected(service["spec"]["selector"])
+            for port in service["spec"]["ports"]:
+                target = port.get("targetPort", port["name"])
+                assert by_name[name].ports[target] == port["port"]
+
+    def test_clients_do_not_reach_the_admin_port_by_the_service(self, rendered: Rendered) -> None:
         (port,) = rendered.of("Service")[rendered.router.name]["spec"]["ports"]
-        assert port["targetPort"] in rendered.router.ports
+        assert port["targetPort"] == "http"
 
 
 class TestSecurity:
@@ -98,11 +103,8 @@ class TestSecurity:
         (user,) = (one.text for one in read(DOCKERFILE.read_text())[-1] if one.name == "USER")
         assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
 
-    def test_only_a_router_that_needs_it_gets_a_token_of_the_api_server(
-        self, rendered: Rendered, settings_of: SettingsOf
-    ) -> None:
-        needs_it = settings_of(rendered).k8s_decode_selector is not None
-        assert rendered.router.spec["automountServiceAccountToken"] is needs_it
+    def test_only_the_router_gets_a_token_of_the_api_server(self, rendered: Rendered) -> None:
+        assert rendered.router.spec["automountServiceAccountToken"] is True
         engines = rendered.engines.values()
         assert all(pool.spec["automountServiceAccountToken"] is False for pool in engines)
         account = rendered.router.spec["serviceAccountName"]

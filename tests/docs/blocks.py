@@ -5,8 +5,11 @@ A block of shell commands is tested by the marker on the line before its fence:
 - `<!-- test: run -->`: its commands are run as they are, in an empty directory;
 - `<!-- test: engines -->`: the same, with simulated engines for the hosts p0, d0 and d1, and a
   router in front of them for the host router;
+- `<!-- test: checkout -->`: they are run as they are, in a folder with all that the repository has;
 - `<!-- test: options: WHY -->`: they are not run, because that needs a GPU or takes long; their
   options are read by the commands' own parsers.
+
+The block behind one may be marked with `<!-- output -->`: that is what it prints.
 """
 
 import re
@@ -20,7 +23,8 @@ __all__ = ["ROOT", "Block", "Command", "blocks", "commands", "documents", "links
 ROOT = Path(__file__).parents[2]
 
 _FENCE = re.compile(r"^```(\S*)\s*$")
-_MARKER = re.compile(r"^<!-- test: (run|engines|options)(?:: (.+?))? -->$")
+_MARKER = re.compile(r"^<!-- test: (run|engines|checkout|options)(?:: (.+?))? -->$")
+_OUTPUT = "<!-- output -->"
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -33,9 +37,11 @@ class Block:
     language: str
     text: str
     test: str | None
-    """run, engines or options; None without a marker."""
+    """run, engines, checkout or options; None without a marker."""
     why: str | None
     """Why it is not run."""
+    is_output: bool = False
+    """Whether it is what the block before it prints."""
 
     @property
     def place(self) -> str:
@@ -80,7 +86,8 @@ def blocks(path: Path) -> Iterator[Block]:
         marker = _MARKER.match(lines[start - 1]) if start else None
         test, why = marker.groups() if marker else (None, None)
         text = "\n".join(lines[start + 1 : number]) + "\n"
-        yield Block(path, start + 1, opened[1], text, test, why)
+        is_output = start > 0 and lines[start - 1] == _OUTPUT
+        yield Block(path, start + 1, opened[1], text, test, why, is_output)
         number += 1
 
 

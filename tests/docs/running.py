@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.docs.blocks import ROOT, Block, Command, commands
 
-__all__ = ["Pools", "answers", "free_ports", "pools", "process", "run"]
+__all__ = ["Pools", "answers", "checkout", "free_ports", "pools", "process", "run"]
 
 BIN = Path(sys.executable).parent
 
@@ -73,12 +73,19 @@ def pools() -> Iterator[Pools]:
         yield Pools(urls)
 
 
-def run(block: Block, folder: Path, given: Pools | None = None) -> None:
+def checkout(folder: Path) -> None:
+    """Put all that the repository has into a folder. What is written there stays there."""
+    for path in ROOT.iterdir():
+        (folder / path.name).symlink_to(path)
+
+
+def run(block: Block, folder: Path, given: Pools | None = None) -> str:
     """Run each command of the block in `folder`, in order; those that end with & go on until all
-    are done. Every command must end with status 0."""
+    are done. Every command must end with status 0. Returns what they print, but for those."""
     named = sorted({int(port) for port in _PORT.findall(block.text)})
     free = dict(zip(named, free_ports(named), strict=True))
     processes: list[subprocess.Popen[bytes]] = []
+    printed = ""
     with contextlib.ExitStack() as stack:
         for command in commands(block):
             text = _PORT.sub(lambda found: str(free[int(found[0])]), command.text)
@@ -90,7 +97,8 @@ def run(block: Block, folder: Path, given: Pools | None = None) -> None:
             else:
                 for port in _PORT.findall(text) if processes else ():
                     answers(f"http://127.0.0.1:{port}", *processes)
-                _done(block, _made(command) or text, folder)
+                printed += _done(block, _made(command) or text, folder)
+    return printed
 
 
 def _made(command: Command) -> str | None:
@@ -102,7 +110,7 @@ def _made(command: Command) -> str | None:
     return f"make -C {ROOT} BIN={BIN} -o .venv/.installed {options} {target}"
 
 
-def _done(block: Block, text: str, folder: Path) -> None:
+def _done(block: Block, text: str, folder: Path) -> str:
     done = subprocess.run(
         ["bash", "-c", text],
         cwd=folder,
@@ -113,6 +121,7 @@ def _done(block: Block, text: str, folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, f"{block.place}: {text}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def _serve_for_a_moment(text: str, folder: Path) -> None:

@@ -1,12 +1,13 @@
 """Every command in the documents works, or is at least one that its own parser accepts."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import Block, blocks, commands, documents
 from tests.docs.options import Wrong, check
-from tests.docs.running import Pools, run
+from tests.docs.running import Pools, checkout, run
 
 BLOCKS = [block for path in documents() for block in blocks(path)]
 SHELL = [block for block in BLOCKS if block.language == "sh"]
@@ -41,6 +42,29 @@ def test_what_needs_engines_runs_on_simulated_ones(
     run(block, tmp_path, running_pools)
 
 
+OUTPUTS = {
+    before: block
+    for before, block in itertools.pairwise(BLOCKS)
+    if block.is_output and before.path == block.path
+}
+"""What blocks print, by the block."""
+
+
+def test_every_output_is_one_of_a_block_that_is_run() -> None:
+    assert len(OUTPUTS) == sum(block.is_output for block in BLOCKS)
+    assert {before.test for before in OUTPUTS} == {"checkout"}
+
+
+@pytest.mark.parametrize("block", of("checkout"), ids=place)
+def test_what_needs_the_repository_runs_there_and_prints_what_is_told(
+    block: Block, tmp_path: Path
+) -> None:
+    checkout(tmp_path)
+    printed = run(block, tmp_path)
+    if block in OUTPUTS:
+        assert printed == OUTPUTS[block].text
+
+
 @pytest.mark.parametrize("block", of("options"), ids=place)
 def test_what_is_not_run_has_options_that_exist(block: Block) -> None:
     check(block)
@@ -57,6 +81,7 @@ def test_what_is_not_run_has_options_that_exist(block: Block) -> None:
         "pd-bench validate --generator aiperf --url http://r:8000",
         "pd-bench ab --policies round_robin --engines 1",
         "pd-bench judge --no-such-flag x.json",
+        "pd-bench cluster --platform none",
         "python -m benchmarks compare --scenario no-such-scenario",
         "make no-such-target",
         "pip install 'pd-router[no_such_extra]'",
