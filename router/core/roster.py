@@ -318,9 +318,9 @@ def _endpoint(pair: list[str]) -> Endpoint:
 
 
 def _fields(encoded: list[Any]) -> list[Any]:
-    """Fields that follow an endpoint, the last of them a receiver."""
-    *others, receiver = encoded
-    return [*others, _receiver(receiver)]
+    """Fields that follow an endpoint, the last two of them a receiver and a port."""
+    *others, receiver, port = encoded
+    return [*others, _receiver(receiver), port]
 
 
 def _receiver(found: list[Any] | None) -> Receiver | None:
