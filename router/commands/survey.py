@@ -13,7 +13,7 @@ import orjson
 
 from router.core.values import Endpoint
 from router.net.diagnosis import ERRORS, Diagnosis, Trouble
-from router.net.engine_session import engine_session
+from router.net.engine_session import engine_session, read_bounded
 from router.settings import Settings
 from router.web.sources import endpoints_of
 
@@ -108,18 +108,9 @@ class _Questions:
             async with self._session.get(
                 self._endpoint.url + path, allow_redirects=False
             ) as response:
-                return _Answer(response.status, await _bounded(response))
+                return _Answer(response.status, await read_bounded(response, MAX_ANSWER_BYTES))
         except ERRORS as error:
             return self._diagnosis.of_error(error, path)
-
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for part in response.content.iter_any():
-        body += part
-        if len(body) > MAX_ANSWER_BYTES:
-            raise ValueError(f"more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(body)
 
 
 def _version(answer: _Answer) -> str | None:

@@ -5,70 +5,88 @@ series per data-parallel rank (label `engine`): counts are summed, KV usage is t
 """
 
 import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final
 
 from router.core.values import Gauges
 
 __all__ = ["read"]
 
-# A value, and the time that may follow it.
-_NUMBER = rb"[ \t]+([0-9.eE+-]+)(?:[ \t]+-?[0-9]+)?[ \t]*\r?$"
+MAX_SERIES: Final = 4096
+"""Lines that are looked at: those of 400 data-parallel ranks. An engine may send anything."""
 
+# The series that are read, each with its labels, value and perhaps time. What a line holds is taken
+# apart by searches that do not go back: patterns that do take minutes for a line made for it.
+_LINE: Final = re.compile(
+    rb"^vllm:(num_requests_running|num_requests_waiting(?:_by_reason)?|num_preemptions_total"
+    rb"|generation_tokens_total|(?:kv|gpu)_cache_usage_perc|prefix_cache_(?:queries|hits)_total"
+    rb"|cache_config_info)([{ \t][^\n]*)$",
+    re.MULTILINE,
+)
+_NUMBER: Final = re.compile(rb"[0-9.eE+-]+")
+_TIME: Final = re.compile(rb"-?[0-9]+")
+_BLOCK_SIZE: Final = re.compile(rb'\bblock_size="(\d{1,6})"')
+_BLOCKS: Final = re.compile(rb'\bnum_gpu_blocks="(\d{1,9})"')
 
-def _series(name: bytes, labels: bytes = rb"(?:\{[^\n]*\})?") -> re.Pattern[bytes]:
-    return re.compile(rb"^" + name + labels + _NUMBER, re.MULTILINE)
-
-
-_RUNNING = _series(rb"vllm:num_requests_running")
-_WAITING = _series(rb"vllm:num_requests_waiting")
-_QUEUED = _series(rb"vllm:num_requests_waiting_by_reason", rb'\{[^\n]*reason="capacity"[^\n]*\}')
-_PREEMPTIONS = _series(rb"vllm:num_preemptions_total")
-_GENERATED = _series(rb"vllm:generation_tokens_total")
-# The second name is vLLM 0.11's; it was gone by 0.13.
-_KV_USAGE = _series(rb"vllm:(?:kv|gpu)_cache_usage_perc")
-_CACHE_QUERIES = _series(rb"vllm:prefix_cache_queries_total")
-_CACHE_HITS = _series(rb"vllm:prefix_cache_hits_total")
-_CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
-_BLOCK_SIZE = re.compile(rb'\bblock_size="(\d{1,6})"')
-_BLOCKS = re.compile(rb'\bnum_gpu_blocks="(\d{1,9})"')
+Samples = Mapping[bytes, Sequence[float]]
 
 
 def read(text: bytes) -> Gauges:
     """Read the gauges; one that is missing or unreadable is None."""
+    found: dict[bytes, list[float]] = {}
+    cache_tokens = 0
+    for line in islice(_LINE.finditer(text), MAX_SERIES):
+        name, rest = line.group(1, 2)
+        labels, _, value = rest.rpartition(b"}")
+        if name == b"cache_config_info":
+            cache_tokens += _cache_tokens(labels)
+        elif name != b"num_requests_waiting_by_reason" or b'reason="capacity"' in labels:
+            number = _number(labels, value)
+            if number is not None:
+                found.setdefault(name, []).append(number)
+    usage = [
+        # The second name is vLLM 0.11's; it was gone by 0.13.
+        *found.get(b"kv_cache_usage_perc", ()),
+        *found.get(b"gpu_cache_usage_perc", ()),
+    ]
     return Gauges(
-        running=_sum(_RUNNING, text),
-        waiting=_sum(_WAITING, text),
-        kv_usage=max(_numbers(_KV_USAGE, text), default=None),
-        queued=_sum(_QUEUED, text),
-        preemptions=_sum(_PREEMPTIONS, text),
-        generated=_sum(_GENERATED, text),
-        cache_tokens=_cache_tokens(text),
-        cache_queries=_sum(_CACHE_QUERIES, text),
-        cache_hits=_sum(_CACHE_HITS, text),
+        running=_sum(found, b"num_requests_running"),
+        waiting=_sum(found, b"num_requests_waiting"),
+        kv_usage=max(usage, default=None),
+        queued=_sum(found, b"num_requests_waiting_by_reason"),
+        preemptions=_sum(found, b"num_preemptions_total"),
+        generated=_sum(found, b"generation_tokens_total"),
+        cache_tokens=cache_tokens or None,
+        cache_queries=_sum(found, b"prefix_cache_queries_total"),
+        cache_hits=_sum(found, b"prefix_cache_hits_total"),
     )
 
 
-def _cache_tokens(text: bytes) -> int | None:
-    """Block size times number of blocks, summed over data-parallel ranks."""
-    total = 0
-    for labels in _CACHE_CONFIG.findall(text):
-        size, blocks = _BLOCK_SIZE.search(labels), _BLOCKS.search(labels)
-        if size is not None and blocks is not None:
-            total += int(size.group(1)) * int(blocks.group(1))
-    return total or None
+def _cache_tokens(labels: bytes) -> int:
+    """Block size times number of blocks; summed over data-parallel ranks."""
+    size, blocks = _BLOCK_SIZE.search(labels), _BLOCKS.search(labels)
+    if size is None or blocks is None:
+        return 0
+    return int(size.group(1)) * int(blocks.group(1))
 
 
-def _sum(series: re.Pattern[bytes], text: bytes) -> int | None:
-    found = _numbers(series, text)
-    return int(sum(found)) if found else None
+def _sum(found: Samples, name: bytes) -> int | None:
+    values = found.get(name)
+    return int(sum(values)) if values else None
 
 
-def _numbers(series: re.Pattern[bytes], text: bytes) -> list[float]:
-    found = []
-    for number in series.findall(text):
-        try:
-            value = float(number)
-        except ValueError:
-            continue
-        if 0 <= value < 1e12:  # refuses NaN and infinity too
-            found.append(value)
-    return found
+def _number(labels: bytes, value: bytes) -> float | None:
+    """The value of a series: a number, and perhaps the time that it is of."""
+    if labels and not labels.startswith(b"{"):
+        return None
+    words = value.split(maxsplit=2)
+    if not 1 <= len(words) <= 2 or not _NUMBER.fullmatch(words[0]):
+        return None
+    if len(words) == 2 and not _TIME.fullmatch(words[1]):
+        return None
+    try:
+        number = float(words[0])
+    except ValueError:
+        return None
+    return number if 0 <= number < 1e12 else None  # nor infinity

@@ -1,8 +1,7 @@
 """Which failures may be retried on another engine."""
 
-import orjson
-
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
+from router.core.jsonspan import engine_json
 from router.core.values import Facts, Failure, FailureKind, Reply, Role
 
 __all__ = [
@@ -67,8 +66,8 @@ def is_queue_full(reply: Reply) -> bool:
     if reply.status not in BUSY:
         return False
     try:
-        document = orjson.loads(reply.body)
-    except orjson.JSONDecodeError:
+        document = engine_json(reply.body)
+    except ValueError:
         return False
     return isinstance(document, dict) and isinstance(document.get("error"), dict)
 

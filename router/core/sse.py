@@ -8,9 +8,8 @@ import re
 from enum import Enum, auto
 from typing import Any
 
-import orjson
-
 from router.core.errors import RouterError
+from router.core.jsonspan import engine_json
 from router.core.values import RouteKind
 
 __all__ = [
@@ -98,7 +97,7 @@ def data_of(event: bytes) -> bytes:
 def status_of(event: bytes) -> int:
     """The HTTP status that an error event stands for: its `code` if that is one, else 500."""
     try:
-        document: Any = orjson.loads(data_of(event))
+        document: Any = engine_json(data_of(event))
         code = document["error"]["code"]
     except (ValueError, KeyError, TypeError):
         return 500
@@ -138,8 +137,8 @@ def event_kind(event: bytes) -> EventKind:
     if not data:
         return EventKind.PREAMBLE
     try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError:
+        document = engine_json(data)
+    except ValueError:
         return EventKind.CONTENT
     if not isinstance(document, dict):
         return EventKind.CONTENT

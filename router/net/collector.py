@@ -1,15 +1,20 @@
 """Reads an engine's whole reply into memory: a prefill's, or a tokenizer's."""
 
 import time
+from typing import Final
 
 from router.core.headers import HeaderPairs
 from router.core.leg_timer import LegTimer
 from router.core.values import Endpoint, Failure, FailureKind, Reply
 from router.net.answer_head import AnswerHead
-from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener, reply_too_large
+from router.net.engine_leg import EngineLeg, LegListener, reply_too_large
 from router.net.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["Collector"]
+
+MAX_COLLECTED_BYTES: Final = 16 << 20
+"""Of a reply that the router reads itself: the token ids of a prompt of a million tokens, and the
+blocks of its KV cache, take 8 MB."""
 
 
 class Collector(EngineLeg):
@@ -44,7 +49,7 @@ class Collector(EngineLeg):
         """Keep a piece of body."""
         self._parts.append(data)
         self._size += len(data)
-        if self._size > MAX_REPLY_BYTES:
+        if self._size > MAX_COLLECTED_BYTES:
             self._give_up(reply_too_large())
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:

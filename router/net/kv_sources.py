@@ -14,13 +14,14 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
-import orjson
 
 from router.core.fleet import Fleet
+from router.core.jsonspan import engine_json
 from router.core.member import Member
 from router.core.prefix.cache_log import CacheLog
 from router.core.prefix.kv_source import EngineCache
 from router.net.diagnosis import ERRORS
+from router.net.engine_session import read_bounded
 from router.net.kv_events import KVEventSubscriber
 from router.net.kv_subscription import KVAddress
 from router.net.member_loops import MemberLoops
@@ -118,7 +119,7 @@ class KVSourceFinder:
             async with self._session.get(
                 f"{url}/kv_event_sources", timeout=self._timeout, allow_redirects=False
             ) as response:
-                body = await _bounded(response.content)
+                body = await read_bounded(response, MAX_ANSWER_BYTES)
         except ERRORS as error:
             log.debug("%s/kv_event_sources: %s", url, error)
             return None
@@ -133,17 +134,6 @@ class KVSourceFinder:
                 log.log(level, "%s", notice.text)
 
 
-async def _bounded(content: aiohttp.StreamReader) -> bytes:
-    """The whole of an answer's body, or as much as may be read. Many ranks' addresses come in
-    several reads."""
-    body = bytearray()
-    async for part in content.iter_any():
-        body += part
-        if len(body) > MAX_ANSWER_BYTES:
-            break
-    return bytes(body)
-
-
 def told_by_source(member: Member) -> list[KVAddress]:
     """Where whoever named the engine says that it publishes: a pod's annotation. For engines that
     do not say it themselves."""
@@ -155,8 +145,8 @@ def told_by_source(member: Member) -> list[KVAddress]:
 def sources_in(body: bytes, url: str) -> list[KVAddress]:
     """The sources in an answer of /kv_event_sources: a map by rank (0.32) or a list (0.33)."""
     try:
-        told: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        told: Any = engine_json(body)
+    except ValueError:
         return []
     entries = list(told.values()) if isinstance(told, dict) else told
     if not isinstance(entries, list):

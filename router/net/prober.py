@@ -16,15 +16,16 @@ from random import Random
 from typing import Any, NamedTuple
 
 import aiohttp
-import orjson
 
 from router.core import exposition, probing
 from router.core.events import Event, Probed, Scraped
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal
+from router.core.jsonspan import engine_json
 from router.core.member import Member
 from router.core.values import Endpoint, Gauges
 from router.net.diagnosis import ERRORS, Diagnosis, Trouble
+from router.net.engine_session import read_bounded
 from router.net.member_loops import MemberLoops
 from router.net.tasks import TaskSet
 
@@ -32,8 +33,9 @@ __all__ = ["Prober"]
 
 log = logging.getLogger(__name__)
 
-MAX_ANSWER_BYTES = 16 << 20
-"""Largest answer that is read; vLLM's /metrics has 50 kB."""
+MAX_ANSWER_BYTES = 4 << 20
+"""Largest answer that is read; vLLM's /metrics has 50 kB for each data-parallel rank. It is read on
+the event loop, a megabyte in 10 ms."""
 
 MAX_VERSION = 64
 """Characters of an engine's version that are kept."""
@@ -154,22 +156,13 @@ class Prober:
             async with session.get(
                 endpoint.url + path, timeout=self._timeout, allow_redirects=False
             ) as response:
-                return _Answer(response.status, await _bounded(response))
+                return _Answer(response.status, await read_bounded(response, MAX_ANSWER_BYTES))
         except ERRORS as error:
             log.debug("%s%s: %s", endpoint.url, path, error)
             return self._diagnosis.of_error(error, path)
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds * self._rng.uniform(1 - probing.JITTER, 1 + probing.JITTER))
-
-
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    parts = bytearray()
-    async for part in response.content.iter_any():
-        parts += part
-        if len(parts) > MAX_ANSWER_BYTES:
-            raise ValueError(f"more than {MAX_ANSWER_BYTES} bytes")
-    return bytes(parts)
 
 
 def _good(answer: _Answer | Trouble | None) -> bytes | None:
@@ -180,8 +173,8 @@ def _good(answer: _Answer | Trouble | None) -> bytes | None:
 def _member(answer: _Answer | Trouble | None, name: str) -> Any:
     """A member of a good answer that is a JSON object; None when it is not one."""
     try:
-        return orjson.loads(_good(answer) or b"")[name]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return engine_json(_good(answer) or b"")[name]
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.exposition import read
+from router.core.exposition import MAX_SERIES, read
 from router.core.values import Gauges
 from tests.core.fixtures import sample
 
@@ -112,3 +112,25 @@ def test_any_bytes_are_read(text: bytes) -> None:
     gauges = read(text)
     assert all(number is None or number >= 0 for number in (gauges.running, gauges.waiting))
     assert gauges.kv_usage is None or gauges.kv_usage >= 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"vllm:num_requests_waiting_by_reason{" + b'reason="capacity"' * 20_000 + b"}" * 200_000,
+        b"vllm:num_requests_running" + b"{" * 200_000 + b" }" * 200_000,
+        b"vllm:num_requests_running" + b" 1" * 400_000 + b"x",
+        b"\n" * 1_000_000,
+        b"vllm:num_requests_running nan\n" * 30_000,
+    ],
+    ids=["labels", "braces", "numbers", "lines", "series"],
+)
+def test_text_made_to_take_long_takes_no_longer_than_its_bytes(text: bytes) -> None:
+    """With patterns that try again from each place the first one took a quarter of an hour."""
+    assert read(text + b"\n") == NOTHING
+
+
+def test_so_many_series_are_read_and_no_more() -> None:
+    assert read(RUNNING + b"1\n" + (RUNNING + b"1\n") * 2 * MAX_SERIES) == Gauges(
+        running=MAX_SERIES
+    )

@@ -303,6 +303,22 @@ def test_a_form_tells_its_model(part: bytes, model: str | None) -> None:
 # What holds for any bytes.
 
 any_route = st.sampled_from(sorted(ROUTES))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"content-disposition:form-data;name=model\r\n" * 40_000,
+        b"content-disposition:form-data;name=model\r\na: b\r\n" * 30_000,
+        b"content-disposition:form-data;name=model" + b" " * 1_000_000,
+    ],
+    ids=["names", "names and headers", "spaces"],
+)
+def test_parts_made_to_take_long_take_no_longer_than_their_bytes(raw: bytes) -> None:
+    """A pattern that tried again from each line took minutes, and nobody was served meanwhile."""
+    assert read(TRANSCRIPTIONS, raw, b"multipart/form-data; boundary=x").model is None
+
+
 content_types = st.sampled_from([JSON, b"multipart/form-data; boundary=x", b"text/plain", b""])
 member_names = st.sampled_from(
     [

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.jsonspan import member, value_end, with_member
+from router.core.jsonspan import (
+    MAX_CONTAINERS,
+    MAX_VALUES,
+    engine_json,
+    member,
+    value_end,
+    with_member,
+)
 from tests.core.fixtures import sample
 from tests.core.json_texts import Pair, gaps, objects, pairs, spaces, values, write_object
 
@@ -171,3 +178,34 @@ def test_a_recorded_reference_is_found(name: str) -> None:
     assert found is not None
     assert b'"kv_transfer_params":%b,"ec_transfer_params":null' % found in document
     assert json.loads(found)["remote_host"] == "127.0.0.1"
+
+
+# Documents of engines that would hold up the event loop.
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"k":[' + b"{}," * MAX_CONTAINERS + b"{}]}",
+        b'{"k":[' + b"[]," * MAX_CONTAINERS + b"[]]}",
+        b'{"k":[1' + b",1" * (MAX_VALUES + 1) + b"]}",
+    ],
+    ids=["objects", "arrays", "numbers"],
+)
+def test_a_document_that_takes_too_long_is_not_read(document: bytes) -> None:
+    with pytest.raises(ValueError, match="too many values"):
+        engine_json(document)
+    with pytest.raises(ValueError, match="too many values"):
+        member(document, "k")
+
+
+def test_the_ids_of_a_prompt_of_a_million_tokens_are_read() -> None:
+    ids = b"[" + b"1," * 999_999 + b"1]"
+    assert len(engine_json(ids)) == 1_000_000
+    assert member(b'{"k":%b}' % ids, "k") == ids
+
+
+@pytest.mark.parametrize("document", [b"", b"{", b"\xff", b"NaN"])
+def test_what_is_no_json_is_a_value_error(document: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        engine_json(document)

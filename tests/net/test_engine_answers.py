@@ -354,8 +354,8 @@ async def test_a_stream_of_a_pass_through_route_passes_as_bytes(harness: Harness
 
 @pytest.fixture
 def small_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("relay_leg", "collector"):
-        monkeypatch.setattr(f"router.net.{module}.MAX_REPLY_BYTES", 100_000)
+    monkeypatch.setattr("router.net.relay_leg.MAX_REPLY_BYTES", 100_000)
+    monkeypatch.setattr("router.net.collector.MAX_COLLECTED_BYTES", 100_000)
 
 
 @pytest.mark.usefixtures("small_replies")

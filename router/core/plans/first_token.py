@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 
+from router.core.jsonspan import engine_json
 from router.core.tokens import prompts
 from router.core.values import Facts, Reply, RouteKind
 
@@ -239,7 +240,7 @@ def read_sampled(reply: Reply) -> Sampled | None:
 def _object(data: bytes) -> dict[str, Any]:
     """A JSON object; an empty one for anything else."""
     try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError:
+        document = engine_json(data)
+    except ValueError:
         return {}
     return document if isinstance(document, dict) else {}

@@ -13,6 +13,8 @@ from typing import Any
 import orjson
 
 from router.core import sse
+from router.core.errors import EngineFailed
+from router.core.jsonspan import engine_json
 from router.core.redact import redact
 from router.core.values import Facts, Reply
 
@@ -53,7 +55,10 @@ class FirstToken:
         except (LookupError, TypeError):
             return data
         _correct_usage(document)
-        return orjson.dumps(document)
+        try:
+            return orjson.dumps(document)
+        except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
+            return data
 
     def _event(self, event: bytes) -> bytes:
         if self._is_out and not _USAGE.search(event):
@@ -61,12 +66,15 @@ class FirstToken:
         document = _chunk(sse.data_of(event))
         if document is None:
             return event
-        head = b""
         is_corrected = _correct_usage(document)
-        if not self._is_out:
-            self._is_out = True
-            head = _frame(self._head(document))
-        return head + (_frame(document) if is_corrected else event)
+        try:
+            frames = _frame(document) if is_corrected else event
+            if not self._is_out:
+                frames = _frame(self._head(document)) + frames
+        except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
+            return event
+        self._is_out = True
+        return frames
 
     def _head(self, document: Json) -> Json:
         """The first token's chunk, in the shape of the decode engine's own (already mended)."""
@@ -86,8 +94,8 @@ class FirstToken:
 def _chunk(data: bytes) -> Json | None:
     """A chunk of an answer; None for anything else, as `[DONE]` or an error."""
     try:
-        document = orjson.loads(data)
-    except orjson.JSONDecodeError:
+        document = engine_json(data)
+    except ValueError:
         return None
     return document if isinstance(document, dict) and "choices" in document else None
 
@@ -123,7 +131,10 @@ def whole_answer(facts: Facts, reply: Reply) -> Reply:
         return Reply(reply.status, reply.headers, redact(reply.body))
     headers = ((b"content-type", b"text/event-stream; charset=utf-8"),)
     options = facts.body.get("stream_options") or {}
-    return Reply(reply.status, headers, _as_stream(orjson.loads(reply.body), options))
+    try:
+        return Reply(reply.status, headers, _as_stream(orjson.loads(reply.body), options))
+    except orjson.JSONEncodeError:
+        raise EngineFailed("The engine's reply is nested too deeply.") from None
 
 
 # A streamed choice has fewer members than a unary one.
@@ -139,7 +150,8 @@ def _as_stream(document: Json, options: Mapping[str, Any]) -> bytes:
     fingerprint = "system_fingerprint"
     last = {fingerprint: document[fingerprint]} if fingerprint in document else {}
     # Unlike a unary reply, a stream leaves out what is null.
-    counts = document.get("usage") or {}
+    counts = document.get("usage")
+    counts = counts if isinstance(counts, dict) else {}
     usage = {key: value for key, value in counts.items() if value is not None}
     given = document["choices"][0]
     choice = {key: given[key] for key in _STREAMED if key in given}

@@ -8,8 +8,7 @@ same system prompt) is known by its ids as far as the texts agree. No tokenizer 
 from array import array
 from typing import Final, NamedTuple
 
-import orjson
-
+from router.core.jsonspan import engine_json
 from router.core.prefix.prompt_tokens import ID_BYTES
 from router.core.values import PrefixKeys
 
@@ -104,7 +103,7 @@ def prompt_ids(answer: bytes) -> bytes | None:
 
 def _packed(text: bytes) -> bytes | None:
     try:
-        ids = orjson.loads(text)
+        ids = engine_json(text)
         return array("I", ids).tobytes() if 0 < len(ids) <= MAX_IDS else None
-    except (orjson.JSONDecodeError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError):
         return None

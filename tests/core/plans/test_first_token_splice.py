@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core import sse
+from router.core.errors import EngineFailed
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.values import Reply
 from tests.core.fixtures import reply, request, sample
@@ -222,3 +223,28 @@ def test_an_older_engines_reply_makes_a_stream_too() -> None:
     answer = whole_answer(facts, reply(200, b'{"choices":[{"text":"X","finish_reason":"stop"}]}'))
     expected = b'data: {"choices":[{"text":"X","finish_reason":"stop"}]}\n\n'
     assert answer.body == expected + DONE
+
+
+DEEP = b"[" * 300 + b"]" * 300
+"""More levels than orjson writes."""
+
+
+def test_what_is_nested_too_deeply_to_be_written_passes_as_it_is() -> None:
+    data = b'{"choices":[{"text":"a","logprobs":%b}],"usage":{"prompt_tokens":1}}' % DEEP
+    assert FirstToken("x").body(data) == data
+    frame = b"data: %b\n\n" % data
+    assert FirstToken("x").events(frame) == frame
+
+
+@pytest.mark.parametrize("usage", [b"5", b"[1]", b'"a"', b"null"])
+def test_a_usage_that_is_none_counts_nothing(usage: bytes) -> None:
+    body = b'{"choices":[{"text":"X","finish_reason":"stop"}],"usage":%b}' % usage
+    facts = request(prompt="Hello", stream=True, stream_options={"include_usage": True})
+    answer = whole_answer(facts, reply(200, body))
+    assert b'"usage":{}' in answer.body
+
+
+def test_a_whole_answer_that_cannot_be_written_is_the_engines_fault() -> None:
+    body = b'{"choices":[{"text":"X","finish_reason":"stop","logprobs":%b}]}' % DEEP
+    with pytest.raises(EngineFailed):
+        whole_answer(request(prompt="Hello", stream=True), reply(200, body))
