@@ -17,7 +17,7 @@ from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterE
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import NOTHING, KnownHeads, split
 from router.net.read_limiter import LARGE_READ_BYTES, ReadLimiter
-from router.net.request_parser import MAX_HEAD_BYTES, RequestParser
+from router.net.request_parser import MAX_HEAD_BYTES, MAX_HEADERS, RequestParser
 from router.net.response_writer import STATUS_LINES, ResponseWriter
 
 __all__ = ["ClientConnection", "Handler"]
@@ -440,6 +440,8 @@ class ClientConnection:
         if self._parser.head_bytes > MAX_HEAD_BYTES:
             text = f"The request's head is larger than {MAX_HEAD_BYTES} bytes."
             self._refuse(HeadersTooLarge(text))
+        elif self._parser.has_too_many_headers:
+            self._refuse(HeadersTooLarge(f"The request has more than {MAX_HEADERS} headers."))
         else:
             self._refuse(BadRequest("This is not a valid HTTP request."))
 

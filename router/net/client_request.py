@@ -76,7 +76,9 @@ class RequestHead:
     @property
     def expects_continue(self) -> bool:
         """Whether the client waits for `100 Continue` before it sends the body."""
-        return any(n == b"expect" and v.lower() == b"100-continue" for n, v in self.headers)
+        return not self.is_http_1_0 and any(
+            n == b"expect" and v.lower() == b"100-continue" for n, v in self.headers
+        )
 
 
 NO_HEAD: Final = RequestHead(b"", b"", [], is_http_1_0=False, keep_alive=False)

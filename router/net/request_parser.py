@@ -7,12 +7,22 @@ from typing import Any, Final, Protocol
 
 import httptools
 
+from router.core.headers import HeaderPairs
 from router.net.client_request import RequestHead
 
-__all__ = ["MAX_HEAD_BYTES", "ParserListener", "RequestParser"]
+__all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "ParserListener", "RequestParser"]
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Request line and headers together; nginx and Node.js allow 32 and 16 KiB, tokens are long."""
+
+MAX_HEADERS: Final = 256
+"""Of one request; Apache and Envoy take 100. Each costs far more memory and time than its bytes."""
+
+FIELD_BYTES: Final = len(b": \r\n")
+"""Of a header line, beside its name and value."""
+
+VERSIONS: Final = frozenset({"1.0", "1.1"})
+"""Of HTTP that are answered; the parser takes 0.9 and 2.0 as well."""
 
 
 class ParserListener(Protocol):
@@ -38,6 +48,7 @@ class RequestParser:
     __slots__ = (
         "_declined",
         "_headers",
+        "_is_over",
         "_listener",
         "_parser",
         "_target",
@@ -60,9 +71,13 @@ class RequestParser:
         """Whether a head has begun and is not whole."""
         self._declined: bytes | None = None
         """The head of a request that offered to upgrade, without the offer."""
+        self._is_over = False
+        """Whether nothing more is parsed: bytes for a tunnel are no requests."""
 
     def feed(self, data: bytes) -> None:
         """Parse. Raises HttpParserError for what is not HTTP."""
+        if self._is_over:
+            return
         if self._parser is None:
             self._parser = httptools.HttpRequestParser(self)
             # A client may send its last requests together, each with `Connection: close`.
@@ -78,10 +93,13 @@ class RequestParser:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            head, self._declined = self._declined, None
+            if head is None:  # it was CONNECT
+                self._is_over = True
+                return
             # Java's HTTP client offers h2c with its requests. The offer is declined by answering as
             # usual; httptools ends such a request at its head, so it is parsed again without it.
             rest = data[upgrade.args[0] :]
-            head, self._declined = self._declined or b"", None
             self._parser = httptools.HttpRequestParser(self)
             self._feed(head + rest)
 
@@ -101,9 +119,11 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep and count a header; one that follows the body is counted only."""
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + FIELD_BYTES)
         if self.in_head:
             self._headers.append((name.lower(), value))
+            if len(self._headers) > MAX_HEADERS:
+                raise ValueError("too many headers")  # httptools turns it into a parser error
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
@@ -111,14 +131,20 @@ class RequestParser:
         self.unparsed = 0
         parser = self._parser
         method: bytes = parser.get_method()
-        if parser.should_upgrade() and method != b"CONNECT":
-            self._decline_upgrade(method)
+        version: str = parser.get_http_version()
+        if version not in VERSIONS:
+            raise ValueError("another version of HTTP")
+        is_tunnel = method == b"CONNECT"
+        if parser.should_upgrade() and not is_tunnel:
+            self._decline_upgrade(method, version)
             return
-        is_old = parser.get_http_version() == "1.0"
-        keep_alive = not is_old and parser.should_keep_alive()
+        is_old = version == "1.0"
+        keep_alive = not (is_old or is_tunnel) and parser.should_keep_alive()
         head = RequestHead(
             method, self._target, self._headers, is_http_1_0=is_old, keep_alive=keep_alive
         )
+        if b"transfer-encoding" in head.fields and (is_old or not _is_chunked(head.headers)):
+            raise ValueError("a transfer coding that nobody decodes")
         self._listener.on_head(head)
 
     def on_body(self, body: bytes) -> None:
@@ -131,16 +157,21 @@ class RequestParser:
         if self._declined is None:
             self._listener.on_message_complete()
 
+    @property
+    def has_too_many_headers(self) -> bool:
+        """Whether that is why the head was refused."""
+        return len(self._headers) > MAX_HEADERS
+
     def _count(self, size: int) -> None:
         self.unparsed = 0
         self.head_bytes += size
         if self.head_bytes > MAX_HEAD_BYTES:
             raise ValueError("request head too large")  # httptools turns it into a parser error
 
-    def _decline_upgrade(self, method: bytes) -> None:
+    def _decline_upgrade(self, method: bytes, version: str) -> None:
         if not self._listener.is_idle:
             raise ValueError("an upgrade behind another request")  # becomes a parser error
-        lines = [b"%b %b HTTP/1.1" % (method, self._target)]
+        lines = [b"%b %b HTTP/%b" % (method, self._target, version.encode())]
         for name, value in self._headers:
             if name == b"connection":
                 tokens = [token.strip().lower() for token in value.split(b",")]
@@ -149,3 +180,9 @@ class RequestParser:
             elif name != b"upgrade":
                 lines.append(b"%b: %b" % (name, value))
         self._declined = b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _is_chunked(headers: HeaderPairs) -> bool:
+    """Whether the only transfer coding is chunked. The parser accepts others before it."""
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    return codings == [b"chunked"]

@@ -7,96 +7,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.net.client_connection import ClientConnection
-from router.net.client_request import ClientRequest, RequestHead
+from router.net.client_request import RequestHead
 from router.net.known_heads import MAX_BYTES, NOTHING, KnownHeads, split
-from router.net.read_limiter import ReadLimiter
 from tests.net.client import request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness
 from tests.net.payloads import COMPLETIONS, completion
+from tests.net.wire import MANY, Handler, Wire, exchange
 
-MANY = 10
 HEAD = RequestHead(b"POST", b"/", [], is_http_1_0=False, keep_alive=True)
-
-
-class Handler:
-    """Accepts all requests, and keeps what they say."""
-
-    body_seconds = stall_seconds = keep_alive_seconds = 100.0
-
-    def __init__(self) -> None:
-        self.known_heads: KnownHeads[RequestHead] = KnownHeads(MANY)
-        self.read_limiter = ReadLimiter(1 << 40)
-        self.asked: list[tuple[object, ...]] = []
-
-    def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
-        """Answered at once, but for the body."""
-        head = request.head
-        head.is_accepted = True
-        headers = [pair for pair in head.headers if pair[0] != b"content-length"]
-        said = head.method, head.target, headers, head.is_http_1_0, head.keep_alive
-        request.listener = Listener(connection, request, self.asked, said)
-
-
-class Listener:
-    """Answers when the body has come."""
-
-    def __init__(
-        self,
-        connection: ClientConnection,
-        request: ClientRequest,
-        asked: list[tuple[object, ...]],
-        said: tuple[object, ...],
-    ) -> None:
-        self._connection, self._request = connection, request
-        self._asked, self._said = asked, said
-
-    def on_body_complete(self) -> None:
-        self._asked.append((*self._said, self._request.take_body()))
-        self._connection.response.start(200, b"", 0)
-        self._connection.end_response()
-
-    def on_body_progress(self, size: int) -> None: ...
-    def on_body_timeout(self) -> None: ...
-    def on_disconnect(self) -> None: ...
-    def on_write_paused(self) -> None: ...
-    def on_write_resumed(self) -> None: ...
-
-
-class Wire:
-    """A transport that keeps what is written, until it is closed."""
-
-    def __init__(self) -> None:
-        self.written = b""
-        self.is_closed = False
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-
-def exchange(handler: Handler, *data: bytes) -> tuple[list[tuple[object, ...]], bytes, bool]:
-    """What a connection makes of these reads: requests, what it answers, whether it closes."""
-    handler.asked.clear()
-    wire = Wire()
-    connection = ClientConnection(handler, set(), asyncio.get_running_loop())
-    connection.connection_made(wire)  # type: ignore[arg-type]
-    for read in data:
-        connection.data_received(read)
-    return list(handler.asked), wire.written, wire.is_closed
 
 
 LINES = st.sampled_from(
