@@ -1,11 +1,14 @@
 """The head of an engine's answer as its connection read it."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from router.core import headers as http
 from router.core.headers import HeaderPairs
 
 __all__ = ["AnswerHead"]
+
+REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
 
 class AnswerHead:
@@ -14,7 +17,15 @@ class AnswerHead:
     `headers` have lower-case names. A length among them may be another answer's.
     """
 
-    __slots__ = ("_client_lines", "fields", "headers", "is_event_stream", "status")
+    __slots__ = (
+        "_client_lines",
+        "fields",
+        "headers",
+        "is_compressed",
+        "is_event_stream",
+        "is_redirect",
+        "status",
+    )
 
     def __init__(self, status: int, headers: HeaderPairs) -> None:
         self.status = status
@@ -23,6 +34,10 @@ class AnswerHead:
         """Headers by name; of those that come twice the last one."""
         self.is_event_stream = http.is_event_stream(self.fields.get(b"content-type", b""))
         """Whether the body is a stream of server-sent events."""
+        coding = self.fields.get(b"content-encoding", b"identity")
+        self.is_compressed = coding.lower() != b"identity"
+        self.is_redirect = status in REDIRECTS
+        """Whether it sends the client elsewhere: to an address that it must not learn."""
         self._client_lines: bytes | None = None
 
     def lines_for_client(self) -> bytes:

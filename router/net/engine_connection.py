@@ -18,6 +18,13 @@ from router.net.read_limiter import ReadLimiter
 __all__ = ["EngineConnection", "Owner", "Sink"]
 
 
+MAX_OVERHEAD_BYTES: Final = 64 << 10
+"""That come in a row without a byte of body: heads, interim answers, chunk extensions, trailers.
+The parser keeps a line until it ends."""
+
+MAX_HEADERS: Final = 256
+"""Of one answer."""
+
 MAX_WHOLE_CHUNK: Final = 4096
 """Reads below this may be recognised as one whole chunk; an event of a token has some 250 bytes.
 Others have turns: when 1,024 connections or more have something, libuv reads from them again and
@@ -100,6 +107,7 @@ class EngineConnection(asyncio.Protocol):
         "_known",
         "_known_heads",
         "_length",
+        "_overhead",
         "_owner",
         "_parser",
         "_parts",
@@ -135,6 +143,8 @@ class EngineConnection(asyncio.Protocol):
         self._keep_alive = False
         self._excess = False
         self._broken: str | None = None
+        self._overhead = 0
+        """Bytes that were read since there was body among them."""
         self.idle_since = 0.0
         """When the pool got it back; the pool's clock."""
 
@@ -148,6 +158,7 @@ class EngineConnection(asyncio.Protocol):
         self._sink = sink
         self._has_head = self._complete = self._excess = self._between_chunks = False
         self._broken = None
+        self._overhead = 0
         self._is_asked = True
         if self._transport.is_closing():
             self._fail(FailureKind.RESET, "closed the connection before it was asked")
@@ -249,6 +260,8 @@ class EngineConnection(asyncio.Protocol):
         """Collect a header, unless it follows the body."""
         if not self._has_head:
             self._headers.append((name.lower(), value))
+            if len(self._headers) > MAX_HEADERS:
+                raise ValueError("too many headers")  # httptools turns it into a parser error
 
     def on_headers_complete(self) -> None:
         """The head is there, unless it is an interim answer (100 Continue, 103)."""
@@ -343,6 +356,9 @@ class EngineConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._broken = str(error)  # what came before it may be good
+        self._overhead = 0 if self._parts else self._overhead + len(data)
+        if self._overhead > MAX_OVERHEAD_BYTES and self._broken is None:
+            self._broken = f"more than {MAX_OVERHEAD_BYTES} bytes without a body"
         head, self._head = self._head, None
         if head is not None:
             sink.on_head(head, self._length, has_body=bool(self._parts))

@@ -63,6 +63,10 @@ class Relay(RelayLeg):
         if status in self._step.keep:
             return
         generates = self._kind is not PASS_THROUGH
+        if head.is_redirect or (generates and head.is_compressed):
+            what = "a redirect" if head.is_redirect else "compressed data, not asked for"
+            self._give_up(Failure(FailureKind.BROKEN, f"The engine answered with {what}."))
+            return
         is_stream = generates and head.is_event_stream
         if self._response.is_started and not (is_stream and status == 200):
             text = f"A second engine answered with status {status} behind the head of a stream."
