@@ -1,0 +1,54 @@
+"""Fuzzes a target with atheris, guided by coverage: `python -m tests.fuzz TARGET --seconds 60`.
+
+It begins with the corpus and the fragments. What breaks a target is written to the directory
+`crashes`; mended, it goes to the corpus. Coverage is that of Python code: `make clean-compiled`.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+try:
+    import atheris
+except ImportError:
+    sys.exit("the fuzzers need atheris: pip install atheris")
+
+with atheris.instrument_imports(include=["router"]):
+    from tests.fuzz.targets import TARGETS
+
+from tests.fuzz.fragments import FRAGMENTS
+
+HERE = Path(__file__).parent
+MAX_BYTES = 4096
+
+
+def main() -> None:
+    """Run until the time or the number of runs is over, or something breaks."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--seconds", type=int, default=0, help="0: no limit")
+    parser.add_argument("--runs", type=int, default=-1, help="-1: no limit")
+    asked = parser.parse_args()
+    crashes = HERE / "crashes"
+    crashes.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as found:
+        for number, fragment in enumerate(FRAGMENTS[asked.target]):
+            (Path(found) / f"fragment-{number}").write_bytes(fragment)
+        atheris.Setup(
+            [
+                sys.argv[0],
+                found,
+                str(HERE / "corpus" / asked.target),
+                f"-max_total_time={asked.seconds}",
+                f"-runs={asked.runs}",
+                f"-max_len={MAX_BYTES}",
+                f"-artifact_prefix={crashes}/{asked.target}-",
+            ],
+            TARGETS[asked.target],
+        )
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
