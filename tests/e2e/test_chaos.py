@@ -5,6 +5,7 @@ CHAOS_REQUESTS sets the number of requests; `make test` keeps it small.
 
 import asyncio
 import gc
+import gzip
 import logging
 import os
 import tracemalloc
@@ -112,6 +113,44 @@ async def _garbage_in_a_stream(call: Call, mark: str, _: Random) -> None:
     call.send(sse_head(), chunk(token(mark)), b"no chunk\r\n")
 
 
+async def _over_long_chunk(call: Call, mark: str, _: Random) -> None:
+    """Longer than its size says."""
+    data = token(mark)
+    call.send(sse_head(), b"%x\r\n%b\r\n" % (len(data) - 3, data), b"0\r\n\r\n")
+
+
+async def _too_short_a_length(call: Call, mark: str, _: Random) -> None:
+    """The rest of the body stands where the next answer begins."""
+    body = orjson.dumps({"choices": [{"text": mark}]})
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    call.send(head % (len(body) + 5), body + b"     ", b'{"choices": [{"text": "mark-0-"}]}')
+
+
+async def _interim_answers(call: Call, mark: str, chance: Random) -> None:
+    call.send(b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * 3)
+    await _good(call, mark, chance)
+
+
+async def _gzip(call: Call, mark: str, _: Random) -> None:
+    if call.target == EMBEDDINGS.encode():  # what passes through may be compressed
+        call.send(json_reply({"choices": [{"text": mark}]}))
+    else:
+        body = gzip.compress(orjson.dumps({"choices": [{"text": mark}], "kv_transfer_params": KV}))
+        call.send(json_reply(body, 200, b"content-encoding: gzip"))
+
+
+async def _redirect(call: Call, _: str, __: Random) -> None:
+    call.send(json_reply({}, 307, b"location: http://127.0.0.1:1/v1/completions"))
+
+
+async def _slow_head(call: Call, mark: str, _: Random) -> None:
+    head, _, body = json_reply({"choices": [{"text": mark}]}).partition(b"\r\n")
+    for piece in (head[:9], head[9:] + b"\r\n", body):
+        await asyncio.sleep(0)
+        if not call.connection.closed.is_set():
+            call.send(piece)
+
+
 async def _error_event(call: Call, mark: str, chance: Random) -> None:
     code = chance.choice((400, 500, 503))
     call.stream(event({"error": {"message": mark, "code": code}}), DONE)
@@ -141,6 +180,12 @@ DECODE: list[Script] = [
     _half_a_body,
     _garbage,
     _garbage_in_a_stream,
+    _over_long_chunk,
+    _too_short_a_length,
+    _interim_answers,
+    _gzip,
+    _redirect,
+    _slow_head,
     _error_event,
     _nothing,
 ]
@@ -152,9 +197,22 @@ async def _prefilled(call: Call, mark: str, chance: Random) -> None:
         call.send(json_reply({"choices": [{"text": mark}], "kv_transfer_params": KV}))
 
 
+def _with_reference(reference: bytes) -> "Script":
+    """A prefill's reply with something else for a KV reference."""
+
+    async def script(call: Call, mark: str, _: Random) -> None:
+        body = b'{"choices": [{"text": "%b"}], "kv_transfer_params": %b}'
+        call.send(json_reply(body % (mark.encode(), reference)))
+
+    return script
+
+
 PREFILL: list[Script] = [
     *[_prefilled] * 20,
     _good_and_close,
+    *map(_with_reference, (b"null", b"{}", b"[1]", b'"x"', b"{", b'{"remote_port": 1e999}')),
+    _interim_answers,
+    _redirect,
     _status(500),
     _status(503),
     _reset,
@@ -330,7 +388,9 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
         _misbehave(engine, PREFILL, chance)
     for engine in decodes:
         _misbehave(engine, DECODE, chance)
-    refusing = asyncio.ensure_future(_refuse_now_and_then(decodes[0], chance))
+    refusing = asyncio.gather(
+        _refuse_now_and_then(decodes[0], chance), _lie_now_and_then(decodes[1], chance)
+    )
     tasks = asyncio.all_tasks()
 
     tracemalloc.start()
@@ -356,6 +416,24 @@ async def _refuse_now_and_then(engine: ScriptedEngine, chance: Random) -> None:
         engine.refuse()
         await asyncio.sleep(chance.random() * 0.05)
         await engine.listen()
+        await asyncio.sleep(chance.random() * 0.2)
+
+
+async def _lie_now_and_then(engine: ScriptedEngine, chance: Random) -> None:
+    """/health, /metrics and /v1/models of an engine that works say anything."""
+    sound = engine.health, engine.metrics, engine.models
+    lies = (
+        json_reply({}, 500),
+        json_reply({}, 307, b"location: http://127.0.0.1:1/"),
+        json_reply(b"vllm:num_requests_running 1e999\nvllm:kv_cache_usage_perc -7\n{" * 999),
+        json_reply(gzip.compress(b"x" * 99_999), 200, b"content-encoding: gzip"),
+        json_reply(b"[" * 999),
+        json_reply({"data": [{"id": "m"}, {"id": 5}, None, {"id": "m"}]}),
+    )
+    while True:
+        engine.health = chance.choice((sound[0], sound[0], lies[0], lies[1]))
+        engine.metrics = chance.choice((sound[1], *lies))
+        engine.models = chance.choice((sound[2], lies[0], lies[4], lies[5]))
         await asyncio.sleep(chance.random() * 0.2)
 
 

@@ -1,0 +1,196 @@
+"""The processes: simulated engines, each of its own, and the router in front of them."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from benchmarks.system.processes import free_port
+from tests.e2e.process import SECONDS, Process, serving
+from tests.net.client import Client, Truncated, request
+
+__all__ = ["Cluster", "EngineProcess", "cluster"]
+
+THRESHOLD = 100
+"""Tokens from which on prompts are prefilled remotely."""
+
+ORDER_SECONDS = 5.0
+"""For an order to an engine; one that is stopped takes none."""
+
+SOUND = (None, "slow")
+"""Exclusions of an engine that gets requests: one that was slow is tried little by little."""
+
+PATIENCE_SECONDS = "2"
+"""Of the router with engines that say nothing; the faults last as long as the load wants."""
+
+
+class EngineProcess:
+    """A simulated engine on a port that it keeps when it is started again."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.port = free_port()
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Start it, and wait until it listens."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "router.simulator", "--port", str(self.port)),
+            *("--role", self.role, "--step-ms", "2", "--eos-one-in", "0"),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        async with asyncio.timeout(SECONDS):
+            assert (await self._process.stdout.readline()).startswith(b"ready")
+
+    async def kill(self) -> None:
+        """End it at once."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    async def set_faults(self, **faults: Any) -> None:
+        """From now on these go wrong; none: nothing does."""
+        await self._ask("POST", "/sim/faults", faults)
+
+    async def mend(self) -> None:
+        """Nothing goes wrong any more, as soon as it can be told, unless it is not there."""
+        self.signal(signal.SIGCONT)
+        async with asyncio.timeout(SECONDS):
+            while self._process is not None:
+                with suppress(OSError):
+                    await self.set_faults()
+                    return
+                await asyncio.sleep(0.05)
+
+    async def drop(self) -> None:
+        """Reset all its connections."""
+        with suppress(ConnectionError):  # this one, too
+            await self._ask("POST", "/sim/drop")
+
+    async def state(self) -> dict[str, Any]:
+        """Its counts since its start."""
+        found: dict[str, Any] = await self._ask("GET", "/sim/state")
+        return found
+
+    async def _ask(self, method: str, path: str, body: object = None) -> Any:
+        async with asyncio.timeout(ORDER_SECONDS):
+            client = await Client.open(self.port)
+            try:
+                await client.send(request(path, body, method=method))
+                answer = await client.answer(method)
+            except Truncated as error:
+                raise ConnectionResetError(str(error)) from None
+            finally:
+                client.leave()
+        assert answer.status == 200, answer
+        return answer.json
+
+
+class Cluster:
+    """The engines and the router."""
+
+    def __init__(
+        self, prefills: list[EngineProcess], decodes: list[EngineProcess], router: Process
+    ) -> None:
+        self.prefills = prefills
+        self.decodes = decodes
+        self.router = router
+
+    @property
+    def engines(self) -> list[EngineProcess]:
+        return [*self.prefills, *self.decodes]
+
+    @property
+    def workers(self) -> list[int]:
+        """The ids of the router's worker processes."""
+        pid = self.router.pid
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+    def descriptors(self) -> int:
+        """Open files of all processes of the router."""
+        return sum(map(self.descriptors_of, (self.router.pid, *self.workers)))
+
+    @staticmethod
+    def descriptors_of(pid: int) -> int:
+        """Open files of one."""
+        return len(os.listdir(f"/proc/{pid}/fd"))
+
+    def memory(self) -> int:
+        """Bytes of memory of the workers together."""
+        pages = [int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.workers]
+        return sum(pages) * os.sysconf("SC_PAGE_SIZE")
+
+    async def endpoints(self) -> list[dict[str, Any]]:
+        """What the router says of its engines."""
+        client = await Client.open(self.router.port)
+        try:
+            found: list[dict[str, Any]] = (await client.get("/endpoints")).json
+            return found
+        finally:
+            client.leave()
+
+    async def is_well(self, *, idle: bool = False) -> None:
+        """Wait until two workers live and the router takes all engines for sound; `idle`: and no
+        request is counted on any."""
+
+        async def is_so() -> bool:
+            with suppress(Truncated, OSError, orjson.JSONDecodeError):
+                found = await self.endpoints()
+                return len(self.workers) == 2 and all(
+                    each["state"] == "up"
+                    and each["exclusion"] in SOUND
+                    and (each["in_flight"] == 0 or not idle)
+                    for each in found
+                )
+            return False
+
+        async with asyncio.timeout(SECONDS):
+            while not await is_so():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def cluster(*flags: str) -> AsyncIterator[Cluster]:
+    """Two prefill engines, four decode engines and a router of two workers, all of them up."""
+    prefills = [EngineProcess("prefill") for _ in range(2)]
+    decodes = [EngineProcess("decode") for _ in range(4)]
+    async with AsyncExitStack() as stack:
+        for engine in (*prefills, *decodes):
+            stack.push_async_callback(engine.kill)
+        await asyncio.gather(*(engine.start() for engine in (*prefills, *decodes)))
+        router = await stack.enter_async_context(
+            serving(
+                *(word for engine in prefills for word in ("--prefill", engine.url)),
+                *(word for engine in decodes for word in ("--decode", engine.url)),
+                *("--workers", "2", "--routing-threshold", str(THRESHOLD)),
+                *("--health-check-interval", "0.2", "--health-check-timeout", "1"),
+                *("--first-byte-timeout", PATIENCE_SECONDS),
+                *("--stream-idle-timeout", PATIENCE_SECONDS),
+                *("--prefill-timeout", PATIENCE_SECONDS, "--connect-timeout", "1"),
+                *("--stall-timeout", "1", "--outlier-ejection-time", "0.5", *flags),
+            )
+        )
+        found = Cluster(prefills, decodes, router)
+        await router.ready()
+        await found.is_well()
+        yield found
+        for engine in (*prefills, *decodes):
+            engine.signal(signal.SIGCONT)

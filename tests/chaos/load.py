@@ -1,0 +1,159 @@
+"""The clients: they know the right answer to all that they ask, and what other ends are honest."""
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import orjson
+
+from router.simulator import EngineConfig, serve_engine
+from tests.net.client import Answer, Client, Truncated, request
+
+__all__ = ["Load", "Question", "questions"]
+
+USERS = 16
+CLEAN_ERRORS = frozenset({500, 502, 503, 504})
+"""The router's own, and an engine's 500 where no other could be asked."""
+
+PATHS = ("/v1/completions", "/v1/chat/completions")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and the text that every sound engine answers."""
+
+    path: str
+    body: dict[str, Any]
+    text: str
+
+    @property
+    def is_stream(self) -> bool:
+        return bool(self.body["stream"])
+
+
+async def questions(count: int) -> list[Question]:
+    """Requests of all kinds: long and short, streams and not. A lone engine tells the answers."""
+    found = []
+    async with serve_engine(EngineConfig(eos_one_in=0)) as engine:
+        client = await Client.open(int(engine.url.rpartition(":")[2]))
+        for number in range(count):
+            path, is_long = PATHS[number % 2], number // 2 % 2 == 0
+            text = f"question {number}: " + "why is that so? " * (40 if is_long else 1)
+            body: dict[str, Any] = {"model": "sim", "max_tokens": 4 + number % 17}
+            if path == PATHS[0]:
+                body["prompt"] = text
+            else:
+                body["messages"] = [{"role": "user", "content": text}]
+            answer = await client.ask(path, body)
+            assert answer.status == 200, answer
+            choice = answer.json["choices"][0]
+            told = choice["text"] if path == PATHS[0] else choice["message"]["content"]
+            found.append(Question(path, {**body, "stream": number // 4 % 2 == 0}, told))
+        client.leave()
+    return found
+
+
+class Load:
+    """Users who ask without a pause; what came of it is counted."""
+
+    def __init__(self, port: int, asked: list[Question], chance: Random) -> None:
+        self._port = port
+        self._questions = asked
+        self._chance = chance
+        self._is_over = False
+        self.ended: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.may_cut = False
+        """Whether connections may end without an answer: a worker is killed, or has no files."""
+
+    @property
+    def total(self) -> int:
+        """Requests that have ended."""
+        return self.ended.total()
+
+    async def run(self) -> None:
+        """Until `stop`."""
+        async with asyncio.TaskGroup() as users:
+            for _ in range(USERS):
+                users.create_task(self._user())
+
+    def stop(self) -> None:
+        """No new requests."""
+        self._is_over = True
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more have ended."""
+        wanted = self.total + count
+        while self.total < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def _user(self) -> None:
+        client: Client | None = None
+        while not self._is_over:
+            question = self._chance.choice(self._questions)
+            try:
+                client = client or await Client.open(self._port)
+                end = await self._ask(client, question)
+            except (Truncated, OSError) as error:
+                end = "cut" if self.may_cut else f"wrong: {type(error).__name__} {error}"
+            if end.startswith("wrong"):
+                self.wrong.append(f"{question.path} {question.body} {end}")
+                end = "wrong"
+            self.ended[end] += 1
+            if end not in ("right", "error", "error frame") and client is not None:
+                client.leave()
+                client = None
+        if client is not None:
+            client.leave()
+
+    async def _ask(self, client: Client, question: Question) -> str:
+        await client.send(request(question.path, question.body))
+        if self._chance.random() < 0.05:
+            return "left"
+        answer = await client.begin()
+        if self._chance.random() < 0.05:
+            with suppress(Truncated):
+                await answer.more()
+            return "left"
+        await answer.rest()
+        if answer.values(b"connection") == [b"close"]:
+            client.leave()
+            return f"{judge(question, answer)} and closed"
+        return judge(question, answer)
+
+
+def judge(question: Question, answer: Answer) -> str:
+    """How a request ended: right, an error, an error frame, or wrong."""
+    if answer.status != 200:
+        is_clean = answer.status in CLEAN_ERRORS and answer.json["error"]["code"] == answer.status
+        return "error" if is_clean else f"wrong: {answer}"
+    if b"transfer_params" in answer.body:
+        return f"wrong: KV parameters in {answer}"
+    if not question.is_stream:
+        choice = answer.json["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        return "right" if text == question.text else f"wrong: {text!r} for {question.text!r}"
+    return _judge_stream(question, answer.body)
+
+
+def _judge_stream(question: Question, body: bytes) -> str:
+    *events, last, rest = body.split(b"\n\n")
+    if (last, rest) != (b"data: [DONE]", b""):
+        return f"wrong: the stream ends with {body[-200:]!r}"
+    text, error = "", None
+    for event in events:
+        if event.startswith(b":"):
+            continue
+        document = orjson.loads(event.removeprefix(b"data: "))
+        if error is not None:
+            return f"wrong: an event behind an error: {event!r}"
+        error = document.get("error")
+        for choice in document.get("choices", ()):
+            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+    if error is not None:
+        is_start = question.text.startswith(text)
+        return "error frame" if is_start else f"wrong: {text!r} before an error"
+    return "right" if text == question.text else f"wrong: {text!r} for {question.text!r}"
