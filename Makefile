@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: install demo test judgement cover instructions check lock lowest test-engines clean \
-	compile clean-compiled test-compiled manifests test-image
+	compile clean-compiled test-compiled manifests test-image chaos soak fuzz audit
 
 install: $(STAMP)
 
@@ -27,6 +27,30 @@ test: install
 # Closed loops in real time: a real router under load before scripted engines.
 judgement: install
 	$(BIN)/python -m pytest -m judgement tests/e2e/judgement
+
+# Real processes under load, while everything breaks: `make chaos SEEDS=20`.
+SEEDS := 1
+
+chaos: install
+	$(BIN)/python -m tests.chaos --seeds $(SEEDS)
+
+# A thousand streams while engines come and go: `make soak MINUTES=5`.
+MINUTES := 30
+
+soak: install
+	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
+
+# Guided by coverage, each target for so long: `make fuzz SECONDS=600`. Needs pip install 'pd-router[fuzz]'.
+SECONDS := 60
+FUZZED := facts client_http engine_http sse_stream engine_json metrics kv_events kv_stream kv_ready
+
+fuzz: install clean-compiled
+	set -e; for target in $(FUZZED); do \
+	  $(BIN)/python -m tests.fuzz $$target --seconds $(SECONDS); done
+
+# Known vulnerabilities of what is pinned.
+audit: install
+	$(BIN)/python -m tests.audit
 
 # Every branch of the pure core, by its own tests. Compiled modules have no lines to cover.
 cover: install clean-compiled

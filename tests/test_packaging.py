@@ -85,7 +85,7 @@ def distribution(name: str) -> str:
         ("router", False, []),
         ("router", True, ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench"]),
         ("benchmarks", True, ["bench"]),
-        ("tests", True, ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench", "dev"]),
+        ("tests", True, ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench", "dev", "fuzz"]),
     ],
 )
 def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: list[str]) -> None:

@@ -53,6 +53,7 @@ RUNNING = b'vllm:num_requests_running{engine="0",model_name="tiny"} '
         (b" vllm:num_requests_running 3\n", NOTHING),
         (b"x_vllm:num_requests_running 3\n", NOTHING),
         (b"vllm:num_requests_running_total 3\n", NOTHING),
+        (b"vllm:num_requests_running x} 3\n", NOTHING),
         (b"", NOTHING),
     ],
 )
@@ -73,6 +74,7 @@ def test_a_gauge_is_known_by_its_whole_name(text: bytes, expected: Gauges) -> No
         b"1e999",
         b"1e12",
         b"1 2 3",
+        b"1 x",
         b"3x",
         b"\n3",
     ],

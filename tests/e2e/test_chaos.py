@@ -144,8 +144,8 @@ async def _redirect(call: Call, _: str, __: Random) -> None:
 
 
 async def _slow_head(call: Call, mark: str, _: Random) -> None:
-    head, _, body = json_reply({"choices": [{"text": mark}]}).partition(b"\r\n")
-    for piece in (head[:9], head[9:] + b"\r\n", body):
+    line, end, rest = json_reply({"choices": [{"text": mark}]}).partition(b"\r\n")
+    for piece in (line[:9], line[9:] + end, rest):
         await asyncio.sleep(0)
         if not call.connection.closed.is_set():
             call.send(piece)

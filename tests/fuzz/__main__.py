@@ -12,7 +12,7 @@ from pathlib import Path
 try:
     import atheris
 except ImportError:
-    sys.exit("the fuzzers need atheris: pip install atheris")
+    sys.exit("the fuzzers need atheris: pip install 'pd-router[fuzz]'")
 
 with atheris.instrument_imports(include=["router"]):
     from tests.fuzz.targets import TARGETS

@@ -315,7 +315,7 @@ def kv_stream(data: bytes) -> None:
             lambda seq=seq, payload=payload: stream.live(seq, payload),
             lambda seq=seq, payload=payload: stream.replayed(seq, payload),
             stream.replay_ended,
-        )[data[at] % 4]()  # type: ignore[operator]
+        )[data[at] % 4]()
         for step in steps:
             if isinstance(step, Apply):
                 number = int.from_bytes(step.payload, "big")
