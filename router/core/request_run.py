@@ -29,8 +29,8 @@ from router.core.events import (
 from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.plans import steps
-from router.core.plans.steps import AwaitKV, Call, Outcome, Plan, Send, Stream
-from router.core.retry import ATTEMPTS, BUSY, is_queue_full, may_replay
+from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
+from router.core.retry import ATTEMPTS, BUSY, back_off, is_queue_full, may_replay
 from router.core.schedule import Scheduler
 from router.core.usage import prompt_tokens
 from router.core.values import (
@@ -46,9 +46,10 @@ from router.core.values import (
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
-Action = Call | Stream | AwaitKV | Send
+Action = Call | Stream | AwaitKV | Send | BackOff
 """What the caller does next. It reports the result of a `Call` or `Stream` to `settle`, of an
-`AwaitKV` to `answer` (whether the KV cache is ready), of a `Send` to `answer` (None)."""
+`AwaitKV` to `answer` (whether the KV cache is ready), of a `Send` or `BackOff` to `answer`
+(None)."""
 
 ENGINE_REQUESTS = (Stream, Call)
 WAITS = (AwaitKV, Send)
@@ -66,6 +67,7 @@ class RequestRun:
         "_leases",
         "_observe",
         "_plan",
+        "_postponed",
         "_rng",
         "_sample",
         "_scheduler",
@@ -98,6 +100,8 @@ class RequestRun:
         self._rng = rng
         self._sample = sample
         self._plan: Plan | None = None
+        self._postponed: steps.Lease | None = None
+        """The plan's step that waits for the end of a `BackOff`."""
         self._leases: dict[Endpoint, Lease] = {}
         self._tried = NO_ENDPOINTS
         """Decode engines that have failed this request, as the last lease excluded them."""
@@ -150,10 +154,14 @@ class RequestRun:
             return None
         given: object = answer
         try:
+            if self._postponed is not None:
+                given = self._resumed(self._postponed, now)
             while True:
                 step = plan.throw(given) if isinstance(given, RouterError) else plan.send(given)
                 try:
                     if isinstance(step, steps.Lease):
+                        if step.exclude and (wait := self._back_off(step, now)) is not None:
+                            return wait
                         given = self._lease(step, now)
                         continue
                     if isinstance(step, ENGINE_REQUESTS):
@@ -168,6 +176,22 @@ class RequestRun:
                     given = error  # it is raised inside the plan
         except StopIteration:
             return None
+
+    def _back_off(self, step: steps.Lease, now: float) -> BackOff | None:
+        """The wait before another engine is leased; None if it is asked at once."""
+        seconds = back_off(len(step.exclude), now - self.asked_at, self._rng)
+        if not seconds:
+            return None
+        self._postponed = step
+        return BackOff(seconds)
+
+    def _resumed(self, step: steps.Lease, now: float) -> object:
+        """What the plan gets for a step that was postponed: an error is raised inside it."""
+        self._postponed = None
+        try:
+            return self._lease(step, now)
+        except RouterError as error:
+            return error
 
     def _do(self, step: steps.Check | steps.Release | FellBack, now: float) -> None:
         """A step that needs no I/O. Raises NoEngine."""

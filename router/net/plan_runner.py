@@ -3,13 +3,14 @@
 Whatever happens, `_end` is called: everything is given back, and the record is observed.
 """
 
+import asyncio
 import logging
 import time
 
 from router.core import headers as http
 from router.core.engine_error import engine_error
 from router.core.errors import EngineFailed, InternalError, RouterError, ShuttingDown
-from router.core.plans.steps import AwaitKV, Outcome, Send
+from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
 from router.core.redact import redact
 from router.core.request_run import ENGINE_REQUESTS, Action
 from router.core.values import Failure, FailureKind, Reply
@@ -43,6 +44,9 @@ class PlanRunner(EngineRun):
                 if isinstance(action, Send):
                     self._send(action.reply)
                     action = self.answer(None, time.monotonic())
+                elif isinstance(action, BackOff):
+                    self._await(asyncio.sleep(action.seconds), self._on_back_off_end)
+                    return
                 elif (kv_ready := self._network.kv_ready) is not None:
                     self._await_kv(action, kv_ready)
                     return
@@ -59,6 +63,9 @@ class PlanRunner(EngineRun):
 
     def _on_kv_ready(self, is_ready: bool) -> None:
         self._perform(self.answer(is_ready, time.monotonic()))
+
+    def _on_back_off_end(self, _: None) -> None:
+        self._perform(self.answer(None, time.monotonic()))
 
     def _send(self, reply: Reply) -> None:
         client, record = self._client, self.record

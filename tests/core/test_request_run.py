@@ -21,9 +21,10 @@ from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
-from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Send, Stream
+from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, Plan, Send, Stream
 from router.core.policies import POLICIES
 from router.core.request_run import RequestRun
+from router.core.retry import AT_ONCE_SECONDS, BACK_OFF_SECONDS
 from router.core.retry_budget import RetryBudget
 from router.core.schedule import Scheduler
 from router.core.values import (
@@ -53,6 +54,8 @@ class Shell:
         self, *endpoints: Endpoint, facts: Facts = FACTS, budget: RetryBudget | None = None
     ) -> None:
         self.events: list[Event] = []
+        self.waits: list[float] = []
+        """Seconds of each back-off."""
         self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), stale_after=5.0)
         for endpoint in endpoints:
             self.up(endpoint)
@@ -81,7 +84,10 @@ class Shell:
         return self.asked(self.run.settle(answer, None, answer.status, 1.0))
 
     def asked(self, action: object) -> Endpoint:
-        """The engine of a call or a stream."""
+        """The engine of a call or a stream, after a back-off perhaps."""
+        if isinstance(action, BackOff):
+            self.waits.append(action.seconds)
+            action = self.run.answer(None, 1.0)
         assert isinstance(action, Call | Stream)
         return action.endpoint
 
@@ -191,6 +197,50 @@ def test_prefills_do_not_count_as_decode_engines_tried() -> None:
     assert shell.fails(STALLED) == P0
     assert shell.replies(PREFILLED) == D1
     assert shell.run.may_leave_stalled(3.0)
+
+
+def test_the_second_engine_is_asked_at_once_and_the_third_after_a_random_wait() -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    assert shell.fails(REFUSED) == D1
+    assert shell.waits == []
+    assert shell.fails(REFUSED) == D2  # not one that has failed
+    [seconds] = shell.waits
+    assert 0.0 < seconds <= 2 * BACK_OFF_SECONDS
+    assert shell.held == {D2}
+
+
+def test_during_the_wait_nothing_is_leased_and_what_fails_after_it_is_told() -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    shell.fails(REFUSED)
+    assert isinstance(shell.run.settle(REFUSED, REFUSED, 0, 1.0), BackOff)
+    assert D2 not in shell.held
+    shell.up(D2, HealthSignal.FAILED)
+    for _ in range(3):
+        shell.up(D2, HealthSignal.FAILED)
+    with pytest.raises(EngineFailed):
+        shell.run.answer(None, 1.1)
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind() -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    shell.fails(REFUSED)
+    assert isinstance(shell.run.settle(REFUSED, REFUSED, 0, 1.0), BackOff)
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_who_has_waited_for_an_engine_waits_no_longer() -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    shell.fails(REFUSED)
+    action = shell.run.settle(REFUSED, REFUSED, 0, 1.0 + AT_ONCE_SECONDS)
+    assert shell.asked(action) == D2
+    assert shell.waits == []
 
 
 def test_the_third_decode_engine_is_the_last() -> None:

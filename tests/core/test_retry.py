@@ -1,11 +1,23 @@
 """What may be tried again elsewhere, and what is said of it."""
 
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
-from router.core.retry import error_of, is_queue_full, may_replay, may_retry_elsewhere, reason_of
+from router.core.retry import (
+    AT_ONCE_SECONDS,
+    BACK_OFF_SECONDS,
+    back_off,
+    error_of,
+    is_queue_full,
+    may_replay,
+    may_retry_elsewhere,
+    reason_of,
+)
 from router.core.values import Failure, FailureKind, Reply
 from tests.core.fixtures import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply, request, sample
 
@@ -88,3 +100,22 @@ def test_a_silence_is_a_504_and_all_else_a_502(failure: Failure, kind: type[Rout
     error = error_of(failure)
     assert type(error) is kind
     assert error.message == failure.message
+
+
+@given(st.integers(0, 6), st.floats(0, 2 * AT_ONCE_SECONDS), st.integers())
+def test_waits_are_random_grow_with_the_failures_and_are_not_for_single_ones(
+    failed: int, seconds: float, seed: int
+) -> None:
+    wait = back_off(failed, seconds, Random(seed))
+    if failed < 2 or seconds >= AT_ONCE_SECONDS:
+        assert wait == 0.0
+    else:
+        assert 0.0 <= wait <= BACK_OFF_SECONDS * 2 ** (failed - 1)
+
+
+def test_waits_of_many_requests_are_spread_over_the_whole_time() -> None:
+    rng = Random(0)
+    waits = [back_off(2, 0.0, rng) for _ in range(1000)]
+    assert min(waits) < 0.01 * BACK_OFF_SECONDS
+    assert max(waits) > 1.99 * BACK_OFF_SECONDS
+    assert abs(sum(waits) / len(waits) - BACK_OFF_SECONDS) < 0.1 * BACK_OFF_SECONDS

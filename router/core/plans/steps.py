@@ -119,6 +119,13 @@ class AwaitKV:
 
 
 @dataclass(frozen=True, slots=True)
+class BackOff:
+    """Wait before the next engine is asked. No plan asks for it: `RequestRun` does."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
     """Answer the client from memory."""
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from router.core.errors import RouterError
 from router.core.fleet import Fleet
 from router.core.plans.prefill import KV_KEY
-from router.core.plans.steps import AwaitKV, Call, Outcome, Send, Stream
+from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Send, Stream
 from router.core.request_run import Action, RequestRun
 from router.core.values import Failure, FailureKind, Reply
 from router.simulator.virtual.attempt import Answer, Attempt
@@ -66,6 +66,8 @@ class VirtualExchange:
                         action = self._refused(action, outcome, now)
                     case Send():
                         self._status = action.reply.status
+                        action = self.run.answer(None, now)
+                    case BackOff():  # some milliseconds, which no figure shows
                         action = self.run.answer(None, now)
                     case AwaitKV():
                         action = self.run.answer(True, now)
