@@ -41,8 +41,15 @@ HOP_BY_HOP = frozenset(
 REQUEST_ONLY = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
 """Never copied to an engine: each attempt has its own."""
 
-RESPONSE_ONLY = HOP_BY_HOP | {b"x-request-id"}
-"""Never copied to a client: the router names the request."""
+RESPONSE_ONLY = HOP_BY_HOP | {
+    b"x-request-id",
+    b"location",
+    b"access-control-allow-credentials",
+    b"access-control-allow-origin",
+    b"access-control-expose-headers",
+}
+"""Never copied to a client: the router names the request, and which web pages may read its answer
+(vLLM by itself lets all). An engine sends clients elsewhere by an address of its own network."""
 
 # Longer ids are copied by vLLM into every chunk; 128 characters hold two UUIDs and a prefix.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+/=-]{1,128}")
