@@ -4,13 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from router import __version__
-from router.commands import check, drain, explain, serve
+from router.commands import check, config, drain, explain, serve
 from router.commands.settings_table import default_text
 from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, flag, load, sources, suggestion
@@ -52,11 +53,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Options) -> int:
-    config = options["config"]
+    file = options["config"]
     flags = {name: value for name, value in options.items() if name != "config"}
     settings = _settings(options)
     logs.configure(settings.log_level, settings.log_format)
-    return serve.run(settings, sources(flags, config))
+    return serve.run(settings, sources(flags, file), partial(load, flags, file), file)
+
+
+def _config(options: Options) -> int:
+    del options["action"]  # there is one
+    file = options.pop("config")
+    return config.run(options, file)
 
 
 def _check(options: Options) -> int:
@@ -136,7 +143,9 @@ def _parse(arguments: Sequence[str]) -> Options:
         near = suggestion(wrong, flags)
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
-        names = "serve, check, explain, top, drain, undrain, demo, simulate-engines or simulate"
+        names = (
+            "serve, check, config, explain, top, drain, undrain, demo, simulate-engines or simulate"
+        )
         raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
 
@@ -165,6 +174,11 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         "its KV cache moves",
     )
     _add_settings(checking)
+    text = "Name all that is wrong with a configuration file, without a network."
+    configuring = add("config", _config, text)
+    configuring.add_argument("action", choices=("check",), help="what to do with it")
+    configuring.add_argument("config", type=Path, metavar="FILE", help="as for serve --config")
+    _add_settings(configuring, has_file=True)
     explaining = add("explain", _explain, "Say what would happen to a request, without a network.")
     explaining.add_argument("body", metavar="BODY.json", help="the request's body; - reads stdin")
     explaining.add_argument(
@@ -295,14 +309,16 @@ def _add_simulation(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting; pydantic checks all values, wherever they come from."""
-    parser.add_argument(
-        "--config",
-        type=Path,
-        metavar="FILE",
-        help="YAML file with settings, keyed like routing_threshold",
-    )
+def _add_settings(parser: argparse.ArgumentParser, *, has_file: bool = False) -> None:
+    """A flag for each setting; pydantic checks all values, wherever they come from. And one for
+    their file, unless the parser has that already."""
+    if not has_file:
+        parser.add_argument(
+            "--config",
+            type=Path,
+            metavar="FILE",
+            help="YAML file with settings, keyed like routing_threshold",
+        )
     group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
     for name, field in Settings.model_fields.items():
         is_list = isinstance(field.default, tuple)
@@ -337,6 +353,9 @@ METAVARS = {
     "bind": "tcp://HOST:PORT",
     "key": "KEY",
     "file": "FILE",
+    "takeover": "PATH",
+    "origin": "ORIGIN",
+    "networks": "CIDR",
     "bytes": "BYTES",
     "sample": "SHARE",
     "endpoint": "URL",

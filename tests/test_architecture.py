@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 SHELVES = {
     "core": 0,
+    "certificates": 0,  # TLS contexts
     "net": 1,
     "discovery": 1,
     "telemetry": 1,

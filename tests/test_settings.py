@@ -16,7 +16,17 @@ from pydantic import ValidationError
 
 from router.core.policies import POLICIES
 from router.core.urls import origin
-from router.settings import ENV_PREFIX, Settings, SettingsError, admin_url, flag, load, sources
+from router.settings import (
+    ENV_PREFIX,
+    Settings,
+    SettingsError,
+    admin_url,
+    examine,
+    flag,
+    is_reloadable,
+    load,
+    sources,
+)
 from router.settings.values import KVEventSource, Receiver, Strategy
 
 D0 = {"decode": "http://d0"}
@@ -60,7 +70,15 @@ def refusal_if_any(flags: dict[str, Any], config: Path | None = None) -> str | N
 # Where values come from.
 
 CA_FILE = Path(__file__).parent / "commands" / "tls" / "certificate.pem"
+TLS_KEY_FILE = CA_FILE.with_name("key.pem")
 KEY_FILE = Path(__file__).parent / "commands" / "keys"
+TLS = {"tls_cert_file": str(CA_FILE), "tls_key_file": str(TLS_KEY_FILE)}
+ENGINE_TLS = {"engine_cert_file": str(CA_FILE), "engine_key_file": str(TLS_KEY_FILE)}
+ADMIN_TLS = {
+    "admin_port": "9",
+    "admin_tls_cert_file": str(CA_FILE),
+    "admin_tls_key_file": str(TLS_KEY_FILE),
+}
 REGISTRY = {"receiver_host": "r", "receiver_init_port": [7300], "receiver_alloc_port": [7400]}
 LMCACHE = {"disagg_connector_type": "lmcache", "decode": "http://d0"}
 ONE_RECEIVER = {**LMCACHE, "decoder_host": "r", "decoder_init_port": "1", "decoder_alloc_port": "2"}
@@ -71,6 +89,21 @@ POD = {"k8s_decode_selector": "app=vllm"}
 SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "host": ("::", "::", D0),
     "port": ("0", 0, D0),
+    "tls_cert_file": (str(CA_FILE), CA_FILE, {**D0, **TLS}),
+    "tls_key_file": (str(TLS_KEY_FILE), TLS_KEY_FILE, {**D0, **TLS}),
+    "tls_client_ca_file": (str(CA_FILE), CA_FILE, {**D0, **TLS}),
+    "admin_tls_cert_file": (str(CA_FILE), CA_FILE, {**D0, **ADMIN_TLS}),
+    "admin_tls_key_file": (str(TLS_KEY_FILE), TLS_KEY_FILE, {**D0, **ADMIN_TLS}),
+    "admin_tls_client_ca_file": (str(CA_FILE), CA_FILE, {**D0, **ADMIN_TLS}),
+    "engine_cert_file": (str(CA_FILE), CA_FILE, {**D0, **ENGINE_TLS}),
+    "engine_key_file": (str(TLS_KEY_FILE), TLS_KEY_FILE, {**D0, **ENGINE_TLS}),
+    "takeover": ("/tmp/router.sock", Path("/tmp/router.sock"), D0),
+    "cors_allow_origin": (
+        "https://App.example:443,http://localhost:3000",
+        ("https://app.example", "http://localhost:3000"),
+        D0,
+    ),
+    "engine_networks": ("10.0.0.0/8,fd00::/8", ("10.0.0.0/8", "fd00::/8"), D0),
     "workers": ("4", 4, D0),
     "admin_host": ("127.0.0.1", "127.0.0.1", {**D0, "admin_port": "9"}),
     "admin_port": ("9", 9, D0),
@@ -331,6 +364,17 @@ DURATIONS = [
 WRONG = {
     "host": "",
     "port": "65536",
+    "tls_cert_file": "/no/such/file",
+    "tls_key_file": "/no/such/file",
+    "tls_client_ca_file": "/no/such/file",
+    "admin_tls_cert_file": "/no/such/file",
+    "admin_tls_key_file": "/no/such/file",
+    "admin_tls_client_ca_file": "/no/such/file",
+    "engine_cert_file": "/no/such/file",
+    "engine_key_file": "/no/such/file",
+    "takeover": "/no/such/folder/socket",
+    "cors_allow_origin": "https://app.example/path",
+    "engine_networks": "10.0.0.1/8",
     "workers": "0",
     "admin_host": "",
     "admin_port": "65536",
@@ -515,6 +559,85 @@ def test_a_file_without_certificates_is_refused(write):
     path = write("not a certificate")
     line = refusal({**D0, "engine_ca_file": str(path)})
     assert line == f"--engine-ca-file: {path} holds no PEM certificates"
+
+
+# What is wrong with all of them.
+
+
+def test_every_problem_is_told_in_one_go(monkeypatch, write):
+    config = write("decode: d0\nrouting_treshold: 1\nport: 70000\nengine_api_key: two words")
+    monkeypatch.setenv("PD_ROUTER_PREFIL", "x")
+    settings, problems = examine({"queue_timeout": "0"}, config)
+    assert settings is None
+    assert [problem.split(" ", 3)[:3] for problem in problems[:2]] == [
+        ["PD_ROUTER_PREFIL:", "no", "such"],
+        ["--config", f"{config}:", "routing_treshold:"],
+    ]
+    named = {problem.removeprefix(f"--config {config}: ").split(":")[0] for problem in problems[2:]}
+    assert named == {"decode", "port", "engine_api_key", "--queue-timeout"}
+    assert "two words" not in str(problems)
+
+
+def test_settings_that_do_not_fit_each_other_are_told_in_one_go():
+    flags = {"dns_prefill": "x:1", "admin_host": "::1", "kv_events": "{}", "decoder_host": "r"}
+    _, problems = examine(flags)
+    assert problems == [
+        "--decode: at least one decode engine is needed",
+        "--admin-host: needs --admin-port",
+        "--kv-events: needs --prefix-cache events",
+        "--decoder-host: needs --disagg-connector-type lmcache",
+    ]
+    assert refusal(flags) == problems[0]
+
+
+@given(
+    flags=st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.sampled_from([text, WRONG[name]]) for name, (text, *_) in SAMPLES.items()
+        },
+    )
+)
+@QUICK
+def test_settings_are_had_exactly_if_there_is_no_problem(flags):
+    settings, problems = examine(flags)
+    assert (settings is None) == bool(problems)
+    assert refusal_if_any(flags) == (problems[0] if problems else None)
+
+
+@pytest.mark.parametrize("kind", ["tls", "admin_tls", "engine"])
+def test_a_certificate_needs_its_key_and_the_key_its_certificate(kind):
+    cert, key = f"{kind}_cert_file", f"{kind}_key_file"
+    others = {**D0, "admin_port": "9"}
+    assert refusal({**others, cert: str(CA_FILE)}) == f"{flag(key)}: needed with {flag(cert)}"
+    line = refusal({**others, key: str(TLS_KEY_FILE)})
+    assert line == f"{flag(cert)}: needed with {flag(key)}"
+
+
+def test_what_is_no_certificate_with_its_key_is_refused_without_quoting_it(write):
+    path = write("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n")
+    line = refusal({**D0, **TLS, "tls_key_file": str(path)})
+    assert line.startswith(f"--tls-cert-file: {CA_FILE} and {path} must hold")
+    assert "c2VjcmV0" not in line
+
+
+def test_client_certificates_are_asked_for_over_tls_only():
+    line = refusal({**D0, "tls_client_ca_file": str(CA_FILE)})
+    assert line == "--tls-client-ca-file: needs --tls-cert-file"
+
+
+def test_two_routers_cannot_share_lmcaches_notifications():
+    line = refusal({**LMCACHE, "lmcache_notify_bind": "tcp://[::]:1", "takeover": "/tmp/s"})
+    assert line.startswith("--takeover: two routers cannot listen at --lmcache-notify-bind")
+
+
+# What may change while the router runs.
+
+
+def test_what_is_bound_forked_or_watched_at_the_start_is_not_reloadable():
+    fixed = {name for name in Settings.model_fields if not is_reloadable(name)}
+    assert {"host", "port", "admin_port", "workers", "k8s_decode_selector", "dns_decode"} <= fixed
+    assert not fixed & {"prefill", "decode", "routing_threshold", "api_key_file", "max_in_flight"}
 
 
 # The environment.

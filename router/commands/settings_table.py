@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from router.settings import ENV_PREFIX, Settings, flag
+from router.settings import ENV_PREFIX, Settings, flag, is_reloadable
 
 __all__ = ["BEGIN", "END", "block", "default_text", "main", "table", "with_table"]
 
@@ -25,11 +25,13 @@ def default_text(field: FieldInfo) -> str:
 
 def table() -> str:
     """The table in Markdown, one line per setting."""
-    lines = ["| flag | environment | default | meaning |", "|---|---|---|---|"]
+    lines = ["| flag | environment | default | reload | meaning |", "|---|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = default_text(field) and f"`{default_text(field)}`"
         meaning = (field.description or "").replace("|", "\\|")
-        lines.append(f"| `{flag(name)}` | `{ENV_PREFIX}{name.upper()}` | {default} | {meaning} |")
+        names = f"`{flag(name)}` | `{ENV_PREFIX}{name.upper()}`"
+        reload = "yes" if is_reloadable(name) else ""
+        lines.append(f"| {names} | {default} | {reload} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

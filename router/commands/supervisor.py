@@ -1,7 +1,8 @@
 """Keeps N worker processes alive until a signal ends them.
 
 A worker is a fork of this process, so it starts with everything imported. One that ends is
-restarted; if workers keep failing at start, this process ends with status 1. Each worker is a
+restarted; if workers keep failing at start, this process ends with status 1, and with status 2 if
+one says that the configuration is wrong. Each worker is a
 process group of its own, since Ctrl-C in a terminal signals a whole group. The first SIGTERM or
 SIGINT is passed on to all workers; at a second one they get `force_stop` instead, so that a worker
 which was signalled by others, too, does not take that for the second.
@@ -19,7 +20,7 @@ __all__ = ["Supervisor"]
 
 log = logging.getLogger(__name__)
 
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP})
 
 RESTART_SECONDS = 1.0
 """Shortest time between two starts of a worker."""
@@ -29,8 +30,11 @@ MOST_FAILURES = 5
 
 SETTLED_SECONDS = 10.0
 
-FOR_EVER = 3600.0
-"""Until a signal comes."""
+TICK_SECONDS = 0.25
+"""Between two calls of `on_tick`; the workers tick as often."""
+
+WRONG_CONFIGURATION = 2
+"""The exit status of a worker that would fail again."""
 
 
 @dataclass(slots=True)
@@ -50,7 +54,8 @@ class Supervisor:
 
     `on_exit` is called with the number of a worker that has ended, before its restart;
     `on_shutdown` once, when no worker will be started any more. `force_stop` is the signal that
-    ends a draining worker at once.
+    ends a draining worker at once, `hand_over_signal` has one serve what it has. `on_hangup` is
+    called at SIGHUP, `on_tick` four times a second.
     """
 
     def __init__(
@@ -60,12 +65,19 @@ class Supervisor:
         on_exit: Callable[[int], None],
         on_shutdown: Callable[[], None],
         force_stop: signal.Signals,
+        *,
+        hand_over_signal: signal.Signals = signal.SIGUSR2,
+        on_hangup: Callable[[], None] = lambda: None,
+        on_tick: Callable[[], None] = lambda: None,
     ) -> None:
         self._workers = [_Worker(number) for number in range(count)]
         self._work = work
         self._on_exit = on_exit
         self._on_shutdown = on_shutdown
         self._force_stop = force_stop
+        self._hand_over_signal = hand_over_signal
+        self._on_hangup = on_hangup
+        self._on_tick = on_tick
         self._failures = 0
         self._is_ending = False
         self._signals = 0
@@ -82,9 +94,11 @@ class Supervisor:
                     break
                 seen = signal.sigtimedwait(SIGNALS, self._patience())
                 if seen is None:
-                    continue
-                if seen.si_signo == signal.SIGCHLD:
+                    self._tick()
+                elif seen.si_signo == signal.SIGCHLD:
                     self._reap()
+                elif seen.si_signo == signal.SIGHUP:
+                    self._on_hangup()
                 else:
                     self._end(seen.si_signo)
         finally:
@@ -99,12 +113,21 @@ class Supervisor:
                 self._start(worker, mask)
 
     def _patience(self) -> float:
-        """Seconds until a worker is due."""
+        """Seconds until a worker is due, or the next tick."""
         if self._is_ending:
-            return FOR_EVER
+            return TICK_SECONDS
         now = time.monotonic()
         waits = [worker.due - now for worker in self._workers if worker.pid is None]
-        return max(0.0, min(waits, default=FOR_EVER))
+        return max(0.0, min([TICK_SECONDS, *waits]))
+
+    def _tick(self) -> None:
+        if not self._is_ending:
+            self._on_tick()
+
+    def hand_over(self) -> None:
+        """Another router accepts connections now: the workers serve what they have, and end."""
+        self._begin_end()
+        self._signal(self._hand_over_signal)
 
     def _start(self, worker: _Worker, mask: set[int]) -> None:
         worker.started = time.monotonic()
@@ -135,11 +158,18 @@ class Supervisor:
 
     def _reap(self) -> None:
         for worker in self._workers:
-            if worker.pid is None or os.waitpid(worker.pid, os.WNOHANG)[0] == 0:
+            if worker.pid is None:
+                continue
+            ended, status = os.waitpid(worker.pid, os.WNOHANG)
+            if not ended:
                 continue
             pid, worker.pid = worker.pid, None
             self._on_exit(worker.number)
-            if not self._is_ending:
+            if os.waitstatus_to_exitcode(status) == WRONG_CONFIGURATION:
+                self._status = WRONG_CONFIGURATION
+                if not self._is_ending:
+                    self._end(signal.SIGTERM)
+            elif not self._is_ending:
                 log.error("worker %d (pid %d) ended; restarting it", worker.number, pid)
                 self._count_failure(time.monotonic() - worker.started)
 
@@ -154,14 +184,22 @@ class Supervisor:
         """Pass the signal on to all workers; after a second one they end at once, and a third one
         kills those that do not come to that."""
         self._signals += 1
-        if not self._is_ending:
-            self._is_ending = True
+        if self._signals == 1:
             log.info("shutting down; a second signal ends at once")
-            self._on_shutdown()
+            self._begin_end()
         elif self._signals == 2:
             number = self._force_stop
         else:
             number = signal.SIGKILL
+        self._signal(number)
+
+    def _begin_end(self) -> None:
+        """Start no worker any more."""
+        if not self._is_ending:
+            self._is_ending = True
+            self._on_shutdown()
+
+    def _signal(self, number: int) -> None:
         for worker in self._workers:
             if worker.pid is not None:
                 os.kill(worker.pid, number)

@@ -15,6 +15,7 @@ from router.core.values import Endpoint
 from router.net.diagnosis import ERRORS, Diagnosis, Trouble
 from router.net.engine_session import engine_session, read_bounded
 from router.settings import Settings
+from router.web.parts import engine_tls_of
 from router.web.sources import endpoints_of
 
 __all__ = ["Finding", "survey"]
@@ -48,7 +49,7 @@ async def survey(settings: Settings) -> list[Finding]:
     """Ask all engines; the findings stand in the order of the settings, prefill first."""
     async with engine_session(
         settings.engine_api_key,
-        settings.engine_ca_file,
+        engine_tls_of(settings).context,
         timeout_seconds=settings.health_check_timeout,
     ) as session:
         questions = [_Questions(session, settings, e) for e in endpoints_of(settings)]

@@ -27,6 +27,7 @@ from router.core.values import Endpoint, Facts, Reply, Role
 from router.net.diagnosis import trouble_of
 from router.net.engine_session import engine_session
 from router.settings import Settings
+from router.web.parts import engine_tls_of
 
 __all__ = ["Trial", "trials"]
 
@@ -104,7 +105,9 @@ def trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial]:
 
 async def _trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial]:
     async with engine_session(
-        settings.engine_api_key, settings.engine_ca_file, timeout_seconds=settings.prefill_timeout
+        settings.engine_api_key,
+        engine_tls_of(settings).context,
+        timeout_seconds=settings.prefill_timeout,
     ) as session:
         pairs = list(_pairs(findings))
         # Pairs that share a decode engine come one after the other, or its counter would be theirs

@@ -57,7 +57,7 @@ class Admission:
     the engines that are there. Choosing takes time in proportion to the keys that wait."""
 
     def __init__(self, queue_size: int) -> None:
-        self._queue_size = queue_size
+        self.queue_size = queue_size
         self.in_flight = 0
         self._waiting: dict[Ticket, None] = {}
         """All that wait, in the order in which they came."""
@@ -86,7 +86,7 @@ class Admission:
             self._begin(ticket)
             return None
         refused = None
-        if len(self._waiting) >= self._queue_size:
+        if len(self._waiting) >= self.queue_size:
             refused = self._refused_for(ticket)
             if refused is ticket:
                 return ticket
@@ -174,7 +174,7 @@ class Admission:
 
     def _forget_some(self) -> None:
         """Accounts that say nothing any more and, if there are still too many, the lowest."""
-        most = ACCOUNTS_PER_PLACE * (self._queue_size + 1)
+        most = ACCOUNTS_PER_PLACE * (self.queue_size + 1)
         if len(self._accounts) <= most:
             return
         ahead = {key: value for key, value in self._accounts.items() if value > self._virtual}

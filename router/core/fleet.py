@@ -111,6 +111,11 @@ class Fleet:
         }
         self.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], -math.inf)
 
+    def configure(self, exclusion_config: ExclusionConfig) -> None:
+        """Exclude engines by this configuration from now on."""
+        for monitor in self._monitors.values():
+            monitor.configure(exclusion_config)
+
     def apply(self, entries: Iterable[Entry], now: float) -> None:
         """Make the fleet what the roster says.
 

@@ -67,6 +67,10 @@ class PoolMonitor:
         self._members: Sequence[Member] = ()
         self.watch(members)
 
+    def configure(self, config: ExclusionConfig) -> None:
+        """Judge by this configuration from now on."""
+        self._config = config
+
     def watch(self, members: Sequence[Member]) -> None:
         """These are the pool from now on."""
         self._members = members

@@ -73,6 +73,10 @@ class Scheduler:
         """None: each request may be tried again."""
         self._choices = 0
 
+    def succeed(self, other: "Scheduler") -> None:
+        """Take the place of another one, with what it knows of the order of choices."""
+        self._choices = other._choices  # noqa: SLF001 - one of its own kind
+
     @property
     def threshold_now(self) -> float:
         """Prompt tokens from which prompts are prefilled remotely now."""

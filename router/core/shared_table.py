@@ -34,11 +34,15 @@ class SharedTable:
             memory[end + place * columns * BYTES : end + (place + 1) * columns * BYTES].cast("q")
             for place in range(3)
         )
+        end += 3 * columns * BYTES
+        self.reloads = memory[end : end + 3 * BYTES].cast("q")
+        """Of the configuration, which the parent writes: how many were applied, how many rejected,
+        and whether the last one was (0 or 1)."""
 
     @staticmethod
     def size(columns: int, rows: int) -> int:
         """The table's size in bytes."""
-        return columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 3) * BYTES
+        return (columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 3) + 3) * BYTES
 
     def column(self, number: int) -> "WorkerColumn":
         """The view of the process that writes column `number`, from 0 on."""

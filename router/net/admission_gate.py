@@ -79,6 +79,12 @@ class AdmissionGate:
         self._is_due = False
         self._timer: asyncio.TimerHandle | None = None
 
+    def configure(self, limits: AdmissionLimits) -> None:
+        """Keep to these limits from now on; whoever waits goes on waiting, if there is no room."""
+        self.limits = limits
+        self.admission.queue_size = limits.queue_size
+        self._let_in()
+
     def ticket(self, facts: Facts, fields: Mapping[bytes, bytes], tenant: str | None) -> Ticket:
         """A request's ticket; `fields` are its headers, `tenant` is the name of its API key."""
         key: Hashable = tenant

@@ -45,7 +45,7 @@ class BodyParser:
     where there are no prefill engines. `wants_ids`: for KV-cache events."""
 
     def __init__(self, prefill_from: int | None, *, wants_ids: bool = False) -> None:
-        self._prefill_from = prefill_from
+        self.prefill_from = prefill_from
         self._wants_ids = wants_ids
         self._questions: dict[_Question, None] = {}
         """Those that wait, in the order in which they came."""
@@ -144,7 +144,7 @@ class BodyParser:
         asked = {
             "route": question.route.path,
             "content_type": question.content_type.decode("latin-1"),
-            "prefill_from": self._prefill_from,
+            "prefill_from": self.prefill_from,
             "wants_ids": self._wants_ids,
         }
         text, pieces = orjson.dumps(asked), question.pieces

@@ -92,6 +92,7 @@ class ClientConnection:
         "_active_is_read",
         "_arrived",
         "_awaited",
+        "_closes_next",
         "_connections",
         "_discards_input",
         "_handler",
@@ -139,6 +140,8 @@ class ClientConnection:
         self._pieces = 0
         """Pieces of body in the read that is being parsed."""
         self._discards_input = False
+        self._closes_next = False
+        """Whether the next response is to be the last."""
 
     # What the event loop calls.
 
@@ -230,6 +233,13 @@ class ClientConnection:
             self._last.keep_alive = False
             if self._last is self.active:
                 self.response.closes = True
+
+    def drain(self) -> None:
+        """Answer once more, and say that the connection ends with that: a client may send its next
+        request at any moment, and must not find the connection closed."""
+        self._closes_next = True
+        if self.active is not None and not self.response.is_started:
+            self.response.closes = True
 
     def on_deadline(self) -> None:
         """What it waits for is late."""
@@ -328,7 +338,9 @@ class ClientConnection:
             self._resume_reading()
         head = request.head
         self.response.begin(
-            head.method, is_http_1_0=head.is_http_1_0, closes=not request.keep_alive
+            head.method,
+            is_http_1_0=head.is_http_1_0,
+            closes=self._closes_next or not request.keep_alive,
         )
         self._handler.on_request(self, request)
         self._tell_of_body(request)

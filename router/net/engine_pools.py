@@ -28,6 +28,21 @@ class EnginePools:
                 self.by_endpoint[endpoint] = self._make(endpoint)
         self._members = current
 
+    def configure(
+        self,
+        make: Callable[[Endpoint], EnginePool],
+        *,
+        connect_seconds: float,
+        idle_seconds: float,
+        max_idle: int,
+    ) -> None:
+        """Make those of engines that join by `make` from now on, and keep to these limits."""
+        self._make = make
+        for pool in self.by_endpoint.values():
+            pool.configure(
+                connect_seconds=connect_seconds, idle_seconds=idle_seconds, max_idle=max_idle
+            )
+
     def close(self) -> None:
         """Close everything at once."""
         for pool in self.by_endpoint.values():

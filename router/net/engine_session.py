@@ -1,7 +1,6 @@
 """aiohttp sessions for what the router asks engines beside inference: probes, scrapes, surveys."""
 
 import ssl
-from pathlib import Path
 
 import aiohttp
 
@@ -10,18 +9,17 @@ __all__ = ["engine_session", "read_bounded"]
 
 def engine_session(
     api_key: str | None,
-    ca_file: Path | None,
+    tls: ssl.SSLContext,
     *,
     keep_alive_seconds: float | None = None,
     timeout_seconds: float | None = None,
 ) -> aiohttp.ClientSession:
-    """A session with the engines' key and certificate authority; proxies of the environment are not
+    """A session with the engines' key and certificates; proxies of the environment are not
     used. Without `keep_alive_seconds` each request connects and resolves names anew; without
     `timeout_seconds` aiohttp's own limit holds. Needs a running event loop.
 
     Engines' cookies are not kept, and what they compress is not decompressed: both could fill the
     memory."""
-    tls = ssl.create_default_context(cafile=ca_file)
     if keep_alive_seconds is None:
         connector = aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True, use_dns_cache=False)
     else:

@@ -42,6 +42,10 @@ class KnownHeads(Generic[Head]):
             self._heads.clear()
         self._heads[key] = head
 
+    def clear(self) -> None:
+        """Forget all: what they were judged by has changed."""
+        self._heads.clear()
+
 
 def split(data: bytes) -> tuple[Key, bytes]:
     """The key of a head and its body, if `data` is a whole message with a body; else nothing."""

@@ -26,6 +26,7 @@ from router.net.kv_events import KVEventSubscriber
 from router.net.kv_subscription import KVAddress
 from router.net.member_loops import MemberLoops
 from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
 
 __all__ = ["KVSourceFinder", "sources_in"]
 
@@ -56,6 +57,7 @@ class KVSourceFinder:
         *,
         timeout_seconds: float,
         session: Callable[[], aiohttp.ClientSession],
+        tls: TLSFiles,
         tasks: TaskSet,
     ) -> None:
         """`named`: addresses by engine URL; None: engines are asked."""
@@ -64,6 +66,7 @@ class KVSourceFinder:
         self._named = named
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._make_session = session
+        self._tls = tls
         self._tasks = tasks
         self._loops = MemberLoops(tasks, {"KV event sources": self._watch})
         self._is_started = False
@@ -117,7 +120,10 @@ class KVSourceFinder:
         assert self._session is not None
         try:
             async with self._session.get(
-                f"{url}/kv_event_sources", timeout=self._timeout, allow_redirects=False
+                f"{url}/kv_event_sources",
+                timeout=self._timeout,
+                allow_redirects=False,
+                ssl=self._tls.context,
             ) as response:
                 body = await read_bounded(response, MAX_ANSWER_BYTES)
         except ERRORS as error:

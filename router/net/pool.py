@@ -1,7 +1,6 @@
 """Keep-alive connections to one engine: the most recently used first, none kept too long."""
 
 import asyncio
-import ssl
 import time
 from collections import deque
 
@@ -13,6 +12,7 @@ from router.net.diagnosis import trouble_of
 from router.net.engine_connection import EngineConnection
 from router.net.known_heads import KnownHeads
 from router.net.read_limiter import ReadLimiter
+from router.net.tls_files import TLSFiles
 
 __all__ = ["EnginePool"]
 
@@ -41,7 +41,7 @@ class EnginePool:
         connect_seconds: float,
         idle_seconds: float,
         max_idle: int,
-        tls: ssl.SSLContext | None,
+        tls: TLSFiles | None,
         read_limiter: ReadLimiter | None = None,
     ) -> None:
         self.origin = origin
@@ -62,6 +62,12 @@ class EnginePool:
 
     def __repr__(self) -> str:
         return f"<EnginePool {self.origin.url} [{self.open} open, {self.idle} idle]>"
+
+    def configure(self, *, connect_seconds: float, idle_seconds: float, max_idle: int) -> None:
+        """Keep to these limits from now on."""
+        self._connect_seconds = connect_seconds
+        self._idle_seconds = idle_seconds
+        self._max_idle = max_idle
 
     @property
     def open(self) -> int:
@@ -141,7 +147,7 @@ class EnginePool:
             lambda: EngineConnection(self),
             address,
             origin.port,
-            ssl=self._tls,
+            ssl=None if self._tls is None else self._tls.context,
             # The certificate is checked against the name, not the address.
             server_hostname=None if self._tls is None else origin.host,
         )

@@ -28,6 +28,7 @@ from router.net.diagnosis import ERRORS, Diagnosis, Trouble
 from router.net.engine_session import read_bounded
 from router.net.member_loops import MemberLoops
 from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
 
 __all__ = ["Prober"]
 
@@ -59,6 +60,7 @@ class Prober:
         timeout_seconds: float,
         diagnosis: Diagnosis,
         sessions: Callable[[], tuple[aiohttp.ClientSession, aiohttp.ClientSession]],
+        tls: TLSFiles,
         rng: Random,
         tasks: TaskSet,
     ) -> None:
@@ -70,6 +72,7 @@ class Prober:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._diagnosis = diagnosis
         self._make_sessions = sessions
+        self._tls = tls
         self._rng = rng
         self._loops = MemberLoops(
             tasks, {"health probe": self._probe_for_ever, "metrics scrape": self._scrape_for_ever}
@@ -154,7 +157,10 @@ class Prober:
         """The answer, or why there was none."""
         try:
             async with session.get(
-                endpoint.url + path, timeout=self._timeout, allow_redirects=False
+                endpoint.url + path,
+                timeout=self._timeout,
+                allow_redirects=False,
+                ssl=self._tls.context,
             ) as response:
                 return _Answer(response.status, await read_bounded(response, MAX_ANSWER_BYTES))
         except ERRORS as error:

@@ -32,6 +32,7 @@ class ResponseWriter:
         "_is_http_1_0",
         "_stream_of",
         "closes",
+        "extra",
         "is_corked",
         "is_started",
         "transport",
@@ -49,6 +50,8 @@ class ResponseWriter:
         """Whether the head is decided on, sent or not."""
         self.closes = False
         """Whether the connection ends with this response."""
+        self.extra = b""
+        """Header lines of this response, whatever becomes of the request."""
 
     def begin(self, method: bytes, *, is_http_1_0: bool, closes: bool) -> None:
         """Get ready for the response to a request. One to HEAD has no body, whatever is written."""
@@ -57,6 +60,7 @@ class ResponseWriter:
         self._is_http_1_0 = is_http_1_0
         self._is_chunked = self.is_corked = self.is_started = False
         self.closes = closes
+        self.extra = b""
 
     def start(
         self,
@@ -71,6 +75,8 @@ class ResponseWriter:
         before the first `write`, `flush` or `end`.
         """
         self.is_started = True
+        if self.extra:
+            block += self.extra
         self._stream_of = stream_of
         line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
         if status in BODILESS:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from router.core.events import Event, LegFailed, Ordered, Probed, Scraped, SharedEvent
 from router.core.fleet import is_unreachable
 from router.core.roster import Roster
-from router.core.shared_roster import SharedRoster
+from router.core.shared_record import SharedRecord
 from router.core.shared_table import SharedTable, WorkerColumn
 from router.net.event_codec import decode, encode
 
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 ROSTER_BYTES = 32 << 20
 """Room for two rosters: with the longest names, a thousand engines of three sources take 13 MB."""
+
+SETTINGS_BYTES = 4 << 20
+"""Room for two sets of settings: a registry of a thousand engines takes some 200 kB."""
 
 BUFFER_BYTES = 512 << 10
 """Size of a socket's send buffer; the kernel may cap it (net.core.wmem_max)."""
@@ -39,10 +42,12 @@ class SharedState:
         # Anonymous and shared: forked processes see the same pages, which take memory when they
         # are first written to.
         size = SharedTable.size(workers, roster.rows)
-        self._memory = mmap.mmap(-1, size + ROSTER_BYTES)
+        self._memory = mmap.mmap(-1, size + ROSTER_BYTES + SETTINGS_BYTES)
         memory = memoryview(self._memory)
         self.table = SharedTable(memory[:size], workers, roster.rows)
-        self.roster = SharedRoster(memory[size:])
+        self.roster = SharedRecord(memory[size : size + ROSTER_BYTES])
+        self.settings = SharedRecord(memory[size + ROSTER_BYTES :])
+        """Those that have taken the place of the first ones, as the parent encoded them."""
         self.roster.write(roster.encode())
         self._pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers)
@@ -61,6 +66,7 @@ class SharedState:
             self.table.column(number),
             WorkerBus(self._pairs[number][0], others),
             self.roster,
+            self.settings,
         )
 
     def worker_left(self, number: int) -> None:
@@ -78,12 +84,18 @@ class WorkerContext:
     """One worker's access to the shared state."""
 
     def __init__(
-        self, number: int, column: WorkerColumn, bus: "WorkerBus", roster: SharedRoster
+        self,
+        number: int,
+        column: WorkerColumn,
+        bus: "WorkerBus",
+        roster: SharedRecord,
+        settings: SharedRecord,
     ) -> None:
         self.number = number
         self.column = column
         self.bus = bus
         self.roster = roster
+        self.settings = settings
 
     @property
     def is_leader(self) -> bool:

@@ -45,7 +45,7 @@ class SpeedProber:
         self._fleet = fleet
         self._pools = pools
         self._seconds = seconds
-        self._speed_roles = speed_roles
+        self.speed_roles = speed_roles
         self._key = engine_api_key
         self._rng = rng
         self._count = count
@@ -65,7 +65,7 @@ class SpeedProber:
     async def _watch(self, member: Member) -> None:
         while True:
             await asyncio.sleep(self._seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
-            if probing.needs_speed_probe(member, self._speed_roles):
+            if probing.needs_speed_probe(member, self.speed_roles):
                 self._count(member.endpoint, await self._probe(member))
 
     async def _probe(self, member: Member) -> str:

@@ -1,8 +1,8 @@
 """The settings: one field each, with its default, unit and reason."""
 
-from typing import Literal
+from typing import Final, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from router.core import probing
@@ -21,6 +21,8 @@ from router.settings.values import (
     KVEventSources,
     LimitByEngine,
     Namespace,
+    Networks,
+    Origins,
     PodPorts,
     Ports,
     Receiver,
@@ -29,6 +31,7 @@ from router.settings.values import (
     SecondsOrZero,
     Selector,
     Share,
+    SocketPath,
     Strategy,
     Text,
     Threshold,
@@ -38,7 +41,10 @@ from router.settings.values import (
     Workers,
 )
 
-__all__ = ["Fields"]
+__all__ = ["Fields", "is_reloadable"]
+
+LIVE: Final[dict[str, JsonValue]] = {"reloadable": True}
+"""Marks a setting that takes effect while the router runs; any other one needs a restart."""
 
 
 class Fields(BaseSettings):
@@ -60,6 +66,41 @@ class Fields(BaseSettings):
         description="Port for operators: /metrics, /endpoints and /docs are there, and on --port "
         "no more; 0 takes a free one. By default clients can read them.",
     )
+    tls_cert_file: ExistingFile | None = Field(
+        None,
+        description="Certificate (PEM, with those of the CAs between) that clients see: they speak "
+        "HTTPS then, TLS 1.2 or newer. It and the other files are read again within seconds when "
+        "they change.",
+    )
+    tls_key_file: ExistingFile | None = Field(
+        None, description="The key (PEM, not encrypted) of --tls-cert-file."
+    )
+    tls_client_ca_file: Certificates | None = Field(
+        None,
+        description="CA certificates (PEM): clients need a certificate of one of them (mutual TLS)."
+        " That goes for /health and /ready too: let a platform probe the admin listener.",
+    )
+    admin_tls_cert_file: ExistingFile | None = Field(
+        None, description="As --tls-cert-file, for the admin listener."
+    )
+    admin_tls_key_file: ExistingFile | None = Field(
+        None, description="As --tls-key-file, for the admin listener."
+    )
+    admin_tls_client_ca_file: Certificates | None = Field(
+        None, description="As --tls-client-ca-file, for the admin listener."
+    )
+    takeover: SocketPath | None = Field(
+        None,
+        description="Unix socket by which a newer router takes over: started with the same path it "
+        "gets the listening sockets of the one that runs, which then serves what it has and ends. "
+        "docs/change.md says how.",
+    )
+    cors_allow_origin: Origins = Field(
+        (),
+        description="Origins (https://app.example.com) whose web pages may call the API, or * for "
+        "all; repeat the flag or give a comma list. By default browsers let none.",
+        json_schema_extra=LIVE,
+    )
     workers: Workers = Field(
         1,
         description="Processes that share the port and what they know of the engines; auto: one "
@@ -70,16 +111,25 @@ class Fields(BaseSettings):
         (),
         description="Prefill engine URL; repeat the flag or give a comma list. Without one every "
         "request goes straight to a decode engine: a plain pool of whole engines.",
+        json_schema_extra=LIVE,
     )
     decode: Urls = Field(
         (),
         description="Decode engine URL; repeat the flag or give a comma list. At least one, unless "
         "engines are discovered.",
+        json_schema_extra=LIVE,
     )
     engines_file: EnginesFile | None = Field(
         None,
         description='JSON file that names engines, as {"prefill": [URL], "decode": [URL]}; it is '
         "looked at every second, and what it names comes and goes while the router runs.",
+    )
+    engine_networks: Networks = Field(
+        (),
+        description="Networks (10.0.0.0/8, fd00::/8) in which engines must be that --engines-file, "
+        "discovery or the admin API names, and by their address: a name may come to mean another "
+        "one. Repeat the flag or give a comma list; default: anywhere. Not for --prefill and "
+        "--decode.",
     )
     engine_leave_timeout: Seconds = Field(
         600.0,
@@ -122,6 +172,7 @@ class Fields(BaseSettings):
         "remotely; 0 means always. Below a few thousand tokens a KV transfer costs more than "
         "the prefill it saves. auto: where the first token is expected sooner, by the speed and "
         "load of both engines and what transfers take.",
+        json_schema_extra=LIVE,
     )
     max_itl_impact: Impact = Field(
         2.0,
@@ -129,23 +180,30 @@ class Fields(BaseSettings):
         "engine computes itself may lengthen the gaps between its streams' tokens; 1 is twice as "
         "long. Beyond it prompts are prefilled remotely even if that takes longer. The default "
         "bounds what streams lose when prefill engines are overloaded.",
+        json_schema_extra=LIVE,
     )
     threshold_on: Literal["prompt", "uncached"] = Field(
         "prompt",
         description="What the threshold is compared with: the whole prompt, or the part of it that "
         "the chosen decode engine would have to compute because its prefix cache does not hold it "
         "(uncached; not with --prefix-cache off).",
+        json_schema_extra=LIVE,
     )
     load_balancing_strategy: Strategy = Field(
         "shortest_expected_delay",
         description="How engines are chosen: shortest_expected_delay, which knows how fast each "
         "engine really is, least_loaded or round_robin.",
+        json_schema_extra=LIVE,
     )
     prefill_load_balancing_strategy: Strategy | None = Field(
-        None, description="The strategy for prefill engines, if it differs."
+        None,
+        description="The strategy for prefill engines, if it differs.",
+        json_schema_extra=LIVE,
     )
     decode_load_balancing_strategy: Strategy | None = Field(
-        None, description="The strategy for decode engines, if it differs."
+        None,
+        description="The strategy for decode engines, if it differs.",
+        json_schema_extra=LIVE,
     )
 
     prefix_cache: Literal["off", "history", "events"] = Field(
@@ -172,22 +230,26 @@ class Fields(BaseSettings):
         description="Seconds without a token, on an engine with open streams, after which it gets "
         "no new requests until it produces tokens again; 0: never. At least 20 times its gap "
         "between tokens.",
+        json_schema_extra=LIVE,
     )
     outlier_consecutive_failures: Whole = Field(
         5,
         ge=0,
         description="Failures in a row (5xx, broken or refused connections, time-outs) that eject "
         "an engine; 0 switches ejection off.",
+        json_schema_extra=LIVE,
     )
     outlier_ejection_time: Seconds = Field(
         30.0,
         description="Seconds of an engine's first ejection; each further one is as much longer, "
         "up to 300 s.",
+        json_schema_extra=LIVE,
     )
     retry_budget: Share = Field(
         0.2,
         description="Retries per request, 0 to 1, in the long run: when engines fail, the others "
         "get no more than that on top. A thousand at once and 10 a second are always allowed.",
+        json_schema_extra=LIVE,
     )
     max_excluded_percent: Whole = Field(
         50,
@@ -195,11 +257,13 @@ class Fields(BaseSettings):
         le=100,
         description="Share of a pool that may be stalled or ejected at a time; when more look so, "
         "all are used.",
+        json_schema_extra=LIVE,
     )
     slow_start: SecondsOrZero = Field(
         5.0,
         description="Seconds in which an engine that joins or comes back reaches its full share; "
         "0: at once.",
+        json_schema_extra=LIVE,
     )
     speed_probe_interval: SecondsOrZero = Field(
         probing.SPEED_PROBE_SECONDS,
@@ -231,6 +295,7 @@ class Fields(BaseSettings):
         description="LMCache, several decode engines: JSON (or @FILE) from decode URL to "
         "receiver_host, receiver_init_port and receiver_alloc_port. Every decode URL must be in "
         "it.",
+        json_schema_extra=LIVE,
     )
     lmcache_notify_bind: Bind | None = Field(
         None,
@@ -266,7 +331,16 @@ class Fields(BaseSettings):
         "by the environment: other users can see a process's flags.",
     )
     engine_ca_file: Certificates | None = Field(
-        None, description="CA certificates (PEM) for https engines; default: the system's."
+        None,
+        description="CA certificates (PEM) for https engines; default: the system's. Read again "
+        "within seconds when it changes, like the next two.",
+    )
+    engine_cert_file: ExistingFile | None = Field(
+        None,
+        description="Certificate (PEM) that the router shows to https engines which ask for one.",
+    )
+    engine_key_file: ExistingFile | None = Field(
+        None, description="The key (PEM, not encrypted) of --engine-cert-file."
     )
 
     api_key_file: Keys | None = Field(
@@ -274,53 +348,63 @@ class Fields(BaseSettings):
         description="File of API keys, a line `NAME KEY` (or `NAME sha256:HEX`) for each: clients "
         "need one of them. It is read again within seconds when it changes; names appear in logs "
         "and metrics, keys nowhere.",
+        json_schema_extra=LIVE,
     )
     admin_key_file: Keys | None = Field(
         None,
         description="The same for the admin listener (--admin-port), except for /health, /ready "
         "and /version.",
+        json_schema_extra=LIVE,
     )
     engine_header: Literal["off", "on"] = Field(
         "off",
         description="on: answers carry x-pd-router-endpoint, the URL of the engine that gave them, "
         "for load tests. It tells clients your addresses.",
+        json_schema_extra=LIVE,
     )
 
     connect_timeout: Seconds = Field(
         5.0,
         description="Seconds for a connection to an engine; a lost SYN is resent after 1 s "
         "and 3 s.",
+        json_schema_extra=LIVE,
     )
     prefill_timeout: Seconds = Field(
         120.0,
         description="Seconds for a prefill engine's whole reply; then another one is tried. Long "
         "prompts queue there.",
+        json_schema_extra=LIVE,
     )
     first_byte_timeout: Seconds = Field(
         600.0,
         description="Seconds to the first byte of an answer. A unary answer has none before all "
         "its tokens are made.",
+        json_schema_extra=LIVE,
     )
     stream_idle_timeout: Seconds = Field(
         120.0,
         description="Seconds of silence that end a stream with an error frame. A first CUDA graph "
         "capture takes up to a minute.",
+        json_schema_extra=LIVE,
     )
     body_timeout: Seconds = Field(
         60.0,
         description="Seconds for a request's body to arrive: the largest, 64 MiB, does at "
         "10 Mbit/s.",
+        json_schema_extra=LIVE,
     )
     client_stall_timeout: Seconds = Field(
         300.0,
         description="Seconds that a client may refuse to read before its connection is cut: it "
         "holds a slot of its engine.",
+        json_schema_extra=LIVE,
     )
     shutdown_grace: SecondsOrZero = Field(
         30.0,
         description="Seconds that streams get to finish after SIGTERM; then, or at a second "
         "SIGTERM, they end with an error frame. Kubernetes kills after "
         "terminationGracePeriodSeconds: keep that longer.",
+        json_schema_extra=LIVE,
     )
 
     max_body_bytes: Whole = Field(
@@ -328,6 +412,7 @@ class Fields(BaseSettings):
         ge=1024,
         description="Largest request body in bytes; it is held in memory while it is routed. "
         "Routes that take only text have lower limits of their own.",
+        json_schema_extra=LIVE,
     )
     max_buffered_bytes: Whole = Field(
         256 << 20,
@@ -335,66 +420,78 @@ class Fields(BaseSettings):
         description="Bytes of request bodies that are held at a time, all connections together; "
         "what comes beyond that gets 503. A body is held until its answer begins (a unary one: "
         "until it ends), with its prefill request in up to three times its size.",
+        json_schema_extra=LIVE,
     )
     max_in_flight: Whole | None = Field(
         None,
         ge=1,
         description="Requests that are served at a time; further ones wait. By default there is no "
         "limit and no queue: engines queue. Each of --workers has its share.",
+        json_schema_extra=LIVE,
     )
     max_in_flight_per_engine: Whole | None = Field(
         None,
         ge=1,
         description="The same for each usable decode engine: the limit in all follows how many "
         "there are. --max-num-seqs of the engines, or a little more.",
+        json_schema_extra=LIVE,
     )
     queue_size: Whole = Field(
         1000,
         ge=0,
         description="Requests that may wait when --max-in-flight or --max-in-flight-per-engine is "
         "reached; then the newest of whoever has most waiting gets 429.",
+        json_schema_extra=LIVE,
     )
     queue_timeout: Seconds = Field(
         30.0,
         description="Seconds that a request may wait; then it gets 503. Clients that give up "
         "sooner leave the queue.",
+        json_schema_extra=LIVE,
     )
     tenant_header: HeaderName = Field(
         "authorization",
         description="Header by whose value places are shared fairly while requests wait. With "
         "--api-key-file it is the key's name instead.",
+        json_schema_extra=LIVE,
     )
     queue_priority: HeaderName = Field(
         "none",
         description="Where a waiting request's priority comes from: none, body (`priority`, as in "
         "vLLM: lower goes first) or the name of a header. Clients can set both, and a higher one "
         "goes before all lower ones.",
+        json_schema_extra=LIVE,
     )
     max_idle_connections: Whole = Field(
         512,
         ge=0,
         description="Idle connections kept per engine. In use there may be any number.",
+        json_schema_extra=LIVE,
     )
     idle_connection_timeout: Seconds = Field(
         4.0,
         description="Seconds that an idle connection to an engine is kept; must stay below the "
         "engine's own limit, 5 s in vLLM (VLLM_HTTP_TIMEOUT_KEEP_ALIVE).",
+        json_schema_extra=LIVE,
     )
     keep_alive_timeout: Seconds = Field(
         75.0,
         description="Seconds that an idle client connection is kept; longer than the 60 s of "
         "common load balancers, so that they close first.",
+        json_schema_extra=LIVE,
     )
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info",
         description="What is logged: debug, info, warning or error. info holds one line per "
         "request.",
+        json_schema_extra=LIVE,
     )
     decision_log_sample: Share = Field(
         0.0,
         description="Share of choices that are logged with every candidate's figures, 0 to 1; "
         "0.001 tells why without flooding anybody.",
+        json_schema_extra=LIVE,
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="How it is logged: text or json, one line each."
@@ -439,3 +536,8 @@ class Fields(BaseSettings):
             receiver_alloc_port=self.decoder_alloc_port,
         )
         return dict.fromkeys(self.decode, one)
+
+
+def is_reloadable(name: str) -> bool:
+    """Whether a setting takes effect while the router runs."""
+    return Fields.model_fields[name].json_schema_extra == LIVE

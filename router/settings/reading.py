@@ -2,18 +2,19 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 
+from router.settings.checks import Inconsistent
 from router.settings.files import read_yaml
 from router.settings.model import Settings
 from router.settings.names import ENV_PREFIX, flag, suggestion
 
-__all__ = ["SettingsError", "load", "sources"]
+__all__ = ["SettingsError", "examine", "load", "sources"]
 
 # Kubernetes puts the address of every Service into the environment of every pod: those of
 # Services named pd-router or pd-router-metrics look like settings.
@@ -35,8 +36,26 @@ class SettingsError(Exception):
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
     """Read the settings. Raises SettingsError, in one line that names the culprit."""
-    _refuse_unknown_environment(os.environ)
-    from_file = {} if config is None else _file(config)
+    settings, problems = examine(flags, config)
+    if settings is None or problems:
+        raise SettingsError(problems[0])
+    return settings
+
+
+def examine(
+    flags: Mapping[str, Any], config: Path | None = None
+) -> tuple[Settings | None, list[str]]:
+    """The settings, None where some cannot be used, and a line for each problem: the one to mend
+    first is the first."""
+    problems = list(_unknown_environment(os.environ))
+    content: dict[str, Any] = {}
+    if config is not None:
+        try:
+            content = _file(config)
+        except SettingsError as error:
+            return None, [*problems, str(error)]
+        problems += _unknown_keys(config, content)
+    from_file = {key: value for key, value in content.items() if key in Settings.model_fields}
     from_environment = EnvSettingsSource(Settings)()
 
     def source(name: str) -> str:
@@ -47,9 +66,9 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         return f"--config {config}: {name}"
 
     try:
-        return Settings(**{**from_file, **from_environment, **flags})
+        return Settings(**{**from_file, **from_environment, **flags}), problems
     except ValidationError as error:
-        raise SettingsError(_one_line(error, source)) from None
+        return None, [*problems, *_lines(error, source)]
 
 
 def sources(flags: Mapping[str, Any], config: Path | None = None) -> str:
@@ -72,14 +91,17 @@ def _file(config: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise SettingsError(f"--config: {config} must hold keys and values")
-    for key in content:
-        if key not in Settings.model_fields:
-            near = suggestion(str(key), Settings.model_fields)
-            raise SettingsError(f"--config {config}: {key}: no such setting{near}")
     return content
 
 
-def _refuse_unknown_environment(environment: Mapping[str, str]) -> None:
+def _unknown_keys(config: Path, content: Mapping[str, Any]) -> Iterator[str]:
+    for key in content:
+        if key not in Settings.model_fields:
+            near = suggestion(str(key), Settings.model_fields)
+            yield f"--config {config}: {key}: no such setting{near}"
+
+
+def _unknown_environment(environment: Mapping[str, str]) -> Iterator[str]:
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
     for name, value in environment.items():
         is_ours = name.upper().startswith(ENV_PREFIX)
@@ -87,22 +109,29 @@ def _refuse_unknown_environment(environment: Mapping[str, str]) -> None:
             continue
         is_url = name.endswith("_PORT") and _SERVICE_URL.match(value)
         if name == ENV_PREFIX + "PORT" and is_url:
-            raise SettingsError(
+            yield (
                 f"{name}={value} was set by Kubernetes for a Service of that name; "
                 "set enableServiceLinks: false in the pod"
             )
-        if name.upper() == ENV_PREFIX + "CONFIG":
-            raise SettingsError(f"{name}: no such setting; name the file with --config FILE")
-        if name.upper() not in known and not is_url:
-            raise SettingsError(f"{name}: no such setting{suggestion(name, known)}")
+        elif name.upper() == ENV_PREFIX + "CONFIG":
+            yield f"{name}: no such setting; name the file with --config FILE"
+        elif name.upper() not in known and not is_url:
+            yield f"{name}: no such setting{suggestion(name, known)}"
 
 
-def _one_line(error: ValidationError, source: Callable[[str], str]) -> str:
-    """The problem to mend first; pydantic's own text spans lines and names classes."""
-    problems = error.errors(include_url=False)
+def _lines(error: ValidationError, source: Callable[[str], str]) -> Iterator[str]:
+    """A line for each problem; pydantic's own text spans lines and names classes."""
     # A misspelt key is a missing one too, and its name is the better hint.
-    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    problem = next(unknown, problems[0])
+    found = error.errors(include_url=False)
+    for problem in sorted(found, key=lambda problem: problem["type"] != "extra_forbidden"):
+        raised = problem.get("ctx", {}).get("error")
+        if isinstance(raised, Inconsistent):
+            yield from raised.problems
+        else:
+            yield _line(problem, source)
+
+
+def _line(problem: Any, source: Callable[[str], str]) -> str:
     text = TEXTS.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
     if not problem["loc"]:
         return text

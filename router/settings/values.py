@@ -6,6 +6,7 @@ Nothing here knows a setting's name. What is refused says so without quoting a s
 import os
 import re
 import ssl
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -41,6 +42,8 @@ __all__ = [
     "Keys",
     "LimitByEngine",
     "Namespace",
+    "Networks",
+    "Origins",
     "PodPorts",
     "Port",
     "Ports",
@@ -50,6 +53,7 @@ __all__ = [
     "SecondsOrZero",
     "Selector",
     "Share",
+    "SocketPath",
     "Strategy",
     "Text",
     "Threshold",
@@ -163,6 +167,34 @@ def _keys(path: Path) -> Path:
     return path
 
 
+def _socket_path(path: Path) -> Path:
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise ValueError(f"a socket's path has at most {MAX_SOCKET_PATH} bytes: {path}")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}")
+    return path
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ip_network(text))
+    except ValueError as error:
+        raise ValueError(f"must be a network such as 10.0.0.0/8: {error}") from None
+
+
+def _web_origin(text: str) -> str:
+    """As browsers send it: scheme, host and a port that is not the scheme's own."""
+    if text == ALL:
+        return text
+    try:
+        place = origin(text)
+    except ValueError:
+        place = None
+    if place is None or place.prefix:
+        raise ValueError(f"must be an origin such as https://app.example.com, or *, got {text!r}")
+    return place.url
+
+
 def _header_name(name: str) -> str:
     if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
         raise ValueError("must be a header's name")
@@ -177,6 +209,19 @@ ExistingFile = Annotated[Path, AfterValidator(_existing)]
 Key = Annotated[str, AfterValidator(_key)]
 Keys = Annotated[Path, AfterValidator(_keys)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
+SocketPath = Annotated[Path, AfterValidator(_socket_path)]
+Networks = Annotated[
+    tuple[Annotated[str, AfterValidator(_network)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    AfterValidator(_unique),
+]
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_web_origin)], ...],
+    NoDecode,
+    BeforeValidator(_split),
+    AfterValidator(_unique),
+]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
 EnginesFile = Annotated[Path, AfterValidator(_engines_file)]
@@ -259,6 +304,9 @@ class Receiver(BaseModel):
             raise ValueError(f"{init} init and {alloc} alloc ports: there is one of each per rank")
         return self
 
+
+MAX_SOCKET_PATH = 90
+"""Of the 107 bytes that a Unix socket's path may have; the rest is for a name beside it."""
 
 ALL = "*"
 """In a mapping from URLs: all that are not named."""

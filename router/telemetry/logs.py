@@ -20,7 +20,7 @@ import orjson
 
 from router.core.events import Chosen, Decided, Event, RequestEnded
 
-__all__ = ["AccessLog", "configure"]
+__all__ = ["AccessLog", "configure", "set_level"]
 
 # Printable ASCII except space, quotes and the equals sign.
 _PLAIN = re.compile(r"""[!#-<>-~]+""")
@@ -165,10 +165,16 @@ def configure(level: str, form: str) -> None:
     """Send all logs to standard error in the chosen form."""
     out = _Batched()
     out.setFormatter(_Json() if form == "json" else _Text())
-    logging.basicConfig(level=level.upper(), handlers=[out], force=True)
+    logging.basicConfig(handlers=[out], force=True)
     # Fields that no format shows are not collected (the logging HOWTO's "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log from this level on."""
+    logging.getLogger().setLevel(level.upper())
     # uvicorn's info messages are about its own start and end; the router logs where it listens.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))
 

@@ -5,7 +5,7 @@ label from a client.
 """
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from router.telemetry.file_values import ValueFiles
 from router.telemetry.fleet_gauges import Connections, FleetCollector
 from router.telemetry.kv_counts import KVCounts
 from router.telemetry.processes import Processes
-from router.telemetry.router_info import NO_CONFIG, RouterInfo
+from router.telemetry.router_info import NEVER_RELOADED, NO_CONFIG, RouterInfo
 from router.telemetry.totals import Totals, totals_of
 from router.telemetry.worker_counts import WorkerCounts
 
@@ -78,6 +78,7 @@ class Metrics:
         group: WorkerGroup | None = None,
         config: Mapping[str, str] = NO_CONFIG,
         threshold: Callable[[], float] = lambda: 0.0,
+        reloads: Sequence[int] = NEVER_RELOADED,
     ) -> None:
         # A _created series for each counter would double the text.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -85,7 +86,8 @@ class Metrics:
         self._counts = registry
         self._state = CollectorRegistry()
         restarts = (lambda: 0) if group is None else group.restarts
-        self._state.register(RouterInfo(config, restarts))
+        self.info = RouterInfo(config, restarts, reloads)
+        self._state.register(self.info)
         self._state.register(FleetCollector(fleet, connections, threshold))
         self.are_merged = group is not None
         """Whether counts of all workers are read from files, which is slow."""

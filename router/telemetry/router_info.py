@@ -1,7 +1,7 @@
 """What this router is: its build, its configuration, and how often workers were restarted."""
 
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -11,17 +11,27 @@ from prometheus_client.registry import Collector
 from router import __version__
 from router.core import fleet
 
-__all__ = ["NO_CONFIG", "RouterInfo"]
+__all__ = ["NEVER_RELOADED", "NO_CONFIG", "RouterInfo"]
+
+NEVER_RELOADED: Final = (0, 0, 1)
 
 NO_CONFIG: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class RouterInfo(Collector):
-    """Gauges of 1 whose labels tell. `config` are the settings to tell, by label."""
+    """Gauges of 1 whose labels tell. `config` are the settings to tell, by label; `reloads` says
+    how many reloads of the configuration were applied and rejected, and whether the last one was
+    applied."""
 
-    def __init__(self, config: Mapping[str, str], restarts: Callable[[], int]) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: Mapping[str, str],
+        restarts: Callable[[], int],
+        reloads: Sequence[int] = NEVER_RELOADED,
+    ) -> None:
+        self.config = config
         self._restarts = restarts
+        self._reloads = reloads
 
     def collect(self) -> Iterator[Metric]:
         """The current values."""
@@ -32,11 +42,28 @@ class RouterInfo(Collector):
             "compiled": "true" if is_compiled else "false",
         }
         yield _info("build", "The router's build.", build)
-        yield _info("config", "The router's configuration.", self._config)
+        yield _info("config", "The router's configuration.", self.config)
         yield CounterMetricFamily(
             "pd_router_worker_restarts",
             "Worker processes that ended and were started again.",
             value=self._restarts(),
+        )
+        yield from self._reload_metrics()
+
+    def _reload_metrics(self) -> Iterator[Metric]:
+        applied, rejected, is_last_good = self._reloads
+        counter = CounterMetricFamily(
+            "pd_router_config_reloads",
+            "Reloads of the configuration while the router runs.",
+            labels=["result"],
+        )
+        counter.add_metric(["applied"], applied)
+        counter.add_metric(["rejected"], rejected)
+        yield counter
+        yield GaugeMetricFamily(
+            "pd_router_config_last_reload_successful",
+            "0 while the last reload of the configuration was rejected.",
+            value=is_last_good,
         )
 
 

@@ -11,6 +11,7 @@ from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
 from router.net.network import Limits
 from router.net.read_limiter import ReadLimiter
+from router.net.tls_files import TLSFiles
 from router.web.asgi_call import App, AsgiCall
 from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
@@ -29,6 +30,10 @@ class OperationsHandler:
     """Takes requests that are all for one ASGI application; `tasks` are those that serve it. With a
     `key_file` they need one of its keys."""
 
+    body_seconds: float
+    stall_seconds: float
+    keep_alive_seconds: float
+
     def __init__(
         self,
         operations: App,
@@ -37,10 +42,14 @@ class OperationsHandler:
         key_file: KeyFile | None = None,
     ) -> None:
         self._operations = operations
-        self._key_file = key_file
         self.read_limiter = read_limiter
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.tasks: MutableSet[asyncio.Task[None]] = set()
+        self.configure(limits, key_file)
+
+    def configure(self, limits: Limits, key_file: KeyFile | None) -> None:
+        """Keep to these limits and keys from now on."""
+        self.key_file = key_file
         self.body_seconds = limits.body_seconds
         self.stall_seconds = limits.stall_seconds
         self.keep_alive_seconds = limits.keep_alive_seconds
@@ -51,7 +60,7 @@ class OperationsHandler:
         if target is None:
             return
         path, query = target
-        key_file = None if path in OPEN_PATHS else self._key_file
+        key_file = None if path in OPEN_PATHS else self.key_file
         if not has_key(connection, request, key_file):
             return
         AsgiCall(self._operations, self.tasks, connection, request, path, query)
@@ -65,6 +74,7 @@ class AdminListener:
         handler: OperationsHandler,
         sockets: Sequence[socket.socket],
         loop: asyncio.AbstractEventLoop,
+        tls: TLSFiles | None = None,
     ) -> None:
         self._connections: set[Any] = set()
         self._handler = handler
@@ -74,6 +84,7 @@ class AdminListener:
                 lambda: ClientConnection(handler, self._connections, loop),
                 lambda _: None,  # it says nothing of what clients wait
                 loop,
+                tls,
             )
             for each in sockets
         ]
@@ -86,6 +97,14 @@ class AdminListener:
     def socket(self) -> socket.socket:
         """The first of its listening sockets."""
         return self._listeners[0].sockets[0]
+
+    def drain(self) -> None:
+        """Another router listens on these sockets: accept no more, and end what is under way with
+        its next answer."""
+        for listener in self._listeners:
+            listener.close()
+        for connection in list(self._connections):
+            connection.drain()
 
     async def close(self) -> None:
         """Stop listening, and end what is under way."""

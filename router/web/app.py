@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import pickle
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from random import Random
 
 from fastapi import FastAPI
 
+from router.core.engine_networks import EngineNetworks
 from router.core.events import Event, LegDone, Ordered, RequestEnded, SharedEvent
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
@@ -24,10 +26,10 @@ from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.status import StatusLog
 from router.core.values import DIRECT, Decision, Endpoint, Facts
+from router.net.admission_gate import AdmissionGate
 from router.net.body_parser import BodyParser
 from router.net.engine_pools import EnginePools
 from router.net.idle_sweep import IdleTimeoutSweep
-from router.net.key_file import KeyFile
 from router.net.loop_lag import LoopLagMonitor
 from router.net.network import Network
 from router.net.read_limiter import ReadLimiter
@@ -37,14 +39,18 @@ from router.net.speed_prober import SpeedProber
 from router.net.start_limiter import StartLimiter
 from router.net.tasks import TaskSet
 from router.net.ticker import note_changes, tick_for_ever
+from router.net.watched_files import LOOK_SECONDS
 from router.settings import Settings
 from router.telemetry.event_buffer import EventBuffer
 from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics, WorkerGroup
+from router.telemetry.router_info import NEVER_RELOADED
 from router.telemetry.totals import Totals
 from router.web.admin import OperationsHandler
+from router.web.configuration import Reloads
 from router.web.dashboard.figures import Figures
 from router.web.dashboard.sampler import Sampler
+from router.web.discovery import Discovery
 from router.web.engines_api import add_engines_api
 from router.web.fleet_sync import FleetSync
 from router.web.operations import (
@@ -54,9 +60,13 @@ from router.web.operations import (
     create_operations,
 )
 from router.web.parts import (
+    admin_tls_of,
     admission_gate,
     byte_budget_of,
+    cors_of,
+    engine_tls_of,
     fleet_of,
+    key_file_of,
     kv_ready_socket,
     kv_source_finder,
     limits_of,
@@ -68,9 +78,11 @@ from router.web.parts import (
     scheduler_of,
     shown_config,
     timeouts_of,
+    tls_of,
     tracing_of,
     transfer_ids,
 )
+from router.web.reload import Parts, reload
 from router.web.request_handler import RequestHandler
 from router.web.sources import first_roster, new_roster, sources_of
 
@@ -85,6 +97,9 @@ if it needs a new one."""
 READ_PER_BEAT = 2 << 20
 """Bytes that are taken of large reads between two beats, from clients and as many from engines: 200
 MB a second. A read of 256 kB takes 0.7 ms, most of it in the kernel and for its memory."""
+
+WRONG_CONFIGURATION = 2
+"""The exit status for what only another configuration mends."""
 
 log = logging.getLogger(__name__)
 
@@ -112,20 +127,30 @@ class Router:
 
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.settings = settings
+        self.exit_status = 0
+        """Of the process, when it ends."""
+        self.on_wrong_configuration: Callable[[], None] = lambda: None
+        """Called when a discovery source can never work."""
         self._tasks = TaskSet()
         self.lifecycle = Lifecycle(self._tasks.failing)
         self._context = None if worker is None else worker.context
         self.fleet = fleet_of(settings, self._context)
         self._engine_reads = ReadLimiter(READ_PER_BEAT)
-        self._pools = EnginePools(pool_of(settings, self._engine_reads))
+        self._engine_tls = engine_tls_of(settings)
+        self.tls, self.admin_tls = tls_of(settings), admin_tls_of(settings)
+        """What the listeners speak; None: no TLS."""
+        self._pools = EnginePools(pool_of(settings, self._engine_tls, self._engine_reads))
         self.pools = self._pools.by_endpoint
-        scheduler = scheduler_of(settings, self.fleet)
+        self.reloads: Reloads = (
+            list(NEVER_RELOADED) if self._context is None else self._context.column.table.reloads
+        )
         self.metrics = Metrics(
             self.fleet,
             self._connections,
             None if worker is None else worker.group,
             shown_config(settings),
-            lambda: scheduler.threshold_now,
+            lambda: self.handler.network.scheduler.threshold_now,
+            self.reloads,
         )
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)
         listeners = [self.metrics.observe, AccessLog().observe]
@@ -136,22 +161,19 @@ class Router:
         self._receivers: dict[Endpoint, Receiver] = {}
         self._kv_ready = kv_ready_socket(settings)
         self._tracing = tracing_of(settings)
-        self._kv_sources = kv_source_finder(settings, self.fleet, self._tasks)
+        self._kv_sources = kv_source_finder(settings, self.fleet, self._engine_tls, self._tasks)
         self._transfers = transfer_ids()
         self._idle_sweep = IdleTimeoutSweep(timeouts_of(settings).shortest)
         self.start_limiter = StartLimiter(STARTS_PER_TURN)
         self._read_limiter = ReadLimiter(READ_PER_BEAT)
         self.limits = limits_of(settings)
-        self.admission = admission_gate(settings, self.fleet, self.start_limiter, self.metrics)
-        self._key_files = [
-            None if path is None else KeyFile(path)
-            for path in (settings.api_key_file, settings.admin_key_file)
-        ]
+        self.on_look: Callable[[], None] = lambda: None
+        """Called once a second, when files are looked at."""
         self._body_parser = BodyParser(
             prefill_from(settings), wants_ids=self.fleet.cache_events is not None
         )
-        network = self._network(scheduler)
-        self._prober = prober_of(settings, self.fleet, self.observe, self._tasks)
+        network = self._network(scheduler_of(settings, self.fleet))
+        self._prober = prober_of(settings, self.fleet, self.observe, self._engine_tls, self._tasks)
         self._speed_prober = SpeedProber(
             self.fleet,
             self.pools,
@@ -162,6 +184,7 @@ class Router:
             count=self.metrics.probed,
             tasks=self._tasks,
         )
+        self._networks = EngineNetworks(settings.engine_networks)
         roster = first_roster(settings) if self._context is None else new_roster(settings)
         self.sync = FleetSync(roster, self.fleet, self._context, self._apply)
         self.sync.start()
@@ -177,18 +200,34 @@ class Router:
             self.fleet, self.lifecycle, None if has_listener else admin, self._lifespan
         )
         self.handler = RequestHandler(network, self.operations)
+        self.handler.cors = cors_of(settings)
         for_operators = create_admin_operations(self.fleet, self.lifecycle, admin)
-        add_engines_api(for_operators, self.fleet, self.sync)
+        add_engines_api(for_operators, self.fleet, self.sync, self._networks)
         self.admin_handler = OperationsHandler(
-            for_operators, self.limits, self._read_limiter, self._key_files[1]
+            for_operators, self.limits, self._read_limiter, key_file_of(settings.admin_key_file)
         )
+        self._parts = Parts(
+            handler=self.handler,
+            admin_handler=self.admin_handler,
+            fleet=self.fleet,
+            sync=self.sync,
+            pools=self._pools,
+            engine_tls=self._engine_tls,
+            engine_reads=self._engine_reads,
+            body_parser=self._body_parser,
+            speed_prober=self._speed_prober,
+            start_limiter=self.start_limiter,
+            metrics=self.metrics,
+        )
+        self._settings_version = 0
+        """Of the settings that the parent of several workers has given out."""
 
     def _network(self, scheduler: Scheduler) -> Network:
         settings = self.settings
         return Network(
             read_limiter=self._read_limiter,
-            api_keys=self._key_files[0],
-            admission=self.admission,
+            api_keys=key_file_of(settings.api_key_file),
+            admission=admission_gate(settings, self.fleet, self.start_limiter, self.metrics),
             byte_budget=byte_budget_of(settings),
             body_parser=self._body_parser,
             scheduler=scheduler,
@@ -205,6 +244,32 @@ class Router:
             kv_ready=self._kv_ready,
             tracing=self._tracing,
         )
+
+    def reload(self, settings: Settings) -> None:
+        """Serve by these settings from now on, as `router.web.reload` does."""
+        named = receivers_of(settings)
+        if named != self._named_receivers:
+            self._receivers, self._named_receivers = {**self._receivers, **named}, named
+        reload(self._parts, self.settings, settings)
+        self.settings = settings
+
+    @property
+    def admission(self) -> AdmissionGate | None:
+        """What lets requests in; None where any number is."""
+        return self.handler.network.admission
+
+    def _follow(self) -> None:
+        """Follow what other processes of the router have changed: the fleet, the settings."""
+        self.sync.follow()
+        context = self._context
+        if context is None or context.settings.version == self._settings_version:
+            return
+        if (found := context.settings.read()) is not None:
+            self._settings_version, data = found
+            try:
+                self.reload(pickle.loads(data))
+            except (OSError, ValueError) as error:  # the parent has read the same files
+                log.error("this worker keeps its configuration: %s", error)  # noqa: TRY400
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
@@ -300,10 +365,15 @@ class Router:
             for endpoint, pool in self.pools.items():
                 self._context.column.set_connections(endpoint, pool.open, pool.idle)
 
-    def _follow_keys(self) -> None:
-        for key_file in self._key_files:
-            if key_file is not None:
-                self._tasks.spawn(key_file.follow, "API keys")
+    async def _look_at_files(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            self.on_look()
+            keys = self.handler.network.api_keys, self.admin_handler.key_file
+            for each in (*keys, self.tls, self.admin_tls):
+                if each is not None:
+                    each.refresh()
+            self._engine_tls.refresh()
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -328,11 +398,10 @@ class Router:
             self._tasks.spawn(self._warn_of_twins, "address check")
             self._prober.start()
             self._speed_prober.start()
-            answered = self.metrics.discovery_answered
-            for source in sources_of(self.settings, answered):
+            discovery = Discovery(self._networks, self.sync.on_targets, self._is_misconfigured)
+            for source in sources_of(self.settings, self.metrics.discovery_answered):
                 self.metrics.begin_discovery(source.servers)
-                on_targets = partial(self.sync.on_targets, source.name)
-                self._tasks.spawn(partial(source.watch, on_targets), "discovery", source.name)
+                self._tasks.spawn(partial(discovery.run, source), "discovery", source.name)
         if self._kv_sources is not None:
             self._kv_sources.start(logs=is_leader)
         ticks = partial(
@@ -340,12 +409,16 @@ class Router:
             self.fleet,
             self._publish,
             self.status_log,
-            self.sync.follow,
+            self._follow,
             is_logged=is_leader,
         )
         self._tasks.spawn(ticks, "fleet ticker")
-        self._follow_keys()
+        self._tasks.spawn(self._look_at_files, "file watch")
         self._loop_lag.start()
+
+    def _is_misconfigured(self) -> None:
+        self.exit_status = WRONG_CONFIGURATION
+        self.on_wrong_configuration()
 
     async def _end(self) -> None:
         self._loop_lag.close()

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict
 
+from router.core.engine_networks import EngineNetworks
 from router.core.errors import BadRequest, NotFound
 from router.core.fleet import Fleet
 from router.core.member import Member
@@ -33,11 +34,14 @@ class Engine(BaseModel):
     role: Role | None = None
 
 
-def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync) -> None:
-    """Add the routes to an application that operators alone reach."""
+def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: EngineNetworks) -> None:
+    """Add the routes to an application that operators alone reach. Engines that they add must be in
+    `networks`."""
 
     async def obeyed(order: Order, engine: Engine) -> dict[str, Any]:
         endpoint = _meant(engine, order, sync)
+        if order is Order.ADD and (why := networks.refusal(endpoint.url)) is not None:
+            raise BadRequest(f"Cannot add {endpoint.url}: {why}.", "url")
         await sync.order(order, endpoint)
         return _entry(fleet, endpoint)
 

@@ -8,9 +8,12 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from typing import Final
+
+from router.net.tls_files import TLSFiles
 
 __all__ = ["Listener"]
 
@@ -29,9 +32,13 @@ LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
 the handshake if it has sent none."""
 
 
+HANDSHAKE_SECONDS: Final = 10.0
+"""For a client's TLS handshake: a few round trips."""
+
+
 class Listener:
     """One socket, which listens and does not block. `on_accept` is told how long each connection
-    waited, in seconds."""
+    waited, in seconds. `tls`, if any, has what new connections speak."""
 
     def __init__(
         self,
@@ -39,7 +46,9 @@ class Listener:
         protocol: Callable[[], object],
         on_accept: Callable[[float], None],
         loop: asyncio.AbstractEventLoop,
+        tls: TLSFiles | None = None,
     ) -> None:
+        self._tls = tls
         self._socket = listening
         self._protocol = protocol
         self._on_accept = on_accept
@@ -88,8 +97,20 @@ class Listener:
             connecting.add_done_callback(self._connecting.discard)
 
     async def _connect(self, accepted: socket.socket) -> None:
+        tls = self._tls
         try:
-            await self._loop.connect_accepted_socket(self._protocol, accepted)  # type: ignore[type-var]
+            if tls is None:
+                await self._loop.connect_accepted_socket(self._protocol, accepted)  # type: ignore[type-var]
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._protocol,  # type: ignore[type-var]
+                    accepted,
+                    ssl=tls.context,
+                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                )
+        except ssl.SSLError as error:  # its certificate may be missing, or it may speak no TLS
+            log.debug("TLS handshake failed: %s", error)
+            accepted.close()
         except OSError:  # the client left in the meantime
             accepted.close()
 

@@ -1,14 +1,16 @@
 """The parts of a router, each made as the settings want it."""
 
 import itertools
-import ssl
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 
+from router.certificates import engine_tls, server_tls
 from router.core import outlier
 from router.core.auto_threshold import AutoThreshold
 from router.core.byte_budget import ByteBudget
+from router.core.cors import CORS
 from router.core.events import Event
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
@@ -26,6 +28,7 @@ from router.core.values import Endpoint, Role
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.diagnosis import Diagnosis
 from router.net.engine_session import engine_session
+from router.net.key_file import KeyFile
 from router.net.kv_events import KVEventSubscriber
 from router.net.kv_ready import KVReadySocket
 from router.net.kv_sources import KVSourceFinder
@@ -38,14 +41,21 @@ from router.net.relay_leg import Patience
 from router.net.shared_state import WorkerContext
 from router.net.start_limiter import StartLimiter
 from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import Tracing
 
 __all__ = [
+    "admin_tls_of",
     "admission_gate",
+    "admission_limits",
     "byte_budget_of",
+    "cors_of",
+    "engine_tls_of",
+    "exclusion_of",
     "fleet_of",
+    "key_file_of",
     "kv_ready_socket",
     "kv_source_finder",
     "limits_of",
@@ -57,6 +67,7 @@ __all__ = [
     "scheduler_of",
     "shown_config",
     "timeouts_of",
+    "tls_of",
     "tracing_of",
     "transfer_ids",
 ]
@@ -69,15 +80,6 @@ def fleet_of(
 ) -> Fleet:
     """A fleet as the settings want it, with these engines in state `starting`."""
     stale_after = STALE_SCRAPES * settings.engine_stats_interval
-    exclusion_config = ExclusionConfig(
-        stall_seconds=settings.stall_timeout,
-        outliers=outlier.OutlierConfig(
-            consecutive=settings.outlier_consecutive_failures,
-            base_seconds=settings.outlier_ejection_time,
-        ),
-        max_excluded=settings.max_excluded_percent / 100,
-        slow_start_seconds=settings.slow_start,
-    )
 
     def speed_of(endpoint: Endpoint) -> SpeedEstimator:
         return SpeedEstimator(None if context is None else context.column.speed(endpoint))
@@ -91,11 +93,24 @@ def fleet_of(
         ledger,
         HealthThresholds(),
         stale_after,
-        exclusion_config,
+        exclusion_of(settings),
         speed_of,
         max_num_seqs,
         shares_prefixes=context is not None,
         cache_events=CacheEvents() if settings.prefix_cache == "events" else None,
+    )
+
+
+def exclusion_of(settings: Settings) -> ExclusionConfig:
+    """When engines are excluded."""
+    return ExclusionConfig(
+        stall_seconds=settings.stall_timeout,
+        outliers=outlier.OutlierConfig(
+            consecutive=settings.outlier_consecutive_failures,
+            base_seconds=settings.outlier_ejection_time,
+        ),
+        max_excluded=settings.max_excluded_percent / 100,
+        slow_start_seconds=settings.slow_start,
     )
 
 
@@ -154,27 +169,38 @@ def prefill_from(settings: Settings) -> int | None:
 def admission_gate(
     settings: Settings, fleet: Fleet, start_limiter: StartLimiter, metrics: Metrics
 ) -> AdmissionGate | None:
+    """What lets requests in; None where the settings limit nothing."""
+    limits = admission_limits(settings)
+    if limits.in_flight is None and limits.in_flight_per_engine is None:
+        return None
+
+    def usable_engines() -> int:
+        return sum(member.is_usable for member in fleet.pool(Role.DECODE))
+
+    return AdmissionGate(limits, usable_engines, start_limiter, metrics)
+
+
+def admission_limits(settings: Settings) -> AdmissionLimits:
     """Each worker process has its share."""
 
     def share(number: int | None) -> int | None:
         return None if number is None else -(-number // settings.workers)
 
-    in_flight, per_engine = share(settings.max_in_flight), share(settings.max_in_flight_per_engine)
-    if in_flight is None and per_engine is None:
-        return None
-    limits = AdmissionLimits(
-        in_flight=in_flight,
-        in_flight_per_engine=per_engine,
+    return AdmissionLimits(
+        in_flight=share(settings.max_in_flight),
+        in_flight_per_engine=share(settings.max_in_flight_per_engine),
         queue_size=-(-settings.queue_size // settings.workers),
         queue_seconds=settings.queue_timeout,
         tenant_header=settings.tenant_header.encode(),
         priority_from=settings.queue_priority,
     )
 
-    def usable_engines() -> int:
-        return sum(member.is_usable for member in fleet.pool(Role.DECODE))
 
-    return AdmissionGate(limits, usable_engines, start_limiter, metrics)
+def key_file_of(path: Path | None, current: KeyFile | None = None) -> KeyFile | None:
+    """The keys of a file: the current ones, if they are its. Raises OSError or ValueError."""
+    if path is None:
+        return None
+    return current if current is not None and current.path == path else KeyFile(path)
 
 
 def receivers_of(settings: Settings) -> dict[Endpoint, Receiver]:
@@ -211,7 +237,9 @@ def tracing_of(settings: Settings) -> Tracing | None:
         raise SettingsError(f"--otlp-traces-endpoint: {error}") from None
 
 
-def kv_source_finder(settings: Settings, fleet: Fleet, tasks: TaskSet) -> KVSourceFinder | None:
+def kv_source_finder(
+    settings: Settings, fleet: Fleet, tls: TLSFiles, tasks: TaskSet
+) -> KVSourceFinder | None:
     """What finds the engines' KV-cache events; None where they are not used."""
     events = fleet.cache_events
     if events is None:
@@ -231,13 +259,52 @@ def kv_source_finder(settings: Settings, fleet: Fleet, tasks: TaskSet) -> KVSour
         subscriber,
         named,
         timeout_seconds=settings.health_check_timeout,
-        session=lambda: engine_session(settings.engine_api_key, settings.engine_ca_file),
+        session=lambda: engine_session(settings.engine_api_key, tls.context),
+        tls=tls,
         tasks=tasks,
     )
 
 
-def pool_of(settings: Settings, read_limiter: ReadLimiter) -> Callable[[Endpoint], EnginePool]:
-    tls = ssl.create_default_context(cafile=settings.engine_ca_file)
+def engine_tls_of(settings: Settings) -> TLSFiles:
+    """How https engines are spoken to."""
+    paths = settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file
+    return TLSFiles("certificates for engines", lambda: engine_tls(*paths), *paths)
+
+
+def tls_of(settings: Settings) -> TLSFiles | None:
+    """What clients see; None where they are spoken to without TLS."""
+    return _listener_tls(
+        "--tls-cert-file",
+        settings.tls_cert_file,
+        settings.tls_key_file,
+        settings.tls_client_ca_file,
+    )
+
+
+def admin_tls_of(settings: Settings) -> TLSFiles | None:
+    """The same for the admin listener."""
+    return _listener_tls(
+        "--admin-tls-cert-file",
+        settings.admin_tls_cert_file,
+        settings.admin_tls_key_file,
+        settings.admin_tls_client_ca_file,
+    )
+
+
+def _listener_tls(
+    name: str, certificate: Path | None, key: Path | None, client_ca: Path | None
+) -> TLSFiles | None:
+    if certificate is None or key is None:
+        return None
+    return TLSFiles(
+        name, lambda: server_tls(certificate, key, client_ca), certificate, key, client_ca
+    )
+
+
+def pool_of(
+    settings: Settings, tls: TLSFiles, read_limiter: ReadLimiter
+) -> Callable[[Endpoint], EnginePool]:
+    """What makes the connections to an engine."""
     return lambda endpoint: EnginePool(
         origin(endpoint.url),
         connect_seconds=settings.connect_timeout,
@@ -246,6 +313,11 @@ def pool_of(settings: Settings, read_limiter: ReadLimiter) -> Callable[[Endpoint
         tls=tls,
         read_limiter=read_limiter,
     )
+
+
+def cors_of(settings: Settings) -> CORS | None:
+    """Which web pages may call; None if none may."""
+    return CORS(settings.cors_allow_origin) if settings.cors_allow_origin else None
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -274,7 +346,11 @@ def byte_budget_of(settings: Settings) -> ByteBudget:
 
 
 def prober_of(
-    settings: Settings, fleet: Fleet, observe: Callable[[Event], None], tasks: TaskSet
+    settings: Settings,
+    fleet: Fleet,
+    observe: Callable[[Event], None],
+    tls: TLSFiles,
+    tasks: TaskSet,
 ) -> Prober:
     """What asks the engines how they are."""
     return Prober(
@@ -287,13 +363,14 @@ def prober_of(
             settings.health_check_timeout, has_key=settings.engine_api_key is not None
         ),
         sessions=lambda: (
-            engine_session(settings.engine_api_key, settings.engine_ca_file),
+            engine_session(settings.engine_api_key, tls.context),
             engine_session(
                 settings.engine_api_key,
-                settings.engine_ca_file,
+                tls.context,
                 keep_alive_seconds=settings.idle_connection_timeout,
             ),
         ),
+        tls=tls,
         rng=Random(),
         tasks=tasks,
     )

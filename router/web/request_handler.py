@@ -8,13 +8,14 @@ from urllib.parse import unquote
 import httptools
 
 from router.core.api_keys import check_key
+from router.core.cors import CORS
 from router.core.errors import BadRequest, Unauthorized
 from router.core.routes import ROUTES
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
-from router.net.network import Active, Network
+from router.net.network import Active, Limits, Network
 from router.net.served_request import ServedRequest
 from router.net.traced_request import TracedRequest
 from router.web.asgi_call import App, AsgiCall
@@ -31,16 +32,27 @@ class RequestHandler:
     """The only way in for requests. `operations` is the ASGI application for what is no inference;
     `tasks` are those that serve it."""
 
+    body_seconds: float
+    stall_seconds: float
+    keep_alive_seconds: float
+
     def __init__(self, network: Network, operations: App) -> None:
         self.network = network
         self.operations = operations
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.read_limiter = network.read_limiter
         self.tasks: MutableSet[asyncio.Task[None]] = set()
-        self.body_seconds = network.limits.body_seconds
-        self.stall_seconds = network.limits.stall_seconds
-        self.keep_alive_seconds = network.limits.keep_alive_seconds
+        self.cors: CORS | None = None
+        """None where no web page may call."""
+        self.configure(network.limits)
         self._is_closed = False
+
+    def configure(self, limits: Limits) -> None:
+        """Keep to these limits from now on."""
+        self.body_seconds = limits.body_seconds
+        self.stall_seconds = limits.stall_seconds
+        self.keep_alive_seconds = limits.keep_alive_seconds
+        self.known_heads.clear()  # heads were judged by the old ones
 
     @property
     def active(self) -> set[Active]:
@@ -49,6 +61,8 @@ class RequestHandler:
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
         """Take a request by its head."""
+        if self.cors is not None and self._is_preflight(self.cors, connection, request):
+            return
         route, query = ROUTES_BY_TARGET.get(request.head.target), b""
         if route is None:
             target = target_of(connection, request)
@@ -76,6 +90,21 @@ class RequestHandler:
             served.abort()
         else:
             served.on_head()
+
+    def _is_preflight(
+        self, cors: CORS, connection: ClientConnection, request: ClientRequest
+    ) -> bool:
+        """Whether a browser only asks what a page may send, and is answered."""
+        head, response = request.head, connection.response
+        response.extra = cors.lines(head.fields)
+        lines = cors.preflight(head.method, head.fields)
+        if lines is None:
+            return False
+        if not request.is_complete:  # the rest of it is not worth reading
+            response.closes = True
+        response.start(204, lines, 0)
+        connection.end_response()
+        return True
 
     def abort(self) -> int:
         """End everything that is under way, and begin nothing more; returns how much that was."""

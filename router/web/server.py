@@ -10,16 +10,20 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 import uvicorn
 
 from router import __version__
+from router.core.speed_estimator import TICK_SECONDS
 from router.net.client_connection import ClientConnection
+from router.net.takeover import Succession
+from router.net.tls_files import TLSFiles
 from router.settings import Settings
 from router.web.admin import AdminListener
 from router.web.app import Router
@@ -27,12 +31,15 @@ from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
 from router.web.sockets import listening_sockets
 
-__all__ = ["FORCE_STOP", "Server", "tune_process"]
+__all__ = ["FORCE_STOP", "HAND_OVER", "Server", "tune_process"]
 
 log = logging.getLogger(__name__)
 
 FORCE_STOP = signal.SIGUSR1
 """The signal that ends a draining worker at once. It kills one that has no handler yet."""
+
+HAND_OVER = signal.SIGUSR2
+"""The signal that tells a worker that another router has taken over."""
 
 FLUSH_SECONDS = 1.0
 """For the last error frames to leave the process."""
@@ -64,7 +71,8 @@ class Server(uvicorn.Server):
     """uvicorn's server for one router.
 
     `lifeline` is the reading end of a pipe, for a worker; when it closes, its parent is gone.
-    `admin_sockets` listen for operators, where the settings say so.
+    `admin_sockets` listen for operators, where the settings say so. `on_listening` is called when
+    connections are accepted, `on_hangup` at SIGHUP; with `succession` another router may take over.
     """
 
     def __init__(
@@ -72,6 +80,10 @@ class Server(uvicorn.Server):
         router: Router,
         lifeline: int | None = None,
         admin_sockets: Sequence[socket.socket] | None = None,
+        *,
+        on_listening: Callable[[], None] = lambda: None,
+        on_hangup: Callable[[], None] = lambda: None,
+        succession: Succession | None = None,
     ) -> None:
         settings: Settings = router.settings
         super().__init__(
@@ -89,9 +101,13 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
             )
         )
-        # Typed as an integer by uvicorn, and not used as one: half a second is not none.
-        self.config.timeout_graceful_shutdown = settings.shutdown_grace  # type: ignore[assignment]
         self._router = router
+        router.on_wrong_configuration = self._stop
+        self._on_listening = on_listening
+        self._on_hangup = on_hangup
+        self._succession = succession
+        self._is_handed_over = False
+        self._is_told_to_end = False
         self._lifeline = lifeline
         self._deadlines: DeadlineSweep | None = None
         self._admin_sockets = admin_sockets
@@ -112,6 +128,7 @@ class Server(uvicorn.Server):
                 lambda: ClientConnection(handler, state.connections, loop),
                 self._router.metrics.accepted,
                 loop,
+                self._router.tls,
             )
             for each in sockets or listening_sockets(self.config.host, self.config.port, 1)[0]
         ]
@@ -125,11 +142,16 @@ class Server(uvicorn.Server):
             listener.start()
         self.servers = listeners  # type: ignore[assignment]
         self.started = True
-        fields = {"url": _url(listeners[0].sockets[0]), "version": __version__}
+        router = self._router
+        fields = {"url": _url(listeners[0].sockets[0], router.tls), "version": __version__}
         self._start_admin(loop)
         if self.admin is not None:
-            fields["admin_url"] = _url(self.admin.socket)
+            fields["admin_url"] = _url(self.admin.socket, router.admin_tls)
         log.info("listening", extra={"fields": fields})
+        self._on_listening()
+        if self._succession is not None:
+            self._succession.begin()
+            loop.call_later(TICK_SECONDS, self._look_for_successor, loop, self._succession)
 
     def _start_admin(self, loop: asyncio.AbstractEventLoop) -> None:
         settings = self._router.settings
@@ -138,41 +160,86 @@ class Server(uvicorn.Server):
         sockets = self._admin_sockets
         if sockets is None:
             [sockets] = listening_sockets(settings.listening_admin_host, settings.admin_port, 1)
-        self.admin = AdminListener(self._router.admin_handler, sockets, loop)
+        router = self._router
+        self.admin = AdminListener(router.admin_handler, sockets, loop, router.admin_tls)
+
+    def _look_for_successor(self, loop: asyncio.AbstractEventLoop, succession: Succession) -> None:
+        if self.should_exit:
+            return
+        if succession.poll():
+            self.hand_over()
+        else:
+            loop.call_later(TICK_SECONDS, self._look_for_successor, loop, succession)
+
+    def hand_over(self) -> None:
+        """Another router accepts connections now: serve what there is, and end."""
+        self._is_handed_over = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say so in /ready, let streams finish within the grace, then end them with a frame."""
-        handler = self._router.handler
+        handler, grace = self._router.handler, self._router.settings.shutdown_grace
+        if self._succession is not None:
+            self._succession.close()
+        if self._is_handed_over:
+            await self._finish(grace)
         self._router.lifecycle.is_draining = True
-        fields = {
-            "requests": len(handler.active),
-            "grace_seconds": self.config.timeout_graceful_shutdown,
-        }
+        fields = {"requests": len(handler.active), "grace_seconds": grace}
         # Of several workers each has its own requests; their parent has told of the shutdown.
         if self._lifeline is None:
             log.info("shutting down; a second signal ends at once", extra={"fields": fields})
         else:
             log.info("worker draining", extra={"fields": fields})
-        for listener in self.servers:
-            listener.close()
-            await listener.wait_closed()
+        await self._stop_listening()
         for listening in sockets or ():
             listening.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        await self._ended(self.config.timeout_graceful_shutdown)
-        if ended := handler.abort():
-            why = "because of a second signal" if self.force_exit else "when the grace was over"
-            log.warning("%d requests were ended %s", ended, why)
-        for task in self.server_state.tasks:
-            task.cancel()
-        await self._ended(FLUSH_SECONDS)
+        await self._end_requests(grace)
         if self._deadlines is not None:
             self._deadlines.close()
         if self.admin is not None:
             await self.admin.close()
         await self.lifespan.shutdown()
         self._router.event_buffer.flush()
+
+    async def _stop_listening(self) -> None:
+        for listener in self.servers:
+            listener.close()
+            await listener.wait_closed()
+
+    async def _end_requests(self, grace: float) -> None:
+        """Wait for them within the grace, then end what is left with a frame."""
+        handler = self._router.handler
+        await self._ended(grace)
+        if ended := handler.abort():
+            why = "because of a second signal" if self.force_exit else "when the grace was over"
+            log.warning("%d requests were ended %s", ended, why)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._ended(FLUSH_SECONDS)
+
+    async def _finish(self, grace: float) -> None:
+        """Serve what came before another router took over: streams to their end, and of each other
+        connection one more request, for which it has `grace` seconds. A signal ends that."""
+        state = self.server_state
+        fields = {
+            "connections": len(state.connections),
+            "requests": len(self._router.handler.active),
+        }
+        log.info("another router has taken over", extra={"fields": fields})
+        await self._stop_listening()
+        if self.admin is not None:
+            self.admin.drain()
+        for connection in list(state.connections):
+            connection.drain()  # type: ignore[union-attr]
+        loop = asyncio.get_running_loop()
+        closes_idle_at = loop.time() + grace
+        while (state.connections or state.tasks) and not self._is_told_to_end:
+            await asyncio.sleep(POLL_SECONDS)
+            if loop.time() >= closes_idle_at:
+                closes_idle_at = math.inf
+                for connection in list(state.connections):
+                    connection.shutdown()
 
     async def _ended(self, seconds: float | None) -> None:
         """Wait until no client is left, so long at most; a second signal ends the wait."""
@@ -191,12 +258,14 @@ class Server(uvicorn.Server):
         signals = (signal.SIGINT, signal.SIGTERM, FORCE_STOP)
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        loop.add_signal_handler(HAND_OVER, self.hand_over)
         if self._lifeline is not None:
             loop.add_reader(self._lifeline, self._orphaned, loop, self._lifeline)
         try:
             yield
         finally:
-            for number in signals:
+            for number in (*signals, signal.SIGHUP, HAND_OVER):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -205,15 +274,19 @@ class Server(uvicorn.Server):
         For a worker the second one is `FORCE_STOP`, from its parent: workers get the first one
         twice if a service manager (systemd) signals all processes of a service.
         """
-        is_second = self.should_exit and self._lifeline is None
+        is_second = self._is_told_to_end and self._lifeline is None
         self.force_exit = self.force_exit or is_second or sig == FORCE_STOP
-        self.should_exit = True
+        self.should_exit = self._is_told_to_end = True
+
+    def _stop(self) -> None:
+        self.should_exit = self._is_told_to_end = True
 
     def _orphaned(self, loop: asyncio.AbstractEventLoop, lifeline: int) -> None:
         loop.remove_reader(lifeline)
-        self.should_exit = True
+        self.should_exit = self._is_told_to_end = True
 
 
-def _url(listening: socket.socket) -> str:
+def _url(listening: socket.socket, tls: TLSFiles | None) -> str:
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -3,6 +3,7 @@
 import time
 
 from router.core import engines_file
+from router.core.engine_networks import EngineNetworks
 from router.core.membership import Target
 from router.core.roster import MAX_ENDPOINTS, Roster
 from router.core.values import Endpoint, Role
@@ -11,7 +12,15 @@ from router.discovery.source import OnAnswer, Source
 from router.settings import Settings
 from router.web.discovery_sources import discovery_sources
 
-__all__ = ["endpoints_of", "first_roster", "new_roster", "sources_of"]
+__all__ = [
+    "SETTINGS",
+    "admitted",
+    "endpoints_of",
+    "first_roster",
+    "new_roster",
+    "sources_of",
+    "targets_of",
+]
 
 SETTINGS = "settings"
 """The source of the engines that `--prefill` and `--decode` name."""
@@ -45,14 +54,28 @@ def endpoints_of(settings: Settings) -> list[Endpoint]:
     return [target.endpoint for targets in _first_targets(settings).values() for target in targets]
 
 
+def targets_of(settings: Settings) -> tuple[Target, ...]:
+    """The engines that the settings themselves name."""
+    return (
+        *(Target(Endpoint(url, Role.PREFILL)) for url in settings.prefill),
+        *(Target(Endpoint(url, Role.DECODE)) for url in settings.decode),
+    )
+
+
+def admitted(
+    networks: EngineNetworks, targets: tuple[Target, ...]
+) -> tuple[tuple[Target, ...], frozenset[str]]:
+    """The targets in these networks, and why the others are left out."""
+    judged = [(target, networks.refusal(target.endpoint.url)) for target in targets]
+    kept = tuple(target for target, why in judged if why is None)
+    refused = (f"{target.endpoint.url}: {why}" for target, why in judged if why is not None)
+    return kept, frozenset(refused)
+
+
 def _first_targets(settings: Settings) -> dict[str, tuple[Target, ...]]:
-    found = {
-        SETTINGS: (
-            *(Target(Endpoint(url, Role.PREFILL)) for url in settings.prefill),
-            *(Target(Endpoint(url, Role.DECODE)) for url in settings.decode),
-        )
-    }
+    found = {SETTINGS: targets_of(settings)}
     path = settings.engines_file
     if path is not None:
-        found[FileSource(path).name] = engines_file.read(path.read_bytes())
+        named = engines_file.read(path.read_bytes())
+        found[FileSource(path).name], _ = admitted(EngineNetworks(settings.engine_networks), named)
     return found

@@ -6,18 +6,19 @@ import sys
 import pytest
 
 from router.commands.settings_table import BEGIN, END, block, default_text, main, table, with_table
-from router.settings import ENV_PREFIX, Settings, flag
+from router.settings import ENV_PREFIX, Settings, flag, is_reloadable
 
 
 def test_every_setting_is_a_line_with_flag_variable_default_and_meaning():
     head, rule, *lines = table().splitlines()
-    assert head == "| flag | environment | default | meaning |"
-    assert rule == "|---|---|---|---|"
+    assert head == "| flag | environment | default | reload | meaning |"
+    assert rule == "|---|---|---|---|---|"
     for line, (name, field) in zip(lines, Settings.model_fields.items(), strict=True):
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         assert cells[0] == f"`{flag(name)}`"
         assert cells[1] == f"`{ENV_PREFIX}{name.upper()}`"
-        assert cells[3] == field.description
+        assert cells[3] == ("yes" if is_reloadable(name) else "")
+        assert cells[4] == field.description
 
 
 @pytest.mark.parametrize(

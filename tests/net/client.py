@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from typing import Any
 
 import h11
@@ -120,7 +121,9 @@ class Client:
         self.interim: list[int] = []
 
     @classmethod
-    async def open(cls, port: int, *, receive_buffer: int | None = None) -> "Client":
+    async def open(
+        cls, port: int, *, receive_buffer: int | None = None, tls: ssl.SSLContext | None = None
+    ) -> "Client":
         """Connect; a small `receive_buffer` makes a client that takes little when it reads not."""
         sock = socket.socket()
         sock.setblocking(False)
@@ -132,7 +135,10 @@ class Client:
             sock.close()
             raise
         limit = receive_buffer or 1 << 16
-        return cls(*await asyncio.open_connection(sock=sock, limit=limit))
+        name = None if tls is None else "127.0.0.1"
+        return cls(
+            *await asyncio.open_connection(sock=sock, limit=limit, ssl=tls, server_hostname=name)
+        )
 
     async def send(self, data: bytes) -> None:
         """Send these bytes and nothing else."""

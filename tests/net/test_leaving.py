@@ -13,6 +13,7 @@ import pytest
 from router.core.events import LegFailed
 from router.core.urls import origin
 from router.net.start_limiter import StartLimiter
+from router.net.tls_files import TLSFiles
 from tests.net.client import SECONDS, Client, request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
@@ -119,7 +120,7 @@ async def test_while_a_connection_is_being_made(harness: Harness, leave: Leave) 
     async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         pool.origin = origin(f"https://127.0.0.1:{port}")
-        pool._tls = ssl.create_default_context()
+        pool._tls = TLSFiles("engines", ssl.create_default_context)
         client = await router.client()
         await client.send(request(COMPLETIONS, STREAM))
         async with asyncio.timeout(SECONDS):

@@ -263,3 +263,22 @@ async def test_what_a_command_cannot_do_it_says(
     ):
         assert await run("drain", *words) == 2
         assert text in capsys.readouterr().err
+
+
+async def test_engines_outside_the_operators_networks_cannot_be_added(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0, engine_networks=("10.0.0.0/8",))
+    answer = await order(router, "", url="http://169.254.169.254", role="decode")
+    assert answer.status == 400
+    assert "is in none of --engine-networks" in answer.error["message"]
+    answer = await order(router, "", url="http://metadata.internal", role="decode")
+    assert "by their address" in answer.error["message"]
+    assert (await order(router, "/drain", url=engine.url)).status == 200  # it is of the settings
+
+
+@pytest.mark.parametrize("url", ["ftp://10.0.0.1", "file:///etc/passwd", "10.0.0.1:8000"])
+async def test_only_http_engines_can_be_added(harness: Harness, url: str) -> None:
+    router = await harness.router(await harness.engine(), admin_port=0)
+    answer = await order(router, "", url=url, role="decode")
+    assert answer.status == 400
+    assert "must start with http" in answer.error["message"]

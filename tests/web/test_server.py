@@ -243,7 +243,7 @@ async def test_fractions_of_seconds_count() -> None:
     settings = Settings(decode=["http://d"], keep_alive_timeout=0.5, shutdown_grace=0.25)
     router = Router(settings)
     assert router.handler.keep_alive_seconds == 0.5
-    assert Server(router).config.timeout_graceful_shutdown == 0.25
+    assert Server(router)._router.settings.shutdown_grace == 0.25
 
 
 async def test_two_routers_live_in_one_process(harness: Harness) -> None:

@@ -1,4 +1,5 @@
-"""The roster as the leader last wrote it, in memory that the worker processes of a host share.
+"""What one process last wrote, in memory that the worker processes of a host share: the roster, by
+the leader; the settings, by the parent.
 
 One process writes, all read, without a lock: two buffers take turns, and the version is written
 last. A reader that was overtaken by two writes, or that sees the writes in another order (a
@@ -8,7 +9,7 @@ checksum tells), reads again; a writer that is killed in between leaves the vers
 import zlib
 from typing import Final
 
-__all__ = ["SharedRoster"]
+__all__ = ["SharedRecord"]
 
 BYTES: Final = 8
 HEAD: Final = 5 * BYTES
@@ -17,7 +18,7 @@ HEAD: Final = 5 * BYTES
 TRIES: Final = 3
 
 
-class SharedRoster:
+class SharedRecord:
     """`memory` is all zero at first: version 0, in which there is nothing."""
 
     def __init__(self, memory: memoryview) -> None:

@@ -1,0 +1,38 @@
+"""`pd-router config check FILE`: names all that is wrong with a configuration, without serving."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from router.commands.usage import one_line
+from router.settings import Settings, SettingsError, examine
+from router.web.app import Router
+
+__all__ = ["run"]
+
+WRONG = 2
+"""The exit status of `serve`, too, with such a configuration."""
+
+
+def run(flags: Mapping[str, Any], config: Path) -> int:
+    """Print a line for each problem that `serve` with these flags and this file would have; returns
+    the exit status, 0 when there is none."""
+    settings, problems = examine(flags, config)
+    if settings is not None and not problems:
+        problems = _not_installed(settings)
+    for problem in problems:
+        sys.stderr.write(f"{one_line(problem)}\n")
+    count = len(problems)
+    verdict = "all is well" if not count else "1 problem" if count == 1 else f"{count} problems"
+    sys.stdout.write(f"{config}: {verdict}\n")
+    return WRONG if problems else 0
+
+
+def _not_installed(settings: Settings) -> list[str]:
+    """What the settings ask for and cannot have."""
+    try:
+        Router(settings)
+    except SettingsError as error:
+        return [str(error)]
+    return []

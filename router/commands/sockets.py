@@ -1,0 +1,101 @@
+"""The listening sockets of `pd-router serve`: bound, or taken over from the router before."""
+
+import errno
+import socket
+from collections.abc import Sequence
+
+from router.commands.usage import UsageError
+from router.net.takeover import Predecessor, Succession, deal
+from router.settings import Settings
+from router.web.sockets import listening_sockets
+
+__all__ = ["Sockets"]
+
+
+class Sockets:
+    """Each worker's sockets: `public` for clients, `admin` for operators. With --takeover another
+    router can get them by the `succession`. Raises UsageError."""
+
+    def __init__(self, settings: Settings) -> None:
+        workers = settings.workers
+        predecessor = _predecessor(settings)
+        if predecessor is not None:
+            self.public = _taken(predecessor.public, settings.port, workers, "--port")
+            self.admin = _taken(predecessor.admin, settings.admin_port, workers, "--admin-port")
+        else:
+            self.public = _bound(settings.host, settings.port, workers, "--")
+            self.admin = _admin(settings)
+        self.succession = None
+        if settings.takeover is not None:
+            public, admin = _flat(self.public), _flat(self.admin)
+            self.succession = Succession(settings.takeover, predecessor, public, admin)
+
+    def close(self, *, keep: int | None = None) -> None:
+        """Close all but those of one worker."""
+        for sockets in (self.public, self.admin):
+            for number, mine in enumerate(sockets):
+                if number != keep:
+                    for each in mine:
+                        each.close()
+
+
+def _flat(sockets: Sequence[list[socket.socket]]) -> list[socket.socket]:
+    return [each for mine in sockets for each in mine]
+
+
+def _predecessor(settings: Settings) -> Predecessor | None:
+    """The router whose place this one takes."""
+    if settings.takeover is None:
+        return None
+    try:
+        return Predecessor.find(settings.takeover)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--takeover: the router at {settings.takeover} does not hand over ({error}): wait if "
+            "another one takes over just now, or end it"
+        ) from None
+
+
+def _taken(
+    found: Sequence[socket.socket], port: int | None, workers: int, name: str
+) -> list[list[socket.socket]]:
+    """The sockets of the router before this one, if they listen at `port`."""
+    ports = {each.getsockname()[1] for each in found}
+    if (port is None and ports) or (
+        port is not None and ports != {port or next(iter(ports), None)}
+    ):
+        now = ", ".join(map(str, sorted(ports))) or "none"
+        raise UsageError(
+            f"{name}: the router whose place is taken (--takeover) has {now}; a port can change at "
+            "a restart only"
+        )
+    return deal(found, workers)
+
+
+def _admin(settings: Settings) -> list[list[socket.socket]]:
+    """None where no admin port is set."""
+    if settings.admin_port is None:
+        return [[] for _ in range(settings.workers)]
+    host = settings.listening_admin_host
+    return _bound(host, settings.admin_port, settings.workers, "--admin-")
+
+
+def _bound(host: str, port: int, workers: int, flags: str) -> list[list[socket.socket]]:
+    try:
+        return listening_sockets(host, port, workers)
+    except OSError as error:
+        raise _cannot_listen(host, port, error, flags) from None
+
+
+def _cannot_listen(host: str, port: int, error: OSError, flags: str) -> UsageError:
+    """Which option to change; `flags` is what the names of host and port begin with."""
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(f"{flags}port: {place} is taken by another process; 0 takes a free port")
+    if error.errno == errno.EACCES:
+        return UsageError(
+            f"{flags}port: cannot listen on {place}: ports below 1024 need privileges"
+        )
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return UsageError(f"{flags}host: {host} is no address of this machine: {error.strerror}")
+    return UsageError(f"{flags}port: cannot listen on {place}: {error.strerror}")

@@ -1,0 +1,131 @@
+"""Several processes that serve as one router: what their parent does."""
+
+import contextlib
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from router.commands.sockets import Sockets
+from router.commands.supervisor import Supervisor
+from router.net.shared_state import SharedState
+from router.settings import Settings
+from router.web.app import Router, Worker
+from router.web.configuration import Configuration
+from router.web.server import FORCE_STOP, HAND_OVER, Server, tune_process
+from router.web.sources import first_roster
+
+__all__ = ["Workers"]
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Folder of the shared metrics: in memory, and writable in a read-only container."""
+
+
+class Workers:
+    """The workers, and what they share. `read` reads the settings again, from `file` too if there
+    is one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        sockets: Sockets,
+        read: Callable[[], Settings],
+        file: Path | None,
+    ) -> None:
+        self._sockets = sockets
+        self._succession = sockets.succession
+        self._shared_state = SharedState(settings.workers, first_roster(settings))
+        self._counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
+        self._lifeline, self._alive = os.pipe()
+        self._listening = _Listening(settings.workers)
+        self._parent = os.getpid()
+        reloads = self._shared_state.table.reloads
+        self._configuration = Configuration(settings, read, file, self._give_out, reloads)
+        self._supervisor = Supervisor(
+            settings.workers,
+            self._work,
+            self._shared_state.worker_left,
+            self._ending,
+            FORCE_STOP,
+            hand_over_signal=HAND_OVER,
+            on_hangup=self._configuration.reload,
+            on_tick=self._tick,
+        )
+
+    def run(self) -> int:
+        """Run until a signal says to stop; returns the exit status."""
+        tune_process()
+        for handler in logging.getLogger().handlers:
+            handler.flush()  # or every worker would write the buffered lines again
+        try:
+            return self._supervisor.run()
+        finally:
+            self._shared_state.close()
+            shutil.rmtree(self._counts, ignore_errors=True)
+
+    def _work(self, number: int) -> None:
+        """Be a worker."""
+        os.close(self._alive)
+        self._sockets.close(keep=number)
+        if self._succession is not None:
+            self._succession.forget()
+        context = self._shared_state.join(number, os.getpid())
+        router = Router(self._configuration.settings, Worker(context, self._counts))
+        server = Server(
+            router,
+            self._lifeline,
+            self._sockets.admin[number],
+            on_listening=self._listening.tell,
+        )
+        server.run(sockets=self._sockets.public[number])
+        router.metrics.close()
+        if os.getppid() != self._parent:  # the parent was killed and cannot clean up
+            shutil.rmtree(self._counts, ignore_errors=True)
+        if router.exit_status:
+            raise SystemExit(router.exit_status)
+
+    def _give_out(self, settings: Settings) -> None:
+        """Every worker applies them at its next tick. Raises ValueError if they are too large."""
+        self._shared_state.settings.write(pickle.dumps(settings))
+
+    def _ending(self) -> None:
+        self._sockets.close()  # or clients would wait in their backlogs
+        if self._succession is not None:
+            self._succession.close()
+
+    def _tick(self) -> None:
+        self._configuration.look()
+        if self._succession is None:
+            return
+        if self._listening.is_new():
+            self._succession.begin()
+        if self._succession.poll():
+            self._supervisor.hand_over()
+
+
+class _Listening:
+    """Whether all workers accept connections. They tell by a pipe."""
+
+    def __init__(self, workers: int) -> None:
+        self._missing = workers
+        self._reading, self._writing = os.pipe2(os.O_NONBLOCK)
+
+    def tell(self) -> None:
+        """In a worker: this one does."""
+        with contextlib.suppress(BlockingIOError):  # restarted so often that nobody counts
+            os.write(self._writing, b".")
+
+    def is_new(self) -> bool:
+        """Whether all do, and did not at the last question."""
+        if self._missing <= 0:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            self._missing -= len(os.read(self._reading, self._missing))
+        return self._missing == 0
+
+
+def _folder() -> Path | None:
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None

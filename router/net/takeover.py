@@ -1,0 +1,212 @@
+"""Hands the listening sockets of a router to the one that takes its place.
+
+They meet at a Unix socket. The old one sends a line that says what follows, and the descriptors of
+its listening sockets; the new one says `ready` when it accepts connections on them, and only then
+the old one stops. If the new one leaves before that, nothing has happened. The sockets stay open
+all the while, so no connection that waits in one is lost.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Predecessor", "Succession", "deal"]
+
+log = logging.getLogger(__name__)
+
+SECONDS: Final = 10.0
+"""For the old router to answer: it looks four times a second."""
+
+BATCH: Final = 200
+"""Descriptors in a message; Linux takes 253 at most."""
+
+MAX_LINE: Final = 200
+READY: Final = b"ready\n"
+CREDENTIALS: Final = struct.Struct("3i")
+"""Linux's struct ucred: process, user and group of the peer."""
+
+
+class Predecessor:
+    """The router that listens already, and its sockets: for clients, and for operators."""
+
+    def __init__(
+        self, connection: socket.socket, public: list[socket.socket], admin: list[socket.socket]
+    ) -> None:
+        self._connection = connection
+        self.public = public
+        self.admin = admin
+
+    @classmethod
+    def find(cls, path: Path) -> "Predecessor | None":
+        """The one that waits at `path`; None if there is none. Raises OSError or ValueError if it
+        does not answer as it should, among them TimeoutError."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(SECONDS)
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        sockets: list[socket.socket] = []
+        try:
+            public, admin = json.loads(_line(connection))
+            while len(sockets) < public + admin:
+                sockets += _sockets(connection)
+        except BaseException:
+            for each in (connection, *sockets):
+                each.close()
+            raise
+        return cls(connection, sockets[:public], sockets[public:])
+
+    def replace(self) -> None:
+        """Have it accept no more. Nobody need be there any more."""
+        with contextlib.suppress(OSError), self._connection as connection:
+            connection.sendall(READY)
+
+
+class Succession:
+    """One router's place in the row: `predecessor` is the one whose place it takes, if any; the
+    next one finds it at `path`, and gets the sockets `public` and `admin`."""
+
+    def __init__(
+        self,
+        path: Path,
+        predecessor: Predecessor | None,
+        public: Sequence[socket.socket],
+        admin: Sequence[socket.socket],
+    ) -> None:
+        self._path = path
+        self._predecessor = predecessor
+        self._public = public
+        self._admin = admin
+        self._meeting: socket.socket | None = None
+        self._inode = 0
+        self._successor: socket.socket | None = None
+
+    def begin(self) -> None:
+        """This router accepts connections now: take the place of the one before, and wait for the
+        next one."""
+        try:
+            self._meeting = _meeting_at(self._path)
+            self._inode = self._path.stat().st_ino
+        except OSError as error:
+            text = "--takeover: nobody can take over from this router: %s: %s"
+            log.error(text, self._path, error.strerror)  # noqa: TRY400
+        if self._predecessor is not None:
+            self._predecessor.replace()
+            self._predecessor = None
+
+    def poll(self) -> bool:
+        """Talk to a successor that has come; whether it accepts connections now. Never blocks."""
+        if self._successor is None and self._meeting is not None:
+            self._greet(self._meeting)
+        if self._successor is None:
+            return False
+        try:
+            said = self._successor.recv(len(READY))
+        except BlockingIOError:
+            return False
+        except OSError:
+            said = b""
+        if said == READY:
+            return True
+        self._successor.close()  # it has failed
+        self._successor = None
+        return False
+
+    def close(self) -> None:
+        """Wait no longer."""
+        for each in (self._meeting, self._successor):
+            if each is not None:
+                each.close()
+        with contextlib.suppress(OSError):
+            if self._meeting is not None and self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+        self._meeting = self._successor = None
+
+    def forget(self) -> None:
+        """In a process that was forked: leave it to the other one."""
+        for each in (self._meeting, self._successor):
+            if each is not None:
+                each.close()
+
+    def _greet(self, meeting: socket.socket) -> None:
+        try:
+            successor, _ = meeting.accept()
+        except OSError:  # nobody has come
+            return
+        successor.setblocking(False)
+        try:
+            if not _is_trusted(successor):
+                raise PermissionError
+            successor.sendall(b"[%d,%d]\n" % (len(self._public), len(self._admin)))
+            numbers = [each.fileno() for each in (*self._public, *self._admin)]
+            for first in range(0, len(numbers), BATCH):
+                socket.send_fds(successor, [b"."], numbers[first : first + BATCH])
+        except OSError:
+            successor.close()
+        else:
+            self._successor = successor
+
+
+def deal(sockets: Sequence[socket.socket], workers: int) -> list[list[socket.socket]]:
+    """Listening sockets for each worker. All are used, because connections would wait for ever in
+    one that nobody accepts from; where there are fewer than workers, several accept from one."""
+    by_address: dict[tuple[object, ...], list[socket.socket]] = {}
+    for each in sockets:
+        by_address.setdefault(each.getsockname()[:2], []).append(each)
+    dealt: list[list[socket.socket]] = [[] for _ in range(workers)]
+    for group in by_address.values():
+        shared = [each.dup() for each in (group * workers)[len(group) : max(workers, len(group))]]
+        for place, each in enumerate((*group, *shared)):
+            dealt[place % workers].append(each)
+    return dealt
+
+
+def _meeting_at(path: Path) -> socket.socket:
+    """Listen at `path`, in the place of whoever did; only this user may connect."""
+    meeting = socket.socket(socket.AF_UNIX)
+    beside = path.with_name(f"{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    try:
+        meeting.bind(str(beside))
+        beside.chmod(0o600)
+        meeting.listen(1)
+        meeting.setblocking(False)
+        beside.replace(path)
+    except OSError:
+        meeting.close()
+        raise
+    return meeting
+
+
+def _is_trusted(peer: socket.socket) -> bool:
+    """Whether it is of this user, or of root."""
+    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return CREDENTIALS.unpack(found)[1] in (os.geteuid(), 0)
+
+
+def _line(connection: socket.socket) -> bytes:
+    """The first line, byte by byte: descriptors come right behind it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(line) > MAX_LINE:
+            raise ValueError("it is busy, or no router")
+        line += byte
+    return line
+
+
+def _sockets(connection: socket.socket) -> list[socket.socket]:
+    """Those of the next message."""
+    data, numbers, _, _ = socket.recv_fds(connection, 1, BATCH)
+    if not data:
+        raise ValueError("it ended")
+    return [socket.socket(fileno=number) for number in numbers]

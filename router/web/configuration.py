@@ -1,0 +1,79 @@
+"""The configuration of a router that runs: read again at SIGHUP and when its file changes, and
+applied as a whole or not at all.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+from router.net.watched_files import WatchedFiles
+from router.settings import Settings, SettingsError, flag, is_reloadable
+
+__all__ = ["Configuration", "Reloads", "changed"]
+
+log = logging.getLogger(__name__)
+
+Reloads: TypeAlias = "list[int] | memoryview[int]"
+"""How many reloads were applied and rejected, and whether the last one was applied (0 or 1)."""
+
+APPLIED, REJECTED, IS_LAST_GOOD = 0, 1, 2
+"""The places of these numbers."""
+
+
+def changed(old: Settings, new: Settings) -> list[str]:
+    """The settings that differ."""
+    return [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
+
+
+class Configuration:
+    """`settings` are those of now. `read` reads them again, from where they came; `apply` gives
+    them to whoever serves by them, and raises OSError or ValueError if it cannot. What comes of it
+    is counted in `reloads`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        read: Callable[[], Settings],
+        file: Path | None,
+        apply: Callable[[Settings], None],
+        reloads: Reloads,
+    ) -> None:
+        self.settings = settings
+        self._read = read
+        self._files = WatchedFiles(*(() if file is None else (file,)))
+        self._apply = apply
+        self._reloads = reloads
+
+    def look(self) -> None:
+        """Reload if the file has changed."""
+        if self._files.have_changed():
+            self.reload()
+
+    def reload(self) -> None:
+        """Read the settings again, and apply them unless something is wrong with them."""
+        try:
+            found = self._read()
+            names = changed(self.settings, found)
+            _refuse_restart(names)
+            self._apply(found)
+        except (SettingsError, OSError, ValueError) as error:
+            self._reloads[REJECTED] += 1
+            self._reloads[IS_LAST_GOOD] = 0
+            log.error("configuration rejected, the old one remains: %s", error)  # noqa: TRY400
+            return
+        self.settings = found
+        self._reloads[APPLIED] += 1
+        self._reloads[IS_LAST_GOOD] = 1
+        log.info("configuration applied", extra={"fields": {"changed": _flags(names) or "nothing"}})
+
+
+def _refuse_restart(names: Iterable[str]) -> None:
+    """Raise SettingsError if one of these settings cannot change while the router runs."""
+    fixed = [name for name in names if not is_reloadable(name)]
+    if fixed:
+        raise SettingsError(f"{_flags(fixed)}: needs a restart; change the others without it")
+
+
+def _flags(names: Iterable[str]) -> str:
+    return ", ".join(map(flag, names))

@@ -1,0 +1,63 @@
+"""Runs the sources that name engines while the router runs, and judges what they name."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from router.core.engine_networks import EngineNetworks
+from router.core.membership import Target
+from router.discovery.source import Source, WrongConfiguration
+from router.web.sources import admitted
+
+__all__ = ["Discovery"]
+
+log = logging.getLogger(__name__)
+
+AGAIN_SECONDS: Final = 10.0
+"""Before a source whose configuration has become wrong is asked again."""
+
+
+class Discovery:
+    """`on_targets` gets the engines that a source names, of those in `networks`.
+    `on_wrong_configuration` is called when a source can never work."""
+
+    def __init__(
+        self,
+        networks: EngineNetworks,
+        on_targets: Callable[[str, tuple[Target, ...]], None],
+        on_wrong_configuration: Callable[[], None],
+    ) -> None:
+        self._networks = networks
+        self._on_targets = on_targets
+        self._on_wrong_configuration = on_wrong_configuration
+        self._refused: dict[str, frozenset[str]] = {}
+        """What sources have named lately and is left out."""
+
+    async def run(self, source: Source) -> None:
+        """Let a source name engines, for ever. If its configuration is wrong it is asked no more;
+        where it has named some they stay, and it is asked again: its cluster has changed."""
+        has_told = False
+
+        def on_targets(targets: tuple[Target, ...]) -> None:
+            nonlocal has_told
+            has_told = True
+            self._on_targets(source.name, self._admitted(source.name, targets))
+
+        while True:
+            try:
+                await source.watch(on_targets)
+            except WrongConfiguration as error:
+                log.error("discovery by %s: %s", source.name, error)  # noqa: TRY400
+                if not has_told:
+                    self._on_wrong_configuration()
+                    return
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    def _admitted(self, source: str, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        """Those in the networks; the log tells of others."""
+        kept, refused = admitted(self._networks, targets)
+        for text in sorted(refused - self._refused.get(source, frozenset())):
+            log.warning("%s names an engine that is left out: %s", source, text)
+        self._refused[source] = refused
+        return kept

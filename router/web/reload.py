@@ -1,0 +1,112 @@
+"""Gives other settings to the parts of a running router; what is under way goes on as it began."""
+
+from dataclasses import dataclass
+
+from router.core.fleet import Fleet
+from router.core.probing import roles_that_use_speed
+from router.net.body_parser import BodyParser
+from router.net.engine_pools import EnginePools
+from router.net.read_limiter import ReadLimiter
+from router.net.speed_prober import SpeedProber
+from router.net.start_limiter import StartLimiter
+from router.net.tls_files import TLSFiles
+from router.settings import Settings
+from router.telemetry.logs import set_level
+from router.telemetry.metrics import Metrics
+from router.web.admin import OperationsHandler
+from router.web.fleet_sync import FleetSync
+from router.web.parts import (
+    admission_gate,
+    admission_limits,
+    byte_budget_of,
+    cors_of,
+    exclusion_of,
+    key_file_of,
+    limits_of,
+    policies_of,
+    pool_of,
+    prefill_from,
+    scheduler_of,
+    shown_config,
+    timeouts_of,
+)
+from router.web.request_handler import RequestHandler
+from router.web.sources import SETTINGS, targets_of
+
+__all__ = ["SCHEDULING", "Parts", "reload"]
+
+SCHEDULING = (
+    *("routing_threshold", "threshold_on", "max_itl_impact", "retry_budget"),
+    *("load_balancing_strategy", "prefill_load_balancing_strategy"),
+    "decode_load_balancing_strategy",
+)
+"""The settings of the scheduler that may change: only then it is made anew, for it has learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What serves by reloadable settings."""
+
+    handler: RequestHandler
+    admin_handler: OperationsHandler
+    fleet: Fleet
+    sync: FleetSync
+    pools: EnginePools
+    engine_tls: TLSFiles
+    engine_reads: ReadLimiter
+    body_parser: BodyParser
+    speed_prober: SpeedProber
+    start_limiter: StartLimiter
+    metrics: Metrics
+
+
+def reload(parts: Parts, before: Settings, settings: Settings) -> None:
+    """Serve by these settings from now on; they differ from those before in reloadable ones only.
+    Raises OSError or ValueError, and changes nothing, if a key file cannot be read."""
+    network = parts.handler.network
+    keys = key_file_of(settings.api_key_file, network.api_keys)
+    admin_keys = key_file_of(settings.admin_key_file, parts.admin_handler.key_file)
+    network.api_keys = keys
+    network.limits, network.timeouts = limits_of(settings), timeouts_of(settings)
+    network.byte_budget.limit = byte_budget_of(settings).limit
+    network.sample = settings.decision_log_sample
+    network.names_engines = settings.engine_header == "on"
+    parts.handler.cors = cors_of(settings)
+    parts.handler.configure(network.limits)
+    parts.admin_handler.configure(network.limits, admin_keys)
+    _reload_routing(parts, before, settings)
+    _reload_admission(parts, settings)
+    parts.pools.configure(
+        pool_of(settings, parts.engine_tls, parts.engine_reads),
+        connect_seconds=settings.connect_timeout,
+        idle_seconds=settings.idle_connection_timeout,
+        max_idle=settings.max_idle_connections,
+    )
+    parts.metrics.info.config = shown_config(settings)
+    if settings.log_level != before.log_level:
+        set_level(settings.log_level)
+    if parts.sync.is_leader:
+        parts.sync.on_targets(SETTINGS, targets_of(settings))
+
+
+def _reload_routing(parts: Parts, before: Settings, settings: Settings) -> None:
+    """How engines are chosen, from the next request on."""
+    network = parts.handler.network
+    if any(getattr(before, name) != getattr(settings, name) for name in SCHEDULING):
+        scheduler = scheduler_of(settings, parts.fleet)
+        scheduler.succeed(network.scheduler)
+        network.scheduler = scheduler
+    parts.fleet.configure(exclusion_of(settings))
+    parts.speed_prober.speed_roles = roles_that_use_speed(policies_of(settings))
+    parts.body_parser.prefill_from = prefill_from(settings)
+
+
+def _reload_admission(parts: Parts, settings: Settings) -> None:
+    """A gate remains where there was one: requests that it let in have places to give back."""
+    network = parts.handler.network
+    if network.admission is not None:
+        network.admission.configure(admission_limits(settings))
+    else:
+        network.admission = admission_gate(
+            settings, parts.fleet, parts.start_limiter, parts.metrics
+        )

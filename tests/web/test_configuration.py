@@ -1,0 +1,139 @@
+"""A configuration is applied as a whole or not at all, and what was wrong is said."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from router.settings import Settings, SettingsError, load
+from router.web.configuration import Configuration
+
+D0 = {"decode": "http://d0"}
+
+
+class Desk:
+    """A configuration file, and what was made of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.write("routing_threshold: 1")
+        self.applied: list[Settings] = []
+        self.reloads = [0, 0, 1]
+        self.configuration = Configuration(
+            self._read(), self._read, path, self._apply, self.reloads
+        )
+
+    def write(self, text: str) -> None:
+        """Replace the file, as `mv` does: there is another inode."""
+        other = self.path.with_suffix(".new")
+        other.write_text(text)
+        other.replace(self.path)
+
+    def _read(self) -> Settings:
+        return load(D0, self.path)
+
+    def _apply(self, settings: Settings) -> None:
+        self.applied.append(settings)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Desk:
+    caplog.set_level(logging.INFO, "router.web.configuration")
+    return Desk(tmp_path / "router.yaml")
+
+
+def test_a_file_that_has_changed_is_applied_once(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.configuration.look()
+    assert desk.applied == []
+    desk.write("routing_threshold: 2\nqueue_size: 7")
+    desk.configuration.look()
+    desk.configuration.look()
+    [settings] = desk.applied
+    assert (settings.routing_threshold, settings.queue_size) == (2, 7)
+    assert desk.configuration.settings is settings
+    assert desk.reloads == [1, 0, 1]
+    [record] = caplog.records
+    assert record.__dict__["fields"] == {"changed": "--routing-threshold, --queue-size"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("routing_threshold: -1", "routing_threshold: must be a number of tokens"),
+        ("routing_treshold: 2", "no such setting, did you mean routing_threshold?"),
+        ("routing_threshold: 2\nport: 9", "--port: needs a restart"),
+        ("routing_threshold: 2\nport: 9\nworkers: 2", "--port, --workers: needs a restart"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_what_is_wrong_is_rejected_as_a_whole_with_one_line(
+    desk: Desk, caplog: pytest.LogCaptureFixture, text: str, reason: str
+) -> None:
+    before = desk.configuration.settings
+    desk.write(text)
+    desk.configuration.look()
+    desk.configuration.look()
+    assert desk.applied == []
+    assert desk.configuration.settings is before
+    assert desk.reloads == [0, 1, 0]
+    [line] = caplog.messages
+    assert line.startswith("configuration rejected, the old one remains: ")
+    assert reason in line
+
+
+def test_a_good_one_after_a_wrong_one_shows_that_all_is_well(desk: Desk) -> None:
+    desk.write("{")
+    desk.configuration.look()
+    desk.write("routing_threshold: 3")
+    desk.configuration.look()
+    assert desk.reloads == [1, 1, 1]
+
+
+def test_one_that_cannot_be_applied_is_rejected(
+    desk: Desk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Settings) -> None:
+        raise OSError("no such key file")
+
+    monkeypatch.setattr(desk.configuration, "_apply", fail)
+    desk.write("routing_threshold: 3")
+    desk.configuration.look()
+    assert desk.reloads == [0, 1, 0]
+    assert desk.configuration.settings.routing_threshold == 1
+    assert caplog.messages[0].endswith("no such key file")
+
+
+def test_a_reload_reads_again_even_if_the_file_is_the_same(desk: Desk) -> None:
+    desk.configuration.reload()
+    assert len(desk.applied) == 1
+    assert desk.reloads == [1, 0, 1]
+
+
+def test_no_value_of_a_setting_is_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    desk.write("engine_api_key: s3cret")
+    desk.configuration.look()
+    desk.write("engine_api_key: s3cret word")
+    desk.configuration.look()
+    assert len(caplog.messages) == 2
+    assert "s3cret" not in caplog.text
+
+
+def test_a_router_without_a_file_reads_its_settings_again_too() -> None:
+    applied: list[Settings] = []
+    settings = load(D0)
+    configuration = Configuration(settings, lambda: load(D0), None, applied.append, [0, 0, 1])
+    configuration.look()
+    assert applied == []
+    configuration.reload()
+    assert applied == [settings]
+
+
+def test_settings_that_cannot_be_read_now_change_nothing() -> None:
+    def refuse() -> Settings:
+        raise SettingsError("--decode: gone")
+
+    reloads = [0, 0, 1]
+    Configuration(load(D0), refuse, None, lambda _: None, reloads).reload()
+    assert reloads == [0, 1, 0]

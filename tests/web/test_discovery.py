@@ -1,0 +1,103 @@
+"""What comes of the engines that sources name, and of sources that cannot work."""
+
+import asyncio
+import logging
+
+import pytest
+
+from router.core.engine_networks import EngineNetworks
+from router.core.membership import Target
+from router.core.values import Endpoint, Role
+from router.discovery.source import OnTargets, WrongConfiguration
+from router.web import discovery
+from router.web.discovery import Discovery
+from tests.net.harness import eventually
+
+IN, OUT, NAME = (
+    Target(Endpoint(url, Role.DECODE))
+    for url in ("http://10.0.0.1:8000", "http://169.254.169.254", "http://d0:8000")
+)
+
+
+class Source:
+    """Names these sets one after the other; a set of None is a wrong configuration."""
+
+    name = "pods"
+    servers = ("pods",)
+
+    def __init__(self, *sets: tuple[Target, ...] | None) -> None:
+        self._sets = list(sets)
+        self.watched = 0
+
+    async def watch(self, on_targets: OnTargets) -> None:
+        """See `Source`."""
+        self.watched += 1
+        while self._sets:
+            targets = self._sets.pop(0)
+            if targets is None:
+                raise WrongConfiguration("no such selector; mend it")
+            on_targets(targets)
+        await asyncio.Event().wait()
+
+
+class Bench:
+    """A discovery, and what it has told."""
+
+    def __init__(self, *networks: str) -> None:
+        self.told: list[tuple[Target, ...]] = []
+        self.ended = 0
+        self.discovery = Discovery(EngineNetworks(networks), self._on_targets, self._end)
+
+    def _on_targets(self, source: str, targets: tuple[Target, ...]) -> None:
+        assert source == "pods"
+        self.told.append(targets)
+
+    def _end(self) -> None:
+        self.ended += 1
+
+    async def run(self, source: Source, sets: int) -> None:
+        """Until so many sets have been told."""
+        running = asyncio.ensure_future(self.discovery.run(source))
+        await eventually(lambda: len(self.told) == sets or running.done())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_engines_outside_the_networks_are_left_out_with_a_warning_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench("10.0.0.0/8")
+    await bench.run(Source((IN, OUT), (OUT, IN), (IN, OUT, NAME), (IN,), (IN, OUT)), 5)
+    assert bench.told == [(IN,)] * 5
+    assert [line.split(": ")[1] for line in caplog.messages] == [
+        *(OUT.endpoint.url, NAME.endpoint.url),
+        OUT.endpoint.url,  # it had been away
+    ]
+
+
+async def test_without_networks_all_are_taken() -> None:
+    bench = Bench()
+    await bench.run(Source((IN, OUT, NAME)), 1)
+    assert bench.told == [(IN, OUT, NAME)]
+
+
+async def test_a_source_that_can_never_work_ends_the_router_with_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench, source = Bench(), Source(None)
+    await bench.run(source, 1)
+    assert (bench.ended, source.watched) == (1, 1)
+    assert caplog.messages == ["discovery by pods: no such selector; mend it"]
+    assert caplog.records[0].exc_info is None
+
+
+async def test_one_that_has_named_engines_is_asked_again_and_they_stay(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
+    caplog.set_level(logging.ERROR)
+    bench, source = Bench(), Source((IN,), None, (IN, NAME))
+    await bench.run(source, 2)
+    assert (bench.ended, source.watched) == (0, 2)
+    assert bench.told == [(IN,), (IN, NAME)]
+    assert len(caplog.messages) == 1
