@@ -85,6 +85,8 @@ class Roster:
         self.rows = rows
         self._leave_seconds = leave_seconds
         self._sources: dict[str, tuple[Target, ...]] = {}
+        self._beyond: dict[str, int] = {}
+        """How many more engines than there are rows each source names; they are not kept."""
         self._added: dict[Endpoint, None] = {}
         self._standing: dict[Endpoint, Standing] = {}
         self._given_up: dict[int, int] = {}
@@ -94,7 +96,9 @@ class Roster:
 
     def set_targets(self, source: str, targets: Iterable[Target], now: float) -> bool:
         """A source names its whole set. Returns whether that changes the fleet."""
-        self._sources[source] = tuple(targets)
+        fit = [t for t in targets if max(len(t.endpoint.url), len(t.identity)) <= MAX_NAME]
+        self._sources[source] = tuple(fit[: self.rows])
+        self._beyond[source] = max(0, len(fit) - self.rows)
         return self._update(now)
 
     def refusal(self, order: Order, endpoint: Endpoint) -> str | None:
@@ -198,7 +202,7 @@ class Roster:
             for endpoint, (source, target) in wanted.items()
         ]
         entries = [entry for entry in found if entry is not None]
-        self.left_out = len(found) - len(entries)
+        self.left_out = len(found) - len(entries) + sum(self._beyond.values())
         there = {entry.endpoint for entry in entries}
         entries += [
             entry if entry.leaving_since is not None else entry.left(now, version)
@@ -245,8 +249,7 @@ class Roster:
         named: dict[Endpoint, tuple[str, Target]] = {}
         for source, targets in self._sources.items():
             for target in targets:
-                if max(len(target.endpoint.url), len(target.identity)) <= MAX_NAME:
-                    named.setdefault(target.endpoint, (source, target))
+                named.setdefault(target.endpoint, (source, target))
         wanted = {
             endpoint: (source, target)
             for endpoint, (source, target) in named.items()

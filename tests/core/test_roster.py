@@ -128,6 +128,17 @@ def test_who_is_left_out_comes_in_when_there_is_room() -> None:
     assert (named(roster), roster.left_out) == ([D0], 0)
 
 
+def test_of_a_source_that_names_far_too_many_no_more_is_kept_than_there_is_room_for() -> None:
+    def named_by_dns(number: int) -> list[Target]:
+        return [Target(Endpoint(f"http://e{each}", Role.DECODE)) for each in range(number)]
+
+    roster = roster_of(*named_by_dns(100_000))
+    assert (len(named(roster)), roster.left_out) == (8, 99_992)
+    assert len(roster.encode()) < 4096
+    roster.set_targets("file", named_by_dns(9), 1.0)
+    assert (len(named(roster)), roster.left_out) == (8, 1)
+
+
 def test_a_source_may_drain_an_engine() -> None:
     roster = roster_of(Target(D0, is_draining=True))
     assert entry_of(roster, D0).is_draining
