@@ -405,7 +405,9 @@ class Fleet:
             if member.health.streak and member.health.state is UP:
                 # It resets failed probes in a row, but only a probe brings an engine up.
                 self._see(member, HealthSignal.OK, now)
-            if event.status >= 500 and event.is_own_doing:
+            # What another engine did at the same URL was asked of it before.
+            is_error = event.status >= 500 and event.is_own_doing
+            if is_error and now - event.seconds >= member.joined_at:
                 member.failed(f"it answered a request with {event.status}", now)
                 self._count_failure(member, now)
         elif isinstance(event, Probed):

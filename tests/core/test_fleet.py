@@ -759,3 +759,15 @@ def test_prefixes_of_who_joins_are_told_too() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
     fleet.apply(entries(D0, D1), 1.0)
     assert fleet.member(D1).prefixes.news == []
+
+
+def test_errors_of_an_engine_are_not_blamed_on_the_one_that_took_its_place() -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.apply([Entry(D0, 5, "new"), Entry(D1, 1)], 10.0)
+    fleet.observe(Probed(D0, HealthSignal.OK), 10.0)
+    for _ in range(20):
+        fleet.observe(LegAnswered(D0, 500, 3.0), 12.0)  # asked before it came
+    assert (fleet.member(D0).exclusion, fleet.member(D0).last_error) == (None, None)
+    for _ in range(20):
+        fleet.observe(LegAnswered(D0, 500, 1.0), 12.0)
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
