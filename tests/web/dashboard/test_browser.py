@@ -183,6 +183,26 @@ def test_names_of_models_are_text(browser: Browser, site: Site) -> None:
         assert seen.complaints == []
 
 
+POOLS_WITHOUT_PREFILL = """() => new Promise((done) => {
+  const source = new EventSource("dashboard/events");
+  source.addEventListener("message", (event) => {
+    source.close();
+    const sample = JSON.parse(event.data);
+    sample.pools = sample.pools.filter((pool) => pool.role === "decode");
+    show(sample);
+    done([...document.getElementById("pools").children].map((section) => section.id));
+  });
+})"""
+
+
+def test_a_pool_whose_engines_have_all_left_is_shown_no_longer(
+    browser: Browser, site: Site
+) -> None:
+    with looking(browser, site) as (page, _):
+        expect(page.locator("#pool-prefill")).to_have_count(1)
+        assert page.evaluate(POOLS_WITHOUT_PREFILL) == ["pool-decode"]
+
+
 def test_an_injected_script_would_not_run(browser: Browser, site: Site) -> None:
     """The policy is a second line: the first is that no text becomes markup."""
     with looking(browser, site) as (page, seen):

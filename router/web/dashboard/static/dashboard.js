@@ -217,6 +217,9 @@ function show(sample) {
   setText(by("version"), sample.version);
   setText(by("updated"), `${clock(sample.time)} UTC`);
   setPairs(by("totals"), TOTALS.map(([name, text]) => [name, text(sample.totals)]));
+  for (const section of by("pools").querySelectorAll(".pool")) {
+    if (!sample.pools.some((pool) => section.id === `pool-${pool.role}`)) section.remove(); // all have left
+  }
   sample.pools.forEach(showPool);
   setRows(
     by("decisions"),
