@@ -36,6 +36,7 @@ from router.net.known_heads import KnownHeads
 from router.net.kv_ready import KVReadySocket
 from router.net.kv_sources import sources_in
 from router.net.kv_subscription import unpack
+from router.net.read_limiter import ReadLimiter
 from tests.net.wire import Handler, Wire, settled
 
 __all__ = ["TARGETS", "pieces"]
@@ -158,6 +159,7 @@ class _Sink:
 class _Pool:
     def __init__(self) -> None:
         self.known_heads: KnownHeads[AnswerHead] = KnownHeads(8)
+        self.read_limiter = ReadLimiter(1 << 30)
         self.kept = 0
 
     def put(self, _: EngineConnection) -> None:

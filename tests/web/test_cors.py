@@ -1,5 +1,7 @@
 """Web pages of other origins: none may read an answer, or those that the operator names."""
 
+from typing import Any
+
 import pytest
 
 from tests.net.client import Answer, request
@@ -14,7 +16,7 @@ PREFLIGHT = (
     (b"access-control-request-method", b"POST"),
     (b"access-control-request-headers", b"authorization,content-type"),
 )
-OPEN = {"cors_allow_origin": (PAGE.decode(),)}
+OPEN: dict[str, Any] = {"cors_allow_origin": (PAGE.decode(),)}
 OK = json_reply(
     {"choices": []},
     200,
