@@ -27,8 +27,18 @@ class Families:
     """The metrics that are counted, all in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter = partial(Counter, registry=registry)
-        histogram = partial(Histogram, registry=registry)
+        self._counter = partial(Counter, registry=registry)
+        self._histogram = partial(Histogram, registry=registry)
+        self._add_requests()
+        self._add_engines()
+        self._add_caches()
+        self._add_access(registry)
+        self._add_process(registry)
+
+    def _add_requests(self) -> None:
+        """What clients ask and get."""
+        counter = self._counter
+        histogram = self._histogram
         self.requests = counter(
             "pd_router_requests",
             "Requests by route, mode, status and outcome.",
@@ -39,35 +49,6 @@ class Families:
         )
         self.fallbacks = counter(
             "pd_router_fallbacks", "Legs that did not go as planned, and why.", ["leg", "reason"]
-        )
-        self.answers = counter(
-            "pd_router_engine_answers",
-            "Answers that engines began, by status.",
-            ["role", "endpoint", "status"],
-        )
-        self.failures = counter(
-            "pd_router_engine_failures",
-            "Legs that an engine did not answer or broke off.",
-            ["role", "endpoint", "kind"],
-        )
-        self.probes = counter(
-            "pd_router_speed_probes",
-            "The router's own tiny generations on engines that get no users' requests.",
-            ["role", "endpoint", "outcome"],
-        )
-        self.kv_events = counter(
-            "pd_router_kv_events", "KV-cache events that came from engines.", ["role", "endpoint"]
-        )
-        self.kv_event_troubles = counter(
-            "pd_router_kv_event_troubles",
-            "Gaps in an engine's KV-cache events, replays asked for, and losses for good.",
-            ["role", "endpoint", "kind"],
-        )
-        self.cached_tokens = counter(
-            "pd_router_cached_prompt_tokens",
-            "Prompt tokens that an engine's KV-cache events let expect in its cache, and those "
-            "that its answers say were found there.",
-            ["role", "endpoint", "kind"],
         )
         self.chunks = counter("pd_router_relayed_chunks", "Reads passed on to clients.")
         self.bytes = counter("pd_router_relayed_bytes", "Body bytes sent to clients.")
@@ -84,6 +65,37 @@ class Families:
             ["mode"],
             buckets=DURATION_BUCKETS,
         )
+        self.prefill = histogram(
+            "pd_router_prefill_duration_seconds",
+            "Remote prefills, from the request to the whole reply.",
+            buckets=TTFT_BUCKETS,
+        )
+        self.tokens = histogram(
+            "pd_router_estimated_input_tokens",
+            "Estimated input tokens of requests.",
+            ["mode"],
+            buckets=TOKEN_BUCKETS,
+        )
+
+    def _add_engines(self) -> None:
+        """What each engine does."""
+        counter = self._counter
+        histogram = self._histogram
+        self.answers = counter(
+            "pd_router_engine_answers",
+            "Answers that engines began, by status.",
+            ["role", "endpoint", "status"],
+        )
+        self.failures = counter(
+            "pd_router_engine_failures",
+            "Legs that an engine did not answer or broke off.",
+            ["role", "endpoint", "kind"],
+        )
+        self.probes = counter(
+            "pd_router_speed_probes",
+            "The router's own tiny generations on engines that get no users' requests.",
+            ["role", "endpoint", "outcome"],
+        )
         self.endpoint_ttft = histogram(
             "pd_router_endpoint_time_to_first_token_seconds",
             "From the request that was sent to an engine to the first token: of streams by decode "
@@ -97,35 +109,29 @@ class Families:
             ["role", "endpoint"],
             buckets=GAP_BUCKETS,
         )
-        self.prefill = histogram(
-            "pd_router_prefill_duration_seconds",
-            "Remote prefills, from the request to the whole reply.",
-            buckets=TTFT_BUCKETS,
+
+    def _add_caches(self) -> None:
+        """What the engines' KV caches hold."""
+        counter = self._counter
+        self.kv_events = counter(
+            "pd_router_kv_events", "KV-cache events that came from engines.", ["role", "endpoint"]
         )
-        self.tokens = histogram(
-            "pd_router_estimated_input_tokens",
-            "Estimated input tokens of requests.",
-            ["mode"],
-            buckets=TOKEN_BUCKETS,
+        self.kv_event_troubles = counter(
+            "pd_router_kv_event_troubles",
+            "Gaps in an engine's KV-cache events, replays asked for, and losses for good.",
+            ["role", "endpoint", "kind"],
         )
-        self.lag = histogram(
-            "pd_router_event_loop_lag_seconds",
-            "How late the event loop was, looked at a hundred times a second: streams stood still.",
-            buckets=LAG_BUCKETS,
+        self.cached_tokens = counter(
+            "pd_router_cached_prompt_tokens",
+            "Prompt tokens that an engine's KV-cache events let expect in its cache, and those "
+            "that its answers say were found there.",
+            ["role", "endpoint", "kind"],
         )
-        self.worst_lag = Gauge(
-            "pd_router_event_loop_lag_max_seconds",
-            "The most it has ever been late.",
-            registry=registry,
-            multiprocess_mode="max",
-        )
-        self.discovery_answered = Gauge(
-            "pd_router_discovery_last_answer_timestamp_seconds",
-            "When a discovery source last said which engines there are, Unix time; 0: never.",
-            ["source"],
-            registry=registry,
-            multiprocess_mode="max",
-        )
+
+    def _add_access(self, registry: CollectorRegistry) -> None:
+        """Who is let in, and who waits."""
+        counter = self._counter
+        histogram = self._histogram
         self.key_requests = counter(
             "pd_router_api_key_requests",
             "Requests by the name of their API key (--api-key-file).",
@@ -150,6 +156,28 @@ class Families:
             "Requests that were refused: full (429), pushed_out of a full queue (429) or timeout "
             "(503).",
             ["reason"],
+        )
+
+    def _add_process(self, registry: CollectorRegistry) -> None:
+        """What the process itself does."""
+        histogram = self._histogram
+        self.lag = histogram(
+            "pd_router_event_loop_lag_seconds",
+            "How late the event loop was, looked at a hundred times a second: streams stood still.",
+            buckets=LAG_BUCKETS,
+        )
+        self.worst_lag = Gauge(
+            "pd_router_event_loop_lag_max_seconds",
+            "The most it has ever been late.",
+            registry=registry,
+            multiprocess_mode="max",
+        )
+        self.discovery_answered = Gauge(
+            "pd_router_discovery_last_answer_timestamp_seconds",
+            "When a discovery source last said which engines there are, Unix time; 0: never.",
+            ["source"],
+            registry=registry,
+            multiprocess_mode="max",
         )
         self.accept_delay = histogram(
             "pd_router_accept_delay_seconds",
