@@ -72,7 +72,13 @@ class Back:
     def __init__(self) -> None:
         self.fronts: list[list[bytes]] = []
         config = uvicorn.Config(
-            self._app, host="127.0.0.1", port=0, http="h11", lifespan="off", log_level="critical"
+            self._app,
+            host="127.0.0.1",
+            port=0,
+            http="h11",
+            interface="asgi3",
+            lifespan="off",
+            log_level="critical",
         )
         self._server = uvicorn.Server(config)
 
