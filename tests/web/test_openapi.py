@@ -46,4 +46,4 @@ async def test_no_operation_fails_whatever_is_asked(harness: Harness) -> None:
     document = (await (await router.client()).get("/openapi.json")).json
     schema = schemathesis.openapi.from_dict(document)
     asked = await asyncio.to_thread(_ask_all, schema, url)
-    assert asked >= 10
+    assert asked >= 8
