@@ -8,6 +8,7 @@ from typing import Any
 from router.commands.usage import one_line
 from router.settings import Settings, SettingsError, examine
 from router.web.app import Router
+from router.web.sources import sources_of
 
 __all__ = ["run"]
 
@@ -32,6 +33,7 @@ def run(flags: Mapping[str, Any], config: Path) -> int:
 def _not_installed(settings: Settings) -> list[str]:
     """What the settings ask for and cannot have."""
     try:
+        sources_of(settings)
         Router(settings)
     except SettingsError as error:
         return [str(error)]

@@ -1,5 +1,6 @@
 """`pd-router config check`: all that is wrong, in one go, without serving."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_flags_count_as_they_do_for_serve(file: Path) -> None:
 def test_what_is_not_installed_is_a_problem(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "dns", None)
+    monkeypatch.setitem(sys.modules, "dns.asyncresolver", None)
     file.write_text("dns_decode: d0.example:8000\n")
     assert main(["config", "check", str(file)]) == 2
     assert "pip install 'pd-router[dns]'" in capsys.readouterr().err

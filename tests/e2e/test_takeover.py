@@ -138,6 +138,8 @@ async def test_a_connection_that_is_kept_gets_one_more_answer_which_says_that_it
     flags = ("--decode", engine.url, "--takeover", str(tmp_path / "s"), "--admin-port", "0")
     async with serving(*flags, "--shutdown-grace", "3600") as old:
         await old.ready()
+        for probe in old._clients:
+            probe.leave()
         kept = await old.client()
         assert (await kept.get("/ready")).values(b"connection") == []
         async with successor(old, *flags):
