@@ -20,6 +20,10 @@ from router.telemetry import logs
 __all__ = ["main"]
 
 USAGE_ERROR = 2
+
+EPP_PORT = 9002
+"""The port of endpoint pickers in the Gateway API Inference Extension's own manifests."""
+
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 """What a shell reports of processes that SIGINT and SIGPIPE ended."""
@@ -64,6 +68,12 @@ def _config(options: Options) -> int:
     del options["action"]  # there is one
     file = options.pop("config")
     return config.run(options, file)
+
+
+def _epp(options: Options) -> int:
+    if _settings(dict(options)).epp_port is None:
+        options = {**options, "epp_port": str(EPP_PORT)}
+    return _serve(options)
 
 
 def _check(options: Options) -> int:
@@ -144,7 +154,8 @@ def _parse(arguments: Sequence[str]) -> Options:
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
         names = (
-            "serve, check, config, explain, top, drain, undrain, demo, simulate-engines or simulate"
+            "serve, check, config, explain, top, drain, undrain, demo, simulate-engines, simulate "
+            "or epp"
         )
         raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
@@ -165,6 +176,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         return added
 
     _add_settings(add("serve", _serve, "Run the router."))
+    _add_settings(add("epp", _epp, "Run the router, and an endpoint picker for Envoy beside it."))
     checking = add("check", _check, "Ask every engine whether it and the settings fit.")
     checking.add_argument(
         "--try",

@@ -27,6 +27,7 @@ LAB = frozenset({"tokenizers", "torch", "transformers"})
 
 
 NAMESPACES = {
+    "envoy": "xds-protos",
     "opentelemetry": "opentelemetry-api",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry.proto": "opentelemetry-proto",

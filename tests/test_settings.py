@@ -14,6 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from router.core.discovery_names import DnsName
 from router.core.policies import POLICIES
 from router.core.urls import origin
 from router.settings import (
@@ -30,6 +31,7 @@ from router.settings import (
 from router.settings.values import KVEventSource, Receiver, Strategy
 
 D0 = {"decode": "http://d0"}
+ADMIN = {**D0, "admin_port": "9"}
 QUICK = examples(
     max_examples=150,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -105,7 +107,7 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     ),
     "engine_networks": ("10.0.0.0/8,fd00::/8", ("10.0.0.0/8", "fd00::/8"), D0),
     "workers": ("4", 4, D0),
-    "admin_host": ("127.0.0.1", "127.0.0.1", {**D0, "admin_port": "9"}),
+    "admin_host": ("127.0.0.1", "127.0.0.1", ADMIN),
     "admin_port": ("9", 9, D0),
     "engine_header": ("on", "on", D0),
     "prefix_cache": ("off", "off", D0),
@@ -167,7 +169,18 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "shutdown_grace": ("0", 0.0, D0),
     "max_body_bytes": ("1024", 1024, D0),
     "api_key_file": (str(KEY_FILE), KEY_FILE, D0),
-    "admin_key_file": (str(KEY_FILE), KEY_FILE, {**D0, "admin_port": "9"}),
+    "admin_key_file": (str(KEY_FILE), KEY_FILE, ADMIN),
+    "data_parallel_ranks": ("off", "off", D0),
+    "epp_port": ("9002", 9002, D0),
+    "direct_mode": ("on", "on", D0),
+    "trusted_gateways": (
+        "10.0.0.0/8,fd00::/8",
+        ("10.0.0.0/8", "fd00::/8"),
+        {**D0, "direct_mode": "on"},
+    ),
+    "peers": ("http://r1:9000,http://r2:9000", ("http://r1:9000", "http://r2:9000"), ADMIN),
+    "dns_peers": ("routers:9000", (DnsName("routers", 9000),), ADMIN),
+    "peer_key": ("k", "k", {**ADMIN, "peers": "http://r1:9000"}),
     "max_buffered_bytes": ("67108864", 64 << 20, D0),
     "max_in_flight": ("1", 1, D0),
     "max_in_flight_per_engine": ("1", 1, D0),
@@ -416,6 +429,13 @@ WRONG = {
     "max_body_bytes": "1023",
     "api_key_file": "/no/such/file",
     "admin_key_file": "/no/such/file",
+    "data_parallel_ranks": "2",
+    "epp_port": "65536",
+    "direct_mode": "yes",
+    "trusted_gateways": "10.0.0.1/8",
+    "peers": "r1:9000",
+    "dns_peers": "routers",
+    "peer_key": "two words",
     "max_buffered_bytes": "1023",
     "max_in_flight": "0",
     "max_in_flight_per_engine": "0",

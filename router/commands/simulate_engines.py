@@ -74,7 +74,7 @@ async def _serve(config: EngineConfig, pools: Pools, port: int) -> None:
                 config,
                 role=role,
                 port=port + place if port else 0,
-                kv_events_port=events + 2 * place if events else 0,
+                kv_events_port=events + 2 * place * config.data_parallel_size if events else 0,
             )
             try:
                 running.append(await stack.enter_async_context(serve_engine(engine)))

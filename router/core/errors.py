@@ -19,6 +19,7 @@ __all__ = [
     "LengthRequired",
     "MethodNotAllowed",
     "NoEngine",
+    "NoPartner",
     "NotFound",
     "Overloaded",
     "RouterError",
@@ -167,6 +168,13 @@ class NoEngine(RouterError):
     type = "ServiceUnavailableError"
     # Engines that are down are probed every second: sooner than that nothing can change.
     retry_seconds: ClassVar[int | None] = 1
+
+
+class NoPartner(NoEngine):
+    """There are engines, but none that can exchange KV caches with the request's other one. Plans
+    go on without that; no client hears of it."""
+
+    retry_seconds: ClassVar[int | None] = None
 
 
 class ShuttingDown(NoEngine):

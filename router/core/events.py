@@ -39,7 +39,8 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """A scrape of an engine's /metrics. `own`: this router's requests there at the time."""
+    """A scrape of an engine's /metrics. `own`: the requests there at the time that the router knows
+    of, its own and those of its siblings."""
 
     endpoint: Endpoint
     gauges: Gauges | None

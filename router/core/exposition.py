@@ -11,7 +11,7 @@ from typing import Final
 
 from router.core.values import Gauges
 
-__all__ = ["read"]
+__all__ = ["of_rank", "ranks", "read"]
 
 MAX_SERIES: Final = 4096
 """Lines that are looked at: those of 400 data-parallel ranks. An engine may send anything."""
@@ -29,6 +29,7 @@ _TIME: Final = re.compile(rb"-?[0-9]+")
 _BLOCK_SIZE: Final = re.compile(rb'\bblock_size="(\d{1,6})"')
 _BLOCKS: Final = re.compile(rb'\bnum_gpu_blocks="(\d{1,9})"')
 
+_RANK: Final = re.compile(rb'^vllm:num_requests_running\{[^\n}]*\bengine="(\d{1,4})"', re.MULTILINE)
 Samples = Mapping[bytes, Sequence[float]]
 
 
@@ -61,6 +62,17 @@ def read(text: bytes) -> Gauges:
         cache_queries=_sum(found, b"prefix_cache_queries_total"),
         cache_hits=_sum(found, b"prefix_cache_hits_total"),
     )
+
+
+def ranks(text: bytes) -> tuple[int, ...]:
+    """The data-parallel ranks of which the page tells."""
+    return tuple(sorted({int(rank) for rank in _RANK.findall(text)}))
+
+
+def of_rank(text: bytes, rank: int) -> bytes:
+    """The series of one rank."""
+    label = b'engine="%d"' % rank
+    return b"\n".join(line for line in text.split(b"\n") if label in line)
 
 
 def _cache_tokens(labels: bytes) -> int:

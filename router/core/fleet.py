@@ -5,7 +5,7 @@ of engines that are not in it (any more) are ignored.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from router.core.prefix.kv_source import EngineCache
 from router.core.roster import Entry
 from router.core.speed_estimator import SpeedEstimator
 from router.core.token_ratios import TokenRatios
+from router.core.urls import split_rank
 from router.core.values import NO_KEYS, Candidate, Endpoint, Facts, FailureKind, PrefixKeys, Role
 
 __all__ = ["Fleet", "is_unreachable"]
@@ -101,6 +102,9 @@ class Fleet:
         self._pools: dict[Role, tuple[Member, ...]] = dict.fromkeys(Role, ())
         self._in_use = self._pools
         """Those that are not drained."""
+        self.is_mixed = False
+        """Whether engines in use differ in version, or in what a model's name stands for: then
+        prefill and decode engines are paired (`strangers`)."""
         self._known: frozenset[str] | None = None
         self._adapters: frozenset[str] | None = None
         self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
@@ -127,6 +131,7 @@ class Fleet:
             member = before.get(entry.endpoint)
             if member is None or (member.row, member.identity) != (entry.row, entry.identity):
                 member = self._new_member(entry, now)
+                _inherit(member, before, now)
             _take_over(member, entry, now)
             members[entry.endpoint] = member
         for endpoint in before.keys() - members.keys():
@@ -143,6 +148,7 @@ class Fleet:
             monitor.watch(self._pools[role])
         self._known = self._adapters = None
         self._kept.clear()
+        self._compare()
 
     def _new_member(self, entry: Entry, now: float) -> Member:
         endpoint = entry.endpoint
@@ -328,6 +334,16 @@ class Fleet:
             found.append(view)
         return found
 
+    def first_usable(
+        self, endpoints: Iterable[Endpoint], exclude: frozenset[Endpoint]
+    ) -> list[Candidate]:
+        """The first of these endpoints that may get a request, stalled or not; none if none may."""
+        for endpoint in endpoints:
+            member = self._members.get(endpoint)
+            if member is not None and member.is_usable and endpoint not in exclude:
+                return [member.view]
+        return []
+
     def tick(self, now: float) -> None:
         """Update speeds and exclusions; call it every `TICK_SECONDS`."""
         self._kept.clear()
@@ -347,6 +363,37 @@ class Fleet:
                 size += len(prefix.keys)
             if some:
                 yield PrefixesHeld(member.endpoint, tuple(some))
+
+    def _compare(self) -> None:
+        """Find out whether the engines in use are of one kind."""
+        versions: set[str] = set()
+        roots: set[tuple[str, str]] = set()
+        for pool in self._in_use.values():
+            for member in pool:
+                if member.version is not None:
+                    versions.add(member.version)
+                for card in member.cards or ():
+                    if isinstance(card.get("root"), str):
+                        roots.add((card["id"], card["root"]))
+        self.is_mixed = len(versions) > 1 or len({name for name, _ in roots}) < len(roots)
+
+    def strangers(
+        self, role: Role, partner: Endpoint | None, model: str | None
+    ) -> frozenset[Endpoint]:
+        """The engines of a role that cannot exchange KV caches of a model with `partner`. Without
+        one, the prefill engines that can with no decode engine that may get new requests."""
+        if partner is not None:
+            known = self._members.get(partner)
+            others = [] if known is None else [known]
+        elif role is Role.PREFILL:
+            others = [m for m in self._in_use[Role.DECODE] if m.health.is_usable]
+        else:
+            others = []
+        return frozenset(
+            member.endpoint
+            for member in self._in_use[role]
+            if others and not any(member.agrees_with(other, model) for other in others)
+        )
 
     def expected_delay(self, member: Member) -> float | None:
         """Expected seconds of a request of mean length there, now; None if not known."""
@@ -473,12 +520,15 @@ class Fleet:
         if event.error is not None:
             member.failed(event.error, now)
         self._see(member, event.signal, now)
-        member.version = event.version or member.version
+        if event.version is not None and event.version != member.version:
+            member.version = event.version
+            self._compare()
         if event.cards is not None and event.cards != member.cards:
             self._known = self._adapters = None
             self._kept.clear()
             member.cards = event.cards
             member.models = frozenset(card["id"] for card in event.cards)
+            self._compare()
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
         member.gauges, member.gauges_at = event.gauges, now
@@ -501,6 +551,21 @@ class Fleet:
         before = view.other_requests
         view.other_requests = others if before is None else _half_way(before, others)
         member.calibrate(gauges, others)
+
+
+def _inherit(member: Member, before: Mapping[Endpoint, Member], now: float) -> None:
+    """A rank is as well as the engine of which it was a part until now, and the other way round:
+    nobody need wait for its first probe."""
+    url, rank = split_rank(member.endpoint.url)
+    role = member.endpoint.role
+    if rank is not None:
+        known = before.get(Endpoint(url, role))
+    else:
+        ranks = (m for e, m in before.items() if e.role is role and e.url.startswith(url + "#"))
+        known = next(ranks, None)
+    if known is not None and known.identity == member.identity and known.health.is_usable:
+        member.health, member.since = known.health, now
+        member.cards, member.models, member.version = known.cards, known.models, known.version
 
 
 def _take_over(member: Member, entry: Entry, now: float) -> None:

@@ -17,6 +17,7 @@ __all__ = [
     "end_to_end",
     "is_event_stream",
     "value",
+    "without",
 ]
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -67,6 +68,11 @@ def end_to_end(headers: Collection[tuple[bytes, bytes]], drop: frozenset[bytes])
 def block(headers: Headers) -> bytes:
     """Headers as they stand on the wire, each line ended."""
     return b"".join([b"%b: %b\r\n" % pair for pair in headers])
+
+
+def without(lines: bytes, name: bytes) -> bytes:
+    """A block without the lines of a header; names are lower case."""
+    return re.sub(rb"^" + re.escape(name) + rb":[^\n]*\n", b"", lines, flags=re.MULTILINE)
 
 
 def value(headers: Headers, name: bytes) -> bytes | None:

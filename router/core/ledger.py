@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from router.core.peer_loads import PeerBoard
 from router.core.prefix.cache_events import PromptFeedback
 from router.core.prefix.held import PrefixClaim
 from router.core.values import Endpoint, Load, LocalLoad
@@ -14,28 +15,36 @@ __all__ = ["Lease", "Ledger"]
 class Ledger:
     """This router's requests on each endpoint; only leases change the counts.
 
-    `load_of` makes an endpoint's load; by default it counts this process only.
+    `load_of` makes an endpoint's load; by default it counts this process only. With `peers` loads
+    are those of sibling replicas too.
     """
 
-    def __init__(self, load_of: Callable[[Endpoint], Load] = lambda _: LocalLoad()) -> None:
+    def __init__(
+        self,
+        load_of: Callable[[Endpoint], Load] = lambda _: LocalLoad(),
+        peers: PeerBoard | None = None,
+    ) -> None:
         self._load_of = load_of
+        self.peers = peers
         self._loads: dict[Endpoint, Load] = {}
 
     def load(self, endpoint: Endpoint) -> Load:
         """The endpoint's load, live."""
         load = self._loads.get(endpoint)
-        if load is None:
-            load = self._loads[endpoint] = self._load_of(endpoint)
-        return load
+        return self.renew(endpoint) if load is None else load
 
     def renew(self, endpoint: Endpoint) -> Load:
         """The load of another engine at this endpoint: leases on the one before do not count."""
-        load = self._loads[endpoint] = self._load_of(endpoint)
+        own = self._load_of(endpoint)
+        load = own if self.peers is None else self.peers.load(own, endpoint)
+        self._loads[endpoint] = load
         return load
 
     def forget(self, endpoint: Endpoint) -> None:
         """The engine has left. Leases that there are end as always, and count nowhere."""
         self._loads.pop(endpoint, None)
+        if self.peers is not None:
+            self.peers.drop(endpoint)
 
     def lease(
         self,
@@ -53,7 +62,11 @@ class Ledger:
         return Lease(self.load(endpoint), endpoint, tokens, pending, claim, feedback)
 
     def in_flight(self, endpoint: Endpoint) -> int:
-        """Requests on the endpoint now."""
+        """This router's requests on the endpoint now."""
+        return self.load(endpoint).own.requests
+
+    def known(self, endpoint: Endpoint) -> int:
+        """The same with what sibling replicas tell of theirs."""
         return self.load(endpoint).requests
 
     def tokens(self, endpoint: Endpoint) -> int:
@@ -62,7 +75,7 @@ class Ledger:
 
     def total(self) -> int:
         """All leases."""
-        return sum(load.requests for load in self._loads.values())
+        return sum(load.own.requests for load in self._loads.values())
 
 
 class Lease:

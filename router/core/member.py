@@ -140,6 +140,24 @@ class Member:
         if self.cache is not None:
             self.cache.reset()
 
+    def root(self, model: str | None) -> str | None:
+        """What a served name stands for there (its card's `root`); without a name, its first
+        model's. None if not known."""
+        for card in self.cards or ():
+            if model is None or card["id"] == model:
+                root = card.get("root")
+                return root if isinstance(root, str) else None
+        return None
+
+    def agrees_with(self, other: "Member", model: str | None) -> bool:
+        """Whether KV caches of a model can be exchanged: both run the same vLLM version, and the
+        name stands for the same model. What is not known agrees with everything."""
+        versions = self.version, other.version
+        roots = self.root(model), other.root(model)
+        return (None in versions or versions[0] == versions[1]) and (
+            None in roots or roots[0] == roots[1]
+        )
+
     def failed(self, error: str, now: float) -> None:
         """Note what failed."""
         self.last_error, self.last_error_at = error, now

@@ -215,7 +215,9 @@ class RequestRun:
         explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
             explained = self._scheduler.explained(role, facts, now)
-        lease = self._scheduler.lease(role, facts, step.exclude, now, computes=step.computes)
+        lease = self._scheduler.lease(
+            role, facts, step.exclude, now, computes=step.computes, partner=self._partner(step)
+        )
         endpoint = lease.endpoint
         self._leases[endpoint] = lease
         if explained:
@@ -226,6 +228,13 @@ class RequestRun:
             self.record.decode = endpoint
             self._tried = step.exclude
         return endpoint
+
+    def _partner(self, step: steps.Lease) -> Endpoint | None:
+        """The engine with which the leased one will exchange the KV cache, where that is known."""
+        record = self.record
+        if step.role is PREFILL:  # its receiver is leased already (LMCache), or chosen later (NIXL)
+            return record.decode if record.decode in self._leases else None
+        return None if step.computes else record.prefill
 
     def _no_retry(self, role: Role) -> NoEngine:
         self._observe(FellBack(role, "retry_budget"))

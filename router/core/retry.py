@@ -40,7 +40,14 @@ FALLBACKS = {
     ),
     Role.DECODE: (
         *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),
-        *("busy", "retry_budget", "kv_load_failed", "splice_refused"),
+        *(
+            "busy",
+            "retry_budget",
+            "kv_load_failed",
+            "splice_refused",
+            "no_partner",
+            "gateway_retry",
+        ),
     ),
 }
 """The reasons of fallbacks, by leg."""

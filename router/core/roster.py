@@ -11,11 +11,13 @@ place of another one at the same URL has another row. A row is used again only w
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from router.core.membership import Target
 from router.core.plans.lmcache_receivers import Receiver
+from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Role
 
 __all__ = ["MAX_ENDPOINTS", "OPERATOR", "Entry", "Order", "Roster"]
@@ -89,6 +91,8 @@ class Roster:
         """How many more engines than there are rows each source names; they are not kept."""
         self._added: dict[Endpoint, None] = {}
         self._standing: dict[Endpoint, Standing] = {}
+        self._ranks: dict[str, tuple[int, ...]] = {}
+        """The data-parallel ranks of engines that have several, by URL."""
         self._given_up: dict[int, int] = {}
         """Rows that may still be in use, by the version that gave them up."""
         self._obeyed: dict[int, int] = {}
@@ -99,6 +103,15 @@ class Roster:
         fit = [t for t in targets if max(len(t.endpoint.url), len(t.identity)) <= MAX_NAME]
         self._sources[source] = tuple(fit[: self.rows])
         self._beyond[source] = max(0, len(fit) - self.rows)
+        return self._update(now)
+
+    def set_ranks(self, url: str, ranks: tuple[int, ...], now: float) -> bool:
+        """The engine at a URL has these data-parallel ranks, each an endpoint of its own; with one
+        or none it is one endpoint. Returns whether that changes the fleet."""
+        if len(ranks) > 1:
+            self._ranks[url] = ranks
+        else:
+            self._ranks.pop(url, None)
         return self._update(now)
 
     def refusal(self, order: Order, endpoint: Endpoint) -> str | None:
@@ -179,7 +192,10 @@ class Roster:
         return [(endpoint, order) for endpoint, (order, _) in self._standing.items()]
 
     def _entry(self, endpoint: Endpoint) -> Entry | None:
-        return next((entry for entry in self.entries if entry.endpoint == endpoint), None)
+        """The endpoint's entry, or that of one of its ranks."""
+        found = (entry for entry in self.entries if entry.endpoint == endpoint)
+        of_ranks = (entry for entry in self.entries if _engine(entry.endpoint) == endpoint)
+        return next(found, None) or next(of_ranks, None)
 
     def _is_removed(self, endpoint: Endpoint) -> bool:
         """Whether an operator has removed it."""
@@ -188,7 +204,8 @@ class Roster:
 
     def _is_named(self, endpoint: Endpoint) -> bool:
         """Whether a source names it."""
-        return any(t.endpoint == endpoint for targets in self._sources.values() for t in targets)
+        named = {t.endpoint for targets in self._sources.values() for t in targets}
+        return endpoint in named or _engine(endpoint) in named
 
     def _update(self, now: float) -> bool:
         """Make the entries what is wanted now."""
@@ -264,11 +281,30 @@ class Roster:
                     else Target(endpoint, known.identity, receiver=known.receiver)
                 )
                 wanted[endpoint] = (OPERATOR, target)
-        return wanted
+        self._ranks = {e.url: self._ranks[e.url] for e in wanted if e.url in self._ranks}
+        return self._by_rank(wanted) if self._ranks else wanted
+
+    def _by_rank(
+        self, wanted: dict[Endpoint, tuple[str, Target]]
+    ) -> dict[Endpoint, tuple[str, Target]]:
+        """The same, with each rank of a data-parallel engine instead of the engine."""
+        found: dict[Endpoint, tuple[str, Target]] = {}
+        for endpoint, (source, target) in wanted.items():
+            for rank in self._ranks.get(endpoint.url, (None,)):
+                if rank is None:
+                    found[endpoint] = source, target
+                    continue
+                own = Endpoint(with_rank(endpoint.url, rank), endpoint.role)
+                one = replace(target, endpoint=own)
+                if not self._stands(Order.REMOVE, one):
+                    found[own] = source, one
+        return found
 
     def _stands(self, order: Order, target: Target) -> bool:
-        """Whether an order stands for this very engine."""
-        return self._standing.get(target.endpoint) == (order, target.identity)
+        """Whether an order stands for this very engine, or for all ranks of it."""
+        due = order, target.identity
+        endpoint = target.endpoint
+        return due in (self._standing.get(endpoint), self._standing.get(_engine(endpoint)))
 
     # For other processes, and for the leader that takes this one's place.
 
@@ -290,6 +326,7 @@ class Roster:
                 "standing": list(self._standing.items()),
                 "given_up": list(self._given_up.items()),
                 "obeyed": list(self._obeyed.items()),
+                "ranks": list(self._ranks.items()),
             }
         ).encode()
 
@@ -313,6 +350,13 @@ class Roster:
         }
         self._given_up = dict(state["given_up"])
         self._obeyed = dict(state["obeyed"])
+        self._ranks = {url: tuple(ranks) for url, ranks in state["ranks"]}
+
+
+def _engine(endpoint: Endpoint) -> Endpoint:
+    """The whole engine of which an endpoint may be a rank."""
+    url, rank = split_rank(endpoint.url)
+    return endpoint if rank is None else Endpoint(url, endpoint.role)
 
 
 def _endpoint(pair: list[str]) -> Endpoint:

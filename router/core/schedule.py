@@ -8,7 +8,7 @@ from random import Random
 
 from router.core import threshold
 from router.core.auto_threshold import AutoThreshold
-from router.core.errors import BadRequest, NoEngine, NotFound
+from router.core.errors import BadRequest, NoEngine, NoPartner, NotFound
 from router.core.fleet import Fleet
 from router.core.ledger import Lease
 from router.core.policies import Policy
@@ -26,6 +26,7 @@ from router.core.values import (
     REMOTE,
     Candidate,
     Decision,
+    Destinations,
     Endpoint,
     Facts,
     PrefixKeys,
@@ -87,6 +88,8 @@ class Scheduler:
         known = self.fleet.known_models()
         if facts.model not in known:
             self._check_model(facts, known)
+        if facts.destinations is not None:
+            return self._as_named(facts, facts.destinations)
         has_prefill_pool = self.fleet.has_in_use(PREFILL)
         if self._auto is not None:
             self._set_scale(facts)
@@ -99,6 +102,13 @@ class Scheduler:
         if facts.text_bytes >= MIN_BYTES:
             self._set_scale(facts)
         return decision
+
+    def _as_named(self, facts: Facts, named: Destinations) -> Decision:
+        if facts.text_bytes >= MIN_BYTES:
+            self._set_scale(facts)
+        if named.prefill and facts.direct_reason is not None:
+            return Decision(DIRECT, facts.direct_reason)
+        return Decision(REMOTE if named.prefill else DIRECT, "gateway")
 
     def _set_scale(self, facts: Facts) -> None:
         facts.scale = self.fleet.token_ratios.scale(facts)
@@ -130,11 +140,16 @@ class Scheduler:
         now: float,
         *,
         computes: bool = True,
+        partner: Endpoint | None = None,
     ) -> Lease:
         """Choose an endpoint and lease it. Raises NoEngine when there is none.
 
         `computes`: the engine computes the prompt itself, it does not load its KV cache.
+        `partner`: the engine of the other role with which it exchanges that. Raises NoPartner when
+        there are engines, but none of them can.
         """
+        if self.fleet.is_mixed and facts.destinations is None:
+            exclude = self._paired(role, facts, exclude, now, partner)
         candidates, uncached, _, place, prefix, lookup = self._ranked(
             role, facts, exclude, now, computes
         )
@@ -151,14 +166,34 @@ class Scheduler:
             lease.loads = LOAD_FACTOR * uncached[place]
         return lease
 
+    def _paired(
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint],
+        now: float,
+        partner: Endpoint | None,
+    ) -> frozenset[Endpoint]:
+        """`exclude`, with the engines that cannot exchange KV caches with the partner, or, if that
+        is chosen later, with any."""
+        fleet, model = self.fleet, facts.model
+        strangers = fleet.strangers(role, partner, model)
+        if not strangers or not fleet.candidates(role, model, exclude, now):
+            return exclude
+        if not fleet.candidates(role, model, exclude | strangers, now):
+            raise NoPartner(
+                f"No {role} engine can exchange KV caches now: vLLM versions or models differ."
+            )
+        return exclude | strangers
+
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
         """Raise NoEngine if `lease` would; leases nothing."""
-        if not self.fleet.candidates(role, facts.model, exclude, now):
-            raise self._no_engine(role, exclude)
+        if not self._candidates(role, facts, exclude, now):
+            raise self._no_engine(role, facts, exclude)
 
     def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
         """Whether another endpoint, neither stalled nor ejected, could take the request."""
-        others = self.fleet.candidates(role, facts.model, than, now)
+        others = self._candidates(role, facts, than, now)
         return any(not self.fleet.member(c.endpoint).is_blocked for c in others)
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
@@ -192,9 +227,12 @@ class Scheduler:
         now: float,
         computes: bool = True,
     ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, PrefixKeys, Lookup | None]:
-        candidates = self.fleet.candidates(role, facts.model, exclude, now, self._rng)
+        if facts.destinations is None:
+            candidates = self.fleet.candidates(role, facts.model, exclude, now, self._rng)
+        else:
+            candidates = self._candidates(role, facts, exclude, now)
         if not candidates:
-            raise self._no_engine(role, exclude)
+            raise self._no_engine(role, facts, exclude)
         least_recent_first(candidates)
         prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
         uncached: Sequence[int]
@@ -214,14 +252,29 @@ class Scheduler:
         scores = self._policies[role](candidates, uncached, now, self._rng)
         return candidates, uncached, scores, scores.index(min(scores)), prefix, lookup
 
+    def _candidates(
+        self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
+    ) -> list[Candidate]:
+        """Who may take the request: of engines that a gateway names, the first that is usable."""
+        named = facts.destinations
+        if named is None:
+            return self.fleet.candidates(role, facts.model, exclude, now)
+        endpoints = named.prefill if role is PREFILL else named.decode
+        return self.fleet.first_usable(endpoints, exclude)
+
     def _prefix(self, facts: Facts) -> PrefixKeys:
         """The keys of the request's prompt."""
         if facts.prefix is None:
             facts.prefix = prefix_keys(facts)
         return facts.prefix
 
-    def _no_engine(self, role: Role, exclude: frozenset[Endpoint]) -> NoEngine:
+    def _no_engine(self, role: Role, facts: Facts, exclude: frozenset[Endpoint]) -> NoEngine:
         """How many there are, and why not one of them; clients learn no address."""
+        if facts.destinations is not None:
+            return NoEngine(
+                f"No {role} engine that the gateway chose can take this request: they are not in "
+                "this router's fleet, not up, or have failed it."
+            )
         pool = self.fleet.pool(role)
         why = pool_status(pool)
         if exclude:

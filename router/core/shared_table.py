@@ -7,7 +7,7 @@ so no lock is needed. A number is eight aligned bytes, which are written atomica
 from collections.abc import Mapping
 
 from router.core.speed_totals import SpeedTotals
-from router.core.values import Endpoint
+from router.core.values import Endpoint, Load
 
 __all__ = ["SharedLoad", "SharedTable", "WorkerColumn"]
 
@@ -146,6 +146,11 @@ class SharedLoad:
         self._requests = table.integers(endpoint, "requests")
         self._tokens = table.integers(endpoint, "tokens")
         self._pending = table.integers(endpoint, "pending")
+
+    @property
+    def own(self) -> Load:
+        """All of it: the processes are one router."""
+        return self
 
     @property
     def requests(self) -> int:

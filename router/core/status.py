@@ -96,7 +96,7 @@ def _up(pool: Iterable[Member]) -> int:
 
 
 def _requests(member: Member) -> str:
-    count = member.view.load.requests
+    count = member.view.in_flight
     return "no requests left" if not count else f"{count} request{'s' * (count > 1)} left"
 
 
@@ -168,7 +168,7 @@ class StatusLog:
     def _gone(self, told: _Told, now: float) -> Notice:
         member = told.member
         text = f"is gone after {_seconds(now - told.entered_at)} s {told.seen}"
-        if member.view.load.requests:
+        if member.view.in_flight:
             text += f", with {_requests(member)}, which go on"
         return self._changed(self._line(member.endpoint, text), now)
 

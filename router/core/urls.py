@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-__all__ = ["Origin", "normalise", "origin"]
+__all__ = ["Origin", "normalise", "origin", "split_rank", "with_rank"]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -72,3 +72,19 @@ def origin(url: str) -> Origin:
 def normalise(url: str) -> str:
     """The one spelling by which URLs compare: `HTTP://D0:80/` is `http://d0`."""
     return origin(url).url
+
+
+def with_rank(url: str, rank: int) -> str:
+    """The name of a data-parallel rank of the engine at a URL: `http://d0:8000#3`."""
+    return f"{url}#{rank}"
+
+
+def split_rank(url: str) -> tuple[str, int | None]:
+    """The URL at which an endpoint is asked, and its data-parallel rank; None: the whole engine.
+    Raises ValueError for what is no rank."""
+    base, mark, rank = url.partition("#")
+    if not mark:
+        return url, None
+    if not (rank.isascii() and rank.isdecimal() and len(rank) <= 4):
+        raise ValueError(f"{url!r} has no rank behind its #")
+    return base, int(rank)

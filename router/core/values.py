@@ -17,6 +17,7 @@ __all__ = [
     "REMOTE",
     "Candidate",
     "Decision",
+    "Destinations",
     "Endpoint",
     "Facts",
     "Failure",
@@ -101,6 +102,14 @@ class PrefixKeys(NamedTuple):
 
 NO_KEYS: Final = PrefixKeys((), ())
 
+
+class Destinations(NamedTuple):
+    """The engines that a gateway has chosen for a request, in the order in which to try them."""
+
+    prefill: tuple[Endpoint, ...]
+    decode: tuple[Endpoint, ...]
+
+
 MAX_N = 16_384
 """vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES); a larger one is answered with an error."""
 
@@ -142,6 +151,8 @@ class Facts:
     """The prompt's token ids where the client sent ids, packed; of such a body only."""
     has_media: bool = False
     """Whether the prompt is more than text; of such a body only."""
+    destinations: Destinations | None = None
+    """The engines that a gateway has chosen; None where the router chooses."""
 
     @property
     def sequences(self) -> int:
@@ -164,7 +175,12 @@ class Facts:
 
 
 class Load(Protocol):
-    """This router's requests on one endpoint. Changed by leases only."""
+    """The requests on one endpoint that the router knows exactly: its own, and what sibling
+    replicas tell of theirs (`core/peer_loads.py`). Its own part is changed by leases only."""
+
+    @property
+    def own(self) -> "Load":
+        """This router's own part."""
 
     @property
     def requests(self) -> int:
@@ -190,6 +206,11 @@ class LocalLoad:
     def __init__(self) -> None:
         self.requests = self.tokens = self.pending = 0
 
+    @property
+    def own(self) -> Load:
+        """All of it: there are no siblings."""
+        return self
+
     def add(self, requests: int, tokens: int, pending: int) -> None:
         """Add to the counts (negative: subtract)."""
         self.requests += requests
@@ -205,7 +226,7 @@ class Candidate:
     ordinal: int
     """How many engines joined before it."""
     load: Load = field(default_factory=LocalLoad)
-    """This router's requests there."""
+    """The requests there of this router and of its siblings."""
     other_requests: int | None = None
     """Other clients' requests there, from the engine's gauges; None if not known."""
     slowdown: float = 1.0
@@ -229,7 +250,7 @@ class Candidate:
     @property
     def in_flight(self) -> int:
         """Requests of this router that are on the endpoint now."""
-        return self.load.requests
+        return self.load.own.requests
 
     @property
     def tokens(self) -> int:

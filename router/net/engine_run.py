@@ -14,6 +14,7 @@ from typing import Any, cast
 from router.core import headers as http
 from router.core.admission import Ticket
 from router.core.events import RequestEnded
+from router.core.gateway import GATEWAY_HEADERS
 from router.core.plans.steps import Call, Outcome, Stream
 from router.core.request_run import RequestRun
 from router.core.values import Failure, FailureKind, Route
@@ -29,7 +30,7 @@ from router.net.engine_head import (
 )
 from router.net.engine_leg import EngineLeg
 from router.net.network import Network
-from router.net.pool import EnginePool
+from router.net.pool import RANK_HEADER, EnginePool
 from router.net.relay import Relay
 
 __all__ = ["EngineRun"]
@@ -195,8 +196,12 @@ class EngineRun(RequestRun):
             drop = self._not_for_engines()
             if self._network.api_keys is not None:
                 drop |= KEY_HEADERS
+            if self._network.gateway is not None:
+                drop |= GATEWAY_HEADERS
             lines = lines_for_engine(client_head, drop, self._network.engine_api_key)
             client_head.engine_lines = lines
+        if pool.rank_line:  # the choice of a rank is the router's
+            lines = pool.rank_line + http.without(lines, RANK_HEADER)
         self._sent += 1
         return (
             b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\nx-request-id: %b-%d\r\n\r\n"
@@ -227,6 +232,11 @@ class EngineRun(RequestRun):
             own += b"x-pd-router-endpoint: %b\r\n" % self.step.endpoint.url.encode()
             if self._left:
                 own += b"x-pd-router-left: %b\r\n" % b", ".join(self._left)
+        gateway = self._network.gateway
+        if gateway is not None:
+            fields, transport = self._request.head.fields, self._client.transport
+            fleet = self._network.scheduler.fleet
+            own += gateway.lines(fields, transport, fleet, self.step.endpoint)
         return own
 
     def moved_comment(self) -> bytes:

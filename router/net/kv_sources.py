@@ -20,6 +20,7 @@ from router.core.jsonspan import engine_json
 from router.core.member import Member
 from router.core.prefix.cache_log import CacheLog
 from router.core.prefix.kv_source import EngineCache
+from router.core.urls import split_rank
 from router.net.diagnosis import ERRORS
 from router.net.engine_session import read_bounded
 from router.net.kv_events import KVEventSubscriber
@@ -100,10 +101,16 @@ class KVSourceFinder:
             if self._named is None:
                 await self._ask_for_ever(member, cache)
             else:
-                self._subscriber.watch(cache, self._named.get(member.endpoint.url, ()))
+                self._subscriber.watch(cache, self._named_of(self._named, member.endpoint.url))
                 await asyncio.Event().wait()
         finally:
             self._subscriber.forget(cache)
+
+    def _named_of(self, named: Mapping[str, Sequence[KVAddress]], name: str) -> Sequence[KVAddress]:
+        """What the operator names for an engine; of an engine with ranks in the ranks' order."""
+        url, rank = split_rank(name)
+        sources = named.get(url, ())
+        return sources if rank is None else sources[rank : rank + 1]
 
     async def _ask_for_ever(self, member: Member, cache: EngineCache) -> None:
         while True:
@@ -115,9 +122,10 @@ class KVSourceFinder:
                     continue
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _ask(self, url: str) -> list[KVAddress] | None:
+    async def _ask(self, name: str) -> list[KVAddress] | None:
         """Its sources, none if it has no such route; None if it could not be asked."""
         assert self._session is not None
+        url, rank = split_rank(name)
         try:
             async with self._session.get(
                 f"{url}/kv_event_sources",
@@ -129,7 +137,7 @@ class KVSourceFinder:
         except ERRORS as error:
             log.debug("%s/kv_event_sources: %s", url, error)
             return None
-        return sources_in(body, url) if response.status == 200 else []
+        return sources_in(body, url, rank) if response.status == 200 else []
 
     async def _log_for_ever(self) -> None:
         cache_log = CacheLog()
@@ -145,20 +153,30 @@ def told_by_source(member: Member) -> list[KVAddress]:
     do not say it themselves."""
     if member.kv_events_port is None:
         return []
-    return [KVAddress(f"tcp://{_host_of(member.endpoint.url)}:{member.kv_events_port}", None, "")]
+    url, rank = split_rank(member.endpoint.url)
+    port = member.kv_events_port + (rank or 0)  # as vLLM's ranks choose theirs
+    return [KVAddress(f"tcp://{_host_of(url)}:{port}", None, "")]
 
 
-def sources_in(body: bytes, url: str) -> list[KVAddress]:
-    """The sources in an answer of /kv_event_sources: a map by rank (0.32) or a list (0.33)."""
+def sources_in(body: bytes, url: str, rank: int | None = None) -> list[KVAddress]:
+    """The sources in an answer of /kv_event_sources: a map by rank (0.32) or a list (0.33). With
+    `rank` only those of that data-parallel rank."""
     try:
         told: Any = engine_json(body)
     except ValueError:
         return []
-    entries = list(told.values()) if isinstance(told, dict) else told
-    if not isinstance(entries, list):
+    if isinstance(told, dict):
+        entries = [each for name, each in told.items() if rank is None or name == str(rank)]
+    elif isinstance(told, list):
+        entries = [each for each in told if rank is None or _rank(each) == rank]
+    else:
         return []
     found = (_address(entry, url) for entry in entries[:MAX_RANKS])
     return [address for address in found if address is not None]
+
+
+def _rank(entry: object) -> object:
+    return entry.get("data_parallel_rank") if isinstance(entry, dict) else None
 
 
 def _address(entry: object, url: str) -> KVAddress | None:

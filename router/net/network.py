@@ -11,6 +11,7 @@ from router.core.plans.steps import Plan
 from router.core.schedule import Scheduler
 from router.core.values import Decision, Endpoint, Facts, Failure, Route
 from router.net.admission_gate import AdmissionGate
+from router.net.gateway import Gateway
 from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.key_file import KeyFile
 from router.net.pool import EnginePool
@@ -135,4 +136,6 @@ class Network:
     """None where anybody may ask."""
     admission: AdmissionGate | None = None
     """None where any number of requests is served at a time."""
+    gateway: Gateway | None = None
+    """None where the router chooses all engines."""
     rng: Random = field(default_factory=Random)

@@ -14,13 +14,15 @@ from router.net.known_heads import KnownHeads
 from router.net.read_limiter import ReadLimiter
 from router.net.tls_files import TLSFiles
 
-__all__ = ["EnginePool"]
+__all__ = ["RANK_HEADER", "EnginePool"]
 
 MAX_HEADS = 32
 """Of answers that are kept, by engine: with Date there is a new one each second."""
 
 UNLIMITED = 1 << 62
 """Bytes to be read, for commands that ask one engine."""
+
+RANK_HEADER = b"x-data-parallel-rank"
 
 UNREPLAYABLE_SECONDS = 1.0
 """Longest idle time of a connection for requests that must not be sent twice: a fifth of vLLM's
@@ -43,11 +45,15 @@ class EnginePool:
         max_idle: int,
         tls: TLSFiles | None,
         read_limiter: ReadLimiter | None = None,
+        rank: int | None = None,
     ) -> None:
+        """`rank`: of a data-parallel engine, to which requests are pinned."""
         self.origin = origin
         self.read_limiter = read_limiter or ReadLimiter(UNLIMITED)
         self.authority = origin.authority.encode()
         """The value of the Host header."""
+        self.rank_line = b"" if rank is None else b"%b: %d\r\n" % (RANK_HEADER, rank)
+        """The header line that pins a request to its rank; empty without ranks."""
         self.prefix = origin.prefix.encode("latin-1")
         """The path prefix of the engine's URL."""
         self._addresses = Addresses(origin.host, origin.port)

@@ -23,7 +23,8 @@ from router.core.fleet import Fleet
 from router.core.health import HealthSignal
 from router.core.jsonspan import engine_json
 from router.core.member import Member
-from router.core.values import Endpoint, Gauges
+from router.core.urls import split_rank, with_rank
+from router.core.values import Endpoint, Gauges, Role
 from router.net.diagnosis import ERRORS, Diagnosis, Trouble
 from router.net.engine_session import read_bounded
 from router.net.member_loops import MemberLoops
@@ -63,7 +64,13 @@ class Prober:
         tls: TLSFiles,
         rng: Random,
         tasks: TaskSet,
+        on_ranks: Callable[[str, tuple[int, ...]], None] | None = None,
     ) -> None:
+        """`on_ranks` gets the URL and the data-parallel ranks of an engine whose ranks are not
+        those of the fleet; None: engines are taken as a whole."""
+        self._on_ranks = on_ranks
+        self._ranks: dict[tuple[str, Role], list[Endpoint]] = {}
+        """The ranks of each engine that has several: one scrape tells of all of them."""
         self._fleet = fleet
         self._observe = observe
         self._health_seconds = health_seconds
@@ -104,6 +111,11 @@ class Prober:
 
     def follow(self) -> None:
         """The fleet has changed: probe who is in it now, if the loops were started."""
+        self._ranks = {}
+        for member in self._fleet:
+            url, rank = split_rank(member.endpoint.url)
+            if rank is not None:
+                self._ranks.setdefault((url, member.endpoint.role), []).append(member.endpoint)
         if self._is_started:
             self._loops.follow(self._fleet)
 
@@ -121,7 +133,7 @@ class Prober:
 
     async def _scrape_for_ever(self, member: Member) -> None:
         while True:
-            if member.health.is_usable:
+            if member.health.is_usable and self._is_first(member):
                 await self._scrape(member.endpoint)
             await self._sleep(self._stats_seconds)
 
@@ -139,17 +151,41 @@ class Prober:
         version = _version(await self._get(fresh, endpoint, "/version")) if is_new else None
         return Probed(endpoint, HealthSignal.OK, _cards(models), version=version)
 
+    def _is_first(self, member: Member) -> bool:
+        """Whether it is the first usable rank of its engine; an engine without ranks is."""
+        return self._of_engine(member.endpoint)[0] == member.endpoint
+
+    def _of_engine(self, endpoint: Endpoint) -> list[Endpoint]:
+        """The usable ranks of an endpoint's engine; itself, if it has none."""
+        url, rank = split_rank(endpoint.url)
+        ranks = [] if rank is None else self._ranks.get((url, endpoint.role), [])
+        return [e for e in ranks if self._fleet.member(e).health.is_usable] or [endpoint]
+
     async def _scrape(self, endpoint: Endpoint) -> None:
-        before = self._fleet.ledger.in_flight(endpoint)
+        ledger, endpoints = self._fleet.ledger, self._of_engine(endpoint)
+        before = [ledger.known(each) for each in endpoints]
         assert self._sessions is not None
         _, kept = self._sessions
-        answer = await self._get(kept, endpoint, "/metrics")
-        # The gauges are from some moment between: with the larger own count, no own request is
-        # taken for another client's.
-        own = max(before, self._fleet.ledger.in_flight(endpoint))
-        text = _good(answer)
-        gauges: Gauges | None = None if text is None else exposition.read(text)
-        self._observe(Scraped(endpoint, gauges, own))
+        text = _good(await self._get(kept, endpoint, "/metrics"))
+        for each, known in zip(endpoints, before, strict=True):
+            # The gauges are from some moment between: with the larger own count, no own request is
+            # taken for another client's.
+            own = max(known, ledger.known(each))
+            self._observe(Scraped(each, None if text is None else _gauges(text, each), own))
+        if text is not None and self._on_ranks is not None:
+            self._compare_ranks(text, endpoint, self._on_ranks)
+
+    def _compare_ranks(
+        self, text: bytes, endpoint: Endpoint, on_ranks: Callable[[str, tuple[int, ...]], None]
+    ) -> None:
+        """Tell of ranks that the fleet does not have, or has no more."""
+        url, rank = split_rank(endpoint.url)
+        found = exposition.ranks(text)
+        known = self._ranks.get((url, endpoint.role), []) if rank is not None else []
+        if not found or (rank is None and len(found) == 1):
+            return
+        if {with_rank(url, each) for each in found} != {each.url for each in known}:
+            on_ranks(url, found)
 
     async def _get(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
@@ -157,7 +193,7 @@ class Prober:
         """The answer, or why there was none."""
         try:
             async with session.get(
-                endpoint.url + path,
+                split_rank(endpoint.url)[0] + path,
                 timeout=self._timeout,
                 allow_redirects=False,
                 ssl=self._tls.context,
@@ -169,6 +205,12 @@ class Prober:
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds * self._rng.uniform(1 - probing.JITTER, 1 + probing.JITTER))
+
+
+def _gauges(text: bytes, endpoint: Endpoint) -> Gauges:
+    """Those of an engine, or of one rank of it."""
+    rank = split_rank(endpoint.url)[1]
+    return exposition.read(text if rank is None else exposition.of_rank(text, rank))
 
 
 def _good(answer: _Answer | Trouble | None) -> bytes | None:

@@ -114,6 +114,9 @@ class ServedRequest(PlanRunner):
         try:
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
             record.text_bytes = facts.text_bytes
+            if network.gateway is not None:
+                head, transport = self._request.head, self._client.transport
+                facts.destinations = network.gateway.destinations(head.fields, transport)
             now = time.monotonic()
             decision = network.scheduler.decide(facts, now)
             if network.admission is not None and not self._enter(facts, network.admission):

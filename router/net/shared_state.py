@@ -11,10 +11,12 @@ import contextlib
 import logging
 import mmap
 import socket
+import uuid
 from collections.abc import Callable, Sequence
 
 from router.core.events import Event, LegFailed, Ordered, Probed, Scraped, SharedEvent
 from router.core.fleet import is_unreachable
+from router.core.peer_loads import PeerReport
 from router.core.roster import Roster
 from router.core.shared_record import SharedRecord
 from router.core.shared_table import SharedTable, WorkerColumn
@@ -39,6 +41,8 @@ class SharedState:
 
     def __init__(self, workers: int, roster: Roster) -> None:
         self.workers = workers
+        self.replica = uuid.uuid4().hex
+        """The name of all workers together, for sibling replicas."""
         # Anonymous and shared: forked processes see the same pages, which take memory when they
         # are first written to.
         size = SharedTable.size(workers, roster.rows)
@@ -67,6 +71,7 @@ class SharedState:
             WorkerBus(self._pairs[number][0], others),
             self.roster,
             self.settings,
+            self.replica,
         )
 
     def worker_left(self, number: int) -> None:
@@ -90,12 +95,14 @@ class WorkerContext:
         bus: "WorkerBus",
         roster: SharedRecord,
         settings: SharedRecord,
+        replica: str = "",
     ) -> None:
         self.number = number
         self.column = column
         self.bus = bus
         self.roster = roster
         self.settings = settings
+        self.replica = replica
 
     @property
     def is_leader(self) -> bool:
@@ -118,14 +125,14 @@ class WorkerBus:
             case LegFailed() if is_unreachable(event):
                 self.publish(event)
 
-    def publish(self, event: SharedEvent | Ordered) -> None:
+    def publish(self, event: SharedEvent | Ordered | PeerReport) -> None:
         """Send an event to all others; those whose buffers are full miss it."""
         data = encode(event)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(data)
 
-    def subscribe(self, handler: Callable[[SharedEvent | Ordered], None]) -> None:
+    def subscribe(self, handler: Callable[[SharedEvent | Ordered | PeerReport], None]) -> None:
         """Pass the others' events to `handler`, until `close`. Needs a running event loop."""
 
         def readable() -> None:

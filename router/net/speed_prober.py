@@ -92,12 +92,13 @@ class SpeedProber:
     def _head(self, pool: EnginePool, length: int) -> bytes:
         key = b"" if self._key is None else b"authorization: Bearer %b\r\n" % self._key.encode()
         return (
-            b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n%b"
+            b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n%b%b"
             b"x-request-id: pd-router-probe-%08x\r\ncontent-length: %d\r\n\r\n"
         ) % (
             pool.prefix,
             probing.SPEED_PROBE_PATH.encode(),
             pool.authority,
+            pool.rank_line,
             key,
             self._rng.getrandbits(32),
             length,

@@ -81,6 +81,27 @@ def _check_admin(settings: Fields) -> Iterator[str]:
             yield f"{flag(name)}: needs --admin-port"
     if settings.admin_port and settings.admin_port == settings.port:
         yield "--admin-port: it is --port; take another one"
+    if "trusted_gateways" in settings.model_fields_set and settings.direct_mode == "off":
+        yield "--trusted-gateways: needs --direct-mode on"
+    if settings.epp_port is not None:
+        yield from _check_epp(settings)
+    for name in ("peers", "dns_peers"):
+        if getattr(settings, name) and settings.admin_port is None:
+            yield f"{flag(name)}: needs --admin-port, where other replicas tell"
+    has_peers = bool(settings.peers or settings.dns_peers)
+    if settings.peer_key is not None and not has_peers:
+        yield "--peer-key: needs --peers or --dns-peers"
+    if has_peers and settings.admin_key_file is not None and settings.peer_key is None:
+        yield "--peer-key: is needed with --admin-key-file, for other replicas"
+
+
+def _check_epp(settings: Fields) -> Iterator[str]:
+    if settings.workers > 1:
+        yield "--workers: an endpoint picker (--epp-port) is one process"
+    if settings.max_in_flight is not None or settings.max_in_flight_per_engine is not None:
+        yield "--epp-port: Envoy limits requests there, not --max-in-flight"
+    if settings.epp_port and settings.epp_port in (settings.port, settings.admin_port):
+        yield "--epp-port: it is --port or --admin-port; take another one"
 
 
 def _check_tls(settings: Fields) -> Iterator[str]:

@@ -119,6 +119,12 @@ class Fields(BaseSettings):
         "engines are discovered.",
         json_schema_extra=LIVE,
     )
+    data_parallel_ranks: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: each data-parallel rank of an engine (vLLM's --data-parallel-size) is "
+        "an endpoint of its own, found by its /metrics and asked by X-data-parallel-rank (vLLM "
+        "0.13 or newer; not with LMCache). off: the engine divides requests among its ranks.",
+    )
     engines_file: EnginesFile | None = Field(
         None,
         description='JSON file that names engines, as {"prefill": [URL], "decode": [URL]}; it is '
@@ -355,6 +361,41 @@ class Fields(BaseSettings):
         description="The same for the admin listener (--admin-port), except for /health, /ready "
         "and /version.",
         json_schema_extra=LIVE,
+    )
+    peers: Urls = Field(
+        (),
+        description="URLs of the admin listeners of all replicas of this router, itself included "
+        "or not: each tells the others its requests ten times a second, so that they rarely meet "
+        "on one engine. Needs --admin-port; docs/replicas.md says how many replicas to run.",
+    )
+    dns_peers: DnsNames = Field(
+        (),
+        description="DNS name of the same, as host:port of a headless service's admin port; needs "
+        "the extra `dns`.",
+    )
+    peer_key: Key | None = Field(
+        None,
+        repr=False,
+        description="Sent to and asked of other replicas as the bearer token, the same for all; it "
+        "opens nothing else. Needed with --admin-key-file.",
+    )
+    epp_port: Whole | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of an endpoint picker for Envoy (gRPC, external processing), beside the "
+        "router itself; needs the extra `epp`. `pd-router epp` takes 9002. docs/gateway.md.",
+    )
+    direct_mode: Literal["off", "on"] = Field(
+        "off",
+        description="on: behind a gateway that chooses engines itself (Gateway API Inference "
+        "Extension), its headers x-gateway-destination-endpoint and x-prefiller-host-port say "
+        "where requests go; docs/gateway.md.",
+    )
+    trusted_gateways: Networks = Field(
+        ("127.0.0.0/8", "::1/128"),
+        description="Networks of the gateways whose headers --direct-mode believes; a comma list "
+        "like 10.1.0.0/16. Headers of others are ignored.",
     )
     engine_header: Literal["off", "on"] = Field(
         "off",

@@ -43,7 +43,8 @@ async def _serve(config: EngineConfig, count: int) -> None:
     async with AsyncExitStack() as engines:
         for place in range(count):
             port = config.port + place if config.port else 0
-            events = config.kv_events_port + 2 * place if config.kv_events_port else 0
+            first = 2 * place * config.data_parallel_size
+            events = config.kv_events_port + first if config.kv_events_port else 0
             one = replace(config, port=port, kv_events_port=events)
             engine = await engines.enter_async_context(serve_engine(one))
             print(f"ready {engine.url}", flush=True)  # noqa: T201

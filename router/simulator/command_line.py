@@ -113,6 +113,13 @@ _VALUES: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--step-ms", float, "MS", "time of a step; 0: as fast as the machine goes"),
     ("--step-per-sequence-ms", float, "MS", "what each sequence of the batch adds to it"),
     ("--prefill-tokens-per-second", float, "N", "speed of prefill; else it takes no time"),
+    (
+        "--data-parallel-size",
+        int,
+        "N",
+        "ranks behind one API server, each with a batch and a cache",
+    ),
+    ("--data-parallel-start-rank", int, "N", "the first of them"),
     ("--block-size", int, "TOKENS", "of a KV block"),
     ("--total-blocks", int, "N", "KV blocks"),
     ("--eos-one-in", int, "N", "how rarely a sequence ends by itself; 0: never"),

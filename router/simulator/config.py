@@ -49,6 +49,11 @@ class EngineConfig:
     prefill_tokens_per_second: float | None = None
     """None for no time at all."""
 
+    data_parallel_size: int = 1
+    """Ranks behind one API server: each has a batch and a KV cache of its own."""
+    data_parallel_start_rank: int = 0
+    """The first of them: an engine of several nodes has an API server on each."""
+
     block_size: int = 16
     total_blocks: int = 8_192
     prefix_caching: bool = True
@@ -89,7 +94,10 @@ class EngineConfig:
     faults: Faults = NO_FAULTS
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in (
+            *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
+            "data_parallel_size",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.total_blocks < blocks_for(self.max_model_len, self.block_size):

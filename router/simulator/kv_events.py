@@ -28,6 +28,7 @@ class KVEventPublisher:
         self._config = config
         self._log = log
         self._version = _version(config.version)
+        self._rank = config.data_parallel_start_rank
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=BUFFER)
         self._seq = 0
         self._context: Any = None
@@ -66,7 +67,7 @@ class KVEventPublisher:
             self._context = None
 
     @property
-    def sources(self) -> object:
+    def sources(self) -> Any:
         """What GET /kv_event_sources answers."""
         if self._context is None:
             return {}
@@ -77,8 +78,8 @@ class KVEventPublisher:
             "topic": TOPIC.decode(),
         }
         if self._version >= (0, 33):
-            return [{"data_parallel_rank": 0, **told}]
-        return {"0": {"enable_kv_cache_events": True, "publisher": "zmq", **told}}
+            return [{"data_parallel_rank": self._rank, **told}]
+        return {str(self._rank): {"enable_kv_cache_events": True, "publisher": "zmq", **told}}
 
     def flush(self) -> None:
         """Send what has changed since the last time."""
@@ -88,7 +89,7 @@ class KVEventPublisher:
         import msgpack  # noqa: PLC0415
 
         seq, self._seq = self._seq, self._seq + 1
-        payload = msgpack.packb([1.5, [self._event(change) for change in changes], 0])
+        payload = msgpack.packb([1.5, [self._event(change) for change in changes], self._rank])
         self._buffer.append((seq, payload))
         if self.lose:
             self.lose -= 1

@@ -54,6 +54,9 @@ class FleetCollector(Collector):
         others = _gauge(
             "endpoint_other_requests", "Requests of others there, by the engine's own gauges."
         )
+        siblings = _gauge(
+            "endpoint_peer_requests", "Requests there of sibling replicas (--peers), as they tell."
+        )
         kv = _gauge("endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.")
         slots = _gauge("endpoint_slots", "Sequences that it runs side by side, where known.")
         age = _gauge("endpoint_scrape_age_seconds", "Since its gauges were last read.")
@@ -63,6 +66,8 @@ class FleetCollector(Collector):
             names = _names(member.endpoint)
             in_flight.add_metric(names, ledger.in_flight(member.endpoint))
             tokens.add_metric(names, ledger.tokens(member.endpoint))
+            if ledger.peers is not None:
+                siblings.add_metric(names, ledger.peers.requests(member.endpoint))
             if not math.isinf(member.view.slots):
                 slots.add_metric(names, member.view.slots)
             if member.scraped_at is not None:
@@ -73,7 +78,7 @@ class FleetCollector(Collector):
                 others.add_metric(names, member.other_requests)
             if member.gauges is not None and member.gauges.kv_usage is not None:
                 kv.add_metric(names, member.gauges.kv_usage)
-        yield from (in_flight, tokens, others, kv, slots, age)
+        yield from (in_flight, tokens, others, siblings, kv, slots, age)
 
     def _speed_gauges(self) -> Iterator[Metric]:
         speed = _gauge(

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from router import __version__
 from router.core.events import RequestEnded
-from router.core.urls import origin
+from router.core.urls import origin, split_rank
 from router.core.values import Endpoint, Failure, Route, RouteKind
 
 __all__ = ["RequestTrace", "Tracing"]
@@ -107,7 +107,7 @@ class Tracing:
 
     def leg(self, parent: Any, endpoint: Endpoint, path: str) -> Any:
         """The span of a request to an engine."""
-        place = origin(endpoint.url)
+        place = origin(split_rank(endpoint.url)[0])
         attributes: dict[str, Any] = {
             "http.request.method": "POST",
             "url.path": path.partition("?")[0],

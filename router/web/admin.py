@@ -1,16 +1,20 @@
 """The listener for operators: metrics, endpoints and docs on a port that clients do not reach."""
 
 import asyncio
+import hmac
 import socket
 from collections.abc import MutableSet, Sequence
 from typing import Any, Final
 
+from router.core.api_keys import presented_key
+from router.core.errors import Unauthorized
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
 from router.net.network import Limits
 from router.net.read_limiter import ReadLimiter
+from router.net.siblings import PEERS_PATH
 from router.net.tls_files import TLSFiles
 from router.web.asgi_call import App, AsgiCall
 from router.web.deadlines import DeadlineSweep
@@ -28,7 +32,7 @@ MAX_HEADS: Final = 16
 
 class OperationsHandler:
     """Takes requests that are all for one ASGI application; `tasks` are those that serve it. With a
-    `key_file` they need one of its keys."""
+    `key_file` they need one of its keys, and with a `peer_key` sibling replicas need that one."""
 
     body_seconds: float
     stall_seconds: float
@@ -40,8 +44,10 @@ class OperationsHandler:
         limits: Limits,
         read_limiter: ReadLimiter,
         key_file: KeyFile | None = None,
+        peer_key: str | None = None,
     ) -> None:
         self._operations = operations
+        self._peer_key = None if peer_key is None else peer_key.encode()
         self.read_limiter = read_limiter
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.tasks: MutableSet[asyncio.Task[None]] = set()
@@ -60,10 +66,20 @@ class OperationsHandler:
         if target is None:
             return
         path, query = target
-        key_file = None if path in OPEN_PATHS else self.key_file
-        if not has_key(connection, request, key_file):
+        if path == PEERS_PATH and request.head.method == b"POST" and self._peer_key is not None:
+            if not self._is_sibling(request.head, self._peer_key):
+                error = Unauthorized("The replicas of a router need its --peer-key.")
+                connection.fail(request, error)
+                return
+        elif not has_key(connection, request, None if path in OPEN_PATHS else self.key_file):
             return
         AsgiCall(self._operations, self.tasks, connection, request, path, query)
+
+    @staticmethod
+    def _is_sibling(head: RequestHead, peer_key: bytes) -> bool:
+        """Whether a request has the key of this router's replicas."""
+        key = presented_key(head.fields)
+        return key is not None and hmac.compare_digest(key, peer_key)
 
 
 class AdminListener:

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from router.core.engine_networks import EngineNetworks
 from router.core.events import Event, LegDone, Ordered, RequestEnded, SharedEvent
+from router.core.peer_loads import PeerReport
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
@@ -25,6 +26,7 @@ from router.core.roster import Entry
 from router.core.schedule import Scheduler
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.status import StatusLog
+from router.core.urls import split_rank
 from router.core.values import DIRECT, Decision, Endpoint, Facts
 from router.net.admission_gate import AdmissionGate
 from router.net.body_parser import BodyParser
@@ -64,8 +66,10 @@ from router.web.parts import (
     admission_gate,
     byte_budget_of,
     cors_of,
+    endpoint_picker,
     engine_tls_of,
     fleet_of,
+    gateway_of,
     key_file_of,
     kv_ready_socket,
     kv_source_finder,
@@ -83,6 +87,7 @@ from router.web.parts import (
     transfer_ids,
 )
 from router.web.reload import Parts, reload
+from router.web.replicas import replicas_of
 from router.web.request_handler import RequestHandler
 from router.web.sources import first_roster, new_roster, sources_of
 
@@ -162,6 +167,8 @@ class Router:
         self._kv_ready = kv_ready_socket(settings)
         self._tracing = tracing_of(settings)
         self._kv_sources = kv_source_finder(settings, self.fleet, self._engine_tls, self._tasks)
+        self._replicas = replicas_of(settings, self.fleet, self._context, self._tasks)
+        self._gateway = gateway_of(settings)
         self._transfers = transfer_ids()
         self._idle_sweep = IdleTimeoutSweep(timeouts_of(settings).shortest)
         self.start_limiter = StartLimiter(STARTS_PER_TURN)
@@ -173,7 +180,14 @@ class Router:
             prefill_from(settings), wants_ids=self.fleet.cache_events is not None
         )
         network = self._network(scheduler_of(settings, self.fleet))
-        self._prober = prober_of(settings, self.fleet, self.observe, self._engine_tls, self._tasks)
+        self._prober = prober_of(
+            settings,
+            self.fleet,
+            self.observe,
+            self._engine_tls,
+            lambda url, ranks: self.sync.on_ranks(url, ranks),
+            self._tasks,
+        )
         self._speed_prober = SpeedProber(
             self.fleet,
             self.pools,
@@ -201,10 +215,17 @@ class Router:
         )
         self.handler = RequestHandler(network, self.operations)
         self.handler.cors = cors_of(settings)
+        self.endpoint_picker = endpoint_picker(settings, network)
         for_operators = create_admin_operations(self.fleet, self.lifecycle, admin)
         add_engines_api(for_operators, self.fleet, self.sync, self._networks)
+        if self._replicas is not None:
+            self._replicas.add_to(for_operators)
         self.admin_handler = OperationsHandler(
-            for_operators, self.limits, self._read_limiter, key_file_of(settings.admin_key_file)
+            for_operators,
+            self.limits,
+            self._read_limiter,
+            key_file_of(settings.admin_key_file),
+            settings.peer_key,
         )
         self._parts = Parts(
             handler=self.handler,
@@ -243,6 +264,7 @@ class Router:
             engine_api_key=settings.engine_api_key,
             kv_ready=self._kv_ready,
             tracing=self._tracing,
+            gateway=self._gateway,
         )
 
     def reload(self, settings: Settings) -> None:
@@ -297,10 +319,16 @@ class Router:
         self._speed_prober.follow()
         if self._kv_sources is not None:
             self._kv_sources.follow()
+        if self._gateway is not None:
+            self._gateway.follow(member.endpoint for member in self.fleet)
 
-    def _on_shared_event(self, event: SharedEvent | Ordered) -> None:
+    def _on_shared_event(self, event: SharedEvent | Ordered | PeerReport) -> None:
         if isinstance(event, Ordered):
             self.sync.obey(event)
+            return
+        if isinstance(event, PeerReport):
+            if self._replicas is not None:
+                self._replicas.siblings.hear_passed_on(event)
             return
         self.sync.follow()  # the leader tells of engines as soon as they have joined
         self.fleet.observe_shared(event, time.monotonic())
@@ -352,7 +380,9 @@ class Router:
                 yield endpoint, pool.open, pool.idle
 
     async def _warn_of_twins(self) -> None:
-        for pair in await twins([member.endpoint.url for member in self.fleet]):
+        for pair in await twins(
+            [*dict.fromkeys(split_rank(member.endpoint.url)[0] for member in self.fleet)]
+        ):
             log.warning("%s", pair.warning)
 
     async def _show_for_ever(self) -> None:
@@ -414,6 +444,10 @@ class Router:
         )
         self._tasks.spawn(ticks, "fleet ticker")
         self._tasks.spawn(self._look_at_files, "file watch")
+        if self._replicas is not None:
+            self._replicas.start()
+        if self.endpoint_picker is not None:
+            await self.endpoint_picker.start()
         self._loop_lag.start()
 
     def _is_misconfigured(self) -> None:
@@ -421,6 +455,8 @@ class Router:
         self.on_wrong_configuration()
 
     async def _end(self) -> None:
+        if self.endpoint_picker is not None:
+            await self.endpoint_picker.stop(self.settings.shutdown_grace)
         self._loop_lag.close()
         if self._context is not None:
             self._context.bus.close()
@@ -431,6 +467,8 @@ class Router:
         await self._prober.close()
         if self._kv_sources is not None:
             await self._kv_sources.close()
+        if self._replicas is not None:
+            await self._replicas.siblings.close()
         self._idle_sweep.close()
         if self._kv_ready is not None:
             self._kv_ready.close()

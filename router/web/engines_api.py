@@ -16,7 +16,7 @@ from router.core.fleet import Fleet
 from router.core.member import Member
 from router.core.roster import Order
 from router.core.status import cause, status
-from router.core.urls import normalise
+from router.core.urls import normalise, split_rank, with_rank
 from router.core.values import Endpoint, Role
 from router.web.fleet_sync import FleetSync
 
@@ -90,7 +90,8 @@ def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: Engin
 def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
     """The endpoint. Raises BadRequest or NotFound."""
     try:
-        url = normalise(engine.url)
+        base, rank = split_rank(engine.url)
+        url = normalise(base) if rank is None else with_rank(normalise(base), rank)
     except ValueError as error:
         raise BadRequest(f"url: {error}.", "url") from None
     if engine.role is not None:
@@ -101,6 +102,9 @@ def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
     known = {entry.endpoint for entry in sync.roster.entries}
     known |= {endpoint for endpoint, _ in sync.roster.orders()}
     found = [endpoint for endpoint in known if endpoint.url == url]
+    if not found:  # an engine whose ranks are endpoints
+        roles = {each.role for each in known if split_rank(each.url)[0] == url}
+        found = [Endpoint(url, role) for role in roles]
     if not found:
         raise NotFound(f"There is no engine {url}; GET {PATH} lists them.")
     if len(found) > 1:

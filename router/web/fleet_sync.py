@@ -80,6 +80,12 @@ class FleetSync:
                 self.roster.rows,
             )
 
+    def on_ranks(self, url: str, ranks: tuple[int, ...]) -> None:
+        """An engine has these data-parallel ranks; in the leader only."""
+        if self.roster.set_ranks(url, ranks, time.monotonic()):
+            log.info("%s has %d data-parallel ranks, each an endpoint", url, max(1, len(ranks)))
+            self._changed()
+
     async def order(self, order: Order, endpoint: Endpoint) -> None:
         """Have an operator's order obeyed. Raises NotFound, Conflict, or Unhealthy if the leader
         does not answer."""
@@ -141,4 +147,4 @@ class FleetSync:
     def _is_idle(self, row: int, version: int) -> bool:
         if self._context is not None:
             return self._context.column.table.is_idle(row, version)
-        return not any(m.row == row and m.view.load.requests for m in self._fleet)
+        return not any(m.row == row and m.view.in_flight for m in self._fleet)

@@ -3,6 +3,7 @@
 import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 from random import Random
 
@@ -14,7 +15,6 @@ from router.core.cors import CORS
 from router.core.events import Event
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
-from router.core.ledger import Ledger
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.policies import POLICIES, Policy
 from router.core.pool_monitor import ExclusionConfig
@@ -23,17 +23,18 @@ from router.core.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.retry_budget import RetryBudget
 from router.core.schedule import Scheduler
 from router.core.speed_estimator import SpeedEstimator
-from router.core.urls import origin
+from router.core.urls import origin, split_rank
 from router.core.values import Endpoint, Role
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.diagnosis import Diagnosis
 from router.net.engine_session import engine_session
+from router.net.gateway import Gateway
 from router.net.key_file import KeyFile
 from router.net.kv_events import KVEventSubscriber
 from router.net.kv_ready import KVReadySocket
 from router.net.kv_sources import KVSourceFinder
 from router.net.kv_subscription import KVAddress
-from router.net.network import Limits, Timeouts
+from router.net.network import Limits, Network, Timeouts
 from router.net.pool import EnginePool
 from router.net.prober import Prober
 from router.net.read_limiter import ReadLimiter
@@ -45,6 +46,8 @@ from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import Tracing
+from router.web.epp.server import EndpointPicker
+from router.web.replicas import ledger_of
 
 __all__ = [
     "admin_tls_of",
@@ -52,9 +55,11 @@ __all__ = [
     "admission_limits",
     "byte_budget_of",
     "cors_of",
+    "endpoint_picker",
     "engine_tls_of",
     "exclusion_of",
     "fleet_of",
+    "gateway_of",
     "key_file_of",
     "kv_ready_socket",
     "kv_source_finder",
@@ -85,12 +90,12 @@ def fleet_of(
         return SpeedEstimator(None if context is None else context.column.speed(endpoint))
 
     def max_num_seqs(endpoint: Endpoint) -> int | None:
-        return settings.max_num_seqs(endpoint.url) if endpoint.role is Role.DECODE else None
+        url, _ = split_rank(endpoint.url)
+        return settings.max_num_seqs(url) if endpoint.role is Role.DECODE else None
 
-    ledger = Ledger() if context is None else Ledger(context.column.load)
     return Fleet(
         endpoints,
-        ledger,
+        ledger_of(settings, context),
         HealthThresholds(),
         stale_after,
         exclusion_of(settings),
@@ -112,6 +117,20 @@ def exclusion_of(settings: Settings) -> ExclusionConfig:
         max_excluded=settings.max_excluded_percent / 100,
         slow_start_seconds=settings.slow_start,
     )
+
+
+def endpoint_picker(settings: Settings, network: Network) -> EndpointPicker | None:
+    """What Envoy asks; None where it does not. Raises SettingsError without the extra."""
+    if settings.epp_port is None:
+        return None
+    return EndpointPicker(network, settings.host, settings.epp_port)
+
+
+def gateway_of(settings: Settings) -> Gateway | None:
+    """Whose choice of engines is believed; None where the router chooses."""
+    if settings.direct_mode == "off":
+        return None
+    return Gateway([ip_network(each) for each in settings.trusted_gateways])
 
 
 def policies_of(settings: Settings) -> dict[Role, Policy]:
@@ -305,14 +324,20 @@ def pool_of(
     settings: Settings, tls: TLSFiles, read_limiter: ReadLimiter
 ) -> Callable[[Endpoint], EnginePool]:
     """What makes the connections to an engine."""
-    return lambda endpoint: EnginePool(
-        origin(endpoint.url),
-        connect_seconds=settings.connect_timeout,
-        idle_seconds=settings.idle_connection_timeout,
-        max_idle=settings.max_idle_connections,
-        tls=tls,
-        read_limiter=read_limiter,
-    )
+
+    def pool(endpoint: Endpoint) -> EnginePool:
+        url, rank = split_rank(endpoint.url)
+        return EnginePool(
+            origin(url),
+            connect_seconds=settings.connect_timeout,
+            idle_seconds=settings.idle_connection_timeout,
+            max_idle=settings.max_idle_connections,
+            tls=tls,
+            read_limiter=read_limiter,
+            rank=rank,
+        )
+
+    return pool
 
 
 def cors_of(settings: Settings) -> CORS | None:
@@ -345,14 +370,20 @@ def byte_budget_of(settings: Settings) -> ByteBudget:
     return ByteBudget(max(settings.max_body_bytes, share))
 
 
+def _pins_ranks(settings: Settings) -> bool:
+    """With LMCache a rank's receiver is not known."""
+    return settings.data_parallel_ranks == "auto" and settings.disagg_connector_type == "nixl"
+
+
 def prober_of(
     settings: Settings,
     fleet: Fleet,
     observe: Callable[[Event], None],
     tls: TLSFiles,
+    on_ranks: Callable[[str, tuple[int, ...]], None],
     tasks: TaskSet,
 ) -> Prober:
-    """What asks the engines how they are."""
+    """What asks the engines how they are. `on_ranks` is told of data-parallel ranks."""
     return Prober(
         fleet,
         observe,
@@ -373,4 +404,5 @@ def prober_of(
         tls=tls,
         rng=Random(),
         tasks=tasks,
+        on_ranks=on_ranks if _pins_ranks(settings) else None,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Generator
 from typing import Any, Final
 
-from router.core.errors import NoEngine
+from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
 from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
 from router.core.retry import ATTEMPTS, BUSY, error_of, may_replay, may_retry_elsewhere, reason_of
@@ -54,10 +54,13 @@ direct = decode_directly
 def release_and_lease_other(
     endpoint: Endpoint, tried: frozenset[Endpoint], outcome: Outcome, *, computes: bool = True
 ) -> Generator[Step, Any, Endpoint | None]:
-    """Release an endpoint and lease another one; None when there is no other."""
+    """Release an endpoint and lease another one; None when there is no other. Raises NoPartner
+    where the KV cache of a prefill is of use to none of them."""
     yield Release(endpoint)
     try:
         other = yield Lease(endpoint.role, tried, computes)
+    except NoPartner:
+        raise
     except NoEngine:
         return None
     yield FellBack(endpoint.role, reason_of(outcome))

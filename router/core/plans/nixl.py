@@ -7,14 +7,16 @@ toy_proxy_server.py, 0.11 to 0.33). What this file guards:
 - It is used once. The decode engine's read frees the prefill engine's blocks, so a second use can
   read another request's cache (vllm#52234). Only a refused connection proves that it was not used.
 - A failed KV load is hidden from the client: prefill again once, then decode directly.
+- Where the prefill engine's partners (same vLLM version and model) went away during the prefill,
+  any other decode engine computes the prompt.
 """
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from router.core.errors import NoEngine
+from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
 from router.core.jsonspan import member, with_member
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
@@ -35,6 +37,10 @@ ASK = {
 }
 """What makes a prefill engine keep its blocks. Only the first key is read (vLLM's
 pull_scheduler.py); the rest is what every vLLM proxy sends."""
+
+
+NO_PARTNER: Final = Failure(FailureKind.REFUSED, "No decode engine can use the KV cache.")
+"""Stands for a decode leg for which there is no engine."""
 
 
 def nixl(facts: Facts) -> Plan:
@@ -58,6 +64,10 @@ def nixl(facts: Facts) -> Plan:
         tried, outcome = yield from _decode(facts, tried, reference)
         if outcome is None:
             return
+        # Python 3.11 traces no jump behind a throw() into the generator above.
+        if outcome is NO_PARTNER:  # pragma: no branch
+            yield FellBack(DECODE, "no_partner")
+            break
         try:
             yield Check(DECODE, tried)
         except NoEngine:
@@ -104,7 +114,10 @@ def _decode(
     nothing is leased. Raises NoEngine when all decode engines went down during the prefill.
     """
     body = with_member(facts.raw, KV_KEY, reference)
-    decode = yield Lease(DECODE, tried, computes=False)
+    try:
+        decode = yield Lease(DECODE, tried, computes=False)
+    except NoPartner:
+        return tried, NO_PARTNER
     while True:
         outcome = yield Stream(
             decode,
@@ -121,7 +134,10 @@ def _decode(
         if not is_load_failure:
             tried |= {decode}
         if _is_refused(outcome) and len(tried) < ATTEMPTS:
-            other = yield from release_and_lease_other(decode, tried, outcome, computes=False)
+            try:
+                other = yield from release_and_lease_other(decode, tried, outcome, computes=False)
+            except NoPartner:
+                return tried, NO_PARTNER
             # Python 3.11 traces no frame that goes on after a throw() into a generator below it.
             if other is None:  # pragma: no cover - test_with_no_other_decode_engine_...
                 yield from finish_with(outcome)

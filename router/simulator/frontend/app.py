@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from router.simulator.api.errors import ApiError, injected
+from router.simulator.api.errors import ApiError, injected, invalid
 from router.simulator.api.fields import leg_of, parse_body
 from router.simulator.api.generation_request import read_generation_request
 from router.simulator.driver import Gone
@@ -23,13 +23,15 @@ _APIS = {
 
 
 class App:
-    """An ASGI application; the connection's protocol calls it."""
+    """An ASGI application; the connection's protocol calls it. With several `ranks` it is the API
+    server of a data-parallel engine; faults and the log of requests are the first one's."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, *ranks: Engine) -> None:
+        self._ranks = ranks
+        self._engine = ranks[0]
         self._routes: dict[tuple[str, str], Route] = {
-            **info.routes(engine),
-            **control.routes(engine),
+            **info.routes(ranks),
+            **control.routes(self._engine),
             **{("POST", path): self._generate for path in _APIS},
         }
 
@@ -81,7 +83,19 @@ class App:
             self._give_back(body)
             raise
         request_id = request.headers.get("x-request-id")
-        await Generation(self._engine, generation_request, exchange, request_id).run()
+        rank = self._rank(request)
+        await Generation(rank, generation_request, exchange, request_id).run()
+
+    def _rank(self, request: Request) -> Engine:
+        """The rank that the request asks for; else the one with the least load, as vLLM weighs it.
+        Raises ApiError for one that is not here."""
+        given = request.headers.get("x-data-parallel-rank")
+        if given is None:
+            return min(self._ranks, key=lambda r: 4 * r.machine.waiting + r.machine.running)
+        place = int(given) - self._engine.config.data_parallel_start_rank if _is_rank(given) else -1
+        if not 0 <= place < len(self._ranks):
+            raise invalid("data_parallel_rank", f"data_parallel_rank {given} is out of range")
+        return self._ranks[place]
 
     def _give_back(self, body: dict[str, Any]) -> None:
         """A refused decode request leaves no blocks pinned on its prefill engine (0.22.1)."""
@@ -89,6 +103,10 @@ class App:
             remote = RemoteRead.parse(body["kv_transfer_params"])
             if remote is not None:
                 self._engine.release(remote)
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 async def _go_wrong(exchange: Exchange) -> None:

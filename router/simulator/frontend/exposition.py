@@ -3,18 +3,20 @@
 Written by hand: the names carry a colon, and a client library would count for every token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from router.simulator.config import EngineConfig
 from router.simulator.model.counters import Histogram
 from router.simulator.model.machine import Machine
 
+HELP = b"# HELP "
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
 def render(machine: Machine, config: EngineConfig, *, asleep: bool = False) -> bytes:
-    """All series of one engine."""
-    page = _Page({"engine": "0", "model_name": config.model})
+    """All series of one engine, or of one rank of it."""
+    rank = str(config.data_parallel_start_rank)
+    page = _Page({"engine": rank, "model_name": config.model})
     _write_load(page, machine, asleep=asleep)
     _write_tokens(page, machine)
     _write_ends(page, machine)
@@ -29,6 +31,15 @@ def render(machine: Machine, config: EngineConfig, *, asleep: bool = False) -> b
         page.histogram(name, histogram)
     page.gauge("cache_config_info", {_cache_config(config): 1})
     return page.text()
+
+
+def merged(pages: Sequence[bytes]) -> bytes:
+    """The pages of an engine's ranks as one: each family once, with the series of all."""
+    families = [page.split(HELP)[1:] for page in pages]
+    parts = []
+    for first, *others in zip(*families, strict=True):
+        parts += [HELP, first, *(other.split(b"\n", 2)[2] for other in others)]
+    return b"".join(parts)
 
 
 def _cache_config(config: EngineConfig) -> str:

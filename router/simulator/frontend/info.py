@@ -1,5 +1,7 @@
 """The routes that generate nothing: health, metrics, models, tokens, and those for development."""
 
+from collections.abc import Sequence
+
 from router.simulator.api.errors import not_valid
 from router.simulator.api.fields import check_form, parse_body
 from router.simulator.api.generation_request import tokens_of
@@ -11,9 +13,9 @@ from router.simulator.model.tokenizer import decode, encode
 from router.simulator.records import Request
 
 
-def routes(engine: Engine) -> dict[tuple[str, str], Route]:
-    """By method and path."""
-    page = _Info(engine)
+def routes(ranks: Sequence[Engine]) -> dict[tuple[str, str], Route]:
+    """By method and path; `ranks` are one engine."""
+    page = _Info(ranks)
     return {
         ("GET", "/health"): page.health,
         ("GET", "/ping"): page.health,
@@ -34,29 +36,37 @@ def routes(engine: Engine) -> dict[tuple[str, str], Route]:
 
 
 class _Info:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._config = engine.config
+    def __init__(self, ranks: Sequence[Engine]) -> None:
+        self._ranks = ranks
+        self._engine = ranks[0]
+        self._config = self._engine.config
 
     async def health(self, exchange: Exchange, _request: Request) -> None:
         """Alive, not idle: vLLM says 200 also when asleep or full."""
-        await exchange.answer(503 if self._engine.machine.dead else 200, b"", None)
+        is_dead = any(rank.machine.dead for rank in self._ranks)
+        await exchange.answer(503 if is_dead else 200, b"", None)
 
     async def version(self, exchange: Exchange, _request: Request) -> None:
         await exchange.json({"version": self._config.version})
 
     async def load(self, exchange: Exchange, _request: Request) -> None:
-        machine = self._engine.machine
-        await exchange.json({"server_load": machine.running + machine.waiting})
+        machines = [rank.machine for rank in self._ranks]
+        load = sum(machine.running + machine.waiting for machine in machines)
+        await exchange.json({"server_load": load})
 
     async def kv_event_sources(self, exchange: Exchange, _request: Request) -> None:
-        await exchange.json(self._engine.events.sources)
+        first, *others = (rank.events.sources for rank in self._ranks)
+        for other in others:
+            first = first | other if isinstance(first, dict) else first + other
+        await exchange.json(first)
 
     async def metrics(self, exchange: Exchange, _request: Request) -> None:
-        machine, driver = self._engine.machine, self._engine.driver
-        machine.kv.references.expire(driver.now())
-        text = exposition.render(machine, self._config, asleep=driver.asleep)
-        await exchange.answer(200, text, exposition.CONTENT_TYPE)
+        pages = []
+        for rank in self._ranks:
+            rank.machine.kv.references.expire(rank.driver.now())
+            page = exposition.render(rank.machine, rank.config, asleep=rank.driver.asleep)
+            pages.append(page)
+        await exchange.answer(200, exposition.merged(pages), exposition.CONTENT_TYPE)
 
     async def models(self, exchange: Exchange, _request: Request) -> None:
         cards = [self._card(model) for model in self._config.models]

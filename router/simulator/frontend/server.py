@@ -6,8 +6,9 @@ resets or dies needs a hand on it.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
 
@@ -34,13 +35,16 @@ class RunningEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.engine = Engine(config)
+        self.ranks = [RunningEngine(each) for each in _other_ranks(config)]
+        """The other ranks of a data-parallel engine. Requests come by this one's API server; what
+        listens in theirs takes KV transfers."""
         self.engine.listen = self._listen
         self.engine.connections = lambda: len(self._state.connections)
         self.engine.drop_connections = self.drop_connections
         self._state = ServerState()
         # `interface` and the rest say what uvicorn need not look for; no logging is set up.
         self._uvicorn = Config(
-            App(self.engine),
+            App(self.engine, *(rank.engine for rank in self.ranks)),
             interface="asgi3",
             lifespan="off",
             ws="none",
@@ -93,6 +97,8 @@ class RunningEngine:
     # Life
 
     async def start(self) -> None:
+        for rank in self.ranks:
+            await rank.start()
         self._tell_time()
         self.engine.start(self.host, self.port)
         self.engine.spawn(self._await_death())
@@ -100,6 +106,8 @@ class RunningEngine:
 
     async def stop(self) -> None:
         """What runs is aborted at once, as by vLLM's default --shutdown-timeout of 0."""
+        for rank in self.ranks:
+            await rank.stop()
         if self._clock is not None:
             self._clock.cancel()
         await self._listen(False)
@@ -142,6 +150,19 @@ class RunningEngine:
             (b"server", b"uvicorn"),
         ]
         self._clock = asyncio.get_running_loop().call_later(1.0, self._tell_time)
+
+
+def _other_ranks(config: EngineConfig) -> Iterator[EngineConfig]:
+    for place in range(1, config.data_parallel_size):
+        events = config.kv_events_port
+        yield replace(
+            config,
+            port=0,
+            engine_id=None,
+            data_parallel_size=1,
+            data_parallel_start_rank=config.data_parallel_start_rank + place,
+            kv_events_port=events + 2 * place if events else 0,
+        )
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -1,0 +1,273 @@
+"""One request that Envoy asks about, from its headers to the end of its answer."""
+
+import logging
+import time
+from typing import Any
+
+import orjson
+
+from router.core import facts as facts_of
+from router.core import headers as http
+from router.core.api_keys import check_key
+from router.core.endpoint_pick import EndpointPick
+from router.core.errors import (
+    BadRequest,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    RouterError,
+)
+from router.core.events import RequestEnded
+from router.core.gateway import DESTINATION, GATEWAY_HEADERS, PREFILLER, SERVED, address_of
+from router.core.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
+from router.core.request_head import check_head, check_size, declared_size
+from router.core.routes import ROUTES
+from router.core.urls import split_rank
+from router.core.values import DECODE, Endpoint, Facts, Route
+from router.net.network import Network
+from router.net.pool import RANK_HEADER
+from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, Messages, Modes
+
+__all__ = ["Exchange"]
+
+log = logging.getLogger(__name__)
+
+MODELS = "/v1/models"
+
+JSON = {b"content-type": b"application/json"}
+
+WRONG_MODE = (
+    "The endpoint picker needs the request's body: set request_body_mode to BUFFERED or "
+    "FULL_DUPLEX_STREAMED in Envoy's ext_proc filter."
+)
+
+
+class Exchange:
+    """Answers Envoy's messages of one request. `close` it in any case."""
+
+    def __init__(self, network: Network, messages: Messages) -> None:
+        self._network = network
+        self._messages = messages
+        self._modes = Modes(NO_BODY, NO_BODY)
+        self._fields: dict[bytes, bytes] = {}
+        self._route: Route | None = None
+        self._query = b""
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._pick: EndpointPick | None = None
+        self._record = RequestEnded("", "", time.monotonic())
+        self._error: str | None = None
+        self._is_refused = False
+        network.active.add(self)
+
+    def abort(self) -> None:
+        """The router is going; what Envoy carries out goes on without it."""
+        self.close()
+
+    async def on(self, message: Any) -> list[Any]:
+        """What a message is answered."""
+        kind = message.WhichOneof("request")
+        try:
+            return await self._answer(kind, message)
+        except RouterError as error:
+            return [self._refuse(error)]
+        except Exception as error:
+            log.exception("request %s failed inside the router", self._record.request_id)
+            return [self._refuse(InternalError(f"The router failed: {type(error).__name__}."))]
+
+    async def _answer(self, kind: str, message: Any) -> list[Any]:
+        if self._is_refused:
+            return []
+        if kind == "request_headers":
+            return self._on_head(message)
+        if kind == "request_body":
+            body = message.request_body
+            self._take(body.body)
+            is_last = body.end_of_stream or self._modes.request == BUFFERED
+            return await self._on_whole_body() if is_last else []
+        if kind == "request_trailers":
+            told = self._messages.go_on(kind)
+            return [*await self._on_whole_body(is_last=False), told]
+        if kind == "response_headers":
+            return self._on_answer(message)
+        if kind == "response_body":
+            return self._on_answer_body(message.response_body)
+        self._on_answer_end()
+        return [self._messages.go_on(kind)]
+
+    # The request.
+
+    def _on_head(self, message: Any) -> list[Any]:
+        network, messages = self._network, self._messages
+        self._modes = messages.modes(message)
+        self._fields = fields = messages.fields(message.request_headers)
+        path, _, query = fields.get(b":path", b"/").partition(b"?")
+        text, method = path.decode("latin-1"), fields.get(b":method", b"GET")
+        given = http.clean_request_id(fields.get(b"x-request-id"))
+        self._record.request_id = given or network.rng.getrandbits(128).to_bytes(16).hex()
+        if network.api_keys is not None:
+            self._record.api_key = check_key(network.api_keys.keys, fields)
+        if text == MODELS and method == b"GET":
+            return [self._models()]
+        self._route, self._query = self._routed(text, method), query
+        self._record.route = text
+        if self._modes.request not in (BUFFERED, FULL_DUPLEX):
+            raise InternalError(WRONG_MODE)
+        is_empty = message.request_headers.end_of_stream
+        # HTTP/2 needs neither a length nor a coding for a body.
+        framed = fields if is_empty else {b"transfer-encoding": b"chunked", **fields}
+        check_head(method, text, framed, self._max_bytes())
+        if is_empty:
+            raise BadRequest("The body is empty.")
+        network.byte_budget.check(declared_size(fields))
+        if self._modes.request == FULL_DUPLEX:  # it is told with the body's end
+            return []
+        return [messages.go_on("request_headers")]
+
+    def _routed(self, path: str, method: bytes) -> Route:
+        route = ROUTES.get(path)
+        if route is None:
+            raise NotFound(f"{method.decode('latin-1')} {path}: no such route.")
+        if method != b"POST":
+            raise MethodNotAllowed(f"{method.decode('latin-1')} {path}: method not allowed.")
+        return route
+
+    def _models(self) -> Any:
+        self._is_refused = True
+        cards = list(self._network.scheduler.fleet.models().values())
+        return self._messages.answer(200, orjson.dumps({"object": "list", "data": cards}), JSON)
+
+    def _max_bytes(self) -> int:
+        assert self._route is not None, "it was routed"
+        return min(self._network.limits.body_bytes, self._route.max_body_bytes)
+
+    def _take(self, piece: bytes) -> None:
+        size = self._held + len(piece)
+        if size > self._max_bytes():
+            check_size(size, self._max_bytes())
+        self._network.byte_budget.take(len(piece))
+        self._held = size
+        self._pieces.append(piece)
+
+    async def _on_whole_body(self, *, is_last: bool = True) -> list[Any]:
+        """Choose. `is_last`: no trailers follow."""
+        pieces, self._pieces = self._pieces, []
+        raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        facts = await self._read(raw)
+        self._pick = pick = self._new_pick()
+        now = time.monotonic()
+        pick.choose(facts, now)
+        headers = self._chosen(pick, pick.decodes(now))
+        body = b"".join((*facts.lead, facts.raw))
+        self._drop_body()
+        messages, drop = self._messages, tuple(GATEWAY_HEADERS | {RANK_HEADER})
+        if self._modes.request == FULL_DUPLEX:
+            told = messages.with_headers("request_headers", headers, drop=drop)
+            return [told, *messages.pieces("request_body", body, is_last=is_last)]
+        told = messages.with_headers("request_body", headers, drop=drop)
+        if body != raw:  # without what clients may not send
+            messages.replace_body(told, body)
+        return [told]
+
+    async def _read(self, raw: bytes) -> Facts:
+        assert self._route is not None, "it was routed"
+        network, kind = self._network, self._fields.get(b"content-type", b"")
+        if len(raw) > LARGE_BYTES or (len(raw) > LIGHT_BYTES and is_large(raw)):
+            return await network.body_parser.read(self._route, kind, [raw], self._query)
+        return facts_of.read(self._route, kind, raw, self._query)
+
+    def _new_pick(self) -> EndpointPick:
+        network = self._network
+        return EndpointPick(
+            network.scheduler,
+            network.observe,
+            self._record,
+            network.rng,
+            network.sample,
+            is_watched=self._modes.response != NO_BODY,
+        )
+
+    def _chosen(self, pick: EndpointPick, decodes: tuple[Endpoint, ...]) -> dict[bytes, bytes]:
+        """The headers by which Envoy and a sidecar are told."""
+        addresses = dict.fromkeys(map(address_of, decodes))
+        headers = {
+            DESTINATION: ",".join(addresses).encode(),
+            b"x-request-id": self._record.request_id.encode(),
+        }
+        if pick.prefill is not None:
+            headers[PREFILLER] = address_of(pick.prefill).encode()
+        rank = split_rank(decodes[0].url)[1]
+        if rank is not None:
+            headers[RANK_HEADER] = b"%d" % rank
+        return headers
+
+    # The answer.
+
+    def _on_answer(self, message: Any) -> list[Any]:
+        pick, kind = self._pick, "response_headers"
+        if pick is None:  # Envoy's own answer, before anything was chosen
+            return [self._messages.go_on(kind)]
+        fields = self._messages.fields(message.response_headers)
+        status = fields.get(b":status", b"0")
+        now = time.monotonic()
+        served = self._endpoint(self._messages.served(message), pick)
+        pick.on_head(int(status) if status.isdigit() else 0, served, now)
+        if message.response_headers.end_of_stream:
+            self._on_answer_end()
+        headers = {
+            SERVED: address_of(pick.step.endpoint).encode(),
+            b"x-request-id": self._record.request_id.encode(),
+        }
+        return [self._messages.with_headers(kind, headers)]
+
+    def _endpoint(self, address: str | None, pick: EndpointPick) -> Endpoint | None:
+        """The engine at an address; ranks of one engine have the same."""
+        if address is None or address_of(pick.step.endpoint) == address:
+            return None
+        pool = self._network.scheduler.fleet.pool(DECODE)
+        found = (m.endpoint for m in pool if address_of(m.endpoint) == address)
+        return next(found, None)
+
+    def _on_answer_body(self, body: Any) -> list[Any]:
+        if self._pick is not None:
+            self._pick.on_body(body.body, time.monotonic())
+            if body.end_of_stream:
+                self._on_answer_end()
+        if self._modes.response != FULL_DUPLEX:
+            return [self._messages.go_on("response_body")]
+        return list(self._messages.pieces("response_body", body.body, is_last=body.end_of_stream))
+
+    def _on_answer_end(self) -> None:
+        if self._pick is not None:
+            self._pick.on_end(time.monotonic())
+
+    # The end.
+
+    def _refuse(self, error: RouterError) -> Any:
+        self._is_refused = True
+        self._error = error.message
+        self._record.status = error.status
+        headers = dict(JSON)
+        if error.retry_after is not None:
+            headers[b"retry-after"] = b"%d" % error.retry_after
+        return self._messages.answer(error.status, error.body(), headers)
+
+    def _drop_body(self) -> None:
+        self._network.byte_budget.give(self._held)
+        self._held = 0
+
+    def close(self) -> None:
+        """The request is over. Idempotent."""
+        if self not in self._network.active:
+            return
+        self._network.active.discard(self)
+        self._drop_body()
+        pick, now = self._pick, time.monotonic()
+        if pick is not None:
+            pick.end(now, self._error)
+        elif self._record.route:
+            record = self._record
+            record.outcome, record.error, record.ended = "error", self._error, now
+            if self._error is None:
+                record.outcome = "client_left"
+            self._network.observe(record)

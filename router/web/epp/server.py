@@ -1,0 +1,83 @@
+"""The gRPC server that an Envoy asks which engine a request shall go to (`--epp-port`).
+
+It is another front door of the same router: fleet, policies, leases, metrics and log are those of
+the HTTP listener beside it.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from router.net.network import Network
+from router.settings import SettingsError
+from router.web.epp.exchange import Exchange
+from router.web.epp.messages import Messages
+
+__all__ = ["EndpointPicker"]
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+
+MAX_MESSAGE_SLACK: Final = 1 << 20
+"""For headers and framing, beside the largest body."""
+
+
+class EndpointPicker:
+    """Serves Envoy's external processing. Raises SettingsError when the extra is not installed."""
+
+    def __init__(self, network: Network, host: str, port: int) -> None:
+        try:
+            import grpc  # noqa: PLC0415 - an extra
+
+            self._messages = Messages()
+        except ImportError as error:
+            text = f"--epp-port: {error.name or error}: pip install 'pd-router[epp]'"
+            raise SettingsError(text) from None
+        self._grpc: Any = grpc
+        self._network = network
+        self._place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._server: Any = None
+        self.port = port
+
+    async def start(self) -> None:
+        """Listen. Raises SettingsError for a port that cannot be had."""
+        grpc, messages = self._grpc, self._messages
+        largest = self._network.limits.body_bytes + MAX_MESSAGE_SLACK
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", largest),
+                ("grpc.max_send_message_length", largest),
+                ("grpc.so_reuseport", 0),
+            ]
+        )
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._process,
+            request_deserializer=messages.parse,
+            response_serializer=messages.serialise,
+        )
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Process": handler}),)
+        )
+        try:
+            self.port = self._server.add_insecure_port(self._place)
+        except RuntimeError:
+            raise SettingsError(
+                f"--epp-port: cannot listen on {self._place}; is it taken?"
+            ) from None
+        await self._server.start()
+        log.info("listening for Envoy", extra={"fields": {"epp_port": self.port}})
+
+    async def stop(self, grace: float) -> None:
+        """Take no new requests, and give those under way so many seconds."""
+        if self._server is not None:
+            await self._server.stop(grace)
+
+    async def _process(self, requests: Any, _context: Any) -> AsyncIterator[Any]:
+        exchange = Exchange(self._network, self._messages)
+        try:
+            async for message in requests:
+                for answer in await exchange.on(message):
+                    yield answer
+        finally:
+            exchange.close()

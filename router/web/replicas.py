@@ -1,0 +1,111 @@
+"""What a router has that knows its sibling replicas (`--peers`, `--dns-peers`)."""
+
+import ssl
+import uuid
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+from fastapi import FastAPI
+
+from router.core.fleet import Fleet
+from router.core.ledger import Ledger
+from router.core.membership import Target
+from router.core.peer_loads import PeerBoard, PeerReport
+from router.core.values import DECODE
+from router.discovery.dns import DnsSource
+from router.discovery.dns_resolver import SystemResolver
+from router.net.engine_session import engine_session
+from router.net.shared_state import WorkerContext
+from router.net.siblings import Siblings
+from router.net.tasks import TaskSet
+from router.settings import Settings, SettingsError
+from router.web.peers_api import add_peers_api
+
+__all__ = ["Replicas", "board_of", "ledger_of", "peer_source", "replicas_of"]
+
+KEEP_SECONDS = 30.0
+"""Connections to siblings, between two reports to them."""
+
+
+def board_of(settings: Settings, context: WorkerContext | None) -> PeerBoard | None:
+    """Where siblings' reports are kept; None without siblings."""
+    if not settings.peers and not settings.dns_peers:
+        return None
+    # All workers of a replica have its name.
+    return PeerBoard(uuid.uuid4().hex if context is None else context.replica)
+
+
+def ledger_of(settings: Settings, context: WorkerContext | None) -> Ledger:
+    """The ledger of a fleet: of this process, or of all workers, and of siblings."""
+    board = board_of(settings, context)
+    return Ledger(peers=board) if context is None else Ledger(context.column.load, board)
+
+
+def peer_source(settings: Settings) -> DnsSource | None:
+    """What looks siblings up. Raises SettingsError when an extra is not installed."""
+    if not settings.dns_peers:
+        return None
+    try:
+        return DnsSource({DECODE: settings.dns_peers}, SystemResolver())
+    except ImportError as error:
+        raise SettingsError(str(error)) from None
+
+
+def replicas_of(
+    settings: Settings, fleet: Fleet, context: WorkerContext | None, tasks: TaskSet
+) -> "Replicas | None":
+    """The siblings that the settings name; None if they name none."""
+    board = fleet.ledger.peers
+    return None if board is None else Replicas(settings, fleet, board, context, tasks)
+
+
+class Replicas:
+    """The siblings, as the settings name them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        board: PeerBoard,
+        context: WorkerContext | None,
+        tasks: TaskSet,
+    ) -> None:
+        self._urls = settings.peers
+        self._source = peer_source(settings)
+        self._context = context
+        self._tasks = tasks
+        self._replica = board.replica
+        self.siblings = Siblings(
+            board,
+            fleet,
+            session=lambda: engine_session(
+                settings.peer_key,
+                ssl.create_default_context(cafile=settings.engine_ca_file),
+                keep_alive_seconds=KEEP_SECONDS,
+            ),
+            pass_on=self._pass_on,
+            tasks=tasks,
+            rng=Random(),
+        )
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes for siblings."""
+        add_peers_api(app, self.siblings, self._replica)
+
+    def start(self) -> None:
+        """Begin to tell, in the process that does so, and to forget."""
+        self._tasks.spawn(self.siblings.forget_for_ever, "peers")
+        if self._context is not None and not self._context.is_leader:
+            return
+        self.siblings.follow(self._urls)
+        if self._source is not None:
+            watch: Callable[..., object] = self._source.watch
+            self._tasks.spawn(partial(watch, self._found), "discovery", "peers")  # type: ignore[arg-type]
+
+    def _found(self, targets: tuple[Target, ...]) -> None:
+        self.siblings.follow((*self._urls, *(target.endpoint.url for target in targets)))
+
+    def _pass_on(self, report: PeerReport) -> None:
+        if self._context is not None:
+            self._context.bus.publish(report)

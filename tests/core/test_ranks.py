@@ -1,0 +1,167 @@
+"""Each data-parallel rank of an engine is an endpoint: named by the engine's URL and its number."""
+
+import pytest
+
+from router.core import exposition
+from router.core.events import Probed
+from router.core.fleet import Fleet
+from router.core.headers import without
+from router.core.health import HealthSignal, HealthThresholds, State
+from router.core.ledger import Ledger
+from router.core.membership import Target
+from router.core.roster import Entry, Order, Roster
+from router.core.urls import split_rank, with_rank
+from router.core.values import Endpoint, Gauges, Role
+from tests.core.fixtures import D0, D1, P0
+
+PAGE = b"""# HELP vllm:num_requests_running Running.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 5.0
+vllm:num_requests_running{engine="10",model_name="m"} 7.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 2.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="10"} 1.0
+process_open_fds 9
+"""
+
+
+def rank_of(endpoint: Endpoint, rank: int) -> Endpoint:
+    """One rank of an engine."""
+    return Endpoint(with_rank(endpoint.url, rank), endpoint.role)
+
+
+D0_0, D0_1, D0_2 = (rank_of(D0, rank) for rank in range(3))
+
+
+def named(roster: Roster) -> list[Endpoint]:
+    """Who gets new requests."""
+    return [e.endpoint for e in roster.entries if e.leaving_since is None and not e.is_draining]
+
+
+def test_a_rank_is_named_behind_the_url() -> None:
+    assert with_rank("http://d0:8000", 3) == "http://d0:8000#3"
+    assert split_rank("http://d0:8000#3") == ("http://d0:8000", 3)
+    assert split_rank("http://d0:8000") == ("http://d0:8000", None)
+
+
+@pytest.mark.parametrize("url", ["http://d0#", "http://d0#x", "http://d0#-1", "http://d0#12345"])
+def test_what_is_no_rank_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="has no rank"):
+        split_rank(url)
+
+
+def test_the_page_tells_which_ranks_there_are() -> None:
+    assert exposition.ranks(PAGE) == (0, 1, 10)
+    assert exposition.ranks(b"vllm:num_requests_running 3.0\n") == ()
+
+
+def test_a_rank_has_gauges_of_its_own() -> None:
+    one = exposition.read(exposition.of_rank(PAGE, 1))
+    assert one == Gauges(running=5, waiting=2, cache_tokens=160)
+    assert exposition.read(exposition.of_rank(PAGE, 10)).running == 7
+    assert exposition.read(PAGE).running == 15
+
+
+def test_an_engine_with_ranks_is_replaced_by_them() -> None:
+    roster = Roster(8, 60.0)
+    roster.set_targets("file", [Target(P0), Target(D0, "uid"), Target(D1)], 0.0)
+    assert roster.set_ranks(D0.url, (0, 1), 1.0)
+    assert named(roster) == [P0, D0_0, D0_1, D1]
+    entries = {entry.endpoint: entry for entry in roster.entries}
+    assert entries[D0].leaving_since == 1.0
+    assert {entries[D0_0].identity, entries[D0_1].identity} == {"uid"}
+    assert len({entry.row for entry in roster.entries}) == len(roster.entries)
+    assert not roster.set_ranks(D0.url, (0, 1), 2.0)
+    assert roster.set_ranks(D0.url, (0, 1, 2), 3.0)
+    assert D0_2 in named(roster)
+    assert roster.set_ranks(D0.url, (0,), 4.0)
+    assert named(roster) == [P0, D0, D1]
+
+
+def test_ranks_come_and_go_with_their_engine() -> None:
+    roster = Roster(8, 60.0)
+    roster.set_targets("file", [Target(D0), Target(D1)], 0.0)
+    roster.set_ranks(D0.url, (0, 1), 1.0)
+    roster.set_targets("file", [Target(D1)], 2.0)
+    assert named(roster) == [D1]
+    roster.settle(100.0, lambda row, version: True)
+    roster.set_targets("file", [Target(D0), Target(D1)], 101.0)
+    assert named(roster) == [D0, D1]
+
+
+def test_an_order_for_the_engine_is_one_for_its_ranks() -> None:
+    roster = Roster(8, 60.0)
+    roster.set_targets("file", [Target(D0), Target(D1)], 0.0)
+    roster.set_ranks(D0.url, (0, 1), 1.0)
+    assert roster.refusal(Order.DRAIN, D0) is None
+    roster.obey(Order.DRAIN, D0, 2.0)
+    assert named(roster) == [D1]
+    roster.obey(Order.UNDRAIN, D0, 3.0)
+    assert named(roster) == [D0_0, D0_1, D1]
+    roster.obey(Order.REMOVE, D0, 4.0)
+    assert named(roster) == [D1]
+    roster.obey(Order.ADD, D0, 5.0)
+    assert D1 in named(roster)
+    assert {split_rank(e.url)[0] for e in named(roster)} == {D0.url, D1.url}
+
+
+def test_an_order_may_be_for_one_rank() -> None:
+    roster = Roster(8, 60.0)
+    roster.set_targets("file", [Target(D0)], 0.0)
+    roster.set_ranks(D0.url, (0, 1), 1.0)
+    roster.obey(Order.DRAIN, D0_1, 2.0)
+    assert named(roster) == [D0_0]
+    roster.obey(Order.UNDRAIN, D0_1, 3.0)
+    roster.obey(Order.REMOVE, D0_0, 4.0)
+    assert named(roster) == [D0_1]
+
+
+def test_another_process_knows_the_ranks_too() -> None:
+    roster, other = Roster(8, 60.0), Roster(8, 60.0)
+    roster.set_targets("file", [Target(D0)], 0.0)
+    roster.set_ranks(D0.url, (0, 1), 1.0)
+    other.restore(roster.encode())
+    other.set_targets("file", [Target(D0)], 2.0)
+    assert named(other) == [D0_0, D0_1]
+
+
+def fleet_of(*endpoints: Endpoint) -> Fleet:
+    """A fleet in which all are up."""
+    fleet = Fleet((), Ledger(), HealthThresholds(), stale_after=5.0)
+    fleet.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], 0.0)
+    for endpoint in endpoints:
+        card = {"id": "m"}
+        fleet.observe(Probed(endpoint, HealthSignal.OK, (card,), version="0.33.0"), 0.0)
+    return fleet
+
+
+def test_ranks_are_as_well_as_their_engine_was() -> None:
+    fleet = fleet_of(D0)
+    fleet.apply([Entry(D0, 0, leaving_since=1.0), Entry(D0_0, 1), Entry(D0_1, 2)], 1.0)
+    member = fleet.member(D0_1)
+    assert (member.health.state, member.since, member.version) == (State.UP, 1.0, "0.33.0")
+    assert fleet.known_models() == {"m"}
+    assert {c.endpoint for c in fleet.candidates(Role.DECODE, "m", frozenset(), 1.0)} == {
+        D0_0,
+        D0_1,
+    }
+
+
+def test_an_engine_is_as_well_as_its_ranks_were() -> None:
+    fleet = fleet_of(D0_0, D0_1)
+    fleet.apply([Entry(D0, 2)], 1.0)
+    assert fleet.member(D0).health.state is State.UP
+
+
+def test_another_engine_at_the_url_starts_anew() -> None:
+    fleet = fleet_of(D0)
+    fleet.apply([Entry(D0_0, 1, "another"), Entry(D0_1, 2, "another"), Entry(D1, 3)], 1.0)
+    assert fleet.member(D0_0).health.state is State.STARTING
+    assert fleet.member(D1).health.state is State.STARTING
+
+
+def test_a_header_is_taken_out_of_a_block() -> None:
+    block = b"a: 1\r\nx-data-parallel-rank: 7\r\nb: x-data-parallel-rank: 8\r\n"
+    assert without(block, b"x-data-parallel-rank") == b"a: 1\r\nb: x-data-parallel-rank: 8\r\n"
+    assert without(b"a: 1\r\n", b"a") == b""
+    assert without(b"a: 1\r\n", b"b") == b"a: 1\r\n"
