@@ -89,7 +89,7 @@ COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11
 lock: $(UV)
 	$(COMPILE) requirements/build.in --output-file requirements/build.txt
 	$(COMPILE) pyproject.toml --extra lmcache --extra kv --extra tracing --extra kubernetes \
-	  --extra dns --output-file requirements/image.txt
+	  --extra dns --extra epp --output-file requirements/image.txt
 	$(COMPILE) pyproject.toml --extra bench --output-file requirements/gate.txt
 	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
 	$(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform linux \

@@ -131,7 +131,7 @@ def test_what_the_documents_give_to_helm_renders() -> None:
     assert len(found) >= 2
     for words in found:
         sets = [after for word, after in itertools.pairwise(words) if word == "--set"]
-        assert chart(helm.parse_set_string(",".join(sets))).router is not None
+        assert chart(helm.parse_set_string(",".join(sets))).router.name == "pd-router"
 
 
 # Its values.
