@@ -39,7 +39,7 @@ def test_objects_are_valid(name: str, release: str) -> None:
     [
         {"replica": 1},
         {"replicas": "1"},
-        {"template": {}},
+        {"template": []},
     ],
 )
 def test_what_kubernetes_would_refuse_is_found(change: dict[str, Any]) -> None:

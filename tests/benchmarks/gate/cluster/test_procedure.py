@@ -77,7 +77,7 @@ def troubles() -> Iterator[tuple[dict[str, object], str]]:
     yield {"gate": [[engine_pod("gate-x", waiting=("ErrImagePull", "x"))]]}, "gate-x: ErrImagePull"
 
 
-@pytest.mark.parametrize(("answers", "told"), troubles())
+@pytest.mark.parametrize(("answers", "told"), list(troubles()))
 def test_what_goes_wrong_is_told_and_nothing_stays(
     answers: dict[str, object], told: str, cluster: FakeCluster
 ) -> None:
