@@ -40,9 +40,10 @@ COMPILED = (
     "router/net/served_request.py",
     "router/net/start_limiter.py",
     "router/net/traced_request.py",
+    "router/telemetry/access_log.py",
     "router/telemetry/batched.py",
     "router/telemetry/event_buffer.py",
-    "router/telemetry/logs.py",
+    "router/telemetry/log_words.py",
     "router/web/request_handler.py",
 )
 """The hot modules. What to heed in them: CONTRIBUTING.md, "Compiled modules"."""

@@ -43,8 +43,8 @@ from router.net.tasks import TaskSet
 from router.net.ticker import note_changes, tick_for_ever
 from router.net.watched_files import LOOK_SECONDS
 from router.settings import Settings
+from router.telemetry.access_log import AccessLog
 from router.telemetry.event_buffer import EventBuffer
-from router.telemetry.logs import AccessLog
 from router.telemetry.metrics import Metrics, WorkerGroup
 from router.telemetry.router_info import NEVER_RELOADED
 from router.telemetry.totals import Totals

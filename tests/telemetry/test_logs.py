@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from router.core.events import Decided, FellBack, LegFailed, RequestEnded
 from router.core.values import Decision, Endpoint, FailureKind, Mode, PromptDelay, Role
-from router.telemetry.logs import AccessLog, _fields, _pairs, configure
+from router.telemetry.access_log import AccessLog, _fields
+from router.telemetry.log_words import pairs
+from router.telemetry.logs import configure
 
 QUICK = examples(
     max_examples=100,
@@ -301,7 +303,7 @@ def test_the_short_way_to_a_line_writes_what_the_formatter_would(changes: dict[s
     record = a_request(**changes)
     line = AccessLog()._text(record)
     level = "WARNING" if record.is_bad else "INFO   "
-    assert line.partition(f" {level} ")[2] == f"request {_pairs(_fields(record))}"
+    assert line.partition(f" {level} ")[2] == f"request {pairs(_fields(record))}"
 
 
 BAD = [
