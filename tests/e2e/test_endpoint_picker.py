@@ -272,7 +272,7 @@ async def test_speed_is_measured_by_what_envoy_passes_by(harness: Harness, tmp_p
         text = (await (await it.router.client()).get("/metrics")).body.decode()
         count = next(
             line for line in text.splitlines()
-            if line.startswith("pd_router_time_to_first_token_seconds_count")
+            if line.startswith("pd_router_endpoint_time_to_first_token_seconds_count")
         )  # fmt: skip
         assert count.endswith(" 1.0")
 
