@@ -116,6 +116,7 @@ def _judged(out: Path, at: datetime, measured: Measured) -> int:
     """Keep what the Job said, and say its verdict again. The Job's exit status counts."""
     (out / LOG).write_text(measured.log, encoding="utf-8")
     try:
+        results.unframed(measured.log)
         found = results.read(out / LOG)
     except Unreadable as error:
         last = "\n".join(measured.log.splitlines()[-12:])
