@@ -26,8 +26,11 @@ LAB = frozenset({"tokenizers", "torch", "transformers"})
 """What runs in the environment of real vLLM engines only (tests/engines/tiny_model.py)."""
 
 
+EXTRAS = ("lmcache", "kv", "tracing", "kubernetes", "dns", "epp")
+"""What the router can have beside what it must."""
+
 NAMESPACES = {
-    "envoy": "xds-protos",
+    "google": "protobuf",
     "opentelemetry": "opentelemetry-api",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry.proto": "opentelemetry-proto",
@@ -84,9 +87,9 @@ def distribution(name: str) -> str:
     ("folder", "everywhere", "extras"),
     [
         ("router", False, []),
-        ("router", True, ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench"]),
+        ("router", True, [*EXTRAS, "bench"]),
         ("benchmarks", True, ["bench"]),
-        ("tests", True, ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench", "dev", "fuzz"]),
+        ("tests", True, [*EXTRAS, "bench", "dev", "fuzz"]),
     ],
 )
 def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: list[str]) -> None:
@@ -95,7 +98,7 @@ def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: lis
 
 def test_what_is_declared_is_imported() -> None:
     used = others("router", everywhere=True) | others("benchmarks", everywhere=True)
-    assert declared("lmcache", "kv", "tracing", "kubernetes", "dns", "bench") - used == set()
+    assert declared(*EXTRAS, "bench") - used == set()
 
 
 def test_an_import_that_is_not_at_the_top_is_found() -> None:
@@ -124,9 +127,9 @@ def test_what_nothing_public_promises_has_an_upper_end() -> None:
 @pytest.mark.parametrize(
     ("name", "extras"),
     [
-        ("image", ["lmcache", "kv", "tracing", "kubernetes", "dns"]),
+        ("image", [*EXTRAS]),
         ("gate", ["bench"]),
-        ("dev", ["lmcache", "kv", "tracing", "kubernetes", "dns", "bench", "dev"]),
+        ("dev", [*EXTRAS, "bench", "dev"]),
     ],
 )
 def test_the_lock_is_of_these_dependencies(name: str, extras: list[str]) -> None:

@@ -52,9 +52,12 @@ def member(document: bytes, key: str) -> bytes | None:
     if (found := _only_one(document, key)) is not None:
         return found
     try:
-        return _member(document.decode(), key)
+        found = _member(document.decode(), key)
     except (RecursionError, IndexError) as error:
         raise ValueError(f"not a JSON object: {error}") from None
+    if found is not None:
+        orjson.loads(found)  # raises ValueError for what no reader takes, such as 1e999
+    return found
 
 
 def _only_one(document: bytes, key: str) -> bytes | None:

@@ -209,3 +209,10 @@ def test_the_ids_of_a_prompt_of_a_million_tokens_are_read() -> None:
 def test_what_is_no_json_is_a_value_error(document: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         engine_json(document)
+
+
+@pytest.mark.parametrize("value", [b"1e999", b"[-1e999]", b'{"port": 1e999}'])
+def test_a_number_that_no_reader_takes_is_no_member(value: bytes) -> None:
+    document = b'{"a": "b", "b": 1, "a": %b}' % value
+    with pytest.raises(ValueError, match="infinity"):
+        member(document, "a")

@@ -388,9 +388,10 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
         _misbehave(engine, PREFILL, chance)
     for engine in decodes:
         _misbehave(engine, DECODE, chance)
-    refusing = asyncio.gather(
-        _refuse_now_and_then(decodes[0], chance), _lie_now_and_then(decodes[1], chance)
-    )
+    disturbers = [
+        asyncio.create_task(_refuse_now_and_then(decodes[0], chance)),
+        asyncio.create_task(_lie_now_and_then(decodes[1], chance)),
+    ]
     tasks = asyncio.all_tasks()
 
     tracemalloc.start()
@@ -401,7 +402,8 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
         after = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-        refusing.cancel()
+        for each in disturbers:
+            each.cancel()
     print(dict(seen), f"memory {before} -> {after} bytes")  # shown by pytest -s
 
     assert [what for what in seen if what.startswith("wrong")] == []

@@ -46,8 +46,9 @@ def served_by(process: Process, client: Client) -> int:
     """The id of the router's process that holds its end of a client's connection."""
     local = client.writer.get_extra_info("sockname")[1]
     ends = f": 0100007F:{process.port:04X} 0100007F:{local:04X} "
-    (line,) = (line for line in Path("/proc/net/tcp").read_text().splitlines() if ends in line)
-    inode = line.split()[9]
+    # A line may come twice when the table changes while it is read.
+    found = [line for line in Path("/proc/net/tcp").read_text().splitlines() if ends in line]
+    (inode,) = {line.split()[9] for line in found}
     for pid in (process.pid, *workers_of(process)):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):

@@ -1,12 +1,13 @@
 """Envoy's external processing protocol (envoy.service.ext_proc.v3): what it tells, and the answers.
 
-The classes are generated from Envoy's API; the wheel `xds-protos`, from gRPC's makers, has them.
+The classes are made from the part of Envoy's API that is used (`envoy_api`).
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from router.core.gateway import DESTINATION, SERVED
+from router.web.epp import envoy_api
 
 __all__ = ["BUFFERED", "FULL_DUPLEX", "NO_BODY", "STREAMED", "Messages", "Modes"]
 
@@ -38,16 +39,14 @@ class Messages:
 
     def __init__(self) -> None:
         try:
-            from envoy.config.core.v3 import base_pb2  # noqa: PLC0415 - an extra
-            from envoy.service.ext_proc.v3 import external_processor_pb2  # noqa: PLC0415
+            pb = envoy_api.messages()
         except ImportError as error:
             raise ImportError(
                 f"an endpoint picker needs {error.name}: pip install 'pd-router[epp]'"
             ) from None
-        self._base: Any = base_pb2
-        self._pb: Any = external_processor_pb2
-        self.parse: Any = external_processor_pb2.ProcessingRequest.FromString
-        self.serialise: Any = external_processor_pb2.ProcessingResponse.SerializeToString
+        self._pb: Any = pb
+        self.parse: Any = pb.ProcessingRequest.FromString
+        self.serialise: Any = pb.ProcessingResponse.SerializeToString
 
     # What Envoy tells.
 
@@ -127,8 +126,8 @@ class Messages:
     def _mutate(self, mutation: Any, headers: Mapping[bytes, bytes]) -> None:
         for name, value in headers.items():
             mutation.set_headers.append(
-                self._base.HeaderValueOption(
-                    header=self._base.HeaderValue(key=name.decode(), raw_value=value),
+                self._pb.HeaderValueOption(
+                    header=self._pb.HeaderValue(key=name.decode(), raw_value=value),
                     append_action=OVERWRITE,
                 )
             )

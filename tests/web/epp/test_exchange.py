@@ -8,13 +8,14 @@ from typing import Any
 import grpc
 import orjson
 import pytest
-from envoy.config.core.v3 import base_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from router.settings import SettingsError, load
+from router.web.epp import envoy_api
 from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, PIECE_BYTES, STREAMED
 from router.web.epp.server import SERVICE
 from tests.net.harness import Harness, Running, eventually
+
+pb = envoy_api.messages()
 
 BODY = b'{"model":"m","prompt":"Hello"}'
 
@@ -67,8 +68,8 @@ class Call:
 
 def headers(fields: dict[str, str]) -> Any:
     """As Envoy sends them."""
-    pairs = [base_pb2.HeaderValue(key=k, raw_value=v.encode()) for k, v in fields.items()]
-    return base_pb2.HeaderMap(headers=pairs)
+    pairs = [pb.HeaderValue(key=k, raw_value=v.encode()) for k, v in fields.items()]
+    return pb.HeaderMap(headers=pairs)
 
 
 def set_headers(mutation: Any) -> dict[str, bytes]:
