@@ -102,8 +102,11 @@ class Messages:
         return message
 
     def replace_body(self, message: Any, body: bytes) -> None:
-        """Of a whole body: the engine gets another one."""
-        message.request_body.response.body_mutation.body = body
+        """Of a whole body: the engine gets another one. Envoy refuses one that differs from the
+        length that the headers tell."""
+        response = message.request_body.response
+        response.body_mutation.body = body
+        self._mutate(response.header_mutation, {b"content-length": b"%d" % len(body)})
 
     def pieces(self, kind: str, body: bytes, *, is_last: bool) -> Iterator[Any]:
         """A body, or a part of one, that goes on as it is."""

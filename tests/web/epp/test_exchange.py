@@ -133,6 +133,17 @@ async def test_a_buffered_body_is_answered_with_the_engine(picker: Picker) -> No
     assert (await picker.router.record()).outcome == "client_left"
 
 
+async def test_a_body_that_is_changed_comes_with_its_length(picker: Picker) -> None:
+    call = picker.call()
+    await call.head(content_length="50")
+    await call.told()
+    await call.body(b'{"prompt":"x","kv_transfer_params":{"a":1}}')
+    common = (await call.told()).request_body.response
+    assert common.body_mutation.body == b'{"prompt":"x"}'
+    assert set_headers(common.header_mutation)["content-length"] == b"14"
+    await call.leave()
+
+
 @pytest.mark.parametrize("size", [10, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])
 async def test_a_streamed_body_is_given_back_in_pieces(picker: Picker, size: int) -> None:
     body = b'{"prompt":"%b"}' % (b"x" * (size - 13))
