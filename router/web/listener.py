@@ -117,13 +117,23 @@ class Listener:
     def _failed(self, error: OSError) -> None:
         if error.errno not in EXHAUSTED:
             raise error
-        log.error("cannot accept connections: %s; trying again in %g s", error, PAUSE_SECONDS)
+        text = "cannot accept connections: %s; %s; trying again in %g s"
+        log.error(text, error.strerror, _remedy(error), PAUSE_SECONDS)
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(PAUSE_SECONDS, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None
         self._loop.add_reader(self._socket, self._accept)
+
+
+def _remedy(error: OSError) -> str:
+    """What an operator can do about it."""
+    if error.errno == errno.EMFILE:
+        return "raise this process's limit of open files (ulimit -n, LimitNOFILE)"
+    if error.errno == errno.ENFILE:
+        return "raise the machine's limit of open files (sysctl fs.file-max)"
+    return "the machine is short of memory"
 
 
 def _waited(accepted: socket.socket) -> float:

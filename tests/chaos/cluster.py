@@ -113,6 +113,8 @@ class Cluster:
         self.prefills = prefills
         self.decodes = decodes
         self.router = router
+        self.expected_errors: set[str] = set()
+        """Parts of messages that the router may log as errors, because of the faults there were."""
 
     @property
     def engines(self) -> list[EngineProcess]:

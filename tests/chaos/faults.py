@@ -83,6 +83,7 @@ async def _dropped(cluster: Cluster, load: Load, chance: Random) -> AsyncIterato
 async def _worker_killed(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
     """SIGKILL of a worker of the router; its clients' connections end with it."""
     load.may_cut = True
+    cluster.expected_errors.add("ended; restarting it")
     with suppress(ProcessLookupError):
         signal_to(chance.choice(cluster.workers), signal.SIGKILL)
     yield
@@ -102,6 +103,7 @@ async def _worker_stopped(cluster: Cluster, _: Load, chance: Random) -> AsyncIte
 async def _out_of_files(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
     """A worker has no descriptors left: it can neither accept nor connect."""
     load.may_cut = True
+    cluster.expected_errors.add("cannot accept connections: Too many open files")
     pid = chance.choice(cluster.workers)
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = cluster.descriptors_of(pid)

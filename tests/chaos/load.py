@@ -1,6 +1,7 @@
 """The clients: they know the right answer to all that they ask, and what other ends are honest."""
 
 import asyncio
+import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,6 +66,8 @@ class Load:
         self._chance = chance
         self._is_over = False
         self.ended: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        """Errors, by status and message."""
         self.wrong: list[str] = []
         self.may_cut = False
         """Whether connections may end without an answer: a worker is killed, or has no files."""
@@ -99,6 +102,8 @@ class Load:
                 end = await self._ask(client, question)
             except (Truncated, OSError) as error:
                 end = "cut" if self.may_cut else f"wrong: {type(error).__name__} {error}"
+            except (ValueError, KeyError, TypeError) as error:  # not in OpenAI's shape
+                end = f"wrong: {error!r}"
             if end.startswith("wrong"):
                 self.wrong.append(f"{question.path} {question.body} {end}")
                 end = "wrong"
@@ -119,10 +124,17 @@ class Load:
                 await answer.more()
             return "left"
         await answer.rest()
+        if answer.status in CLEAN_ERRORS:
+            self.errors[f"{answer.status} {_message(answer)}"] += 1
         if answer.values(b"connection") == [b"close"]:
             client.leave()
             return f"{judge(question, answer)} and closed"
         return judge(question, answer)
+
+
+def _message(answer: Answer) -> str:
+    """Without what differs from request to request."""
+    return re.sub(r"\d+", "N", answer.json["error"]["message"])
 
 
 def judge(question: Question, answer: Answer) -> str:

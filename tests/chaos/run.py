@@ -19,9 +19,6 @@ REQUESTS = 80
 SPARE_DESCRIPTORS = 8
 """Of a probe or a request of the judge that is under way, in several processes."""
 
-RESTARTED = "restarting it"
-"""What the log says of a worker that was killed: the only error that may be in it."""
-
 SPARE_BYTES = 32 << 20
 """That the workers may have grown by between two rounds of the same load without faults."""
 
@@ -33,12 +30,15 @@ class Verdict:
     seed: int
     ended: dict[str, Counter[str]] = field(default_factory=dict)
     """How requests ended, by the faults that were in force."""
+    errors: Counter[str] = field(default_factory=Counter)
+    """What clients were told."""
     faults: list[str] = field(default_factory=list)
     """What is wrong."""
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}:"]
         lines += [f"  {name}: {dict(counts)}" for name, counts in self.ended.items()]
+        lines += [f"  {count} x {error}" for error, count in self.errors.most_common()]
         return "\n".join([*lines, *(f"  WRONG {fault}" for fault in self.faults)])
 
 
@@ -96,6 +96,7 @@ async def _recovered(found: Cluster, load: Load, verdict: Verdict) -> None:
 
 async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: Verdict) -> None:
     verdict.faults += load.wrong
+    verdict.errors = load.errors
     await found.is_well(idle=True)
     for engine in found.engines:
         state = await engine.state()
@@ -117,5 +118,6 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
     verdict.faults += [
         f"the log has {line}"
         for line in found.router.records
-        if line["level"] == "error" and not line["message"].endswith(RESTARTED)
+        if line["level"] == "error"
+        and not any(part in line["message"] for part in found.expected_errors)
     ]

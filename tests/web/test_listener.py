@@ -41,6 +41,26 @@ async def test_those_that_wait_are_accepted_in_one_turn_up_to_a_limit(
         client.close()
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENFILE, "fs.file-max"),
+        (errno.ENOBUFS, "short of memory"),
+        (errno.ENOMEM, "short of memory"),
+    ],
+)
+async def test_an_operator_is_told_what_helps(
+    listening: socket.socket, caplog: pytest.LogCaptureFixture, number: int, remedy: str
+) -> None:
+    loop = asyncio.get_running_loop()
+    listener = Listener(listening, asyncio.Protocol, lambda _: None, loop)
+    listener._failed(OSError(number, "why"))
+    assert remedy in caplog.messages[0]
+    assert "Errno" not in caplog.messages[0]
+    listener.close()
+
+
 async def test_without_file_descriptors_it_tries_again_later(
     listening: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -49,7 +69,7 @@ async def test_without_file_descriptors_it_tries_again_later(
     listener = Listener(listening, asyncio.Protocol, accepted.append, loop)
     listener.start()
     listener._failed(OSError(errno.EMFILE, "Too many open files"))
-    assert "cannot accept connections" in caplog.messages[0]
+    assert caplog.messages[0].startswith("cannot accept connections: Too many open files; raise")
     assert listener._pause is not None  # it does not spin meanwhile
     listener._go_on()
     clients = _clients(listening, 1)
