@@ -107,10 +107,16 @@ class KVSourceFinder:
             self._subscriber.forget(cache)
 
     def _named_of(self, named: Mapping[str, Sequence[KVAddress]], name: str) -> Sequence[KVAddress]:
-        """What the operator names for an engine; of an engine with ranks in the ranks' order."""
+        """What the operator names for an engine; of an engine with ranks in the ranks' order, which
+        need not begin at 0: an engine of several nodes may have an API server on each."""
         url, rank = split_rank(name)
         sources = named.get(url, ())
-        return sources if rank is None else sources[rank : rank + 1]
+        if rank is None:
+            return sources
+        names = [m.endpoint.url for m in self._fleet if m.leaving_since is None]
+        ranks = [other for base, other in map(split_rank, names) if base == url]
+        place = sum(other is not None and other < rank for other in ranks)
+        return sources[place : place + 1]
 
     async def _ask_for_ever(self, member: Member, cache: EngineCache) -> None:
         while True:

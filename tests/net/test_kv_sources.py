@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.membership import Target
+from router.core.values import Endpoint, Role
 from router.net.kv_sources import sources_in
 from router.net.kv_subscription import KVAddress
-from tests.net.engine import Call
+from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, eventually
 from tests.net.kv_publisher import Publisher
 
@@ -79,6 +80,32 @@ async def test_named_sources_are_followed_from_the_start(harness: Harness) -> No
     assert cache is not None
     await eventually(lambda: (publisher.answer(), cache.state == "live")[1])
     publisher.close()
+
+
+async def test_sources_are_named_in_the_order_of_ranks_wherever_these_begin(
+    harness: Harness,
+) -> None:
+    engine, publishers = await harness.engine(), [Publisher(), Publisher()]
+    engine.metrics = json_reply(
+        b"".join(b'vllm:num_requests_running{engine="%d"} 0.0\n' % rank for rank in (4, 5))
+    )
+    named = {engine.url: [publisher.address._asdict() for publisher in publishers]}
+    running = await harness.router(
+        engine,
+        ready=False,
+        engine_stats_interval=0.02,
+        prefix_cache="events",
+        kv_events=orjson.dumps(named).decode(),
+    )
+    ranks = [Endpoint(f"{engine.url}#{rank}", Role.DECODE) for rank in (4, 5)]
+    fleet = running.router.fleet
+    await eventually(lambda: [member.endpoint for member in fleet] == ranks)
+    for publisher, endpoint in zip(publishers, ranks, strict=True):
+        cache = fleet.member(endpoint).cache
+        assert cache is not None
+        assert cache.state != "live"
+        await eventually(lambda one=publisher, its=cache: (one.answer(), its.state == "live")[1])
+        publisher.close()
 
 
 async def test_engines_are_asked_when_they_are_up(harness: Harness) -> None:
