@@ -1,6 +1,7 @@
 """The fleet: what it learns from events, and who may take a request."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
 from router.core.member import Exclusion
 from router.core.outlier import FINE
+from router.core.pool_monitor import ExclusionConfig
 from router.core.roster import Entry
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Gauges, Role
@@ -346,6 +348,17 @@ def test_an_ejected_engine_takes_nothing_unless_nobody_else_can() -> None:
     assert taking(fleet, Role.DECODE) == [D1]
     others = fleet.candidates(Role.DECODE, None, frozenset({D1}), 0.0)
     assert [it.endpoint for it in others] == [D0]
+
+
+def test_another_configuration_of_exclusion_holds_from_now_on() -> None:
+    fleet = fleet_up(D0, D1)
+    outliers = replace(ExclusionConfig().outliers, consecutive=0)
+    fleet.configure(ExclusionConfig(outliers=outliers))
+    eject(fleet, D0)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+    fleet.configure(ExclusionConfig())
+    eject(fleet, D0)
+    assert taking(fleet, Role.DECODE) == [D1]
 
 
 def test_in_panic_all_take_requests() -> None:

@@ -73,6 +73,14 @@ def test_a_check_finds_out_whether_a_lease_would_find_an_engine_and_takes_none()
         scheduler.check(Role.PREFILL, FACTS, NO_ENDPOINTS, 0.0)
 
 
+def test_who_succeeds_a_scheduler_goes_on_in_its_order() -> None:
+    fleet = fleet_of(D0, D1)
+    before, after = scheduler_of(fleet), scheduler_of(fleet)
+    assert chosen(before, 3) == [D0, D1, D0]
+    after.succeed(before)
+    assert chosen(after, 3) == [D1, D0, D1]
+
+
 def test_round_robin_visits_all_in_order() -> None:
     assert chosen(scheduler_of(fleet_of(D0, D1, D2)), 7) == [D0, D1, D2, D0, D1, D2, D0]
 
