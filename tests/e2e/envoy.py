@@ -22,8 +22,9 @@ BINARY = Path(sys.executable).parent / "envoy"
 class Envoy:
     """The process, and its port for clients."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, process: asyncio.subprocess.Process) -> None:
         self.port = port
+        self._process = process
         self._clients: list[Client] = []
 
     async def client(self) -> Client:
@@ -42,10 +43,17 @@ class Envoy:
                 except OSError:
                     await asyncio.sleep(0.05)
 
-    def close(self) -> None:
-        """Close the clients."""
+    def kill(self) -> None:
+        """End it with SIGKILL."""
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End it, and its clients."""
         for client in self._clients:
             client.leave()
+        self.kill()
+        await self._process.wait()
 
 
 def configured(
@@ -78,17 +86,16 @@ async def envoy(
     folder: Path, engines: Sequence[str], picker: int, **modes: str
 ) -> AsyncIterator[Envoy]:
     """Run it until the block ends."""
-    running = Envoy(free_port())
+    port = free_port()
     path = folder / "envoy.yaml"
-    path.write_text(yaml.safe_dump(configured(running.port, engines, picker, modes)))
+    path.write_text(yaml.safe_dump(configured(port, engines, picker, modes)))
     flags = ("--use-dynamic-base-id", "--disable-hot-restart", "--concurrency", "1")
     process = await asyncio.create_subprocess_exec(
         BINARY, "-c", str(path), *flags, "-l", "warning", stderr=asyncio.subprocess.DEVNULL
     )
+    running = Envoy(port, process)
     try:
         await running.until_listening()
         yield running
     finally:
-        running.close()
-        process.kill()
-        await process.wait()
+        await running.close()

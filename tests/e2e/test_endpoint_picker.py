@@ -48,9 +48,14 @@ class Picked:
             while sum((await self.in_flight()).values()) != total:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-    async def record(self) -> dict[str, Any]:
-        """The first request's line in the log."""
-        return await self.router.until("request")
+    async def record(self, number: int = 0) -> dict[str, Any]:
+        """A request's line in the log, by the order in which requests ended."""
+        async with asyncio.timeout(SECONDS):
+            while True:
+                found = [r for r in self.router.records if r["message"] == "request"]
+                if len(found) > number:
+                    return found[number]
+                await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -198,11 +203,22 @@ async def test_when_envoy_retries_the_lease_goes_to_the_engine_that_serves(
         assert (await it.record())["fallbacks"] == "decode:gateway_retry"
 
 
-async def test_a_client_that_leaves_ends_its_lease(harness: Harness, tmp_path: Path) -> None:
+@MODES
+async def test_nothing_is_held_for_clients_that_leave_whenever_that_is(
+    harness: Harness, tmp_path: Path, modes: dict[str, str]
+) -> None:
     engine = await harness.engine()
-    async with picked(tmp_path, engine) as it:
+    async with picked(tmp_path, engine, modes=modes) as it:
+        whole = request(COMPLETIONS, STREAM)
         client = await it.proxy.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        await client.send(whole)
+        call = await engine.call()
+        await it.until_in_flight(1)
+        client.leave()  # before the engine answers
+        await call.left()
+        await it.until_in_flight(0)
+        client = await it.proxy.client()
+        await client.send(whole)
         call = await engine.call()
         call.stream(token("a"))
         await client.begin()
@@ -210,7 +226,73 @@ async def test_a_client_that_leaves_ends_its_lease(harness: Harness, tmp_path: P
         client.leave()
         await call.left()
         await it.until_in_flight(0)
-        assert (await it.record())["outcome"] == "client_left"
+        records = [await it.record(number) for number in range(2)]
+        assert {record["outcome"] for record in records} == {"client_left"}
+
+
+async def test_nothing_is_held_for_an_envoy_that_is_killed(
+    harness: Harness, tmp_path: Path
+) -> None:
+    engine = await harness.engine()
+    async with picked(tmp_path, engine) as it:
+        for number in range(4):
+            client = await it.proxy.client()
+            await client.send(request(COMPLETIONS, STREAM))
+            call = await engine.call()
+            if number % 2:  # the others wait for their answer
+                call.stream(token("a"))
+                await client.begin()
+        await it.until_in_flight(4)
+        it.proxy.kill()
+        await it.until_in_flight(0)
+        records = [await it.record(number) for number in range(4)]
+        assert {record["outcome"] for record in records} == {"client_left"}
+
+
+async def test_when_all_engines_are_full_their_answer_is_the_clients(
+    harness: Harness, tmp_path: Path
+) -> None:
+    engines = [await harness.engine() for _ in range(3)]
+    for engine in engines:
+        engine.answer_all(lambda call: call.send(json_reply({"error": {"code": 503}}, 503)))
+    async with picked(tmp_path, *engines) as it:
+        answer = await it.ask(completion())
+        assert (answer.status, answer.json) == (503, {"error": {"code": 503}})
+        assert [engine.seen for engine in engines] == [1, 1, 1]
+        await it.until_in_flight(0)
+        record = await it.record()
+        assert (record["status"], record["outcome"]) == (503, "error")
+
+
+async def test_an_engine_that_resets_before_it_answers_is_an_error(
+    harness: Harness, tmp_path: Path
+) -> None:
+    engine = await harness.engine()
+    engine.answer_all(Call.reset)
+    async with picked(tmp_path, engine) as it:
+        assert (await it.ask(completion())).status == 503
+        await it.until_in_flight(0)
+        record = await it.record()
+        assert (record["status"], record["outcome"]) == (503, "error")
+
+
+async def test_without_the_answers_bodies_requests_count_until_answers_begin(
+    harness: Harness, tmp_path: Path
+) -> None:
+    engine = await harness.engine()
+    async with picked(tmp_path, engine, modes={"response_body_mode": "NONE"}) as it:
+        client = await it.proxy.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        await it.until_in_flight(1)
+        call.stream(token("a"))
+        answer = await client.begin()
+        assert (answer.status, answer.values(SERVED)) == (200, [at(engine)])
+        await it.until_in_flight(0)
+        assert (await it.record())["outcome"] == "ok"
+        call.events(DONE)
+        call.end()
+        assert (await answer.rest()).body.endswith(DONE)
 
 
 async def test_an_engine_that_breaks_off_is_recorded(harness: Harness, tmp_path: Path) -> None:

@@ -61,6 +61,10 @@ class Call:
         async with asyncio.timeout(60):
             return await self._stream.read()
 
+    def cancel(self) -> None:
+        """Reset the call, as Envoy does when the client leaves."""
+        self._stream.cancel()
+
     async def leave(self) -> None:
         """End the call, as Envoy does when the request is over."""
         await self._stream.done_writing()
@@ -131,6 +135,24 @@ async def test_a_buffered_body_is_answered_with_the_engine(picker: Picker) -> No
     assert lb["x-gateway-destination-endpoint"].string_value == chosen
     await call.leave()
     assert (await picker.router.record()).outcome == "client_left"
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, FULL_DUPLEX])
+async def test_nothing_is_held_of_a_body_whose_client_has_left(picker: Picker, mode: int) -> None:
+    network = picker.router.router.handler.network
+    call = picker.call()
+    await call.head(mode)
+    if mode == BUFFERED:
+        await call.told()
+    else:
+        await call.body(BODY[:9], end=False)
+        await eventually(lambda: network.byte_budget.held == 9)
+    assert network.active
+    call.cancel()
+    await eventually(lambda: not network.active)
+    assert network.byte_budget.held == 0
+    record = await picker.router.record()
+    assert (record.outcome, record.status, record.route) == ("client_left", 0, "/v1/completions")
 
 
 async def test_a_body_that_is_changed_comes_with_its_length(picker: Picker) -> None:
