@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.membership import Target
+from router.core.prefix.kv_source import EngineCache
 from router.core.values import Endpoint, Role
 from router.net.kv_sources import sources_in
 from router.net.kv_subscription import KVAddress
@@ -104,8 +105,13 @@ async def test_sources_are_named_in_the_order_of_ranks_wherever_these_begin(
         cache = fleet.member(endpoint).cache
         assert cache is not None
         assert cache.state != "live"
-        await eventually(lambda one=publisher, its=cache: (one.answer(), its.state == "live")[1])
+        await until_live(cache, publisher)
         publisher.close()
+
+
+async def until_live(cache: EngineCache, publisher: Publisher) -> None:
+    """Wait until the publisher's events are relied on."""
+    await eventually(lambda: (publisher.answer(), cache.state == "live")[1])
 
 
 async def test_engines_are_asked_when_they_are_up(harness: Harness) -> None:
