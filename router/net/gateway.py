@@ -22,9 +22,14 @@ class Gateway:
     """Whom to believe, and what it says. `trusted` are the networks of gateways."""
 
     def __init__(self, trusted: Networks) -> None:
-        self._trusted = trusted
         self._known: dict[str, bool] = {}
         self._book = AddressBook()
+        self.configure(trusted)
+
+    def configure(self, trusted: Networks) -> None:
+        """Believe these from the next request on."""
+        self._trusted = trusted
+        self._known.clear()
 
     def follow(self, endpoints: Iterable[Endpoint]) -> None:
         """These are the engines now."""

@@ -396,6 +396,7 @@ class Fields(BaseSettings):
         ("127.0.0.0/8", "::1/128"),
         description="Networks of the gateways whose headers --direct-mode believes; a comma list "
         "like 10.1.0.0/16. Headers of others are ignored.",
+        json_schema_extra=LIVE,
     )
     engine_header: Literal["off", "on"] = Field(
         "off",

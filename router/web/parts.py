@@ -3,7 +3,7 @@
 import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from random import Random
 
@@ -75,6 +75,7 @@ __all__ = [
     "tls_of",
     "tracing_of",
     "transfer_ids",
+    "trusted_gateways",
 ]
 
 
@@ -130,7 +131,12 @@ def gateway_of(settings: Settings) -> Gateway | None:
     """Whose choice of engines is believed; None where the router chooses."""
     if settings.direct_mode == "off":
         return None
-    return Gateway([ip_network(each) for each in settings.trusted_gateways])
+    return Gateway(trusted_gateways(settings))
+
+
+def trusted_gateways(settings: Settings) -> list[IPv4Network | IPv6Network]:
+    """Where the gateways are."""
+    return [ip_network(each) for each in settings.trusted_gateways]
 
 
 def policies_of(settings: Settings) -> dict[Role, Policy]:

@@ -29,6 +29,7 @@ from router.web.parts import (
     scheduler_of,
     shown_config,
     timeouts_of,
+    trusted_gateways,
 )
 from router.web.request_handler import RequestHandler
 from router.web.sources import SETTINGS, targets_of
@@ -71,6 +72,8 @@ def reload(parts: Parts, before: Settings, settings: Settings) -> None:
     network.byte_budget.limit = byte_budget_of(settings).limit
     network.sample = settings.decision_log_sample
     network.names_engines = settings.engine_header == "on"
+    if network.gateway is not None:
+        network.gateway.configure(trusted_gateways(settings))
     parts.handler.cors = cors_of(settings)
     parts.handler.configure(network.limits)
     parts.admin_handler.configure(network.limits, admin_keys)

@@ -63,6 +63,19 @@ async def test_engines_are_added_and_removed(harness: Harness) -> None:
     await eventually(lambda: [each.url for each in router.router.pools] == [new.url])
 
 
+async def test_gateways_are_trusted_and_no_longer_trusted(harness: Harness) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(OK))
+    router = await harness.router(engine, direct_mode="on", trusted_gateways=["10.0.0.0/8"])
+    client = await router.client()
+    told = []
+    for networks in (("10.0.0.0/8",), ("127.0.0.0/8",), ("10.0.0.0/8",)):
+        reload(router, trusted_gateways=networks)
+        answer = await client.ask(COMPLETIONS, completion())
+        told.append(len(answer.values(b"x-gateway-destination-endpoint-served")))
+    assert told == [0, 1, 0]
+
+
 async def test_the_threshold_counts_from_the_next_request_on(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), routing_threshold=1000)
