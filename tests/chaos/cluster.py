@@ -7,12 +7,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
 
 from benchmarks.system.processes import free_port
-from tests.e2e.process import SECONDS, Process, serving
+from tests.chaos.routers import WORKERS, Routers
+from tests.e2e.process import SECONDS, Process
 from tests.net.client import Client, Truncated, request
 
 __all__ = ["Cluster", "EngineProcess", "cluster"]
@@ -108,11 +110,11 @@ class Cluster:
     """The engines and the router."""
 
     def __init__(
-        self, prefills: list[EngineProcess], decodes: list[EngineProcess], router: Process
+        self, prefills: list[EngineProcess], decodes: list[EngineProcess], routers: Routers
     ) -> None:
         self.prefills = prefills
         self.decodes = decodes
-        self.router = router
+        self.routers = routers
         self.expected_errors: set[str] = set()
         """Parts of messages that the router may log as errors, because of the faults there were."""
 
@@ -121,10 +123,14 @@ class Cluster:
         return [*self.prefills, *self.decodes]
 
     @property
+    def router(self) -> Process:
+        """The one that accepts connections."""
+        return self.routers.current
+
+    @property
     def workers(self) -> list[int]:
         """The ids of the router's worker processes."""
-        pid = self.router.pid
-        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+        return self.routers.workers
 
     def descriptors(self) -> int:
         """Open files of all processes of the router."""
@@ -150,13 +156,13 @@ class Cluster:
             client.leave()
 
     async def is_well(self, *, idle: bool = False) -> None:
-        """Wait until two workers live and the router takes all engines for sound; `idle`: and no
-        request is counted on any."""
+        """Wait until there is one router with all its workers, and it takes all engines for sound;
+        `idle`: and no request is counted on any."""
 
         async def is_so() -> bool:
             with suppress(Truncated, OSError, orjson.JSONDecodeError):
                 found = await self.endpoints()
-                return len(self.workers) == 2 and all(
+                return len(self.workers) == WORKERS and all(
                     each["state"] == "up"
                     and each["exclusion"] in SOUND
                     and (each["in_flight"] == 0 or not idle)
@@ -164,35 +170,40 @@ class Cluster:
                 )
             return False
 
+        await self.routers.only_one()
         async with asyncio.timeout(SECONDS):
             while not await is_so():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
-async def cluster(*flags: str) -> AsyncIterator[Cluster]:
-    """Two prefill engines, four decode engines and a router of two workers, all of them up."""
+async def cluster(*flags: str, **settings: Any) -> AsyncIterator[Cluster]:
+    """Two prefill engines, four decode engines and a router, all of them up. It has these flags,
+    and these settings in its file."""
     prefills = [EngineProcess("prefill") for _ in range(2)]
     decodes = [EngineProcess("decode") for _ in range(4)]
+    engines = (*prefills, *decodes)
     async with AsyncExitStack() as stack:
-        for engine in (*prefills, *decodes):
+        folder = stack.enter_context(TemporaryDirectory(prefix="chaos-"))
+        for engine in engines:
             stack.push_async_callback(engine.kill)
-        await asyncio.gather(*(engine.start() for engine in (*prefills, *decodes)))
-        router = await stack.enter_async_context(
-            serving(
-                *(word for engine in prefills for word in ("--prefill", engine.url)),
-                *(word for engine in decodes for word in ("--decode", engine.url)),
-                *("--workers", "2", "--routing-threshold", str(THRESHOLD)),
-                *("--health-check-interval", "0.2", "--health-check-timeout", "1"),
-                *("--first-byte-timeout", PATIENCE_SECONDS),
-                *("--stream-idle-timeout", PATIENCE_SECONDS),
-                *("--prefill-timeout", PATIENCE_SECONDS, "--connect-timeout", "1"),
-                *("--stall-timeout", "1", "--outlier-ejection-time", "0.5", *flags),
-            )
+        await asyncio.gather(*(engine.start() for engine in engines))
+        routers = Routers(
+            stack,
+            Path(folder),
+            *(word for engine in prefills for word in ("--prefill", engine.url)),
+            *(word for engine in decodes for word in ("--decode", engine.url)),
+            *("--health-check-interval", "0.2", "--health-check-timeout", "1"),
+            *("--first-byte-timeout", PATIENCE_SECONDS),
+            *("--prefill-timeout", PATIENCE_SECONDS, "--connect-timeout", "1"),
+            *("--stall-timeout", "1", "--outlier-ejection-time", "0.5", *flags),
+            routing_threshold=THRESHOLD,
+            stream_idle_timeout=float(PATIENCE_SECONDS),
+            **settings,
         )
-        found = Cluster(prefills, decodes, router)
-        await router.ready()
+        await routers.start()
+        found = Cluster(prefills, decodes, routers)
         await found.is_well()
         yield found
-        for engine in (*prefills, *decodes):
+        for engine in engines:
             engine.signal(signal.SIGCONT)

@@ -1,7 +1,5 @@
 """What goes wrong. Each fault is put in force, and mended when the load has had enough of it."""
 
-import os
-import resource
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -10,13 +8,11 @@ from typing import Any
 
 from tests.chaos.cluster import Cluster, EngineProcess
 from tests.chaos.load import Load
+from tests.chaos.router_faults import ROUTER_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
 
 Fault = Callable[[Cluster, Load, Random], AbstractAsyncContextManager[None]]
-
-SPARE_DESCRIPTORS = 4
-"""Left to a worker that runs out of them."""
 
 
 def _some(cluster: Cluster, chance: Random) -> EngineProcess:
@@ -79,45 +75,6 @@ async def _dropped(cluster: Cluster, load: Load, chance: Random) -> AsyncIterato
     yield
 
 
-@asynccontextmanager
-async def _worker_killed(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
-    """SIGKILL of a worker of the router; its clients' connections end with it."""
-    load.may_cut = True
-    cluster.expected_errors.add("ended; restarting it")
-    with suppress(ProcessLookupError):
-        signal_to(chance.choice(cluster.workers), signal.SIGKILL)
-    yield
-
-
-@asynccontextmanager
-async def _worker_stopped(cluster: Cluster, _: Load, chance: Random) -> AsyncIterator[None]:
-    """A worker that gets no time: its share of the work waits, nobody else's does."""
-    pid = chance.choice(cluster.workers)
-    signal_to(pid, signal.SIGSTOP)
-    yield
-    with suppress(ProcessLookupError):
-        signal_to(pid, signal.SIGCONT)
-
-
-@asynccontextmanager
-async def _out_of_files(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
-    """A worker has no descriptors left: it can neither accept nor connect."""
-    load.may_cut = True
-    cluster.expected_errors.add("cannot accept connections: Too many open files")
-    pid = chance.choice(cluster.workers)
-    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    used = cluster.descriptors_of(pid)
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + SPARE_DESCRIPTORS, hard))
-    yield
-    with suppress(ProcessLookupError):
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-
-
-def signal_to(pid: int, number: int) -> None:
-    """Send a signal to one of our processes."""
-    os.kill(pid, number)
-
-
 FAULTS: dict[str, Fault] = {
     "SIGKILL of an engine": _killed,
     "restart on the same port": _restarted,
@@ -140,7 +97,5 @@ FAULTS: dict[str, Fault] = {
     "failed KV loads": _by_faults("decode", fail_kv_loads=5),
     "an engine eight times slower": _by_faults(slow=8.0),
     "a stalled engine": _by_faults(stall=True),
-    "SIGKILL of a worker": _worker_killed,
-    "SIGSTOP of a worker": _worker_stopped,
-    "out of file descriptors": _out_of_files,
+    **ROUTER_FAULTS,
 }

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from router.simulator import EngineConfig, serve_engine
+from tests.e2e.process import SECONDS
 from tests.net.client import Answer, Client, Truncated, request
 
 __all__ = ["Load", "Question", "questions"]
@@ -90,8 +91,9 @@ class Load:
     async def more(self, count: int) -> None:
         """Wait until so many more have ended."""
         wanted = self.total + count
-        while self.total < wanted:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(SECONDS):
+            while self.total < wanted:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     async def _user(self) -> None:
         client: Client | None = None

@@ -53,7 +53,7 @@ async def run(seed: int, *, singles: int, pairs: int) -> Verdict:
     chance, verdict = Random(seed), Verdict(seed)
     asked = await questions(QUESTIONS)
     strategy = chance.choice(("shortest_expected_delay", "least_loaded", "round_robin"))
-    async with cluster("--load-balancing-strategy", strategy) as found:
+    async with cluster(load_balancing_strategy=strategy) as found:
         load = Load(found.router.port, asked, chance)
         users = asyncio.create_task(load.run())
         try:
@@ -117,7 +117,8 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
         verdict.faults.append(f"the workers have {memory} bytes, and had {before[1]}")
     verdict.faults += [
         f"the log has {line}"
-        for line in found.router.records
+        for router in found.routers.started
+        for line in router.records
         if line["level"] == "error"
         and not any(part in line["message"] for part in found.expected_errors)
     ]

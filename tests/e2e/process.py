@@ -3,7 +3,8 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,6 +15,10 @@ __all__ = ["Process", "serving"]
 
 SECONDS = 200.0
 """A deadline for a process on a busy machine; only a test that fails meets it."""
+
+
+LONGEST_LINE = 1 << 20
+"""Of the log, in bytes; a traceback is one line."""
 
 
 class Process:
@@ -27,9 +32,13 @@ class Process:
         self._reading = asyncio.ensure_future(self._read())
 
     async def _read(self) -> None:
-        assert self._process.stderr is not None
+        if self._process.stderr is None:  # it goes elsewhere
+            return
         async for line in self._process.stderr:
-            self.records.append(orjson.loads(line))
+            try:
+                self.records.append(orjson.loads(line))
+            except orjson.JSONDecodeError:  # who reads no more stops a router that writes
+                self.records.append({"level": "error", "message": f"no JSON: {line!r}"})
 
     async def until(self, message: str) -> dict[str, Any]:
         """The first line of the log that has this message."""
@@ -99,23 +108,30 @@ class Process:
 
 
 @asynccontextmanager
-async def serving(*flags: str, launcher: Sequence[str] = ()) -> AsyncIterator[Process]:
+async def serving(
+    *flags: str, launcher: Sequence[str] = (), log: Path | None = None, port: int = 0
+) -> AsyncIterator[Process]:
     """A router process; killed at the end if the test has not ended it.
 
     It leads a process group, as a command in a terminal does. `launcher` is a command that becomes
-    the one that it is given.
+    the one that it is given. With `log` its log goes there, and `port` says where it listens.
     """
     command = ("-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0")
-    process = Process(
-        await asyncio.create_subprocess_exec(
-            *(*launcher, sys.executable, *command, "--log-format", "json", *flags),
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
+    with ExitStack() as stack:
+        stderr = asyncio.subprocess.PIPE if log is None else stack.enter_context(log.open("ab"))
+        process = Process(
+            await asyncio.create_subprocess_exec(
+                *(*launcher, sys.executable, *command, "--log-format", "json", *flags),
+                stderr=stderr,
+                limit=LONGEST_LINE,
+                start_new_session=True,
+            )
         )
-    )
     try:
-        line = await process.until("listening")
-        process.port = int(line["url"].rpartition(":")[2])
+        process.port = port
+        if log is None:
+            line = await process.until("listening")
+            process.port = int(line["url"].rpartition(":")[2])
         yield process
     finally:
         await process.kill()
