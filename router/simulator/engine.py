@@ -40,7 +40,7 @@ class Engine:
         self.driver = Driver(self.machine, self.faults, self._load)
         self.client = KvClient(config)
         self.transfers = HandOver(config, self.faults, self.client)
-        self.events = KVEventPublisher(config, self.machine.kv.events)
+        self.events = KVEventPublisher(config, self.machine.kv.events, self.faults)
         self.driver.on_step = self.events.flush
         self.started = self.wall_clock()
         self.died = asyncio.Event()

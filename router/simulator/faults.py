@@ -57,6 +57,10 @@ class Faults:
     """The next so many KV loads fail."""
     drop_notifications: bool = False
     """LMCache: never say that the KV cache has arrived."""
+    lose_kv_events: bool = False
+    """Send no batch of KV-cache events; they are kept for replay, and come late."""
+    forge_kv_events: bool = False
+    """Send messages that no engine sends behind each batch of KV-cache events."""
 
     def __post_init__(self) -> None:
         if self.reset not in (None, "accept", "request"):

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.simulator.config import EngineConfig
+from router.simulator.faults import FaultPlan
 from router.simulator.model.event_log import Change, EventLog, Removed, Stored
 
 BUFFER = 10_000
@@ -24,9 +25,10 @@ TOPIC = b"kv-events"
 class KVEventPublisher:
     """The sockets of one engine; `flush` sends what has changed as one batch."""
 
-    def __init__(self, config: EngineConfig, log: EventLog) -> None:
+    def __init__(self, config: EngineConfig, log: EventLog, faults: FaultPlan) -> None:
         self._config = config
         self._log = log
+        self._faults = faults
         self._version = _version(config.version)
         self._rank = config.data_parallel_start_rank
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=BUFFER)
@@ -35,8 +37,6 @@ class KVEventPublisher:
         self._live: Any = None
         self._replay: Any = None
         self.endpoint = self.replay_endpoint = ""
-        self.lose = 0
-        """So many of the next batches are not sent, and only kept for replay."""
         self.replays = 0
         """Requests for replay that were answered."""
 
@@ -91,10 +91,12 @@ class KVEventPublisher:
         seq, self._seq = self._seq, self._seq + 1
         payload = msgpack.packb([1.5, [self._event(change) for change in changes], self._rank])
         self._buffer.append((seq, payload))
-        if self.lose:
-            self.lose -= 1
-        else:
+        faults = self._faults.now
+        if not faults.lose_kv_events:
             self._live.send_multipart([TOPIC, seq.to_bytes(8, "big"), payload])
+        if faults.forge_kv_events:
+            for frames in _forged(seq, payload):
+                self._live.send_multipart(frames)
         self._answer()  # a send may have used up the descriptor's signal
 
     def _answer(self) -> None:
@@ -153,6 +155,30 @@ def _extra_keys(
     if salt and change.parent is None:
         keys[0] = [*names, salt]
     return keys if any(keys) else None
+
+
+def _forged(seq: int, payload: bytes) -> list[list[bytes]]:
+    """Messages behind batch `seq` that are wrong in form, in order or in what they claim."""
+    import msgpack  # noqa: PLC0415
+
+    after, ahead = (seq + 1).to_bytes(8, "big"), (seq + 1000).to_bytes(8, "big")
+    claim = {
+        "type": "BlockStored",
+        "block_hashes": [b"x" * 32, -1, None],
+        "parent_block_hash": {},
+        "token_ids": [-1, 2**63, "a"],
+        "block_size": 0,
+    }
+    return [
+        [TOPIC],
+        [TOPIC, b"short", payload],
+        [TOPIC, after, b"\xc1"],  # no MessagePack
+        [TOPIC, after, b"\x91" * 2000],  # too deep
+        [TOPIC, after, msgpack.packb([1.5, [claim, ["BlockRemoved"], 7], "rank"])],
+        [TOPIC, ahead, payload],
+        [TOPIC, END, b""],
+        [TOPIC, bytes(8), payload],  # as of an engine that began anew
+    ]
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class EngineProcess:
         """Start it, and wait until it listens."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "router.simulator", "--port", str(self.port)),
-            *("--role", self.role, "--step-ms", "2", "--eos-one-in", "0"),
+            *("--role", self.role, "--step-ms", "2", "--eos-one-in", "0", "--kv-events"),
             stdout=asyncio.subprocess.PIPE,
         )
         assert self._process.stdout is not None
@@ -154,6 +154,16 @@ class Cluster:
             return found
         finally:
             client.leave()
+
+    async def follows_caches(self) -> None:
+        """Wait until the KV-cache events of all engines come."""
+
+        async def is_so() -> bool:
+            return all(each["kv_events"]["state"] == "live" for each in await self.endpoints())
+
+        async with asyncio.timeout(SECONDS):
+            while not await is_so():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
     async def is_well(self, *, idle: bool = False) -> None:
         """Wait until there is one router with all its workers, and it takes all engines for sound;

@@ -97,5 +97,7 @@ FAULTS: dict[str, Fault] = {
     "failed KV loads": _by_faults("decode", fail_kv_loads=5),
     "an engine eight times slower": _by_faults(slow=8.0),
     "a stalled engine": _by_faults(stall=True),
+    "KV-cache events lost": _by_faults("decode", lose_kv_events=True),
+    "KV-cache events forged": _by_faults("decode", forge_kv_events=True),
     **ROUTER_FAULTS,
 }

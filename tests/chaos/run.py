@@ -12,6 +12,15 @@ from tests.chaos.load import Load, questions
 
 __all__ = ["Verdict", "run"]
 
+EVENTS = "events"
+ROUTING = (
+    ("shortest_expected_delay", EVENTS),
+    ("shortest_expected_delay", "history"),
+    ("least_loaded", "off"),
+    ("round_robin", "off"),
+)
+"""How engines are chosen, and how the router knows what their prefix caches hold."""
+
 QUESTIONS = 48
 REQUESTS = 80
 """That end while a fault is in force."""
@@ -52,8 +61,9 @@ async def run(seed: int, *, singles: int, pairs: int) -> Verdict:
     """Start everything, break it and judge it."""
     chance, verdict = Random(seed), Verdict(seed)
     asked = await questions(QUESTIONS)
-    strategy = chance.choice(("shortest_expected_delay", "least_loaded", "round_robin"))
-    async with cluster(load_balancing_strategy=strategy) as found:
+    strategy, cache = chance.choice(ROUTING)
+    flags = ("--prefix-cache", cache)
+    async with cluster(*flags, load_balancing_strategy=strategy) as found:
         load = Load(found.router.port, asked, chance)
         users = asyncio.create_task(load.run())
         try:
@@ -66,6 +76,8 @@ async def run(seed: int, *, singles: int, pairs: int) -> Verdict:
             load.stop()
             await users
         await _judge(found, load, before, verdict)
+        if cache == EVENTS:
+            await found.follows_caches()
     return verdict
 
 

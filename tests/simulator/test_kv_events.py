@@ -2,6 +2,8 @@
 
 import asyncio
 from array import array
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -128,3 +130,75 @@ async def test_an_engine_tells_where_it_publishes(client: aiohttp.ClientSession)
     assert one["endpoint"].startswith("tcp://*:")
     assert other["replay_endpoint"].startswith("tcp://*:")
     assert await sources(client, EngineConfig()) == {}
+
+
+class Subscriber:
+    """The PUB socket's other end."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
+        self._socket = context.socket(zmq.SUB)
+        self._socket.rcvtimeo = int(1000 * SECONDS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._socket.subscribe(b"")
+        self._socket.connect(endpoint)
+
+    async def connected(self) -> None:
+        """Wait until the publisher knows of it: it has sent its subscription before."""
+        await asyncio.to_thread(self._monitor.recv_multipart)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+
+    async def message(self) -> list[bytes]:
+        """The next one."""
+        return await asyncio.to_thread(self._socket.recv_multipart)
+
+
+@asynccontextmanager
+async def following(
+    client: aiohttp.ClientSession, engine: RunningEngine
+) -> AsyncIterator[tuple[Subscriber, int]]:
+    """Somebody who gets the engine's batches, and the number of the last one that came."""
+    context: zmq.Context[Any] = zmq.Context()
+    subscriber = Subscriber(context, engine.engine.events.endpoint)
+    try:
+        await subscriber.connected()
+        await ask(client, engine, prompt=ids_of(1, 40), max_tokens=1)
+        yield subscriber, int.from_bytes((await subscriber.message())[1], "big")
+    finally:
+        context.destroy(linger=0)
+
+
+async def test_lost_batches_are_kept_for_replay(
+    client: aiohttp.ClientSession,
+) -> None:
+    async with (
+        serve_engine(EngineConfig(**SMALL)) as engine,
+        following(client, engine) as (subscriber, first),
+    ):
+        await engine.set_faults(lose_kv_events=True)
+        await ask(client, engine, prompt=ids_of(2, 100), max_tokens=1)
+        await engine.clear_faults()
+        await ask(client, engine, prompt=ids_of(3, 100), max_tokens=1)
+        assert int.from_bytes((await subscriber.message())[1], "big") > first + 1
+        follower = Follower(engine)
+        await follower.look()
+        assert follower.held(ids_of(2, 100)) == 96
+
+
+async def test_forged_messages_come_behind_a_true_one_and_are_not_kept(
+    client: aiohttp.ClientSession,
+) -> None:
+    async with (
+        serve_engine(EngineConfig(**SMALL)) as engine,
+        following(client, engine) as (subscriber, first),
+    ):
+        await engine.set_faults(forge_kv_events=True)
+        await ask(client, engine, prompt=ids_of(2, 100), max_tokens=1)
+        true, *forged = [await subscriber.message() for _ in range(9)]
+        assert int.from_bytes(true[1], "big") == first + 1
+        assert forged[0] == [b"kv-events"]
+        assert forged[-1] == [b"kv-events", bytes(8), true[2]]
+        follower = Follower(engine)
+        await follower.look()
+        numbers = [int.from_bytes(frames[-2], "big") for frames in follower.frames[:-1]]
+        assert numbers == list(range(len(numbers)))
