@@ -35,8 +35,9 @@ PATIENCE_SECONDS = "2"
 class EngineProcess:
     """A simulated engine on a port that it keeps when it is started again."""
 
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, step_ms: int) -> None:
         self.role = role
+        self._step_ms = step_ms
         self.port = free_port()
         self._process: asyncio.subprocess.Process | None = None
 
@@ -48,7 +49,15 @@ class EngineProcess:
         """Start it, and wait until it listens."""
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "router.simulator", "--port", str(self.port)),
-            *("--role", self.role, "--step-ms", "2", "--eos-one-in", "0", "--kv-events"),
+            *(
+                "--role",
+                self.role,
+                "--step-ms",
+                str(self._step_ms),
+                "--eos-one-in",
+                "0",
+                "--kv-events",
+            ),
             stdout=asyncio.subprocess.PIPE,
         )
         assert self._process.stdout is not None
@@ -187,11 +196,11 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(*flags: str, **settings: Any) -> AsyncIterator[Cluster]:
+async def cluster(*flags: str, step_ms: int = 2, **settings: Any) -> AsyncIterator[Cluster]:
     """Two prefill engines, four decode engines and a router, all of them up. It has these flags,
-    and these settings in its file."""
-    prefills = [EngineProcess("prefill") for _ in range(2)]
-    decodes = [EngineProcess("decode") for _ in range(4)]
+    and these settings in its file. A stream gets a token every `step_ms`."""
+    prefills = [EngineProcess("prefill", step_ms) for _ in range(2)]
+    decodes = [EngineProcess("decode", step_ms) for _ in range(4)]
     engines = (*prefills, *decodes)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="chaos-"))
@@ -207,9 +216,11 @@ async def cluster(*flags: str, **settings: Any) -> AsyncIterator[Cluster]:
             *("--first-byte-timeout", PATIENCE_SECONDS),
             *("--prefill-timeout", PATIENCE_SECONDS, "--connect-timeout", "1"),
             *("--stall-timeout", "1", "--outlier-ejection-time", "0.5", *flags),
-            routing_threshold=THRESHOLD,
-            stream_idle_timeout=float(PATIENCE_SECONDS),
-            **settings,
+            **{
+                "routing_threshold": THRESHOLD,
+                "stream_idle_timeout": float(PATIENCE_SECONDS),
+                **settings,
+            },
         )
         await routers.start()
         found = Cluster(prefills, decodes, routers)

@@ -32,6 +32,23 @@ SLOWER = 1.5
 
 SPARE_DESCRIPTORS = 50
 
+STEP_MS = 200
+"""Between two tokens of a stream: a thousand streams are 5,000 chunks a second, which two cores
+that run the engines and the users as well can bear. A machine in overload would show only that."""
+
+PATIENCE_SECONDS = 60.0
+"""Of the router with engines that say nothing: so many users may begin at once."""
+
+PATIENT = (
+    *(
+        "--first-byte-timeout",
+        f"{PATIENCE_SECONDS:g}",
+        "--prefill-timeout",
+        f"{PATIENCE_SECONDS:g}",
+    ),
+    *("--stall-timeout", "10", "--health-check-timeout", "10", "--connect-timeout", "10"),
+)
+
 
 class Sample(NamedTuple):
     """What one minute showed."""
@@ -115,7 +132,7 @@ async def _engines_come_and_go(found: Cluster, chance: Random) -> None:
 async def soak(minutes: float, streams: int, seed: int) -> list[str]:
     """Run; returns what is wrong."""
     chance = Random(seed)
-    async with cluster("--log-level", "info") as found:
+    async with cluster(*PATIENT, step_ms=STEP_MS, stream_idle_timeout=PATIENCE_SECONDS) as found:
         users = Users(found.router.port, chance)
         tasks = [asyncio.ensure_future(users.one()) for _ in range(streams)]
         tasks.append(asyncio.ensure_future(_engines_come_and_go(found, chance)))
