@@ -350,6 +350,7 @@ async def test_speed_is_measured_by_what_envoy_passes_by(harness: Harness, tmp_p
     async with picked(tmp_path, engine) as it:
         answer = await it.ask(STREAM)
         assert answer.body.endswith(DONE)
+        await it.record()  # the client has its end before Envoy has told the picker
         text = (await (await it.router.client()).get("/metrics")).body.decode()
         count = next(
             line for line in text.splitlines()
