@@ -12,11 +12,12 @@ from queue import SimpleQueue
 from typing import Any
 
 import grpc
-from envoy.config.core.v3 import base_pb2
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from benchmarks.system import procfs
 from benchmarks.system.processes import Process, free_port
+from router.web.epp import envoy_api
+
+pb = envoy_api.messages()
 
 PICKS = 1000
 WARM = 200
@@ -34,8 +35,8 @@ BODY = b'{"model":"sim","stream":true,"max_tokens":20,"prompt":"%b"}' % (b"word 
 
 def headers(fields: dict[str, str]) -> Any:
     """As Envoy sends them."""
-    pairs = [base_pb2.HeaderValue(key=k, raw_value=v.encode()) for k, v in fields.items()]
-    return pb.HttpHeaders(headers=base_pb2.HeaderMap(headers=pairs))
+    pairs = [pb.HeaderValue(key=k, raw_value=v.encode()) for k, v in fields.items()]
+    return pb.HttpHeaders(headers=pb.HeaderMap(headers=pairs))
 
 
 def messages(response_mode: int, chunks: int) -> list[Any]:
