@@ -37,9 +37,9 @@ class EndpointPick(RequestRun):
         observe: Callable[[Event], None],
         record: RequestEnded,
         rng: Random,
-        sample: float = 0.0,
         *,
         is_watched: bool,
+        sample: float = 0.0,
     ) -> None:
         """`is_watched`: Envoy passes the answer's body by, so that speeds can be measured."""
         super().__init__(scheduler, observe, record, rng, sample)

@@ -1,7 +1,9 @@
 """Engines, the router and ZeroMQ as processes: prompts go where the engines say that they lie."""
 
 import asyncio
+import contextlib
 import random
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -96,9 +98,13 @@ class Cluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Two neighbours for events stand behind each."""
-    first = random.SystemRandom().randrange(15_000, 30_000)
-    return [first + 3 * number for number in range(count)]
+    """Two neighbours for events stand behind each, and are free too."""
+    while True:
+        first = random.SystemRandom().randrange(15_000, 30_000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in range(first, first + 3 * count):
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return [first + 3 * number for number in range(count)]
 
 
 @asynccontextmanager

@@ -183,7 +183,7 @@ class Exchange:
             network.observe,
             self._record,
             network.rng,
-            network.sample,
+            sample=network.sample,
             is_watched=self._modes.response != NO_BODY,
         )
 
