@@ -1,7 +1,6 @@
 """Reads an engine's whole reply into memory: a prefill's, or a tokenizer's."""
 
 import time
-from typing import Final
 
 from router.core.headers import HeaderPairs
 from router.core.leg_timer import LegTimer
@@ -12,7 +11,7 @@ from router.net.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["Collector"]
 
-MAX_COLLECTED_BYTES: Final = 16 << 20
+MAX_COLLECTED_BYTES = 16 << 20
 """Of a reply that the router reads itself: the token ids of a prompt of a million tokens, and the
 blocks of its KV cache, take 8 MB."""
 
