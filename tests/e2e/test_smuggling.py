@@ -23,7 +23,7 @@ from benchmarks.system.processes import free_port
 from tests.net.client import SECONDS, Client
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import completion
-from tests.net.test_smuggling import NAMED, ODD, SHAPES
+from tests.net.smuggled import NAMED, ODD, SHAPES, cl_te, te_cl
 
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
 AT_ONCE = 40
@@ -155,15 +155,11 @@ LAST = _post("last", close=True)
 
 
 def _cl_te(spelling: bytes) -> bytes:
-    body = b"0\r\n\r\n" + HIDDEN
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n%b\r\nContent-Length: %d\r\n\r\n"
-    return head % (spelling, len(body)) + body
+    return cl_te(b"/v1/completions", spelling, HIDDEN)
 
 
 def _te_cl(spelling: bytes) -> bytes:
-    size = b"%x\r\n" % len(HIDDEN)
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n%b\r\n\r\n"
-    return head % (len(size), spelling) + size + HIDDEN + b"\r\n0\r\n\r\n"
+    return te_cl(b"/v1/completions", spelling, HIDDEN)
 
 
 def _chunked(chunks: bytes) -> bytes:

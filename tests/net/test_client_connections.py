@@ -25,6 +25,7 @@ from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+from tests.net.wire import Silent, Wire
 
 OK = json_reply({"choices": [{"text": "ok"}]})
 
@@ -376,26 +377,10 @@ class Handler:
         request.listener = Silent()
 
 
-class Silent:
-    """A listener that answers nothing."""
+class Readable(Wire):
+    """A transport that knows whether it is read."""
 
-    def on_body_progress(self, size: int) -> None: ...
-    def on_body_complete(self) -> None: ...
-    def on_body_timeout(self) -> None: ...
-    def on_disconnect(self) -> None: ...
-    def on_write_paused(self) -> None: ...
-    def on_write_resumed(self) -> None: ...
-
-
-class Wire:
-    """A transport that keeps what is written."""
-
-    def __init__(self) -> None:
-        self.written = b""
-        self.is_read = True
-
-    def write(self, data: bytes) -> None:
-        self.written += data
+    is_read = True
 
     def pause_reading(self) -> None:
         assert self.is_read
@@ -405,15 +390,12 @@ class Wire:
         assert not self.is_read
         self.is_read = True
 
-    def is_closing(self) -> bool:
-        return False
-
     def can_write_eof(self) -> bool:
         return False
 
 
 def _connected() -> tuple[ClientConnection, Handler, Any]:
-    handler, wire = Handler(), Wire()
+    handler, wire = Handler(), Readable()
     connection = ClientConnection(handler, set(), asyncio.get_running_loop())
     connection.connection_made(wire)  # type: ignore[arg-type]
     return connection, handler, wire

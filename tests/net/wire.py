@@ -7,7 +7,7 @@ from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads
 from router.net.read_limiter import ReadLimiter
 
-__all__ = ["MANY", "Handler", "Wire", "exchange", "settled"]
+__all__ = ["MANY", "Handler", "Silent", "Wire", "exchange", "settled"]
 
 MANY = 10
 
@@ -31,7 +31,18 @@ class Handler:
         request.listener = Listener(connection, request, self.asked, said)
 
 
-class Listener:
+class Silent:
+    """A listener that answers nothing."""
+
+    def on_body_progress(self, size: int) -> None: ...
+    def on_body_complete(self) -> None: ...
+    def on_body_timeout(self) -> None: ...
+    def on_disconnect(self) -> None: ...
+    def on_write_paused(self) -> None: ...
+    def on_write_resumed(self) -> None: ...
+
+
+class Listener(Silent):
     """Answers when the body has come."""
 
     def __init__(
@@ -48,12 +59,6 @@ class Listener:
         self._asked.append((*self._said, self._request.take_body()))
         self._connection.response.start(200, b"", 0)
         self._connection.end_response()
-
-    def on_body_progress(self, size: int) -> None: ...
-    def on_body_timeout(self) -> None: ...
-    def on_disconnect(self) -> None: ...
-    def on_write_paused(self) -> None: ...
-    def on_write_resumed(self) -> None: ...
 
 
 class Wire:

@@ -11,7 +11,7 @@ import trustme
 
 from router.certificates import engine_tls, server_tls
 from tests.net.client import Client, Truncated, request
-from tests.net.engine import ScriptedEngine, json_reply
+from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 
@@ -78,10 +78,10 @@ async def serving(harness: Harness, folder: Folder, **flags: Any) -> Running:
     return await harness.router(engine, tls_cert_file=chain, tls_key_file=key, **flags)
 
 
-# Clients.
-
-
-async def test_a_stream_goes_over_tls_as_it_does_without(harness: Harness, folder: Folder) -> None:
+async def streaming(
+    harness: Harness, folder: Folder
+) -> tuple[ScriptedEngine, Running, Client, Call]:
+    """A client whose stream over TLS has begun."""
     chain, key = folder.issue("router")
     engine = await harness.engine()
     router = await harness.router(engine, tls_cert_file=chain, tls_key_file=key)
@@ -89,6 +89,14 @@ async def test_a_stream_goes_over_tls_as_it_does_without(harness: Harness, folde
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
     call.stream(token("a"))
+    return engine, router, client, call
+
+
+# Clients.
+
+
+async def test_a_stream_goes_over_tls_as_it_does_without(harness: Harness, folder: Folder) -> None:
+    engine, _, client, call = await streaming(harness, folder)
     answer = await (await client.begin()).until(token("a"))
     call.events(token("b"), DONE)
     call.end()
@@ -102,13 +110,7 @@ async def test_a_stream_goes_over_tls_as_it_does_without(harness: Harness, folde
 
 
 async def test_who_leaves_over_tls_ends_the_engines_work(harness: Harness, folder: Folder) -> None:
-    chain, key = folder.issue("router")
-    engine = await harness.engine()
-    router = await harness.router(engine, tls_cert_file=chain, tls_key_file=key)
-    client = await connect(router, folder.client())
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
-    call.stream(token("a"))
+    _, router, client, call = await streaming(harness, folder)
     await client.begin()
     client.leave()
     assert (await router.record()).outcome == "client_left"
