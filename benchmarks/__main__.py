@@ -6,10 +6,11 @@ or grown, 2 bad usage, 130 interrupted; of the others the validator's: 0 pass, 1
 """
 
 import argparse
+import pkgutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,40 +18,25 @@ from typing import NoReturn
 
 from rich.console import Console
 
-try:
-    from benchmarks.command_line import VALIDATOR, Parser, program
-    from benchmarks.comparison import compare, limits
-    from benchmarks.comparison.scenarios import SCENARIOS, Scenario
-    from benchmarks.engines import engine
-    from benchmarks.gate import judge, validate
-    from benchmarks.gate.ab import rounds
-    from benchmarks.gate.aiperf import environment
-    from benchmarks.gate.cluster import command as cluster
-    from benchmarks.instructions import command as instructions
-    from benchmarks.instructions import lockstep
-    from benchmarks.loadgen import load, plan
-    from benchmarks.reporting import report, results
-    from benchmarks.routers import peers
-    from benchmarks.routers.table import DEFAULT, ROUTERS
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] not in ("matplotlib", "numpy"):  # the extra `bench`
-        raise
-    print(f"pd-bench needs {error.name}: pip install 'pd-router[bench]'", file=sys.stderr)
-    # To the validator and the gate, 2 means that nothing was asked for: a pipeline would go on.
-    gated = {"validate", "ab", "judge", "report", "plot", "cluster"}
-    sys.exit(3 if gated & set(sys.argv[1:2]) else 2)
+from benchmarks.command_line import VALIDATOR, Parser, program
+from benchmarks.comparison import limits
+from benchmarks.comparison.scenarios import SCENARIOS, Scenario
+from benchmarks.routers.table import DEFAULT, ROUTERS
 
 # They read their own command lines; of the gate's, exit statuses are the validator's.
 OWN = {
-    "instructions": instructions.main,
-    "validate": validate.main,
-    "ab": rounds.main,
-    "judge": judge.main_judge,
-    "report": judge.main_report,
-    "plot": judge.main_plot,
-    "aiperf": environment.main,
-    "cluster": cluster.main,
+    "instructions": "benchmarks.instructions.command:main",
+    "validate": "benchmarks.gate.validate:main",
+    "ab": "benchmarks.gate.ab.rounds:main",
+    "judge": "benchmarks.gate.judge:main_judge",
+    "report": "benchmarks.gate.judge:main_report",
+    "plot": "benchmarks.gate.judge:main_plot",
+    "aiperf": "benchmarks.gate.aiperf.environment:main",
+    "cluster": "benchmarks.gate.cluster.command:main",
 }
+
+GATED = ("validate", "ab", "judge", "report", "plot", "cluster")
+"""To the validator and the gate, 2 means that nothing was asked for: a pipeline would go on."""
 
 ABOUT = (
     "The bench measures routers side by side (compare, results, peers); the gate measures an "
@@ -110,13 +96,9 @@ def parser() -> argparse.ArgumentParser:
     peer = commands.add_parser("peers", help="the other routers")
     peer.add_argument("action", choices=("install",))
     engines = commands.add_parser("engine", help="simulated engines (started by the bench)")
-    engines.add_argument(
-        "plan", type=engine.Plan.decode, help="JSON, see benchmarks.engines.engine.Plan"
-    )
+    engines.add_argument("plan", help="JSON, see benchmarks.engines.engine.Plan")
     offered = commands.add_parser("load", help="load generator (started by the bench)")
-    offered.add_argument(
-        "plan", type=plan.Plan.decode, help="JSON, see benchmarks.loadgen.plan.Plan"
-    )
+    offered.add_argument("plan", help="JSON, see benchmarks.loadgen.plan.Plan")
     steps = commands.add_parser("lockstep", help="engines and client (started by the bench)")
     steps.add_argument("decode", type=int, help="decode engines")
     steps.add_argument("prefill", type=int, help="prefill engines")
@@ -147,6 +129,9 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
 
 def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
     """Measure, show, keep."""
+    from benchmarks.comparison import compare  # noqa: PLC0415 - as in `main`
+    from benchmarks.reporting import report  # noqa: PLC0415
+
     # Wide enough that no column of the report is cut when the output goes to a file.
     console = Console() if sys.stdout.isatty() else Console(width=160)
     names = list(dict.fromkeys(arguments.router or DEFAULT))
@@ -178,9 +163,11 @@ def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def main(command: Sequence[str]) -> int:
-    """Run one command and return the exit status."""
+    """Run one command and return the exit status. Imports what it needs itself: engines and load
+    generators, of which there are many, need not wait for matplotlib."""
     if command and command[0] in OWN:
-        return OWN[command[0]](command[1:])
+        run: Callable[[Sequence[str]], int] = pkgutil.resolve_name(OWN[command[0]])
+        return run(command[1:])
     arguments = parser().parse_args(command)
     match arguments.command:
         case "compare":
@@ -189,15 +176,25 @@ def main(command: Sequence[str]) -> int:
             except Unfit as error:
                 Parser(prog=program("compare")).error(str(error))
         case "peers":
+            from benchmarks.routers import peers  # noqa: PLC0415
+
             peers.install()
         case "results":
+            from benchmarks.reporting import results  # noqa: PLC0415
+
             for path in results.write(RESULTS, RESULTS.parent):
                 print(path)
         case "engine":
-            engine.run(arguments.plan)
+            from benchmarks.engines import engine  # noqa: PLC0415
+
+            engine.run(engine.Plan.decode(arguments.plan))
         case "load":
-            load.run(arguments.plan)
+            from benchmarks.loadgen import load, plan  # noqa: PLC0415
+
+            load.run(plan.Plan.decode(arguments.plan))
         case "lockstep":
+            from benchmarks.instructions import lockstep  # noqa: PLC0415
+
             lockstep.run(arguments.decode, arguments.prefill)
     return 0
 
@@ -211,6 +208,11 @@ def command_line() -> NoReturn:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("matplotlib", "numpy"):  # the extra `bench`
+            raise
+        print(f"pd-bench needs {error.name}: pip install 'pd-router[bench]'", file=sys.stderr)
+        sys.exit(3 if sys.argv[1] in GATED else 2)
 
 
 if __name__ == "__main__":

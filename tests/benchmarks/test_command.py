@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.__main__ import Unfit, main, parser, scenario_of
+from benchmarks.__main__ import GATED, Unfit, main, parser, scenario_of
 from benchmarks.comparison.scenarios import SCENARIOS
 from benchmarks.routers import nginx
 from benchmarks.routers.fleet import Fleet
@@ -147,12 +147,17 @@ def test_tiny_runs_of_what_has_its_own_clients(
     assert load["requests"] > 0 or name == "idle-streams"
 
 
-@pytest.mark.parametrize("module", ["numpy", "matplotlib"])
-@pytest.mark.parametrize(("command", "status"), [("compare", 2), ("validate", 3), ("ab", 3)])
+@pytest.mark.parametrize(
+    ("module", "command", "status"),
+    [
+        ("numpy", "compare", 2),
+        ("matplotlib", "results", 2),
+        *[(module, command, 3) for module in ("numpy", "matplotlib") for command in GATED],
+    ],
+)
 def test_without_its_extra_it_names_the_extra_to_install(
     module: str, command: str, status: int
 ) -> None:
-    """To the gate, 2 means that nothing was asked for."""
     hidden = f"import sys, runpy; sys.modules[{module!r}] = None; sys.argv[1:] = [{command!r}]; "
     run = "runpy.run_module('benchmarks', run_name='__main__', alter_sys=True)"
     ended = subprocess.run(
