@@ -11,7 +11,6 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from router import __version__
-from router.commands import check, config, drain, explain, serve
 from router.commands.settings_table import default_text
 from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, flag, load, sources, suggestion
@@ -57,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Options) -> int:
+    from router.commands import serve  # noqa: PLC0415 - most of a second to import, for itself only
+
     file = options["config"]
     flags = {name: value for name, value in options.items() if name != "config"}
     settings = _settings(options)
@@ -65,6 +66,8 @@ def _serve(options: Options) -> int:
 
 
 def _config(options: Options) -> int:
+    from router.commands import config  # noqa: PLC0415 - as above
+
     del options["action"]  # there is one
     file = options.pop("config")
     return config.run(options, file)
@@ -77,25 +80,33 @@ def _epp(options: Options) -> int:
 
 
 def _check(options: Options) -> int:
+    from router.commands import check  # noqa: PLC0415 - as above
+
     tries = options.pop("tries")
     return check.run(_settings(options), tries=tries)
 
 
 def _explain(options: Options) -> int:
+    from router.commands import explain  # noqa: PLC0415 - as above
+
     body, route, as_json = (options.pop(name) for name in ("body", "route", "as_json"))
     return explain.run(_settings(options), body, route, as_json=as_json)
 
 
 def _drain(options: Options) -> int:
+    from router.commands import drain  # noqa: PLC0415 - as above
+
     return drain.run("drain", **options)
 
 
 def _undrain(options: Options) -> int:
+    from router.commands import drain  # noqa: PLC0415 - as above
+
     return drain.run("undrain", **options, wait=0.0)
 
 
 def _demo(options: Options) -> int:
-    from router.commands import demo  # noqa: PLC0415 - it pulls in the simulator, for itself only
+    from router.commands import demo  # noqa: PLC0415 - as above
 
     return demo.run(options)
 
@@ -113,7 +124,7 @@ def _simulate_engines(options: Options) -> int:
 
 
 def _top(options: Options) -> int:
-    from router.commands import top  # noqa: PLC0415 - it pulls in an HTTP client, for itself only
+    from router.commands import top  # noqa: PLC0415 - as above
 
     return top.run(**options)
 
