@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import orjson
 
 from benchmarks.system.processes import free_port
+from tests import forked
 from tests.chaos.routers import WORKERS, Routers
 from tests.e2e.process import SECONDS, Process
 from tests.net.client import Client, Truncated, request
@@ -39,7 +39,7 @@ class EngineProcess:
         self.role = role
         self._step_ms = step_ms
         self.port = free_port()
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: forked.Process | None = None
 
     @property
     def url(self) -> str:
@@ -47,17 +47,9 @@ class EngineProcess:
 
     async def start(self) -> None:
         """Start it, and wait until it listens."""
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.simulator", "--port", str(self.port)),
-            *(
-                "--role",
-                self.role,
-                "--step-ms",
-                str(self._step_ms),
-                "--eos-one-in",
-                "0",
-                "--kv-events",
-            ),
+        self._process = await forked.start(
+            *("simulator", "--port", str(self.port), "--role", self.role),
+            *("--step-ms", str(self._step_ms), "--eos-one-in", "0", "--kv-events"),
             stdout=asyncio.subprocess.PIPE,
         )
         assert self._process.stdout is not None

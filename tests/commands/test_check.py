@@ -1,7 +1,6 @@
 """pd-router check: what is printed, and the status."""
 
 import asyncio
-import sys
 from typing import Any
 
 import pytest
@@ -10,13 +9,14 @@ from router.cli import main
 from router.commands import check
 from router.commands.console import cell, make_console
 from router.settings import Settings, load
+from tests import forked
 from tests.commands.conftest import Engine
 
 
 async def checked(*flags: str) -> tuple[int, str, str]:
     """A process's status, output and errors."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", "check", *flags),
+    process = await forked.start(
+        *("pd-router", "check", *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -3,7 +3,6 @@
 import asyncio
 import shlex
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -17,13 +16,14 @@ from router.commands.simulate_engines import next_steps
 from router.settings import Settings, flag, load
 from router.simulator import EngineConfig
 from router.simulator.__main__ import main as module
+from tests import forked
 
 
 @asynccontextmanager
-async def started(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, list[str]]]:
+async def started(*flags: str) -> AsyncIterator[tuple[forked.Process, list[str]]]:
     """The process, and what it says up to the last command."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", "simulate-engines", "--port", "0", *flags),
+    process = await forked.start(
+        *("pd-router", "simulate-engines", "--port", "0", *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -45,9 +45,7 @@ async def ran(line: str) -> tuple[int, str]:
     """A printed command's status and output."""
     program, *arguments = shlex.split(line)
     assert program == "pd-router"
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", *arguments), stdout=asyncio.subprocess.PIPE
-    )
+    process = await forked.start("pd-router", *arguments, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode()

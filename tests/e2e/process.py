@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from tests import forked
 from tests.net.client import Answer, Client
 
 __all__ = ["Process", "serving"]
@@ -24,7 +25,7 @@ LONGEST_LINE = 1 << 20
 class Process:
     """`pd-router serve` on a port of its own."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | forked.Process) -> None:
         self._process = process
         self.port = 0
         self.records: list[dict[str, Any]] = []
@@ -114,19 +115,23 @@ async def serving(
     """A router process; killed at the end if the test has not ended it.
 
     It leads a process group, as a command in a terminal does. `launcher` is a command that becomes
-    the one that it is given. With `log` its log goes there, and `port` says where it listens.
+    the one that it is given; `("env",)` starts one from nothing. With `log` its log goes there, and
+    `port` says where it listens.
     """
-    command = ("-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0")
+    command = ("serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "json", *flags)
     with ExitStack() as stack:
-        stderr = asyncio.subprocess.PIPE if log is None else stack.enter_context(log.open("ab"))
-        process = Process(
-            await asyncio.create_subprocess_exec(
-                *(*launcher, sys.executable, *command, "--log-format", "json", *flags),
-                stderr=stderr,
-                limit=LONGEST_LINE,
-                start_new_session=True,
-            )
-        )
+        options: dict[str, Any] = {
+            "stderr": asyncio.subprocess.PIPE
+            if log is None
+            else stack.enter_context(log.open("ab")),
+            "limit": LONGEST_LINE,
+            "start_new_session": True,
+        }
+        if launcher:
+            whole = (*launcher, sys.executable, "-m", "router.cli", *command)
+            process = Process(await asyncio.create_subprocess_exec(*whole, **options))
+        else:
+            process = Process(await forked.start("pd-router", *command, **options))
     try:
         process.port = port
         if log is None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests import forked
 from tests.e2e.process import SECONDS, Process, serving
 
 BLOCK = 16
@@ -24,13 +24,13 @@ class Engine:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._flags = flags
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: forked.Process | None = None
 
     async def start(self) -> None:
         """Start it and wait until it listens."""
-        command = ("-m", "router.simulator", "--port", str(self.port), "--kv-events")
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *command, "--kv-events-port", str(self.port + 1)),
+        self._process = await forked.start(
+            *("simulator", "--port", str(self.port)),
+            *("--kv-events", "--kv-events-port", str(self.port + 1)),
             *("--prompt-tokens-details", "--eos-one-in", "0", *self._flags),
             stdout=asyncio.subprocess.PIPE,
         )
@@ -269,8 +269,8 @@ async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
 async def test_an_engine_without_events_is_told_and_goes_by_history() -> None:
     async with cluster(engines=1) as running:
         plain = Engine(free_ports(1)[0])
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.simulator", "--port", str(plain.port)),
+        process = await forked.start(
+            *("simulator", "--port", str(plain.port)),
             stdout=asyncio.subprocess.PIPE,
         )
         try:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import cycle
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.e2e.process import SECONDS, Process, serving
 from tests.e2e.test_workers import until, workers_of
 from tests.net.client import Client, request
@@ -41,10 +41,8 @@ ROLE = {"role": "decode"}
 @asynccontextmanager
 async def simulated(count: int) -> AsyncIterator[list[str]]:
     """The URLs of simulated engines, all in one process."""
-    words = ("-m", "router.simulator", "--role", "decode", "--step-ms", "4", "--count", str(count))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *words, stdout=asyncio.subprocess.PIPE
-    )
+    words = ("--role", "decode", "--step-ms", "4", "--count", str(count))
+    process = await forked.start("simulator", *words, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     try:
         async with asyncio.timeout(SECONDS):

@@ -55,7 +55,7 @@ async def test_secrets_are_in_nothing_that_anybody_reads(harness: Harness, tmp_p
         said.append(answer.body + repr(answer.headers).encode())
         return answer
 
-    async with serving("--config", str(file)) as process:
+    async with serving("--config", str(file), launcher=("env",)) as process:  # its title is real
         await process.ready()
         client = await process.client()
         good.answer_all(lambda call: call.send(json_reply({"choices": []})))

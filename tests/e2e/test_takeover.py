@@ -8,12 +8,12 @@ many.
 import asyncio
 import os
 import signal
-import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.e2e.process import Process, serving
 from tests.e2e.test_membership import simulated
 from tests.e2e.test_workers import served_by, until, workers_of
@@ -181,9 +181,8 @@ async def test_a_successor_that_cannot_start_leaves_the_old_router_alone(
         await old.ready()
         port = str(old.port)
         for wrong in (["--port", port, "--admin-port", "0"], ["--port", str(old.port + 1)]):
-            failed = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.cli", "serve", *flags, *wrong),
-                stderr=asyncio.subprocess.PIPE,
+            failed = await forked.start(
+                "pd-router", "serve", *flags, *wrong, stderr=asyncio.subprocess.PIPE
             )
             _, said = await failed.communicate()
             assert failed.returncode == 2

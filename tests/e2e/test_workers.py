@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests import forked
 from tests.e2e.process import SECONDS, Process, serving
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
@@ -249,9 +250,7 @@ async def test_a_port_that_is_taken_is_refused(harness: Harness) -> None:
     engine = await harness.engine()
     async with serving(*flags(engine)) as process:
         command = ("serve", "--host", "127.0.0.1", "--port", str(process.port), *flags(engine))
-        other = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.cli", *command), stderr=asyncio.subprocess.PIPE
-        )
+        other = await forked.start("pd-router", *command, stderr=asyncio.subprocess.PIPE)
         _, text = await other.communicate()
         assert other.returncode == 2
         where = f"127.0.0.1:{process.port}"

@@ -1,11 +1,12 @@
 """Discovery that can never work ends the router with status 2 and one line, also in a worker."""
 
 import asyncio
-import sys
 from pathlib import Path
 
 import orjson
 import pytest
+
+from tests import forked
 
 KUBECONFIG = """
 apiVersion: v1
@@ -21,8 +22,8 @@ users: []
 async def test_a_kubeconfig_that_names_no_cluster(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(KUBECONFIG)
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0"),
+    process = await forked.start(
+        *("pd-router", "serve", "--host", "127.0.0.1", "--port", "0"),
         *("--k8s-decode-selector", "app=vllm", "--k8s-config-file", str(file)),
         *("--workers", workers, "--log-format", "json"),
         stderr=asyncio.subprocess.PIPE,

@@ -1,7 +1,6 @@
 """Real processes for the gate's end-to-end tests: simulated engines, a router, the gate itself."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import orjson
 import pytest
 
 from benchmarks.__main__ import main
+from tests import forked
 from tests.e2e.process import serving
 
 # Far more than any of them takes on a busy machine: what hangs fails here, with what it said.
@@ -28,7 +28,7 @@ async def post(url: str, body: object = None) -> None:
 class Engines:
     """Simulated engines of one process."""
 
-    process: asyncio.subprocess.Process
+    process: forked.Process
     urls: list[str]
 
     async def go_wrong(self, number: int = 0, **faults: object) -> None:
@@ -37,10 +37,9 @@ class Engines:
 
 @asynccontextmanager
 async def engines(count: int = 1, *flags: str) -> AsyncIterator[Engines]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "router.simulator", "--count", str(count), "--step-ms", "5", "--eos-one-in", "0"),
-        *flags,
+    process = await forked.start(
+        *("simulator", "--count", str(count), "--step-ms", "5"),
+        *("--eos-one-in", "0", *flags),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -65,7 +64,7 @@ async def router(policy: str, engine_urls: list[str]) -> AsyncIterator[str]:
 class Gate:
     """`validate` as it runs, and what it said."""
 
-    process: asyncio.subprocess.Process
+    process: forked.Process
     out: Path
     said: list[str] = field(default_factory=list)
 
@@ -119,8 +118,8 @@ def refused(out: Path, *flags: str) -> None:
 @asynccontextmanager
 async def gate(url: str, out: Path, *flags: str, **environment: str) -> AsyncIterator[Gate]:
     """Smoke, on one GPU, unless flags say otherwise; standard error is in what it says."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks", *arguments(url, out), *flags),
+    process = await forked.start(
+        *("pd-bench", *arguments(url, out), *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=environment or None,

@@ -2,8 +2,6 @@
 
 import asyncio
 import signal
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from benchmarks.gate.ab.fleet import Injected, listening
 from benchmarks.gate.ab.options import Comparison, Fault
 from benchmarks.gate.ab.result import Row, document, lines, named, one_input, verdicts
 from benchmarks.gate.endpoint.control_client import control_client
+from tests import forked
 from tests.benchmarks.gate.real import engines
 
 AT = datetime(2026, 11, 21, tzinfo=UTC)
@@ -139,7 +138,7 @@ def test_a_picture_is_drawn_also_where_a_figure_is_missing() -> None:
 
 def command(out: Path, *flags: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "benchmarks", "ab", *BOTH, "--rounds", "1", "--engines", "2"),
+        *("ab", *BOTH, "--rounds", "1", "--engines", "2"),
         *("--profile", "smoke", "--out", str(out), *flags),
     ]
 
@@ -167,8 +166,8 @@ async def on_given_engines(*flags: str) -> tuple[int | None, bytes, float]:
     """How the command ended on two engines, what it said, and how slow the second one then is."""
     async with engines(2) as them:
         given = [flag for url in them.urls for flag in ("--engine", url)]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "benchmarks", "ab", *flags, *given),
+        process = await forked.start(
+            *("pd-bench", "ab", *flags, *given),
             stdout=asyncio.subprocess.PIPE,
         )
         async with asyncio.timeout(HANGS_S):
@@ -207,21 +206,26 @@ async def test_a_fault_that_did_not_come_is_said() -> None:
         (("--router-options", "--stall-timeout never"), "error: --router-options: --stall-timeout"),
     ],
 )
-def test_what_the_router_refuses_is_said_before_anything_runs(
+async def test_what_the_router_refuses_is_said_before_anything_runs(
     flags: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    ended = subprocess.run([*command(out), *flags], capture_output=True, text=True, check=False)
-    assert ended.returncode == 3
-    (line,) = ended.stderr.splitlines()
+    process = await forked.start(
+        *("pd-bench", *command(out), *flags),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    said, complaints = await process.communicate()
+    assert process.returncode == 3
+    (line,) = complaints.decode().splitlines()
     assert line.startswith(words)
-    assert ended.stdout == ""
+    assert said == b""
     assert not out.exists()
 
 
 async def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *command(tmp_path, "--requests", "4000"),
+    process = await forked.start(
+        *("pd-bench", *command(tmp_path, "--requests", "4000")),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

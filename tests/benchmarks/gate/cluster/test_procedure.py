@@ -12,7 +12,7 @@ from tests.benchmarks.gate.cluster.conftest import READY, FakeCluster
 from tests.benchmarks.gate.cluster.objects import engine_pod, node, pod
 
 NAME = "pd-router-gate-1"
-PLAN = Plan(OVERLAY, NAME, 8, {"--platform": "h100-eks"}, True, 600.0, 900.0)
+PLAN = Plan(OVERLAY, NAME, 8, {"--platform": "h100-eks"}, True, 60.0, 90.0)
 
 
 class Run:
@@ -72,8 +72,8 @@ def troubles() -> Iterator[tuple[dict[str, object], str]]:
     image = engine_pod("engine-0", waiting=("ErrImagePull", "no such tag"))
     yield {"engines": [[*READY[:7], lost]]}, "engine-7 finds no place: Insufficient nvidia.com/gpu"
     yield {"engines": [[image]]}, "engine-0: ErrImagePull: no such tag .push the image"
-    yield {"engines": [READY[:7]]}, "7 of 8 engines were ready after 605 s.*--ready-timeout"
-    yield {"gate": [[]]}, "the gate had not ended after 905 s"
+    yield {"engines": [READY[:7]]}, "7 of 8 engines were ready after 65 s.*--ready-timeout"
+    yield {"gate": [[]]}, "the gate had not ended after 95 s"
     yield {"gate": [[engine_pod("gate-x", waiting=("ErrImagePull", "x"))]]}, "gate-x: ErrImagePull"
 
 

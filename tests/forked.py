@@ -1,0 +1,176 @@
+"""Commands of ours as processes of their own, started in a hundredth of the time.
+
+Importing the router takes a second of CPU time. A process that has done so once, multiprocessing's
+fork server, forks for each start: an own process with own memory, descriptors, signals and
+environment, as a worker is one of the supervisor's. What is claimed of the command line itself
+(the installed script, `python -m`, its title) must be tested with a process that starts from
+nothing.
+"""
+
+import asyncio
+import atexit
+import multiprocessing
+import os
+import pkgutil
+import signal
+import sys
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import IO
+
+__all__ = ["Process", "start"]
+
+ENTRIES = {
+    "pd-router": "router.cli:main",
+    "pd-bench": "benchmarks.__main__:command_line",
+    "simulator": "router.simulator.__main__:main",
+}
+"""What can be started."""
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    [
+        "tests.forked",
+        "router.commands.serve",
+        "router.commands.check",
+        "router.simulator.__main__",
+        "benchmarks.gate.validate",
+    ]
+)
+
+Output = int | IO[bytes] | None
+"""As subprocess has it: PIPE, STDOUT (for stderr), DEVNULL, a file, or None: the caller's."""
+
+
+class Process:
+    """A process that was started; what asyncio.subprocess.Process offers."""
+
+    def __init__(
+        self,
+        process: "multiprocessing.context.ForkServerProcess",
+        stdout: asyncio.StreamReader | None,
+        stderr: asyncio.StreamReader | None,
+    ) -> None:
+        assert process.pid is not None
+        self.pid: int = process.pid
+        self.stdout = stdout
+        self.stderr = stderr
+        self._process = process
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        loop.add_reader(process.sentinel, self._reap, loop)
+
+    def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._process.sentinel)
+        self._process.join()
+        self._ended.set_result(self._process.exitcode)
+        self._process.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, less than zero after a signal; None while it runs."""
+        return self._ended.result() if self._ended.done() else None
+
+    async def wait(self) -> int:
+        """Wait for its end; the exit status."""
+        return await asyncio.shield(self._ended)
+
+    async def communicate(self) -> tuple[bytes, bytes]:
+        """Wait for its end; what it wrote to its pipes."""
+        readers = (self.stdout, self.stderr)
+        out, err = await asyncio.gather(*(r.read() if r else _nothing() for r in readers))
+        await self.wait()
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if not self._ended.done():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+
+async def start(
+    *command: str,
+    stdout: Output = None,
+    stderr: Output = None,
+    env: Mapping[str, str] | None = None,
+    limit: int = 2**16,
+    start_new_session: bool = False,
+) -> Process:
+    """Start `command`, a module of `ENTRIES` and its arguments, as asyncio.create_subprocess_exec
+    does; its standard input is empty."""
+    out, out_reader = await _output(stdout, sys.__stdout__, limit)
+    if stderr == asyncio.subprocess.STDOUT:
+        err, err_reader = Connection(os.dup(out.fileno()), readable=False), None
+    else:
+        err, err_reader = await _output(stderr, sys.__stderr__, limit)
+    environment = dict(os.environ if env is None else env)
+    with out, err:
+        process = CONTEXT.Process(
+            target=_run,
+            args=(command, out, err, environment, os.getcwd(), start_new_session),
+        )
+        process.start()
+    return Process(process, out_reader, err_reader)
+
+
+async def _output(
+    wanted: Output, ours: IO[str] | None, limit: int
+) -> tuple[Connection, asyncio.StreamReader | None]:
+    """What the process gets, and what we read."""
+    if wanted == asyncio.subprocess.PIPE:
+        theirs, reader = os.pipe()[::-1]
+        stream = asyncio.StreamReader(limit)
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: _UntilEOF(stream), os.fdopen(reader, "rb")
+        )
+        return Connection(theirs, readable=False), stream
+    if wanted == asyncio.subprocess.DEVNULL:
+        return Connection(os.open(os.devnull, os.O_WRONLY), readable=False), None
+    file = ours if wanted is None else wanted
+    assert file is not None
+    number = file if isinstance(file, int) else file.fileno()
+    return Connection(os.dup(number), readable=False), None
+
+
+class _UntilEOF(asyncio.StreamReaderProtocol):
+    """Has uvloop close a pipe at its end, as asyncio does."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
+
+
+async def _nothing() -> bytes:
+    return b""
+
+
+def _run(
+    command: tuple[str, ...],
+    stdout: Connection,
+    stderr: Connection,
+    environment: dict[str, str],
+    folder: str,
+    start_new_session: bool,
+) -> None:
+    """In the new process: be the command."""
+    if start_new_session:
+        os.setsid()
+    for given, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(given.fileno(), number)
+        given.close()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = list(command)
+    try:
+        sys.exit(pkgutil.resolve_name(ENTRIES[command[0]])())
+    finally:
+        atexit._run_exitfuncs()  # a fork of multiprocessing's leaves them out
