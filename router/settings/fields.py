@@ -306,8 +306,8 @@ class Fields(BaseSettings):
     lmcache_notify_bind: Bind | None = Field(
         None,
         description="LMCache: listen here (tcp://0.0.0.0:7500) for KV-ready notifications and "
-        "decode only after them. Off by default: engines may run with "
-        "pd_skip_proxy_notification.",
+        "decode only after them. Leave it out only where engines run with "
+        "pd_skip_proxy_notification, which docs/connectors.md warns of.",
     )
     lmcache_notify_timeout: Seconds = Field(
         10.0,
