@@ -8,15 +8,16 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
 from router.core.prefix.block_index import BlockIndex
-from router.core.prefix.kv_events import BadBatch, KVEvent, events_of, parts, read_event
+from router.core.prefix.kv_events import BadBatch, read_event
 from router.core.prefix.kv_source import KVSource
 from router.core.prefix.kv_stream import Apply, Clear, Step
+from router.net.kv_batch import read_batch
 
-__all__ = ["KVAddress", "KVSubscription", "unpack"]
+__all__ = ["KVAddress", "KVSubscription"]
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +91,8 @@ class KVSubscription:
             owner.index, address.endpoint, can_replay=address.replay_endpoint is not None
         )
         self._steps: deque[Step] = deque()
-        self._events: deque[object] = deque()
-        """Of the batch that is being applied."""
-        self._parts: deque[KVEvent] = deque()
-        """Of the event that is being applied."""
+        self._batch: Iterator[None] | None = None
+        """The batch that is being read and applied; each `next` does a little of it."""
         self._replay: Any = None
         self._replay_ends = self._replay_idle = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -127,8 +126,7 @@ class KVSubscription:
         self._monitor.close(linger=0)
         self._live.close(linger=0)
         self._steps.clear()
-        self._events.clear()
-        self._parts.clear()
+        self._batch = None
 
     def _listen(self, socket: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -142,50 +140,51 @@ class KVSubscription:
     # Work.
 
     def step(self) -> bool:
-        """Take one event, step or message; False if there is nothing to do.
+        """Take a piece of a batch, a step or a message; False if there is nothing to do.
 
         ZeroMQ's descriptors signal again only when all messages have been read.
         """
         if self._live.closed:
             return False
-        if self._parts:
-            self.source.blocks.apply(self._parts.popleft())
-        elif self._events:
-            self._read_event(self._events.popleft())
+        if self._batch is not None:
+            self._go_on(self._batch)
         elif self._steps:
             self._take(self._steps.popleft())
         else:
             return self._read_monitor() or self._read_live() or self._read_replay()
         return True
 
-    def _read_event(self, raw: object) -> None:
-        source = self.source
+    def _go_on(self, batch: Iterator[None]) -> None:
         try:
-            event = read_event(raw)
+            next(batch)
+        except StopIteration:
+            self._batch = self.source.error = None
         except (BadBatch, RecursionError) as error:
             self._misunderstood(str(error))
-            return
-        if event is not None:
-            source.events += 1
-            self._parts.extend(parts(event))
-        if not self._events:
-            source.error = None
+
+    def _pieces(self, payload: bytes) -> Iterator[None]:
+        """Read a batch and apply it. Raises BadBatch."""
+        source = self.source
+        for raw in read_batch(self._owner.msgpack, payload):
+            is_known = False
+            for event in () if raw is None else read_event(raw):
+                is_known = True
+                source.blocks.apply(event)
+                yield
+            if is_known:
+                source.events += 1
+                source.form = "arrays" if isinstance(raw, list) else "maps"
+            else:
+                yield
 
     def _take(self, step: Step) -> None:
         if isinstance(step, Apply):
-            self._unpack(step.payload)
+            self.source.batches += 1
+            self._batch = self._pieces(step.payload)
         elif isinstance(step, Clear):
             self.source.blocks.clear()
         elif self._owner.may_replay(self, step.start):
             self.ask(step.start)
-
-    def _unpack(self, payload: bytes) -> None:
-        source = self.source
-        source.batches += 1
-        try:
-            self._events.extend(unpack(self._owner.msgpack, payload))
-        except BadBatch as error:
-            self._misunderstood(str(error))
 
     def _misunderstood(self, error: str) -> None:
         """What it said is not known: perhaps a removal."""
@@ -193,8 +192,7 @@ class KVSubscription:
         source.unreadable += 1
         source.blocks.clear()
         source.stream.unreadable()
-        self._events.clear()
-        self._parts.clear()
+        self._batch = None
         if source.error is None:
             log.warning("KV-cache events of %s cannot be read: %s", source.endpoint, error)
         source.error = error
@@ -296,15 +294,6 @@ class KVSubscription:
             self._unlisten(self._replay)
             self._replay.close(linger=0)
             self._replay = None
-
-
-def unpack(msgpack: Any, payload: bytes) -> Iterable[object]:
-    """The events of a message, still to be read one by one. Raises BadBatch."""
-    try:
-        batch = msgpack.unpackb(payload)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise BadBatch(f"no msgpack: {type(error).__name__}") from None
-    return events_of(batch)
 
 
 def _number(frame: bytes) -> int:

@@ -23,7 +23,7 @@ from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.blocks import SourceBlocks
 from router.core.prefix.keys import prefix_keys
-from router.core.prefix.kv_events import BadBatch, parts, read_event
+from router.core.prefix.kv_events import BadBatch, read_event
 from router.core.prefix.kv_stream import MAX_AHEAD, Apply, EventStream, Replay
 from router.core.prefix.learned import prompt_ids
 from router.core.redact import MARK, redact
@@ -33,9 +33,9 @@ from router.core.values import Failure, Reply, RouteKind
 from router.net.answer_head import AnswerHead
 from router.net.engine_connection import EngineConnection
 from router.net.known_heads import KnownHeads
+from router.net.kv_batch import read_batch
 from router.net.kv_ready import KVReadySocket
 from router.net.kv_sources import sources_in
-from router.net.kv_subscription import unpack
 from router.net.read_limiter import ReadLimiter
 from tests.net.wire import Handler, Wire, settled
 
@@ -295,10 +295,9 @@ def kv_events(data: bytes) -> None:
     blocks = SourceBlocks(BlockIndex())
     for message in data.split(b"\xff\xff")[:8]:
         try:
-            for raw in unpack(msgpack, message):
-                event = read_event(raw)
-                for part in () if event is None else parts(event):
-                    blocks.apply(part)
+            for raw in read_batch(msgpack, message):
+                for event in () if raw is None else read_event(raw):
+                    blocks.apply(event)
         except (BadBatch, RecursionError):
             blocks.clear()
         assert 0 <= blocks.held <= blocks.limit

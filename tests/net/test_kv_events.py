@@ -10,16 +10,14 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from router.core.prefix.block_index import BlockIndex
-from router.core.prefix.kv_events import BadBatch
+from router.core.prefix.kv_events import BLOCKS_AT_A_TIME
 from router.core.prefix.kv_source import EngineCache, KVSource, SourceState
 from router.core.prefix.prompt_tokens import PromptTokens
 from router.net import kv_events, kv_subscription
 from router.net.kv_events import KVEventSubscriber
-from router.net.kv_subscription import KVAddress, unpack
+from router.net.kv_subscription import KVAddress
 from tests.net.harness import eventually
 from tests.net.kv_publisher import Publisher, batch, ids_of, stored
 
@@ -304,6 +302,51 @@ async def test_other_work_goes_on_between_events(
     assert turns > 400
 
 
+async def test_a_long_message_is_taken_in_many_turns_and_what_follows_waits(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Followed(subscriber, publishers())
+    await engine.is_live()
+    await engine.hears(0)
+    monkeypatch.setattr(kv_events, "TURN_SECONDS", 0.0)
+    most, held, loop = 0, 0, asyncio.get_running_loop()
+
+    def look() -> None:
+        nonlocal most, held
+        most, held = max(most, engine.source.blocks.held - held), engine.source.blocks.held
+        if not engine.holds(4_200):
+            loop.call_soon(look)
+
+    chain = stored(1, blocks=4_000)
+    removal = {"type": "BlockRemoved", "block_hashes": [4_000], "medium": "GPU"}
+    engine.publisher.publish(batch(chain), batch(removal), batch(stored(4_100), stored(4_200)))
+    loop.call_soon(look)
+    await engine.until(lambda: engine.holds(4_200))
+    assert most <= BLOCKS_AT_A_TIME
+    assert engine.holds(1, blocks=3_999)
+    assert not engine.holds(1, blocks=4_000)
+    assert engine.cache.is_whole
+
+
+async def test_an_engine_that_restarts_behind_a_long_message_is_forgotten(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Followed(subscriber, publishers())
+    await engine.is_live()
+    await engine.hears(0)
+    monkeypatch.setattr(kv_events, "TURN_SECONDS", 0.0)
+    engine.publisher.publish(batch(stored(1, blocks=4_000)))
+    engine.publisher.seq = 0
+    engine.publisher.publish(batch(stored(7)))
+    await engine.until(lambda: engine.holds(7))
+    assert engine.source.blocks.held == 1
+    assert engine.source.stream.restarts == 1
+
+
 async def test_few_replays_run_at_a_time(
     subscriber: KVEventSubscriber,
     publishers: Callable[..., Publisher],
@@ -334,27 +377,3 @@ async def test_a_missing_package_is_named_with_what_to_install(
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"need msgpack: pip install 'pd-router\[kv\]'"):
         KVEventSubscriber(BlockIndex())
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_batch_or_refused(payload: bytes) -> None:
-    try:
-        unpack(msgpack, payload)
-    except BadBatch:
-        return
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"\x91" * 100_000,
-        b"\xdd\xff\xff\xff\xff",
-        b"\xdf\xff\xff\xff\xff" + b"\x00" * 50,
-        b"\x81\x90\x01",
-        b"\xd6\xff" + b"\xff" * 4,
-        b"\xc7\x0c\xff" + b"\xff" * 12,
-    ],
-)
-def test_what_would_take_memory_or_depth_is_refused(payload: bytes) -> None:
-    with pytest.raises(BadBatch):
-        unpack(msgpack, payload)

@@ -13,8 +13,9 @@ import zmq
 
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.blocks import SourceBlocks
-from router.core.prefix.kv_events import events_of, read_event
+from router.core.prefix.kv_events import read_event
 from router.core.prefix.prompt_tokens import PromptTokens
+from router.net.kv_batch import read_batch
 from router.simulator import EngineConfig, RunningEngine, serve_engine
 from tests.simulator.talk import ask
 
@@ -41,9 +42,8 @@ class Follower:
         await asyncio.to_thread(self._replay)
         self.blocks = SourceBlocks(self.index)
         for frames in self.frames[:-1]:
-            for raw in events_of(msgpack.unpackb(frames[-1])):
-                event = read_event(raw)
-                assert event is not None
+            for raw in read_batch(msgpack, frames[-1]):
+                [event] = read_event(raw)
                 self.blocks.apply(event)
 
     def _replay(self) -> None:
@@ -84,7 +84,7 @@ async def test_each_version_has_its_own_form(
         follower = Follower(engine)
         await follower.look()
         assert {len(each) for each in follower.frames} == {frames}
-        events = events_of(msgpack.unpackb(follower.frames[0][-1]))
+        events = list(read_batch(msgpack, follower.frames[0][-1]))
         assert {type(event) for event in events} == {form}
         assert follower.held(ids_of(1, 100)) == 96
 

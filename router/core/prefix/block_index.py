@@ -5,10 +5,10 @@ before it, so that a prompt's keys can be computed without knowing how an engine
 along a prompt then finds how much of it each of a hundred engines holds.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 from router.core.prefix.prompt_tokens import PromptTokens
+from router.core.prefix.shards import SHARD_BITS, SHARDS
 
 __all__ = ["BlockIndex"]
 
@@ -20,17 +20,18 @@ class BlockIndex:
     """The keys of all blocks, with the sources that hold each, one bit per source."""
 
     def __init__(self) -> None:
-        self._holders: dict[int, int] = {}
+        self._holders: list[dict[int, int]] = [{} for _ in range(SHARDS)]
+        """By the lowest bits of the key."""
         self._bits = 0
         """Those in use, and those that `sweep` has not finished with."""
         self._sizes: dict[int, int] = {}
         """Bits of sources, by the size of their blocks."""
-        self._dropped: list[tuple[int, Iterator[int]]] = []
-        """Bits without a source, and the keys that still have them."""
+        self._dropped: list[tuple[int, list[dict[Any, int]]]] = []
+        """Bits without a source, and the keys that still have them, as values."""
 
     def __len__(self) -> int:
         """Number of distinct blocks."""
-        return len(self._holders)
+        return sum(map(len, self._holders))
 
     def match(self, prompt: PromptTokens) -> dict[int, int]:
         """How many of the prompt's tokens each source holds, by its bit: from the first token to
@@ -40,7 +41,7 @@ class BlockIndex:
         for size, sources in self._sizes.items():
             left, depth = sources, 0
             for key in prompt.keys(size):
-                still = left & holders.get(key, 0)
+                still = left & holders[key & SHARD_BITS].get(key, 0)
                 if still != left:
                     _note(found, left ^ still, depth)
                     if not still:
@@ -61,43 +62,47 @@ class BlockIndex:
         """The source's blocks have this many tokens."""
         self._sizes[size] = self._sizes.get(size, 0) | bit
 
-    def drop(self, bit: int, size: int | None, keys: Iterable[int]) -> None:
-        """The source has gone, or holds nothing any more. Its keys go in calls of `sweep`."""
+    def drop(self, bit: int, size: int | None, keys: list[dict[Any, int]]) -> None:
+        """The source has gone, or holds nothing any more. Its keys, the values of these, go in
+        calls of `sweep`."""
         if size is not None:
             self._sizes[size] &= ~bit
             if not self._sizes[size]:
                 del self._sizes[size]
-        self._dropped.append((bit, iter(keys)))
+        self._dropped.append((bit, keys))
 
     def sweep(self) -> bool:
         """Do some of what `drop` left to be done. Returns whether there is more."""
         if not self._dropped:
             return False
-        bit, keys = self._dropped[-1]
+        bit, left = self._dropped[-1]
         for _ in range(SWEEP):
-            key = next(keys, None)
-            if key is None:
+            while left and not left[-1]:
+                left.pop()
+            if not left:
                 self._dropped.pop()
                 self._bits &= ~bit
                 break
-            self.unset(key, bit)
+            self.unset(left[-1].popitem()[1], bit)
         return bool(self._dropped)
 
     def is_set(self, key: int, bit: int) -> bool:
         """Whether the source holds the block."""
-        return bool(self._holders.get(key, 0) & bit)
+        return bool(self._holders[key & SHARD_BITS].get(key, 0) & bit)
 
     def set(self, key: int, bit: int) -> None:
         """The source holds the block."""
-        self._holders[key] = self._holders.get(key, 0) | bit
+        shard = self._holders[key & SHARD_BITS]
+        shard[key] = shard.get(key, 0) | bit
 
     def unset(self, key: int, bit: int) -> None:
         """The source does not hold the block any more."""
-        left = self._holders.get(key, 0) & ~bit
+        shard = self._holders[key & SHARD_BITS]
+        left = shard.get(key, 0) & ~bit
         if left:
-            self._holders[key] = left
+            shard[key] = left
         else:
-            self._holders.pop(key, None)
+            shard.pop(key, None)
 
 
 def _note(found: dict[int, int], sources: int, tokens: int) -> None:

@@ -17,12 +17,16 @@ from router.core.prefix.kv_events import (
     KVEvent,
 )
 from router.core.prefix.prompt_tokens import ID_BYTES, root_key
+from router.core.prefix.shards import Shards
 
 __all__ = ["MAX_BLOCKS", "SourceBlocks"]
 
 MAX_BLOCKS: Final = 1 << 18
 """Blocks of a source that are remembered at most, whatever it says of its size: 4 million tokens in
 blocks of 16, some 60 MB."""
+
+EVICTIONS: Final = 512
+"""Blocks that go at a time for want of room: twice as many as come, at the most."""
 
 MAX_COPIES: Final = 4
 """Copies of a block that are counted. Engines may announce a block again each time it is used
@@ -41,13 +45,13 @@ CopyId = BlockHash | tuple[int, BlockHash]
 
 
 class _Tier:
-    """The blocks in one kind of memory, the one that was stored longest ago first."""
+    """The blocks in one kind of memory."""
 
     __slots__ = ("copies", "keys", "more")
 
     def __init__(self) -> None:
-        self.keys: dict[CopyId, int] = {}
-        self.more: dict[CopyId, int] = {}
+        self.keys: Shards[CopyId] = Shards()
+        self.more: Shards[CopyId] = Shards()
         """Copies beyond the first."""
         self.copies = 0
         """Of all blocks."""
@@ -70,7 +74,7 @@ class SourceBlocks:
         self.ignored = 0
         """Blocks of other tiers, groups and sizes, and of adapters without a name."""
         self._tiers = {tier: _Tier() for tier in TIERS}
-        self._again: dict[int, int] = {}
+        self._again: Shards[int] = Shards()
         """Keys that several hashes stand for, in this tier or another: how many more than one."""
 
     def apply(self, event: KVEvent) -> None:
@@ -86,21 +90,21 @@ class SourceBlocks:
         """Forget all blocks. A new bit makes that immediate; the old one goes bit by bit."""
         if self.block_size is None:
             return
-        old = (tier.keys.values() for tier in self._tiers.values())
-        self._index.drop(self.bit, self.block_size, chain.from_iterable(old))
+        old = chain.from_iterable(tier.keys.dicts for tier in self._tiers.values())
+        self._index.drop(self.bit, self.block_size, list(old))
         self.bit, self.block_size, self.held = self._index.new_bit(), None, 0
         self._tiers = {tier: _Tier() for tier in TIERS}
-        self._again = {}
+        self._again = Shards()
 
     def leave(self) -> None:
         """There will be no more events."""
         self.clear()
-        self._index.drop(self.bit, None, ())
+        self._index.drop(self.bit, None, [])
 
     def resize(self, tokens: int) -> None:
         """The engine's cache has room for so many tokens."""
         if self.block_size is not None:
-            self.limit = min(MAX_BLOCKS, tokens // self.block_size)
+            self.limit = max(0, min(MAX_BLOCKS, tokens // self.block_size))
 
     def _stored(self, event: BlocksStored) -> None:
         tier = self._tiers.get(event.tier)
@@ -152,25 +156,26 @@ class SourceBlocks:
     def _key_of(self, each: BlockHash, group: int | None, tier: _Tier) -> int | None:
         copy = _copy_id(each, group)
         for place in (tier, *self._tiers.values()):
-            key = place.keys.get(copy)
+            key = place.keys.of(copy).get(copy)
             if key is not None:
                 return key
         return None
 
     def _add(self, tier: _Tier, copy: CopyId, key: int) -> None:
-        before = tier.keys.pop(copy, None)
+        keys = tier.keys.of(copy)
+        before = keys.pop(copy, None)
         if before == key:
-            more = tier.more.get(copy, 0)
-            if more < MAX_COPIES - 1:
-                tier.more[copy] = more + 1
+            more = tier.more.of(copy)
+            if more.get(copy, 0) < MAX_COPIES - 1:
+                more[copy] = more.get(copy, 0) + 1
                 tier.copies += 1
         else:
             if before is not None:  # a removal was missed
-                tier.copies -= 1 + tier.more.pop(copy, 0)
+                tier.copies -= 1 + tier.more.of(copy).pop(copy, 0)
                 self._release(before)
             tier.copies += 1
             self._hold(key)
-        tier.keys[copy] = key
+        keys[copy] = key
 
     def _removed(self, event: BlocksRemoved) -> None:
         tier = self._tiers.get(event.tier)
@@ -178,36 +183,43 @@ class SourceBlocks:
             return
         for each in event.hashes:
             copy = _copy_id(each, event.group)
-            key = tier.keys.get(copy)
+            keys = tier.keys.of(copy)
+            key = keys.get(copy)
             if key is None:
                 continue
             tier.copies -= 1
-            more = tier.more.pop(copy, 0)
+            copies = tier.more.of(copy)
+            more = copies.pop(copy, 0)
             if more > 1:
-                tier.more[copy] = more - 1
+                copies[copy] = more - 1
             elif not more:
-                del tier.keys[copy]
+                del keys[copy]
                 self._release(key)
 
     def _evict(self, tier: _Tier) -> None:
-        """A full cache holds no more: the rest is there because a removal was missed."""
-        while tier.copies > self.limit and tier.keys:
-            copy = next(iter(tier.keys))
-            tier.copies -= 1 + tier.more.pop(copy, 0)
-            self._release(tier.keys.pop(copy))
+        """A full cache holds no more: the rest is there because a removal was missed. It goes with
+        the events that follow, since it may be all."""
+        for _ in range(EVICTIONS):
+            if tier.copies <= self.limit:
+                break
+            copy, key = tier.keys.pop_old()
+            tier.copies -= 1 + tier.more.of(copy).pop(copy, 0)
+            self._release(key)
 
     def _hold(self, key: int) -> None:
         if self._index.is_set(key, self.bit):
-            self._again[key] = self._again.get(key, 0) + 1
+            again = self._again.of(key)
+            again[key] = again.get(key, 0) + 1
         else:
             self._index.set(key, self.bit)
             self.held += 1
 
     def _release(self, key: int) -> None:
-        again = self._again.pop(key, 0)
-        if again > 1:
-            self._again[key] = again - 1
-        elif not again:
+        again = self._again.of(key)
+        more = again.pop(key, 0)
+        if more > 1:
+            again[key] = more - 1
+        elif not more:
             self._index.unset(key, self.bit)
             self.held -= 1
 

@@ -7,7 +7,7 @@ from router.core.member import Member
 from router.core.prefix.kv_source import EngineCache, SourceState
 from router.core.status import Notice
 
-__all__ = ["CacheLog"]
+__all__ = ["CacheLog", "state_text"]
 
 SETTLE_SECONDS: Final = 5.0
 """Until a state other than live is mentioned: connections and replays take a moment."""
@@ -44,13 +44,14 @@ class CacheLog:
             return None
         self._told[cache] = state
         name = f"{member.endpoint.role} {member.endpoint.url}"
-        return Notice(state is not SourceState.LIVE, f"{name} {_text(cache, state)}")
+        return Notice(state is not SourceState.LIVE, f"{name} {state_text(cache, state)}")
 
 
 HISTORY: Final = "its prompts are routed by what was sent there (--prefix-cache history)"
 
 
-def _text(cache: EngineCache, state: SourceState | None) -> str:
+def state_text(cache: EngineCache, state: SourceState | None) -> str:
+    """What an engine in that state does, and what to do about it; its name comes before it."""
     where = ", ".join(source.endpoint for source in cache.sources)
     if state is None:
         return (

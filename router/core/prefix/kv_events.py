@@ -1,31 +1,39 @@
-"""vLLM's KV-cache events: what msgpack made of a message becomes typed events, or BadBatch.
+"""vLLM's KV-cache events: what msgpack made of one becomes typed events, or BadBatch.
 
-vLLM 0.10 to 0.33 (vllm/distributed/kv_events.py): a batch is an array [time, events, rank] or a
-map, an event a tagged array (to 0.23) or a map with `type` (from 0.24). Members and items that are
-not known here are ignored, so are kinds of events.
+vLLM 0.10 to 0.33 (vllm/distributed/kv_events.py): an event is a tagged array (to 0.23) or a map
+with `type` (from 0.24). Members and items that are not known here are ignored, so are kinds of
+events.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 __all__ = [
+    "FIELDS",
     "BadBatch",
     "BlockHash",
     "BlocksCleared",
     "BlocksRemoved",
     "BlocksStored",
+    "ExtraKeys",
     "KVEvent",
-    "events_of",
-    "parts",
+    "extra_keys_of",
     "read_event",
 ]
 
 MAX_BLOCK_SIZE: Final = 1 << 16
 """Tokens; vLLM's blocks have 16 to 1,056, those of some hybrid models a few thousand."""
 
-BLOCKS_AT_A_TIME: Final = 512
-"""Blocks that are applied at once: half a millisecond."""
+BLOCKS_AT_A_TIME: Final = 256
+TOKENS_AT_A_TIME: Final = 1 << 14
+"""Blocks, and tokens of several blocks, that are applied at once: a third of a millisecond."""
+
+MAX_BLOCKS: Final = 1 << 16
+"""Of an event. A step computes some 4,000 blocks at most: 64,000 tokens."""
+
+MAX_EXTRA_KEYS: Final = 16
+"""Of a block: an adapter, a salt, and the images that it is part of."""
 
 BlockHash = int | bytes
 """The engine's own hash of a block: an integer, or with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 the
@@ -40,7 +48,7 @@ class BadBatch(ValueError):
 
 
 class BlocksStored(NamedTuple):
-    """A chain of blocks is in the cache."""
+    """A chain of blocks is in the cache; a long one comes in several of these."""
 
     hashes: Sequence[BlockHash]
     parent: BlockHash | None
@@ -76,7 +84,7 @@ KVEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 GPU: Final = "GPU"
 
-_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockStored": (
         *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
         *("lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind"),
@@ -87,91 +95,94 @@ _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
 """The items of an event that is an array, in this order behind its tag."""
 
 
-def events_of(batch: object) -> list[object]:
-    """The events of an unpacked batch, still to be read one by one. Raises BadBatch."""
-    events: object = None
-    if isinstance(batch, dict):
-        events = batch.get("events")
-    elif isinstance(batch, list) and len(batch) > 1:
-        events = batch[1]
-    if not isinstance(events, list):
-        raise BadBatch("it holds no list of events")
-    return events
-
-
-def read_event(raw: object) -> KVEvent | None:
-    """One event of a batch; None for a kind that is not known. Raises BadBatch."""
+def read_event(raw: object) -> Iterator[KVEvent]:
+    """An event of a batch, in pieces none of which takes long to apply; no pieces of a kind that is
+    not known. `raw` is used up. Raises BadBatch, perhaps behind some pieces."""
     if isinstance(raw, dict):
         kind, fields = raw.get("type"), raw
     elif isinstance(raw, list) and raw and isinstance(raw[0], str):
         kind = raw[0]
-        fields = dict(zip(_FIELDS.get(kind, ()), raw[1:], strict=False))
+        fields = dict(zip(FIELDS.get(kind, ()), raw[1:], strict=False))
     else:
         raise BadBatch("an event is neither an array nor a map")
     if kind == "BlockStored":
-        return _stored(fields)
-    if kind == "BlockRemoved":
-        hashes = _hashes(fields.get("block_hashes"))
-        return BlocksRemoved(hashes, _tier(fields), _group(fields))
-    return BlocksCleared() if kind == "AllBlocksCleared" else None
+        yield from _stored(fields)
+    elif kind == "BlockRemoved":
+        tier, group = _tier(fields), _group(fields)
+        for hashes in _pieces(_blocks(fields), BLOCKS_AT_A_TIME):
+            yield BlocksRemoved(_hashes(hashes), tier, group)
+    elif kind == "AllBlocksCleared":
+        yield BlocksCleared()
 
 
-def parts(event: KVEvent) -> list[KVEvent]:
-    """The same in pieces none of which takes long to apply."""
-    if not isinstance(event, BlocksStored) or len(event.hashes) <= BLOCKS_AT_A_TIME:
-        return [event]
-    step = len(event.tokens) // len(event.hashes)
-    found: list[KVEvent] = []
-    parent = event.parent
-    for start in range(0, len(event.hashes), BLOCKS_AT_A_TIME):
-        end = start + BLOCKS_AT_A_TIME
-        hashes, extra = event.hashes[start:end], event.extra_keys
-        found.append(
-            event._replace(
-                hashes=hashes,
-                parent=parent,
-                tokens=event.tokens[start * step : end * step],
-                extra_keys=None if extra is None else extra[start:end],
-            )
-        )
-        parent = hashes[-1]
-    return found
-
-
-def _stored(fields: Mapping[Any, Any]) -> BlocksStored:
+def _stored(fields: Mapping[Any, Any]) -> Iterator[KVEvent]:
     parent, size = fields.get("parent_block_hash"), fields.get("block_size")
     if parent is not None and type(parent) not in (int, bytes):
         raise BadBatch("a parent is no block hash")
     if type(size) is not int or not 0 < size <= MAX_BLOCK_SIZE:
         raise BadBatch("a block size is no size")
-    hashes, lora = _hashes(fields.get("block_hashes")), _text(fields, "lora_name")
-    return BlocksStored(
-        hashes,
-        parent,
-        _tokens(fields.get("token_ids")),
-        size,
-        _tier(fields),
-        _group(fields),
-        _text(fields, "kv_cache_spec_kind"),
-        lora,
-        _extra_keys(fields.get("extra_keys"), len(hashes), lora),
-        lora is None and fields.get("lora_id") is not None,
-    )
+    blocks, tokens, lora = _blocks(fields), _tokens(fields), _text(fields, "lora_name")
+    # Of a hybrid model's window there are more tokens than the blocks have: in each piece, too.
+    step = -(-len(tokens) // len(blocks)) if blocks else 0
+    if step > MAX_BLOCK_SIZE:
+        raise BadBatch("there are more token ids than the blocks can have")
+    at_a_time = max(1, min(BLOCKS_AT_A_TIME, TOKENS_AT_A_TIME // max(1, step)))
+    extra = _extra_keys(fields, len(blocks), at_a_time)
+    start = 0
+    for hashes in map(_hashes, _pieces(blocks, at_a_time)):
+        end = start + len(hashes)
+        yield BlocksStored(
+            hashes,
+            parent,
+            _packed(tokens[start * step : end * step]),
+            size,
+            _tier(fields),
+            _group(fields),
+            _text(fields, "kv_cache_spec_kind"),
+            lora,
+            None if extra is None else _without(lora, next(extra)),
+            lora is None and fields.get("lora_id") is not None,
+        )
+        start, parent = end, hashes[-1]
 
 
-def _hashes(value: object) -> list[BlockHash]:
-    if isinstance(value, list) and all(type(each) in (int, bytes) for each in value):
-        return value
-    raise BadBatch("block hashes are no list of numbers or bytes")
+def _pieces(values: list[Any], at_a_time: int) -> Iterator[list[Any]]:
+    """A list, piece by piece. What a piece holds is freed with it: the end of a list of 65,000
+    numbers would take a millisecond, of as many lists ten."""
+    for start in range(0, len(values), at_a_time):
+        piece = values[start : start + at_a_time]
+        values[start : start + at_a_time] = [None] * len(piece)
+        yield piece
 
 
-def _tokens(value: object) -> bytes:
+def _blocks(fields: Mapping[Any, Any]) -> list[Any]:
+    """The hashes of an event, not looked at yet."""
+    value = fields.get("block_hashes")
+    if not isinstance(value, list) or len(value) > MAX_BLOCKS:
+        raise BadBatch(f"block hashes are no list of up to {MAX_BLOCKS}")
+    return value
+
+
+def _hashes(piece: list[Any]) -> list[BlockHash]:
+    if all(type(each) in (int, bytes) for each in piece):
+        return piece
+    raise BadBatch("a block hash is neither a number nor bytes")
+
+
+def _tokens(fields: Mapping[Any, Any]) -> "list[Any] | array[int]":
+    value = fields.get("token_ids")
     if value is None:
-        return b""
-    if not isinstance(value, list):
-        raise BadBatch("token ids are no list")
+        return []
+    if isinstance(value, list | array):
+        return value
+    raise BadBatch("token ids are no list")
+
+
+def _packed(ids: "list[Any] | array[int]") -> bytes:
+    if isinstance(ids, array):
+        return ids.tobytes()
     try:
-        return array("I", value).tobytes()
+        return array("I", ids).tobytes()
     except (TypeError, OverflowError):
         raise BadBatch("a token id is no 32-bit number") from None
 
@@ -195,21 +206,32 @@ def _group(fields: Mapping[Any, Any]) -> int | None:
     raise BadBatch("group_idx is no number")
 
 
-def _extra_keys(value: object, blocks: int, lora: str | None) -> Sequence[ExtraKeys | None] | None:
-    """The keys of each block. The adapter's name stands first in each, and is known already."""
+def _extra_keys(
+    fields: Mapping[Any, Any], blocks: int, at_a_time: int
+) -> Iterator[list[ExtraKeys | None]] | None:
+    """The keys of each block, piece by piece."""
+    value = fields.get("extra_keys")
     if value is None:
         return None
     if not isinstance(value, list) or len(value) != blocks:
         raise BadBatch("extra keys are no list with an entry for each block")
-    return [_keys_of_block(each, lora) for each in value]
+    return ([extra_keys_of(each) for each in piece] for piece in _pieces(value, at_a_time))
 
 
-def _keys_of_block(value: object, lora: str | None) -> ExtraKeys | None:
+def extra_keys_of(value: object) -> ExtraKeys | None:
+    """What an event says of one block. Raises BadBatch."""
     if value is None:
         return None
-    if not isinstance(value, list):
-        raise BadBatch("a block's extra keys are no list")
-    if lora is not None and value and value[0] == lora:
-        value = value[1:]
+    if isinstance(value, tuple):  # this function's answer
+        return value
+    if not isinstance(value, list) or len(value) > MAX_EXTRA_KEYS:
+        raise BadBatch(f"a block's extra keys are no list of up to {MAX_EXTRA_KEYS}")
     # Only compared: what is no text may be anything, also a list.
     return tuple(each if isinstance(each, str) else repr(each) for each in value) or None
+
+
+def _without(lora: str | None, keys: list[ExtraKeys | None]) -> list[ExtraKeys | None]:
+    """The keys without the adapter's name, which stands first in each and is known already."""
+    if lora is None:
+        return keys
+    return [(each[1:] or None) if each and each[0] == lora else each for each in keys]

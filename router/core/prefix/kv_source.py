@@ -65,6 +65,8 @@ class KVSource:
         self.error: str | None = None
         """What was wrong with the last message; None if nothing was."""
         self.batches = self.events = self.unreadable = 0
+        self.form: str | None = None
+        """Of its events, "arrays" (vLLM up to 0.23) or "maps"; None until the first one."""
 
     @property
     def is_live(self) -> bool:

@@ -275,6 +275,18 @@ def test_a_block_that_goes_for_want_of_room_goes_with_all_its_copies(
     assert source.held == 1
 
 
+def test_a_cache_that_turns_out_small_is_forgotten_little_by_little(
+    index: BlockIndex, source: SourceBlocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "EVICTIONS", 2)
+    source.resize(-SIZE)
+    held_after = []
+    for number in (5, 6, 7, 8, 9):
+        source.apply(stored([number], [number] * 4))
+        held_after.append(source.held)
+    assert held_after == [3, 2, 1, 0, 0]
+
+
 def test_a_size_that_is_told_before_the_blocks_is_not_used(index: BlockIndex) -> None:
     source = SourceBlocks(index)
     source.resize(0)

@@ -15,8 +15,6 @@ from router.core.prefix.kv_events import (
     BlocksRemoved,
     BlocksStored,
     KVEvent,
-    events_of,
-    parts,
     read_event,
 )
 
@@ -41,13 +39,13 @@ V0_33 = V0_24.replace("9388a4", "93de0008a4")
 """What the publishers of these versions send: a block stored, removed, and all cleared."""
 
 
-def read(payload: bytes) -> list[KVEvent | None]:
+def read(payload: bytes) -> list[KVEvent]:
     """The events of a message."""
-    return [read_event(raw) for raw in events_of(msgpack.unpackb(payload))]
+    return [event for raw in msgpack.unpackb(payload)[1] for event in read_event(raw)]
 
 
-def stored(**fields: Any) -> BlocksStored:
-    """The event that a map with these members is."""
+def parts(**fields: Any) -> list[BlocksStored]:
+    """The pieces of the event that a map with these members is."""
     whole = {
         "type": "BlockStored",
         "block_hashes": [7],
@@ -56,8 +54,12 @@ def stored(**fields: Any) -> BlocksStored:
         "block_size": 4,
         **fields,
     }
-    event = read_event(whole)
-    assert isinstance(event, BlocksStored)
+    return [event for event in read_event(whole) if isinstance(event, BlocksStored)]
+
+
+def stored(**fields: Any) -> BlocksStored:
+    """The same, of one that is in one piece."""
+    [event] = parts(**fields)
     return event
 
 
@@ -69,17 +71,11 @@ def test_all_versions_say_the_same(text: str) -> None:
     assert cleared == BlocksCleared()
 
 
-def test_a_batch_may_be_a_map_and_have_no_rank() -> None:
-    event = ["AllBlocksCleared"]
-    assert read(msgpack.packb({"ts": 1.5, "events": [event]})) == [BlocksCleared()]
-    assert read(msgpack.packb([1.5, [event]])) == [BlocksCleared()]
-
-
 def test_what_is_not_known_is_left_out() -> None:
-    assert read_event({"type": "BlockMoved", "block_hashes": [1]}) is None
-    assert read_event(["BlockMoved", 1, 2]) is None
+    assert not list(read_event({"type": "BlockMoved", "block_hashes": [1]}))
+    assert not list(read_event(["BlockMoved", 1, 2]))
     assert stored(lookahead_token_ids=[1], session_id="x").hashes == [7]
-    assert read_event(["AllBlocksCleared", "why"]) == BlocksCleared()
+    assert list(read_event(["AllBlocksCleared", "why"])) == [BlocksCleared()]
 
 
 def test_hashes_may_be_digests() -> None:
@@ -122,6 +118,9 @@ def test_extra_keys_of_any_kind_tell_blocks_apart() -> None:
         {"extra_keys": 5},
         {"extra_keys": [None, None]},
         {"extra_keys": [5]},
+        {"extra_keys": [["a"] * (kv_events.MAX_EXTRA_KEYS + 1)]},
+        {"block_hashes": [0] * (kv_events.MAX_BLOCKS + 1)},
+        {"token_ids": [1] * (kv_events.MAX_BLOCK_SIZE + 1)},
     ],
 )
 def test_what_is_no_event_is_refused(fields: dict[str, Any]) -> None:
@@ -137,20 +136,50 @@ def test_a_long_chain_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "BLOCKS_AT_A_TIME", 2)
     ids = list(range(20))
     keys = [["a"], None, ["b"], None, ["c"]]
-    whole = stored(block_hashes=[1, 2, 3, 4, 5], token_ids=ids, extra_keys=keys)
-    one, two, three = parts(whole)
-    assert two == whole._replace(
+    one, two, three = parts(block_hashes=[1, 2, 3, 4, 5], token_ids=ids, extra_keys=keys)
+    assert two == one._replace(
         hashes=[3, 4],
         parent=2,
         tokens=array("I", ids[8:16]).tobytes(),
         extra_keys=[("b",), None],
     )
-    assert isinstance(one, BlocksStored)
-    assert isinstance(three, BlocksStored)
-    assert (one.parent, three.parent, three.hashes) == (None, 4, [5])
-    plain = stored(block_hashes=[1, 2, 3], token_ids=[])
-    assert [part.tokens for part in parts(plain) if isinstance(part, BlocksStored)] == [b"", b""]
-    assert parts(BlocksCleared()) == [BlocksCleared()]
+    assert (one.parent, one.extra_keys) == (None, [("a",), None])
+    assert (three.parent, three.hashes, three.extra_keys) == (4, [5], [("c",)])
+    plain = parts(block_hashes=[1, 2, 3], token_ids=[])
+    assert [part.tokens for part in plain] == [b"", b""]
+    removed = list(read_event({"type": "BlockRemoved", "block_hashes": [1, 2, 3]}))
+    assert removed == [BlocksRemoved([1, 2], "GPU", None), BlocksRemoved([3], "GPU", None)]
+
+
+def test_a_chain_of_large_blocks_comes_in_smaller_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "TOKENS_AT_A_TIME", 9)
+    ids = array("I", range(12))
+    found = parts(block_hashes=[1, 2, 3], token_ids=ids)
+    assert [part.hashes for part in found] == [[1, 2], [3]]
+    assert b"".join(part.tokens for part in found) == ids.tobytes()
+    [one, two] = parts(block_hashes=[1, 2], token_ids=ids, block_size=6)[:2]
+    assert len(one.tokens) == len(two.tokens) == 24, "one block at a time at least"
+
+
+def test_no_part_of_a_chain_with_too_many_tokens_seems_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_events, "BLOCKS_AT_A_TIME", 2)
+    found = parts(block_hashes=[1, 2, 3, 4, 5], token_ids=list(range(21)))
+    assert all(len(part.tokens) != 16 * len(part.hashes) for part in found)
+
+
+def test_what_is_wrong_behind_the_first_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "BLOCKS_AT_A_TIME", 1)
+    for fields in ({"block_hashes": [1, "2"]}, {"token_ids": [1] * 4 + ["1"] * 4}):
+        whole: dict[str, Any] = {
+            "type": "BlockStored", "block_hashes": [1, 2], "token_ids": [1] * 8, "block_size": 4,
+            **fields,
+        }  # fmt: skip
+        events = read_event(whole)
+        assert next(events)
+        with pytest.raises(BadBatch):
+            next(events)
 
 
 VALUES = st.recursive(
@@ -170,14 +199,9 @@ VALUES = st.recursive(
 @given(VALUES)
 def test_whatever_msgpack_can_say_is_an_event_or_refused(value: object) -> None:
     try:
-        events = events_of(value)
+        assert len(list(read_event(value))) <= 1
     except BadBatch:
-        events = []
-    for raw in (*events, value):
-        try:
-            read_event(raw)
-        except BadBatch:
-            continue
+        return
 
 
 @given(st.binary(max_size=300))
@@ -190,8 +214,9 @@ def test_every_part_of_a_message_may_be_wrong(noise: bytes) -> None:
         batch = msgpack.unpackb(spoiled)
     except (ValueError, msgpack.UnpackException):
         return
-    try:
-        for raw in events_of(batch):
-            read_event(raw)
-    except BadBatch:
-        return
+    events = batch[1] if isinstance(batch, list) and len(batch) > 1 else None
+    for raw in events if isinstance(events, list) else ():
+        try:
+            list(read_event(raw))
+        except BadBatch:
+            continue

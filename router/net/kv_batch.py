@@ -1,0 +1,197 @@
+"""Reads a message of KV-cache events a little at a time: the work between two events, and between
+two pieces of a long one, has a bound, so that a message of megabytes stops nothing.
+
+Short events, nearly all, are unpacked whole. Of a longer one lists are read as far as bytes have
+been handed to msgpack, token ids straight into an array, and members that nobody asks for are
+skipped.
+"""
+
+from array import array
+from collections.abc import Generator, Iterator
+from itertools import chain, islice, repeat
+from typing import Any, Final, TypeVar
+
+from router.core.prefix.kv_events import FIELDS, MAX_BLOCKS, BadBatch, extra_keys_of
+
+__all__ = ["read_batch"]
+
+FEED_BYTES: Final = 4_096
+"""Handed to msgpack at a time. The worst, 4,096 empty lists, takes a quarter of a millisecond."""
+
+SHORT_BYTES: Final = 8_192
+"""An event of fewer bytes is unpacked whole: some 1,500 tokens. Also a value of a longer one."""
+
+KNOWN: Final = frozenset({"type", *chain.from_iterable(FIELDS.values())})
+"""Members of events."""
+
+LISTS: Final = frozenset({"block_hashes", "token_ids", "extra_keys"})
+
+ARRAYS: Final = (b"\xdc", b"\xdd")
+"""First bytes of arrays that have more than 15 values."""
+
+Values = TypeVar("Values", list[Any], "array[int]")
+
+
+def read_batch(msgpack: Any, payload: bytes) -> Iterator[object]:
+    """The events of a message, for `read_event`; None where the next one takes longer.
+
+    A batch is an array [time, events, rank] or a map. Raises BadBatch, perhaps behind some events;
+    what stands behind the events is not looked at.
+    """
+    reader = _Reader(msgpack, payload)
+    try:
+        yield from reader.batch()
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        if isinstance(error, BadBatch):
+            raise
+        raise BadBatch(f"no msgpack: {type(error).__name__}") from None
+
+
+class _TooLong(BadBatch):
+    """A value that is longer than SHORT_BYTES."""
+
+
+class _Reader:
+    """One message. What is a generator yields None after each piece of work."""
+
+    def __init__(self, msgpack: Any, payload: bytes) -> None:
+        self._msgpack = msgpack
+        self._payload = payload
+        self._begin(0)
+
+    def _begin(self, at: int) -> None:
+        """Read from there on."""
+        # A list of n values is allocated when its head is read: these limits bound it.
+        self._unpacker = self._msgpack.Unpacker(
+            max_buffer_size=8 * FEED_BYTES,
+            max_array_len=2 * SHORT_BYTES,
+            max_map_len=SHORT_BYTES,
+        )
+        self._start = self._fed = at
+
+    @property
+    def _at(self) -> int:
+        """Where it is; only between two values."""
+        return self._start + int(self._unpacker.tell())
+
+    def _feed(self) -> None:
+        piece = self._payload[self._fed : self._fed + FEED_BYTES]
+        if not piece:
+            raise BadBatch("no msgpack: it ends in the middle")
+        self._unpacker.feed(piece)
+        self._fed += len(piece)
+
+    def batch(self) -> Generator[object, None, None]:
+        """All events."""
+        if self._is_array():
+            has_events = self._head() > 1
+            if has_events:
+                yield from self._skip()
+        else:
+            has_events = yield from self._find_events()
+        if not has_events or not self._is_array():
+            raise BadBatch("it holds no list of events")
+        for _ in range(self._head()):
+            start = self._at
+            try:
+                event = self._value()
+            except ValueError:  # it is long, or holds a list that is, or it is wrong: seen again
+                self._begin(start)
+                yield None
+                event = yield from self._long_event()
+            yield [] if event is None else event
+
+    def _find_events(self) -> Generator[None, None, bool]:
+        """Go to the member of that name."""
+        for _ in range(self._head()):
+            if self._value() == "events":
+                return True
+            yield from self._skip()
+        return False
+
+    def _long_event(self) -> Generator[None, None, object]:
+        """As it would be unpacked, but without members that are not known."""
+        fields: dict[str, object] = {}
+        is_array, count = self._is_array(), self._head()
+        names: Iterator[str] = (self._text() for _ in range(count))
+        if is_array:
+            fields["type"] = kind = next(names)
+            names = islice(chain(FIELDS.get(kind, ()), repeat("")), count - 1)
+        for name in names:
+            if name in KNOWN:
+                fields[name] = yield from self._member(name)
+            else:
+                yield from self._skip()
+        return list(fields.values()) if is_array else fields
+
+    def _member(self, name: str) -> Generator[None, None, object]:
+        """Lists are read piece by piece."""
+        if name not in LISTS or not self._is_array():
+            return self._value()
+        if name == "token_ids":
+            return (yield from self._fill(array("I"), self._unpacker, self._head()))
+        count = self._head()
+        if count > MAX_BLOCKS:
+            raise BadBatch(f"an event has more than {MAX_BLOCKS} blocks")
+        if name == "extra_keys":
+            return (yield from self._fill([], map(extra_keys_of, self._unpacker), count))
+        return (yield from self._fill([], self._unpacker, count))
+
+    def _fill(
+        self, values: Values, source: Iterator[Any], count: int
+    ) -> Generator[None, None, Values]:
+        """Append so many values. What has been fed ends the iteration, and more goes on with it."""
+        idle = 0
+        while True:
+            before = len(values)
+            values.extend(islice(source, count - before))
+            if len(values) == count:
+                return values
+            idle = idle + 1 if len(values) == before else 0
+            if idle * FEED_BYTES > SHORT_BYTES:
+                raise _TooLong("a value is too long")
+            self._feed()
+            yield
+
+    def _skip(self) -> Generator[None, None, None]:
+        """Go over a value of any length."""
+        while True:
+            try:
+                self._unpacker.skip()
+            except self._msgpack.OutOfData:
+                self._feed()
+                yield
+            else:
+                return
+
+    def _value(self) -> object:
+        """The next value. Raises _TooLong."""
+        start = self._at
+        while True:
+            try:
+                return self._unpacker.unpack()
+            except self._msgpack.OutOfData:
+                if self._fed - start > SHORT_BYTES:
+                    raise _TooLong("a value is too long") from None
+                self._feed()
+
+    def _text(self) -> str:
+        value = self._value()
+        if isinstance(value, str):
+            return value
+        raise BadBatch("a name is no text")
+
+    def _head(self) -> int:
+        """The number of values of an array, or of members of a map."""
+        unpacker = self._unpacker
+        read = unpacker.read_array_header if self._is_array() else unpacker.read_map_header
+        while True:
+            try:
+                return int(read())
+            except self._msgpack.OutOfData:
+                self._feed()
+
+    def _is_array(self) -> bool:
+        """Whether the next value is one, by its first byte."""
+        first = self._payload[self._at : self._at + 1]
+        return b"\x90" <= first <= b"\x9f" or first in ARRAYS
