@@ -8,6 +8,7 @@ from rich.table import Table
 
 from router.commands.compatibility import incompatibilities
 from router.commands.console import cell, make_console
+from router.commands.kv_check import KVFinding, kv_findings
 from router.commands.survey import Finding, survey
 from router.commands.trial import trials
 from router.core.values import Role
@@ -31,8 +32,11 @@ def run(settings: Settings, *, tries: bool = False) -> int:
     for finding in findings:
         if finding.advice is not None:
             console.print(cell(f"{finding.endpoint.role} {finding.endpoint.url}: {finding.advice}"))
+    told = _kv_findings(settings, findings, tries=tries)
     for sentence in (*wrong, *(f"warning: {pair.warning}" for pair in doubtful)):
         console.print(cell(sentence))
+    for each in told:
+        console.print(cell(each.line))
     tried = trials(settings, findings) if tries else []
     for trial in tried:
         console.print(cell(trial.line))
@@ -42,8 +46,17 @@ def run(settings: Settings, *, tries: bool = False) -> int:
         console.print("No pair of engines could be tried.")
     elif tries:
         console.print(f"{len(tried) - failed} of {len(tried)} trial requests went well.")
-    console.print(_verdict(findings, bad, len(wrong), failed))
-    return 1 if bad or wrong or failed or (tries and not tried) else 0
+    false = sum(each.is_bad for each in told)
+    console.print(_verdict(findings, bad, len(wrong), failed, false))
+    return 1 if bad or wrong or failed or false or (tries and not tried) else 0
+
+
+def _kv_findings(
+    settings: Settings, findings: Sequence[Finding], *, tries: bool
+) -> Sequence[KVFinding]:
+    if settings.prefix_cache != "events":
+        return ()
+    return asyncio.run(kv_findings(settings, findings, tries=tries))
 
 
 async def _ask(settings: Settings) -> tuple[list[Finding], list[Twins]]:
@@ -72,12 +85,14 @@ def _table(findings: Sequence[Finding], *, is_terminal: bool) -> Table:
     return table
 
 
-def _verdict(findings: Sequence[Finding], bad: int, wrong: int, failed: int) -> str:
+def _verdict(findings: Sequence[Finding], bad: int, wrong: int, failed: int, false: int) -> str:
     if bad:
         return f"{bad} of {len(findings)} engines cannot be used as they are."
     if wrong:
         return "The engines answer, but the pools do not fit together."
     if failed:
         return "The engines answer, but not all of them work together."
+    if false:
+        return "The engines answer, but not all KV-cache events are right."
     prefill = sum(f.endpoint.role is Role.PREFILL for f in findings)
     return f"All is well: {prefill} prefill and {len(findings) - prefill} decode engines."

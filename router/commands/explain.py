@@ -24,9 +24,10 @@ from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
+from router.core.prefix.keys import MIN_TOKENS
 from router.core.ranking import Ranking
 from router.core.routes import ROUTES
-from router.core.values import Candidate, Decision, Endpoint, Facts, Mode, Role, Route
+from router.core.values import NO_KEYS, Candidate, Decision, Endpoint, Facts, Mode, Role, Route
 from router.settings import Settings, suggestion
 from router.web.parts import fleet_of, scheduler_of
 from router.web.sources import endpoints_of
@@ -59,6 +60,8 @@ class _Explanation:
     """The prefill leg's request; None when there is none, or another connector writes it."""
     fallbacks: tuple[FellBack, ...]
     """What cannot go as decided, whatever the engines say."""
+    prefix_cache: str
+    """What is known of the engines' prefix caches: the setting."""
     inferred_from: str | None = None
     """The key of the body that the route was taken from; None when the user named the route."""
 
@@ -137,6 +140,7 @@ def _explain(settings: Settings, facts: Facts) -> _Explanation:
         rankings,
         call,
         fallbacks,
+        settings.prefix_cache,
     )
 
 
@@ -168,12 +172,22 @@ def _json(explanation: _Explanation) -> str:
         "mode": explanation.decision.mode,
         "reason": explanation.decision.reason,
         "delay": _delay(explanation.decision),
+        "prefix": _prefix(explanation),
         "decode": _ranking(explanation, Role.DECODE),
         "prefill": _ranking(explanation, Role.PREFILL),
         "fallbacks": [{"leg": f.leg, "reason": f.reason} for f in explanation.fallbacks],
         "prefill_request": explanation.prefill and _request(explanation.prefill),
     }
     return orjson.dumps(document, option=orjson.OPT_INDENT_2).decode()
+
+
+def _prefix(explanation: _Explanation) -> dict[str, Any]:
+    """By what engines' prefix caches are known, and what of the prompt can be found in them."""
+    facts = explanation.facts
+    keys = facts.prefix or NO_KEYS
+    known = None if facts.known_tokens is None else facts.known_tokens.count
+    tokens = keys.ends[-1] if keys.keys else 0
+    return {"cache": explanation.prefix_cache, "tokens": tokens, "known_ids": known}
 
 
 def _delay(decision: Decision) -> dict[str, float] | None:
@@ -221,6 +235,7 @@ def _print(console: Console, explanation: _Explanation) -> None:
         ("threshold", _threshold(explanation.threshold)),
         ("mode", decision.mode),
         ("reason", decision.reason),
+        ("prefix", _prefix_text(_prefix(explanation))),
         *(("fallback", f"{fallback.leg}: {fallback.reason}") for fallback in explanation.fallbacks),
     ):
         console.print(cell(f"{name:<11}{text}"))
@@ -234,6 +249,22 @@ def _print(console: Console, explanation: _Explanation) -> None:
         body = _shortened(orjson.loads(explanation.prefill.body))
         text = orjson.dumps(body, option=orjson.OPT_INDENT_2).decode()
         console.print(cell(*text.split("\n")))
+
+
+def _prefix_text(prefix: Mapping[str, Any]) -> str:
+    if prefix["cache"] == "off":
+        return "engines' prefix caches do not count (--prefix-cache off)"
+    if not prefix["tokens"]:
+        return f"too short to be found in prefix caches (below {MIN_TOKENS} tokens)"
+    if prefix["cache"] == "history":
+        return f"{prefix['tokens']} tokens, by what was sent where (--prefix-cache history)"
+    if prefix["known_ids"] is None:
+        return (
+            f"{prefix['tokens']} tokens, by what was sent where: the prompt's token ids are not "
+            "known, so KV-cache events tell nothing of it until an answer has told them "
+            "(return_token_ids)"
+        )
+    return f"by KV-cache events: the prompt's {prefix['known_ids']} token ids are known"
 
 
 def _threshold(threshold: int | Literal["auto"]) -> str:

@@ -54,30 +54,49 @@ def words(line: str) -> str:
 
 def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(explain):
     lines = [words(line) for line in explain(CHAT, "--routing-threshold", "100").splitlines()]
-    assert lines[:6] == [
+    assert lines[:7] == [
         "route /v1/chat/completions (from the body's `messages`; --route names another)",
         "model tiny",
         "estimate 100 input tokens (characters / 4)",
         "threshold 100 tokens",
         "mode remote_prefill",
         "reason at_or_above_threshold",
+        "prefix too short to be found in prefix caches (below 256 tokens)",
     ]
-    assert lines[7:11] == [
+    assert lines[8:12] == [
         "decode, shortest_expected_delay (the lowest score wins):",
         "url in flight tokens others score",
         "chosen http://d0 0 0 - 1",
         "http://d1 0 0 - 1",
     ]
-    assert lines[12:16] == [
+    assert lines[13:17] == [
         "prefill, shortest_expected_delay (the lowest score wins):",
         "url in flight tokens others score",
         "chosen http://p0 0 0 - 1",
         "http://p1 0 0 - 1",
     ]
-    assert lines[17] == "POST http://p0/v1/chat/completions"
-    body = json.loads("".join(lines[18:]))
+    assert lines[18] == "POST http://p0/v1/chat/completions"
+    body = json.loads("".join(lines[19:]))
     assert body["max_tokens"] == 1
     assert body["kv_transfer_params"]["do_remote_decode"] is True
+
+
+@pytest.mark.parametrize(
+    ("cache", "body", "told", "text"),
+    [
+        ("off", {"prompt": "x" * 4096}, (0, None), "do not count (--prefix-cache off)"),
+        ("history", {"prompt": "x" * 4096}, (1024, None), "1024 tokens, by what was sent where"),
+        ("events", {"prompt": "x" * 4096}, (1024, None), "token ids are not known"),
+        ("events", {"prompt": [7] * 500}, (500, 500), "the prompt's 500 token ids are known"),
+        ("events", {"prompt": [7] * 200}, (0, None), "too short to be found"),
+    ],
+)
+def test_what_prefix_caches_can_tell_of_the_prompt_is_said(explain, facts, cache, body, told, text):
+    flags = ("--prefix-cache", cache)
+    tokens, known = told
+    assert facts(body, *flags)["prefix"] == {"cache": cache, "tokens": tokens, "known_ids": known}
+    [line] = [line for line in explain(body, *flags).splitlines() if line.startswith("prefix ")]
+    assert text in line
 
 
 def test_a_reader_is_spared_long_prompts(explain):
@@ -119,6 +138,7 @@ def test_a_machine_gets_the_same_and_the_whole_body(facts):
         "mode": "remote_prefill",
         "reason": "at_or_above_threshold",
         "delay": None,
+        "prefix": {"cache": "history", "tokens": 0, "known_ids": None},
         "decode": {
             "strategy": "least_loaded",
             "chosen": "http://d0",
