@@ -117,7 +117,7 @@ lowest: $(UV)
 	$(UV) pip install --quiet --python $(LOWEST)/bin/python --constraints $(LOWEST)/pins.txt \
 	  --editable '.[dev]'
 	$(LOWEST)/bin/python -m pytest -n auto tests/core tests/net tests/web tests/telemetry \
-	  tests/discovery tests/test_settings.py
+	  tests/discovery tests/settings
 
 $(UV):
 	$(PYTHON) -m venv .uv

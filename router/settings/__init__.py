@@ -5,11 +5,11 @@ default. The table in docs/settings.md is generated from the class. Nothing else
 environment.
 """
 
+from router.settings.engine_values import Receiver
 from router.settings.fields import is_reloadable
 from router.settings.model import Settings
 from router.settings.names import ENV_PREFIX, admin_key_file, admin_url, flag, suggestion
 from router.settings.reading import SettingsError, examine, load, sources
-from router.settings.values import Receiver
 
 __all__ = [
     "ENV_PREFIX",

@@ -131,11 +131,7 @@ def _check_receivers(settings: Fields) -> Iterator[str]:
         yield from _check_registry(settings)
     elif settings.engines_file is not None:
         yield "--decoder-registry: discovered decode engines need a receiver each"
-    elif (
-        settings.decoder_host is not None
-        or settings.decoder_init_port
-        or settings.decoder_alloc_port
-    ):
+    elif _names_one_receiver(settings):
         yield from _check_one_receiver(settings)
     elif settings.prefill or (settings.k8s_prefill_selector is not None and settings.decode):
         yield "--decoder-registry (or --decoder-host): lmcache needs a receiver"
@@ -147,11 +143,7 @@ def _names_one_receiver(settings: Fields) -> bool:
 
 
 def _check_registry(settings: Fields) -> Iterator[str]:
-    if (
-        settings.decoder_host is not None
-        or settings.decoder_init_port
-        or settings.decoder_alloc_port
-    ):
+    if _names_one_receiver(settings):
         yield "--decoder-registry: give it or --decoder-host, not both"
     for url in settings.decode:
         if url not in (settings.decoder_registry or {}):

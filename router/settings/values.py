@@ -8,63 +8,53 @@ import re
 import ssl
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from router.core import engines_file
 from router.core.api_keys import ApiKeys
-from router.core.discovery_names import DnsName, dns_name, label_selector, pod_port
 from router.core.urls import normalise, origin
-from router.settings.files import once, read_json, read_text
+from router.settings.files import once, read_text
 
 __all__ = [
     "ALL",
     "Bind",
     "Certificates",
-    "DnsNames",
-    "EnginesFile",
     "ExistingFile",
     "HeaderName",
     "Impact",
-    "KVEventSource",
-    "KVEventSources",
     "Key",
     "Keys",
-    "LimitByEngine",
-    "Namespace",
     "Networks",
     "Origins",
-    "PodPorts",
     "Port",
     "Ports",
-    "Receiver",
-    "Registry",
     "Seconds",
     "SecondsOrZero",
-    "Selector",
     "Share",
     "SocketPath",
     "Strategy",
     "Text",
     "Threshold",
     "TracesUrl",
-    "Urls",
     "Whole",
     "Workers",
+    "comma_list",
+    "number",
+    "plain_url",
+    "unique",
 ]
 
 
-def _split(value: object) -> object:
+MAX_SOCKET_PATH = 90
+"""Of the 107 bytes that a Unix socket's path may have; the rest is for a name beside it."""
+
+ALL = "*"
+"""In a mapping from URLs: all that are not named."""
+
+
+def comma_list(value: object) -> object:
     """A comma list, or a repeated flag whose values may be comma lists themselves."""
     if isinstance(value, str | int):
         value = [value]
@@ -76,25 +66,19 @@ def _split(value: object) -> object:
     return [part for part in parts if part != ""]
 
 
-def _url(url: str) -> str:
+def plain_url(url: str) -> str:
+    """The normal form of a URL; one with credentials is refused, and not quoted."""
     if "@" in url:  # what stands before it is a secret
         raise ValueError(f"the URL of {url.rpartition('@')[2]!r} must hold no credentials")
     return normalise(url)
 
 
-def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     once((value, None) for value in values)
     return values
 
 
-def _normalised(registry: object) -> object:
-    """URLs compare by their normalised spelling, so two spellings of one are a duplicate."""
-    if not isinstance(registry, dict):
-        return registry
-    return once((_url(str(url)), entry) for url, entry in registry.items())
-
-
-def _number(value: object) -> object:
+def number(value: object) -> object:
     """YAML's `yes` and `on` are true, which Python takes for 1."""
     if isinstance(value, bool):
         raise ValueError("must be a number, not yes or no")  # noqa: TRY004 - pydantic wants it
@@ -128,29 +112,8 @@ def _certificates(path: Path) -> Path:
 
 def _traces_url(url: str) -> str:
     """With the path that OTLP has for traces, where the URL has none."""
-    place = origin(_url(url))
+    place = origin(plain_url(url))
     return place.url if place.prefix else f"{place.url}/v1/traces"
-
-
-def _engines_file(path: Path) -> Path:
-    """A mistake in it is told at the start; later the last good set stays."""
-    try:
-        engines_file.read(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return path
-
-
-def _namespace(text: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", text):
-        raise ValueError(f"must be a Kubernetes namespace, got {text!r}")
-    return text
-
-
-def _dns_name(value: object) -> DnsName:
-    return dns_name(str(value))
 
 
 def _existing(path: Path) -> Path:
@@ -203,8 +166,6 @@ def _header_name(name: str) -> str:
 
 Text = Annotated[str, Field(min_length=1)]
 TracesUrl = Annotated[str, AfterValidator(_traces_url)]
-Selector = Annotated[str, AfterValidator(label_selector)]
-Namespace = Annotated[str, AfterValidator(_namespace)]
 ExistingFile = Annotated[Path, AfterValidator(_existing)]
 Key = Annotated[str, AfterValidator(_key)]
 Keys = Annotated[Path, AfterValidator(_keys)]
@@ -213,47 +174,26 @@ SocketPath = Annotated[Path, AfterValidator(_socket_path)]
 Networks = Annotated[
     tuple[Annotated[str, AfterValidator(_network)], ...],
     NoDecode,
-    BeforeValidator(_split),
-    AfterValidator(_unique),
+    BeforeValidator(comma_list),
+    AfterValidator(unique),
 ]
 Origins = Annotated[
     tuple[Annotated[str, AfterValidator(_web_origin)], ...],
     NoDecode,
-    BeforeValidator(_split),
-    AfterValidator(_unique),
+    BeforeValidator(comma_list),
+    AfterValidator(unique),
 ]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
-EnginesFile = Annotated[Path, AfterValidator(_engines_file)]
-Urls = Annotated[
-    tuple[Annotated[str, AfterValidator(_url)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-    AfterValidator(_unique),
-]
-Whole = Annotated[int, BeforeValidator(_number)]
+Whole = Annotated[int, BeforeValidator(number)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
-Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_split)]
-PodPorts = Annotated[
-    tuple[Annotated[int | str, BeforeValidator(pod_port)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-    AfterValidator(_unique),
-    Field(min_length=1),
-]
-DnsNames = Annotated[
-    # Plain: compiled, DnsName does not tell the types of its members.
-    tuple[Annotated[DnsName, PlainValidator(_dns_name)], ...],
-    NoDecode,
-    BeforeValidator(_split),
-    AfterValidator(_unique),
-]
+Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(comma_list)]
 # A day: what is longer is a typing error.
-SecondsOrZero = Annotated[float, BeforeValidator(_number), Field(ge=0, le=86400)]
+SecondsOrZero = Annotated[float, BeforeValidator(number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]
-Share = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
+Share = Annotated[float, BeforeValidator(number), Field(ge=0, le=1)]
 # A hundred times: what is more is no limit.
-Impact = Annotated[float, BeforeValidator(_number), Field(ge=0, le=100)]
+Impact = Annotated[float, BeforeValidator(number), Field(ge=0, le=100)]
 Workers = Annotated[int, BeforeValidator(lambda value: _workers(value)), Field(ge=1, le=256)]
 Strategy = Literal["round_robin", "least_loaded", "shortest_expected_delay"]
 Threshold = Annotated[int | Literal["auto"], BeforeValidator(lambda value: _threshold(value))]
@@ -261,7 +201,7 @@ Threshold = Annotated[int | Literal["auto"], BeforeValidator(lambda value: _thre
 
 def _threshold(value: object) -> object:
     """Tokens, or "auto". A union's own errors would name each of its types."""
-    value = _number(value)
+    value = number(value)
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
     if value == "auto" or (isinstance(value, int) and value >= 0):
@@ -271,7 +211,7 @@ def _threshold(value: object) -> object:
 
 def _workers(value: object) -> object:
     """A number, or "auto": one for each core that this process may use."""
-    return cores() if value == "auto" else _number(value)
+    return cores() if value == "auto" else number(value)
 
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
@@ -286,84 +226,3 @@ def cores() -> int:
     except (OSError, ValueError):
         return found
     return found if limit == "max" else max(1, min(found, int(limit) // int(period)))
-
-
-class Receiver(BaseModel):
-    """Where a decode engine's LMCache takes KV caches: a port of each kind per rank."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    receiver_host: Text
-    receiver_init_port: Annotated[Ports, Field(min_length=1)]
-    receiver_alloc_port: Annotated[Ports, Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _one_per_rank(self) -> Self:
-        init, alloc = len(self.receiver_init_port), len(self.receiver_alloc_port)
-        if init != alloc:
-            raise ValueError(f"{init} init and {alloc} alloc ports: there is one of each per rank")
-        return self
-
-
-MAX_SOCKET_PATH = 90
-"""Of the 107 bytes that a Unix socket's path may have; the rest is for a name beside it."""
-
-ALL = "*"
-"""In a mapping from URLs: all that are not named."""
-
-
-def _by_engine(value: object) -> object:
-    """One number for all engines, or a mapping from URL to number."""
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    value = read_json(_number(value))
-    if isinstance(value, dict):
-        return once((url if url == ALL else _url(str(url)), each) for url, each in value.items())
-    return {ALL: value}
-
-
-LimitByEngine = Annotated[
-    dict[str, Annotated[Whole, Field(ge=1)]], NoDecode, BeforeValidator(_by_engine)
-]
-
-_EVENTS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*@]+):([0-9]{1,5})")
-
-
-def _events_endpoint(endpoint: str) -> str:
-    found = _EVENTS.fullmatch(endpoint)
-    if found is None or not 1 <= int(found[2]) <= 65535:
-        raise ValueError(f"must be like tcp://host:5557, got {endpoint!r}")
-    return endpoint
-
-
-class KVEventSource(BaseModel):
-    """Where an engine, or one data-parallel rank of it, publishes its KV-cache events."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    endpoint: Annotated[str, AfterValidator(_events_endpoint)]
-    replay_endpoint: Annotated[str, AfterValidator(_events_endpoint)] | None = None
-    topic: str = ""
-
-
-AUTO = "auto"
-"""In place of a mapping from URLs: engines are asked."""
-
-
-def _sources(value: object) -> object:
-    """A mapping from URL to a source or a list of them; none for `auto`."""
-    if value == AUTO:
-        return None
-    registry = _normalised(read_json(value))
-    if not isinstance(registry, dict):
-        return registry
-    return {url: each if isinstance(each, list) else [each] for url, each in registry.items()}
-
-
-KVEventSources = Annotated[
-    dict[str, tuple[KVEventSource, ...]] | None, NoDecode, BeforeValidator(_sources)
-]
-
-Registry = Annotated[
-    dict[str, Receiver], NoDecode, BeforeValidator(_normalised), BeforeValidator(read_json)
-]

@@ -121,7 +121,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds of patience with an engine: the defaults of router/settings/fields.py."""
+    """Seconds of patience with an engine: the defaults of router/settings/groups/timeouts.py."""
 
     prefill: float = 120.0
     first_byte: float = 600.0

@@ -1,0 +1,1 @@
+"""The settings in groups, a class and a file each."""

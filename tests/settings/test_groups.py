@@ -1,0 +1,58 @@
+"""What is said of every setting, and what may change while the router runs."""
+
+import re
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from router.core.policies import POLICIES
+from router.settings import (
+    Settings,
+    is_reloadable,
+    load,
+)
+from router.settings.values import Strategy
+from tests.settings.samples import D0
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_says_in_sentences_what_it_is(name):
+    text = Settings.model_fields[name].description
+    assert text
+    assert text.endswith(".")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, field in Settings.model_fields.items()
+        if isinstance(field.default, float)
+        and not name.endswith(("_sample", "_impact"))
+        and name != "retry_budget"
+    ],
+)
+def test_every_duration_names_its_unit(name):
+    assert re.search(r"\bseconds\b", Settings.model_fields[name].description or "", re.IGNORECASE)
+
+
+def test_the_strategies_are_the_policies():
+    assert set(get_args(Strategy)) == set(POLICIES)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValidationError):
+        setattr(load(D0), "port", 1)  # noqa: B010 - mypy knows better than to allow it
+
+
+def test_settings_print_without_their_key():
+    assert "sk-secret" not in repr(load({**D0, "engine_api_key": "sk-secret"}))
+    assert "sk-secret" not in str(load({**D0, "engine_api_key": "sk-secret"}))
+
+
+def test_what_is_bound_forked_or_watched_at_the_start_is_not_reloadable():
+    fixed = {name for name in Settings.model_fields if not is_reloadable(name)}
+    assert {"host", "port", "admin_port", "workers", "k8s_decode_selector", "dns_decode"} <= fixed
+    assert not fixed & {"prefill", "decode", "routing_threshold", "api_key_file", "max_in_flight"}
