@@ -24,7 +24,8 @@ PATIENCE_SECONDS = 1.0
 """Longest wait for an answer that replaces a stale one."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""A host's addresses, best first. Raises OSError, or UnicodeError for what is no host name."""
+"""Resolves a host name to addresses, best first. Raises OSError, or UnicodeError for an invalid
+name."""
 
 
 class Addresses:

@@ -19,7 +19,7 @@ SWEEP_SECONDS: Final = 0.1
 """Between two looks for requests that have waited too long, and for engines that have joined."""
 
 REQUEST_COST: Final = 256
-"""Estimated tokens that each request costs beside its prompt: its place, and some of answer."""
+"""Estimated tokens that a request costs in addition to its prompt: for its slot and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AdmissionLimits:
     queue_size: int
     queue_seconds: float
     tenant_header: bytes
-    """Whose value names the tenant, where no API key does."""
+    """The header whose value names the tenant, unless the API key does."""
     priority_from: str
     """`none`, `body`, or a header's name."""
 
@@ -41,13 +41,13 @@ class QueueMetrics(Protocol):
     """Counts what happens."""
 
     def queue_length(self, waiting: int) -> None:
-        """So many wait now."""
+        """The number of requests that wait now."""
 
     def queue_waited(self, seconds: float) -> None:
         """A request was let in after a wait."""
 
     def queue_rejected(self, reason: str) -> None:
-        """One was not: full, pushed_out or timeout."""
+        """A request was rejected, with reason full, pushed_out or timeout."""
 
 
 class Waiter(Protocol):
@@ -135,12 +135,12 @@ class AdmissionGate:
             asyncio.get_running_loop().call_soon(self._let_in)
 
     def close(self) -> None:
-        """Stop looking after those that wait."""
+        """Stop the timer that looks after waiting requests."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _limit(self) -> int:
-        """Without usable engines there is none: then requests are answered, not kept."""
+        """How many may be served at a time. Without usable engines all are let in, to get 503."""
         limits = self.limits
         limit = math.inf if limits.in_flight is None else limits.in_flight
         if limits.in_flight_per_engine is not None:

@@ -37,7 +37,7 @@ class AnswerHead:
         coding = self.fields.get(b"content-encoding", b"identity")
         self.is_compressed = coding.lower() != b"identity"
         self.is_redirect = status in REDIRECTS
-        """Whether it sends the client elsewhere: to an address that it must not learn."""
+        """Whether it is a redirect, whose target may be an address that clients must not learn."""
         self._client_lines: bytes | None = None
 
     def lines_for_client(self) -> bytes:

@@ -48,7 +48,7 @@ class BodyParser:
         self.prefill_from = prefill_from
         self._wants_ids = wants_ids
         self._questions: dict[_Question, None] = {}
-        """Those that wait, in the order in which they came."""
+        """Bodies that wait, in the order in which they came."""
         self._task: asyncio.Task[None] | None = None
         self._process: Process | None = None
 
@@ -65,7 +65,7 @@ class BodyParser:
         A body whose reader leaves is dropped and not read, unless that has begun."""
         loop = asyncio.get_running_loop()
         question = _Question(route, content_type, query, pieces, loop.create_future())
-        del pieces  # a traceback would keep them
+        del pieces  # a traceback would keep the pieces alive
         self._questions[question] = None
         if self._task is None:
             self._task = loop.create_task(self._work())
@@ -84,7 +84,7 @@ class BodyParser:
         await self._end_process()
 
     async def _work(self) -> None:
-        """Until nothing waits."""
+        """Have bodies read until none waits."""
         try:
             while self._questions:
                 question = next(iter(self._questions))
@@ -115,7 +115,7 @@ class BodyParser:
             if not answer.done():
                 answer.set_exception(InternalError("The router could not read the body."))
         except BaseException as error:
-            await self._end_process()  # it is in the middle of an answer
+            await self._end_process()  # its next answer would be of the body before
             if not isinstance(error, Exception):
                 answer.cancel()
                 raise

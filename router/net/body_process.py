@@ -27,11 +27,11 @@ request's body, and of the prompt's token ids; `ABSENT` where there are none."""
 ABSENT: Final = (1 << 64) - 1
 
 NICENESS: Final = 10
-"""On a busy machine streams go first."""
+"""Added to the process's niceness: on a busy machine the router itself goes first."""
 
 
 def main(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there is no question."""
+    """Answer one body after the other until standard input ends."""
     while head := questions.read(QUESTION.size):
         length, size = QUESTION.unpack(head)
         asked = orjson.loads(questions.read(length))

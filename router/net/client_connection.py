@@ -4,7 +4,7 @@ uvicorn's server makes one for each socket that it accepts, as it would make its
 requests go to listeners by plain calls: ASGI takes a task for each request, and a dictionary and a
 task switch for each chunk.
 
-A client that half-closes is taken for one that left, as uvicorn does: no client of an LLM API
+A client that half-closes counts as one that left, as uvicorn does: no client of an LLM API
 half-closes, and one that is gone looks the same.
 """
 
@@ -302,7 +302,7 @@ class ClientConnection:
             self._go_on()
 
     def fail(self, request: ClientRequest, error: RouterError, block: bytes = b"") -> None:
-        """End the response with an error, in the truest way that is still possible.
+        """End the response with an error, as well as that is still possible.
 
         Before the head: a response of its own, with `block` as further header lines. In an event
         stream: an error frame. In any other body: a broken connection.
@@ -320,11 +320,11 @@ class ClientConnection:
             self.end_response()
         elif response.write_error_frame(error):
             self.end_response()
-        else:  # the only honest end of a body that cannot be completed
+        else:  # a client cannot take this for a complete body
             self.active = request.listener = None
             self.transport.abort()
 
-    # The way of a request.
+    # From one request to the next.
 
     def _begin(self, request: ClientRequest) -> None:
         """It is its turn: nothing is answered before it on this connection."""
@@ -377,7 +377,7 @@ class ClientConnection:
         )
 
     def _go_on(self) -> None:
-        """With the next request, if it has come."""
+        """Begin the next request, if it has come."""
         if self.read_paused:
             self._resume_reading()
         if self._waiting:
@@ -390,7 +390,7 @@ class ClientConnection:
             self._await(NEXT_REQUEST, self._handler.keep_alive_seconds)
 
     def _await_request(self) -> None:
-        if self.transport.is_closing():  # what it has not read yet must be read in time
+        if self.transport.is_closing():  # the client must read what is still buffered in time
             self._await(LINGER, self._handler.stall_seconds)
         elif self._parser.in_head:
             self._await(HEAD, HEAD_SECONDS)
@@ -430,7 +430,7 @@ class ClientConnection:
         elif parser.in_head and self._awaited == NEXT_REQUEST:
             self._await(HEAD, HEAD_SECONDS)
         if parser.unparsed > MAX_HEAD_BYTES and not self._discards_input:
-            # A line without an end: the parser keeps all of it.
+            # A line without an end: the parser buffers all of it.
             self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
         return arrived
 
@@ -461,10 +461,10 @@ class ClientConnection:
         """Read no further: answer, unless an answer is under way, and close."""
         self._discards_input = True
         last = self._last
-        if last is not None and last.is_complete:  # it came behind a request that was good
+        if last is not None and last.is_complete:  # it was pipelined behind a valid request
             self.shutdown()
         elif last is not None and (self._waiting or (self.active and self.response.is_started)):
-            self.transport.abort()  # what is said now would stand in an answer
+            self.transport.abort()  # an error response would become part of the answer under way
         else:
             self._arrived = self._last = None
             self._tell_of_end()

@@ -75,5 +75,5 @@ class Collector(EngineLeg):
         if now >= self._deadline:
             text = "The engine did not reply in time."
             self._give_up(Failure(FailureKind.TIMEOUT, text))
-        elif self.timer.speed.is_stalled:  # there is always another way
+        elif self.timer.speed.is_stalled:  # the plan can always do without this reply
             self._give_up(Failure(FailureKind.STALLED, "The engine has stalled."))

@@ -12,7 +12,7 @@ KEY_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
 
 DROP_FOR_ENGINE: Final = http.REQUEST_ONLY
 DROP_WHEN_READING: Final = DROP_FOR_ENGINE | {b"accept-encoding"}
-"""A compressed answer could not be read for errors and KV parameters."""
+"""A compressed answer could not be searched for errors and KV parameters."""
 
 
 def lines_for_engine(head: RequestHead, drop: frozenset[bytes], key: str | None) -> bytes:

@@ -1,4 +1,4 @@
-"""Events as bytes, between the worker processes of one host."""
+"""Encodes events for the other worker processes of the host."""
 
 import dataclasses
 import io

@@ -19,7 +19,7 @@ MAX_KNOWN: Final = 1024
 
 
 class Gateway:
-    """Whom to believe, and what it says. `trusted` are the networks of gateways."""
+    """Reads the headers of gateways in the `trusted` networks, and answers with theirs."""
 
     def __init__(self, trusted: Networks) -> None:
         self._known: dict[str, bool] = {}

@@ -10,7 +10,7 @@ from typing import Protocol
 __all__ = ["IdleTimeoutSweep", "Watched"]
 
 SWEEP_SECONDS = 1.0
-"""Time-outs are tens of seconds; a delay of one does not matter."""
+"""Seconds between two sweeps. Time-outs are tens of seconds, so one more does not matter."""
 
 
 class Watched(Protocol):

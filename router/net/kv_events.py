@@ -17,7 +17,7 @@ from router.net.kv_subscription import KVAddress, KVSubscription
 __all__ = ["KVAddress", "KVEventSubscriber"]
 
 TURN_SECONDS: Final = 0.001
-"""For events, in a turn of the event loop. One event of 16,000 tokens takes about as long."""
+"""Seconds for events in each turn of the event loop. An event of 16,000 tokens takes about that."""
 
 MAX_SOCKETS: Final = 8_192
 """Of all engines: three or four each."""
@@ -74,7 +74,7 @@ class KVEventSubscriber:
         for each in self._watched.pop(cache, ()):
             each.close()
         cache.replace(())
-        self._schedule()  # what is forgotten is swept away
+        self._schedule()  # the sweep ends it
 
     def close(self) -> None:
         """End all subscriptions."""

@@ -103,7 +103,7 @@ class KVSubscription:
         self._live.maxmsgsize = MAX_MESSAGE_BYTES
         self._live.ipv6 = True
         self._live.subscribe(address.topic)
-        # A connection that is cut without a word: a host that is gone, a firewall's memory.
+        # Connections that end without a FIN: a host that is gone, a firewall that forgot them.
         self._live.tcp_keepalive = 1
         self._live.tcp_keepalive_idle = 30
         self._monitor = self._live.get_monitor_socket(
@@ -187,7 +187,7 @@ class KVSubscription:
             self.ask(step.start)
 
     def _misunderstood(self, error: str) -> None:
-        """What it said is not known: perhaps a removal."""
+        """A message could not be read, and may have announced a removal: drop what is known."""
         source = self.source
         source.unreadable += 1
         source.blocks.clear()

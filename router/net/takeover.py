@@ -71,8 +71,8 @@ class Predecessor:
 
 
 class Succession:
-    """One router's place in the row: `predecessor` is the one whose place it takes, if any; the
-    next one finds it at `path`, and gets the sockets `public` and `admin`."""
+    """A router between its predecessor and its successor: `predecessor` is the one whose place it
+    takes, if any; the next one finds it at `path`, and gets the sockets `public` and `admin`."""
 
     def __init__(
         self,

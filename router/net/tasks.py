@@ -14,7 +14,7 @@ __all__ = ["Loop", "TaskSet"]
 log = logging.getLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.25
-"""Delay of the first restart; it doubles with each further one."""
+"""Seconds before the first restart; doubled for each further one."""
 
 LONGEST_DELAY_SECONDS = 10.0
 """Longest delay of a restart: six log lines a minute."""

@@ -1,5 +1,4 @@
-"""A served request that tells a trace of its way: a request without tracing is none of these, so it
-pays nothing for it."""
+"""A served request with a trace: a class of its own, so that others cost nothing more."""
 
 from typing import Final
 

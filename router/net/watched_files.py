@@ -1,4 +1,4 @@
-"""Files that are looked at once in a while, to be read again when they have changed."""
+"""Files that are checked at intervals, and read again when they have changed."""
 
 from pathlib import Path
 from typing import Final

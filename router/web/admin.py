@@ -27,7 +27,7 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version"})
 """For the probes of a platform, which have no key."""
 
 MAX_HEADS: Final = 16
-"""Scrapers and dashboards whose heads are remembered."""
+"""Request heads that are remembered: those of scrapers and dashboards."""
 
 
 class OperationsHandler:
@@ -98,7 +98,7 @@ class AdminListener:
             Listener(
                 each,
                 lambda: ClientConnection(handler, self._connections, loop),
-                lambda _: None,  # it says nothing of what clients wait
+                lambda _: None,  # operators' waits are not counted
                 loop,
                 tls,
             )

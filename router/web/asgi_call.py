@@ -1,4 +1,4 @@
-"""One request for an ASGI application: operations, which nobody asks for often.
+"""Runs an ASGI application for one request: for operations only, which are rare.
 
 The interface is that of the ASGI specification's HTTP scope, version 2.3.
 """
@@ -18,7 +18,7 @@ __all__ = ["App", "AsgiCall"]
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 64 << 10
-"""No operation takes a body; this is a client that does not know it."""
+"""Largest body in bytes: no operation takes one, but some clients send one."""
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -56,7 +56,7 @@ class AsgiCall:
     # What the client's connection reports.
 
     def on_body_progress(self, size: int) -> None:
-        """Refuse a body that no operation would take."""
+        """Refuse a body that is too large."""
         if size > MAX_BODY_BYTES:
             text = f"The body is larger than {MAX_BODY_BYTES} bytes."
             self._client.fail(self._request, BodyTooLarge(text))
@@ -73,7 +73,7 @@ class AsgiCall:
         task.add_done_callback(self._tasks.discard)
 
     def on_disconnect(self) -> None:
-        """Tell the application, which may go on or not."""
+        """Tell the application, which may go on all the same."""
         self._is_gone.set()
         self._is_writable.set()
 
@@ -110,7 +110,7 @@ class AsgiCall:
             "query_string": self._query,
             "root_path": "",
             "headers": head.headers,
-            # Of an IPv6 address four parts are given.
+            # An IPv6 socket address is a 4-tuple.
             "client": tuple(transport.get_extra_info("peername") or ())[:2] or None,
             "server": tuple(transport.get_extra_info("sockname") or ())[:2] or None,
             "state": {},

@@ -18,7 +18,7 @@ Reloads: TypeAlias = "list[int] | memoryview[int]"
 """How many reloads were applied and rejected, and whether the last one was applied (0 or 1)."""
 
 APPLIED, REJECTED, IS_LAST_GOOD = 0, 1, 2
-"""The places of these numbers."""
+"""The indices of these numbers."""
 
 
 def changed(old: Settings, new: Settings) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ends the waiting for clients that are late, with one timer for all of them."""
+"""Client time-outs: one timer checks the deadlines of all connections."""
 
 import asyncio
 from collections.abc import Collection
@@ -7,7 +7,7 @@ from typing import Final, Protocol
 __all__ = ["DeadlineSweep"]
 
 SWEEP_SECONDS: Final = 1.0
-"""Time-outs are seconds; one more is no matter."""
+"""Longest time in seconds between two sweeps: time-outs are tens of seconds."""
 
 
 class Waiting(Protocol):
@@ -16,11 +16,11 @@ class Waiting(Protocol):
     deadline: float
 
     def on_deadline(self) -> None:
-        """What was awaited is late."""
+        """The deadline has passed."""
 
 
 class DeadlineSweep:
-    """Looks at all connections once in a while. Ten thousand take it half a millisecond."""
+    """Checks all connections at intervals. Ten thousand take half a millisecond."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ class Discovery:
         self._on_targets = on_targets
         self._on_wrong_configuration = on_wrong_configuration
         self._refused: dict[str, frozenset[str]] = {}
-        """What sources have named lately and is left out."""
+        """By source, why engines that it names are left out, as last logged."""
 
     async def run(self, source: Source) -> None:
         """Let a source name engines, for ever. If its configuration is wrong it is asked no more;

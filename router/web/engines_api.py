@@ -67,7 +67,7 @@ def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: Engin
 
     @app.post(f"{PATH}/undrain")
     async def undrain(engine: Engine) -> dict[str, Any]:
-        """Take an order to drain back."""
+        """Take back an order to drain."""
         return await obeyed(Order.UNDRAIN, engine)
 
     @app.delete(PATH)

@@ -23,14 +23,14 @@ __all__ = ["FleetSync"]
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 5.0
-"""For the leader to obey an order: a restart of that process takes a second or two."""
+"""How long to wait for the leader to obey an order: its restart takes a second or two."""
 
 POLL_SECONDS = 0.02
 
 
 class FleetSync:
-    """The roster of this process. `apply` gets the entries of each new version; nobody has applied
-    those of now."""
+    """The roster of this process. `apply` gets the entries of each new version, from
+    `start` on."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class FleetSync:
         return True
 
     def _changed(self) -> None:
-        # First: when this process begins to probe an engine, the others shall know it.
+        # Before this process probes a new engine: the others must know it when they hear of that.
         if self._context is not None:
             self._context.roster.write(self.roster.encode())
         self._applied()

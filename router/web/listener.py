@@ -33,7 +33,7 @@ the handshake if it has sent none."""
 
 
 HANDSHAKE_SECONDS: Final = 10.0
-"""For a client's TLS handshake: a few round trips."""
+"""Seconds for a client's TLS handshake: a few round trips."""
 
 
 class Listener:

@@ -62,7 +62,7 @@ class Lifecycle:
 def create_operations(
     fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None, lifespan: Lifespan
 ) -> FastAPI:
-    """The application behind the front door; with `admin` clients can use its operations too."""
+    """The application for clients: all but inference; with `admin`, operators' routes too."""
     app = _app(lifespan, has_docs=admin is not None)
     _add_models(app, fleet)
     _add_states(app, fleet, lifecycle)

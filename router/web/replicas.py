@@ -1,4 +1,4 @@
-"""What a router has that knows its sibling replicas (`--peers`, `--dns-peers`)."""
+"""What a router with sibling replicas has in addition (`--peers`, `--dns-peers`)."""
 
 import ssl
 import uuid
@@ -25,7 +25,7 @@ from router.web.peers_api import add_peers_api
 __all__ = ["Replicas", "board_of", "ledger_of", "peer_source", "replicas_of"]
 
 KEEP_SECONDS = 30.0
-"""Connections to siblings, between two reports to them."""
+"""Seconds that an idle connection to a sibling is kept."""
 
 
 def board_of(settings: Settings, context: WorkerContext | None) -> PeerBoard | None:
@@ -94,7 +94,7 @@ class Replicas:
         add_peers_api(app, self.siblings, self._replica)
 
     def start(self) -> None:
-        """Begin to tell, in the process that does so, and to forget."""
+        """Start to send reports, in the leader only, and to expire those that came."""
         self._tasks.spawn(self.siblings.forget_for_ever, "peers")
         if self._context is not None and not self._context.is_leader:
             return

@@ -23,7 +23,7 @@ from router.web.asgi_call import App, AsgiCall
 __all__ = ["RequestHandler", "has_key", "target_of"]
 
 MAX_HEADS: Final = 512
-"""Clients with heads of their own; they take some megabytes at most."""
+"""Request heads that are remembered; they take some megabytes at most."""
 
 ROUTES_BY_TARGET: Final = {path.encode(): route for path, route in ROUTES.items()}
 

@@ -35,7 +35,7 @@ EVENT_STREAM: Final = "text/event-stream"
 
 
 class Events(StreamingResponse):
-    """The response to one viewer, which is one for as long as it lasts."""
+    """The response to one viewer: a stream that lasts until the viewer leaves."""
 
     def __init__(self, sampler: Sampler) -> None:
         # nginx would keep events back until its buffer is full.

@@ -65,7 +65,7 @@ class Exchange:
         self.close()
 
     async def on(self, message: Any) -> list[Any]:
-        """What a message is answered."""
+        """The answer to a message."""
         kind = message.WhichOneof("request")
         try:
             return await self._answer(kind, message)
@@ -120,7 +120,7 @@ class Exchange:
         if is_empty:
             raise BadRequest("The body is empty.")
         network.byte_budget.check(declared_size(fields))
-        if self._modes.request == FULL_DUPLEX:  # it is told with the body's end
+        if self._modes.request == FULL_DUPLEX:  # Envoy is answered when the body has ended
             return []
         return [messages.go_on("request_headers")]
 
@@ -165,7 +165,7 @@ class Exchange:
             told = messages.with_headers("request_headers", headers, drop=drop)
             return [told, *messages.pieces("request_body", body, is_last=is_last)]
         told = messages.with_headers("request_body", headers, drop=drop)
-        if body != raw:  # without what clients may not send
+        if body != raw:  # headers that clients may not set are dropped
             messages.replace_body(told, body)
         return [told]
 
@@ -205,7 +205,7 @@ class Exchange:
 
     def _on_answer(self, message: Any) -> list[Any]:
         pick, kind = self._pick, "response_headers"
-        if pick is None:  # Envoy's own answer, before anything was chosen
+        if pick is None:  # Envoy itself answered, before an engine was chosen
             return [self._messages.go_on(kind)]
         fields = self._messages.fields(message.response_headers)
         status = fields.get(b":status", b"0")

@@ -1,6 +1,6 @@
 """The gRPC server that an Envoy asks which engine a request shall go to (`--epp-port`).
 
-It is another front door of the same router: fleet, policies, leases, metrics and log are those of
+It is another listener of the same router: fleet, policies, leases, metrics and log are those of
 the HTTP listener beside it.
 """
 
