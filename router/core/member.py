@@ -124,6 +124,30 @@ class Member:
         held = self.prefixes.expected(prefix) if cache.is_whole else self.prefixes.match(prefix)
         return max(prompt.as_estimated(tokens), held)
 
+    def observe_gauges(
+        self, gauges: Gauges | None, own: int, now: float, *, has_transfers: bool
+    ) -> None:
+        """Learn from a scrape, None if it failed. `own`: this router's requests there when it was
+        taken; `has_transfers`: the engine loads KV caches of others."""
+        self.gauges, self.gauges_at = gauges, now
+        view = self.view
+        self.queue.observe(gauges, has_transfers=has_transfers)
+        if gauges is not None:
+            self.scraped_at = now
+            self.observe_cache(gauges)
+        running = gauges.running if gauges else None
+        if running is None or gauges is None:
+            view.other_requests = None
+            return
+        self.capacity.observe_running(running, now)
+        waiting = gauges.waiting or 0
+        # Gauges lag by a step: own requests that have just ended are not other clients'.
+        others = max(0, running + waiting - max(own, self.own_lately))
+        # Damped: routers that all follow the same old gauges would oscillate together.
+        before = view.other_requests
+        view.other_requests = others if before is None else _half_way(before, others)
+        self.calibrate(gauges, others)
+
     def observe_cache(self, gauges: Gauges) -> None:
         """Learn from a scrape how much it caches, and whether predictions hold."""
         held, trust = self.prefixes, self.prefix_trust
@@ -212,3 +236,7 @@ class Member:
         if self.stall.since is not None:
             return Exclusion.STALLED
         return None if self.slow_since is None else Exclusion.SLOW
+
+
+def _half_way(before: int, now: int) -> int:
+    return now if abs(now - before) <= 1 else (before + now) // 2

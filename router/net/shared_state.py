@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from router.core.events import Event, LegFailed, Ordered, Probed, Scraped, SharedEvent
-from router.core.fleet import is_unreachable
+from router.core.failures import is_unreachable
 from router.core.peer_loads import PeerReport
 from router.core.roster import Roster
 from router.core.shared_record import SharedRecord

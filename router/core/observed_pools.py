@@ -1,0 +1,111 @@
+"""What events tell of the fleet's engines: health, failures, models and load.
+
+Events of engines that are not in it (any more) are ignored.
+"""
+
+from typing import Final
+
+from router.core.events import (
+    Ejected,
+    Event,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    PrefixesHeld,
+    Probed,
+    RequestEnded,
+    Scraped,
+    SharedEvent,
+)
+from router.core.failures import cause, is_part_of_crash, is_unreachable
+from router.core.health import HealthSignal, State
+from router.core.member import Member
+from router.core.pools import Pools
+from router.core.values import FailureKind, Role
+
+__all__ = ["ObservedPools"]
+
+OF_ENGINES = (LegDone, LegAnswered, Probed, Scraped, LegFailed)
+
+UP: Final = State.UP
+
+
+class ObservedPools(Pools):
+    """The pools, as events change them."""
+
+    def ended(self, record: RequestEnded) -> None:
+        """A request is over: learn how many tokens its text had."""
+        if record.prompt_tokens and record.model in self.known_models():
+            self.token_ratios.learn(record.model, record.text_bytes, record.prompt_tokens)
+
+    def observe(self, event: Event, now: float) -> None:
+        """Update from an event; those that concern no engine are ignored."""
+        if not isinstance(event, OF_ENGINES):
+            return
+        member = self._members.get(event.endpoint)
+        if member is None:
+            return
+        if isinstance(event, LegDone):  # the frequent ones first
+            self._monitors[event.endpoint.role].answered(member, now, is_good=True)
+        elif isinstance(event, LegAnswered):
+            if member.health.streak and member.health.state is UP:
+                # It resets failed probes in a row, but only a probe brings an engine up.
+                self._see(member, HealthSignal.OK, now)
+            # What another engine did at the same URL was asked of it before.
+            is_error = event.status >= 500 and event.is_own_doing
+            if is_error and now - event.seconds >= member.joined_at:
+                member.failed(f"it answered a request with {event.status}", now)
+                self._count_failure(member, now)
+        elif isinstance(event, Probed):
+            self._probed(member, event, now)
+        elif isinstance(event, Scraped):
+            self._scraped(member, event, now)
+        else:
+            self._failed(member, event, now)
+
+    def observe_shared(self, event: SharedEvent, now: float) -> None:
+        """Update from an event of another worker process."""
+        self._kept.clear()
+        member = self._members.get(event.endpoint)
+        if member is None:  # this process has heard of it too late, or not yet
+            return
+        if isinstance(event, Probed):
+            self._probed(member, event, now)
+        elif isinstance(event, Scraped):
+            self._scraped(member, event, now)
+        elif isinstance(event, Ejected):
+            member.failed(event.cause, now)
+            self._monitors[event.endpoint.role].ejected_elsewhere(member, event.since, event.until)
+        elif isinstance(event, PrefixesHeld):
+            for prefix in event.prefixes:
+                member.prefixes.hold(prefix)
+        elif is_unreachable(event):
+            member.failed(cause(event), now)
+            self._see(member, HealthSignal.FAILED, now)
+
+    def _failed(self, member: Member, event: LegFailed, now: float) -> None:
+        if event.asked_at < member.joined_at:  # another engine was asked, at the same URL
+            return
+        member.failed(cause(event), now)
+        if is_unreachable(event):
+            self._see(member, HealthSignal.FAILED, now)
+        if event.kind is FailureKind.STALLED:  # the pool monitor's own verdict
+            return
+        if not is_part_of_crash(event, member, now):
+            self._count_failure(member, now)
+
+    def _probed(self, member: Member, event: Probed, now: float) -> None:
+        if event.error is not None:
+            member.failed(event.error, now)
+        self._see(member, event.signal, now)
+        if event.version is not None and event.version != member.version:
+            member.version = event.version
+            self._compare()
+        if event.cards is not None and event.cards != member.cards:
+            member.cards = event.cards
+            member.models = frozenset(card["id"] for card in event.cards)
+            self._models_changed()
+
+    def _scraped(self, member: Member, event: Scraped, now: float) -> None:
+        has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
+        member.observe_gauges(event.gauges, event.own, now, has_transfers=has_transfers)

@@ -1,0 +1,39 @@
+"""The models that a pool's engines list (their /v1/models)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from router.core.member import Member
+
+__all__ = ["adapters", "base_models", "cards", "names"]
+
+
+def cards(members: Iterable[Member]) -> dict[str, dict[str, Any]]:
+    """The model cards of the engines that are up, by id; of duplicates the first."""
+    found: dict[str, dict[str, Any]] = {}
+    for member in members:
+        if member.health.is_usable:
+            for card in member.cards or ():
+                found.setdefault(card["id"], card)
+    return found
+
+
+def names(members: Iterable[Member]) -> frozenset[str]:
+    """Every model that any engine has listed."""
+    return frozenset().union(*(member.models or () for member in members))
+
+
+def adapters(members: Iterable[Member]) -> frozenset[str]:
+    """The models that are LoRA adapters of others."""
+    listed = (card for member in members for card in member.cards or ())
+    return frozenset(card["id"] for card in listed if card.get("parent") is not None)
+
+
+def base_models(members: Iterable[Member]) -> frozenset[str]:
+    """The distinct base models; aliases and adapters of one count once."""
+    return frozenset(
+        str(card.get("root") or card["id"])
+        for member in members
+        for card in member.cards or ()
+        if card.get("parent") is None
+    )

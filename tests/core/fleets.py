@@ -1,0 +1,61 @@
+"""Fleets for tests, and what their engines do."""
+
+from typing import Any
+
+from router.core.events import (
+    LegAnswered,
+    LegFailed,
+    Probed,
+)
+from router.core.fleet import Fleet
+from router.core.health import HealthSignal, HealthThresholds
+from router.core.ledger import Ledger
+from router.core.roster import Entry
+from router.core.values import Endpoint, FailureKind, Role
+from tests.core.fixtures import D0
+
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
+
+
+def fleet_of(*endpoints: Endpoint, stale_after: float = 5.0) -> Fleet:
+    """A fleet that has seen nothing yet."""
+    return Fleet(endpoints, Ledger(), HealthThresholds(), stale_after)
+
+
+def card(name: str, **members: Any) -> dict[str, Any]:
+    """An entry of /v1/models."""
+    return {"id": name, "object": "model", **members}
+
+
+def up(endpoint: Endpoint, *cards: dict[str, Any]) -> Probed:
+    """A good probe; without cards the engine has not told what it serves."""
+    return Probed(endpoint, HealthSignal.OK, cards or None)
+
+
+def fleet_up(*endpoints: Endpoint) -> Fleet:
+    """A fleet of engines that are up."""
+    fleet = fleet_of(*endpoints)
+    for endpoint in endpoints:
+        fleet.observe(up(endpoint), 0.0)
+    return fleet
+
+
+def taking(fleet: Fleet, role: Role, model: str | None = None) -> list[Endpoint]:
+    """Who may take a request for a model."""
+    return [it.endpoint for it in fleet.candidates(role, model, NO_ENDPOINTS, 0.0)]
+
+
+def eject(fleet: Fleet, endpoint: Endpoint) -> None:
+    """Five failures in a row."""
+    for _ in range(5):
+        fleet.observe(LegAnswered(endpoint, 500, 0.1), 0.0)
+
+
+def break_stream(fleet: Fleet, asked_at: float, now: float) -> None:
+    """An answer of D0 breaks off."""
+    fleet.observe(LegFailed(D0, FailureKind.BROKEN, asked_at), now)
+
+
+def entries(*endpoints: Endpoint, **members: Any) -> list[Entry]:
+    """A roster of these engines."""
+    return [Entry(endpoint, row, **members) for row, endpoint in enumerate(endpoints)]

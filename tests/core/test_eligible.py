@@ -1,0 +1,100 @@
+"""Who of a pool may take a request."""
+
+from itertools import pairwise
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.eligible import SUBSET_SIZE
+from router.core.events import (
+    Probed,
+)
+from router.core.health import HealthSignal
+from router.core.values import Endpoint, Role
+from tests.core.fixtures import D0, D1, P0
+from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, taking, up
+
+
+def test_an_engine_that_was_never_seen_takes_nothing() -> None:
+    assert taking(fleet_of(D0), Role.DECODE) == []
+
+
+def test_an_engine_that_is_up_takes_requests_of_its_role() -> None:
+    fleet = fleet_up(D0, P0)
+    assert taking(fleet, Role.DECODE) == [D0]
+    assert taking(fleet, Role.PREFILL) == [P0]
+
+
+def test_an_excluded_engine_takes_nothing() -> None:
+    assert fleet_up(D0).candidates(Role.DECODE, None, frozenset({D0}), 0.0) == []
+
+
+def test_an_engine_takes_requests_for_the_models_that_it_listed() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.observe(up(D0, card("a"), card("b")), 0.0)
+    fleet.observe(up(D1, card("b")), 0.0)
+    assert taking(fleet, Role.DECODE, "a") == [D0]
+    assert taking(fleet, Role.DECODE, "b") == [D0, D1]
+    assert taking(fleet, Role.DECODE, "c") == []
+    assert taking(fleet, Role.DECODE, None) == [D0, D1]
+
+
+def test_an_engine_that_has_not_told_its_models_takes_any() -> None:
+    assert taking(fleet_up(D0), Role.DECODE, "a") == [D0]
+
+
+def test_an_engine_that_lists_nothing_takes_no_model() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(Probed(D0, HealthSignal.OK, ()), 0.0)
+    assert taking(fleet, Role.DECODE, "a") == []
+
+
+def test_what_an_engine_listed_is_kept_when_it_does_not_tell_again() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(up(D0, card("a")), 0.0)
+    fleet.observe(up(D0), 0.0)
+    assert taking(fleet, Role.DECODE, "b") == []
+
+
+MANY = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(100)]
+
+
+@given(st.integers(SUBSET_SIZE + 1, 100), st.randoms(use_true_random=False))
+def test_of_a_large_pool_every_nth_is_looked_at(engines: int, rng: Random) -> None:
+    fleet = fleet_up(P0, *MANY[:engines])
+    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, rng)]
+    assert SUBSET_SIZE / 2 <= len(seen) <= SUBSET_SIZE
+    assert len({after - before for before, after in pairwise(seen)}) == 1
+
+
+def test_every_engine_of_a_large_pool_is_looked_at_soon() -> None:
+    fleet, rng = fleet_up(*MANY), Random(1)
+    draws = [fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, rng) for _ in range(40)]
+    assert {it.ordinal for seen in draws for it in seen} == set(range(100))
+
+
+def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
+    fleet = fleet_of(*MANY)
+    fleet.observe(up(MANY[99]), 0.0)
+    for seed in range(10):
+        found = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, Random(seed))
+        assert [it.endpoint for it in found] == [MANY[99]]
+
+
+def test_an_ejected_engine_takes_nothing_unless_nobody_else_can() -> None:
+    fleet = fleet_up(D0, D1)
+    eject(fleet, D0)
+    assert taking(fleet, Role.DECODE) == [D1]
+    others = fleet.candidates(Role.DECODE, None, frozenset({D1}), 0.0)
+    assert [it.endpoint for it in others] == [D0]
+
+
+def test_in_panic_all_take_requests() -> None:
+    fleet = fleet_up(D0, D1)
+    eject(fleet, D0)
+    for _ in range(3):
+        fleet.observe(Probed(D1, HealthSignal.FAILED), 0.0)
+    fleet.tick(0.25)
+    fleet.observe(up(D1), 0.3)
+    assert taking(fleet, Role.DECODE) == [D0, D1]

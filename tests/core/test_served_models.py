@@ -1,0 +1,57 @@
+"""The models that engines list."""
+
+from router.core.events import (
+    Probed,
+)
+from router.core.health import HealthSignal
+from tests.core.fixtures import D0, D1, P0
+from tests.core.fleets import card, fleet_of, fleet_up, up
+
+
+def test_the_known_models_follow_what_is_listed() -> None:
+    fleet = fleet_up(D0)
+    assert fleet.known_models() == fleet.known_models() == frozenset()
+    fleet.observe(up(D0, card("m")), 0.0)
+    fleet.observe(up(D0, card("m")), 1.0)
+    assert fleet.known_models() == {"m"}
+
+
+def test_the_first_usable_engine_that_lists_a_model_names_it() -> None:
+    fleet = fleet_of(D0, D1, P0)
+    fleet.observe(up(D0, card("a", owner=0), card("b", owner=0)), 0.0)
+    fleet.observe(up(D1, card("b", owner=1), card("c", owner=1)), 0.0)
+    fleet.observe(up(P0, card("p")), 0.0)
+    assert {name: it["owner"] for name, it in fleet.models().items()} == {"a": 0, "b": 0, "c": 1}
+
+
+def test_an_engine_that_is_away_lists_nothing_and_is_still_known() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(up(D0, card("a")), 0.0)
+    fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 0.0)
+    assert fleet.models() == {}
+    assert fleet.known_models() == {"a"}
+
+
+def test_an_engine_that_has_not_told_lists_nothing() -> None:
+    fleet = fleet_up(D0)
+    assert fleet.models() == {}
+    assert fleet.known_models() == frozenset()
+    assert fleet.base_models() == frozenset()
+
+
+def test_aliases_and_adapters_are_one_base_model() -> None:
+    fleet = fleet_of(D0, D1)
+    cards = (
+        card("tiny", root="/models/tiny", parent=None),
+        card("alias", root="/models/tiny", parent=None),
+        card("adapter", root="/adapters/a", parent="tiny"),
+    )
+    fleet.observe(up(D0, *cards), 0.0)
+    fleet.observe(up(D1, *cards), 0.0)
+    assert fleet.base_models() == {"/models/tiny"}
+
+
+def test_models_without_a_root_are_told_apart_by_name() -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(up(D0, card("a"), card("b", root=None)), 0.0)
+    assert fleet.base_models() == {"a", "b"}
