@@ -34,8 +34,10 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
             body = _without_transfer_keys(body)
             raw = _dumps(body)
         reason = _direct_reason(body)
-    if route.kind is tokens.COMPLETIONS and len(tokens.prompts(body.get("prompt"))) > 1:
-        reason = "several_prompts"
+    if route.kind is tokens.COMPLETIONS:
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1:
+            reason = "several_prompts"
     # In this order: names would cost as much as all the rest of making it.
     size, rule, text_bytes = tokens.estimate(route.kind, body)
     is_stream = body.get("stream") is True

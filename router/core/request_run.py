@@ -215,8 +215,9 @@ class RequestRun:
         explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
             explained = self._scheduler.explained(role, facts, now)
+        partner = self._partner(role) if role is PREFILL or not step.computes else None
         lease = self._scheduler.lease(
-            role, facts, step.exclude, now, computes=step.computes, partner=self._partner(step)
+            role, facts, step.exclude, now, computes=step.computes, partner=partner
         )
         endpoint = lease.endpoint
         self._leases[endpoint] = lease
@@ -229,12 +230,12 @@ class RequestRun:
             self._tried = step.exclude
         return endpoint
 
-    def _partner(self, step: steps.Lease) -> Endpoint | None:
-        """The engine with which the leased one will exchange the KV cache, where that is known."""
+    def _partner(self, role: Role) -> Endpoint | None:
+        """The engine at the other end of a transfer of the KV cache, if it is chosen already."""
         record = self.record
-        if step.role is PREFILL:  # its receiver is leased already (LMCache), or chosen later (NIXL)
+        if role is PREFILL:  # its receiver is leased before it (LMCache), or chosen later (NIXL)
             return record.decode if record.decode in self._leases else None
-        return None if step.computes else record.prefill
+        return record.prefill
 
     def _no_retry(self, role: Role) -> NoEngine:
         self._observe(FellBack(role, "retry_budget"))
@@ -254,7 +255,8 @@ class RequestRun:
             return self._scheduler.fleet.leg(
                 lease, now, tracks_first_token=step.is_prefill, computes=step.is_prefill
             )
-        facts = self._known()
+        facts = self.facts
+        assert facts is not None, "the answer has begun"
         return self._scheduler.fleet.leg(
             lease, now, tracks_first_token=facts.stream, sequences=facts.sequences
         )

@@ -33,7 +33,10 @@ def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
     """Estimate the input tokens of a request's parsed body. Malformed parts count 0."""
     texts: list[str] = []
     if kind is COMPLETIONS:
-        return _of_prompts(prompts(body.get("prompt")))
+        prompt = body.get("prompt")
+        if isinstance(prompt, str):  # as in most requests
+            return len(prompt) // CHARACTERS_PER_TOKEN, BY_CHARACTERS, _bytes_of(prompt)
+        return _of_prompts(prompts(prompt))
     if kind is CHAT:
         _add_messages(body.get("messages"), texts)
     elif kind is RouteKind.MESSAGES:
@@ -69,24 +72,20 @@ def _of_prompts(items: Iterable[object]) -> Estimate:
             has_ids = True
     if has_ids:
         return by_ids + by_text, BY_BOTH if texts else BY_IDS, 0
-    return by_text, BY_CHARACTERS if texts else NONE, _bytes_of(texts)
+    return by_text, BY_CHARACTERS if texts else NONE, sum(map(_bytes_of, texts))
 
 
 def _of_texts(texts: list[str]) -> Estimate:
     characters = sum(map(len, texts))
     if not characters:
         return 0, NONE, 0
-    size = characters if all(map(str.isascii, texts)) else _bytes_of(texts)
+    size = characters if all(map(str.isascii, texts)) else sum(map(_bytes_of, texts))
     return characters // CHARACTERS_PER_TOKEN, BY_CHARACTERS, size
 
 
-def _bytes_of(texts: list[str]) -> int:
+def _bytes_of(text: str) -> int:
     """Of ASCII they are as many as characters, and that it is ASCII a string knows."""
-    return sum(len(text) if text.isascii() else len(_utf8(text)) for text in texts)
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
 def _add_messages(messages: object, texts: list[str]) -> None:

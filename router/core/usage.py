@@ -26,9 +26,9 @@ def prompt_tokens(end: bytes) -> int:
 
 
 def _number(pattern: re.Pattern[bytes], end: bytes) -> int:
-    start = max(0, len(end) - TAIL_BYTES)
+    tail = end[-TAIL_BYTES:]
     # From there on if it is there: a regular expression takes long to read what comes before.
-    found = pattern.search(end, max(start, end.rfind(b'"usage"', start)))
+    found = pattern.search(tail, tail.rfind(b'"usage"'))
     return int(found.group(1)) if found else 0
 
 

@@ -157,10 +157,9 @@ class Facts:
     @property
     def sequences(self) -> int:
         """Sequences that the engine generates side by side: `n` for each prompt."""
-        body = self.body
-        if "n" not in body and "prompt" not in body:  # as in most chats
+        n, prompt = self.body.get("n"), self.body.get("prompt")
+        if n is None and type(prompt) is not list:  # as in most requests
             return 1
-        n, prompt = body.get("n"), body.get("prompt")
         prompts = 1
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             prompts = len(prompt)

@@ -8,6 +8,7 @@ import logging
 import time
 
 from router.core import headers as http
+from router.core.admission import Ticket
 from router.core.engine_error import engine_error
 from router.core.errors import EngineFailed, InternalError, RouterError, ShuttingDown
 from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
@@ -127,7 +128,8 @@ class PlanRunner(EngineRun):
             self._stop_leg()
         self.close()
         if self._held:
-            self._request.take_pieces()  # it may not have begun
+            if self.facts is None:  # it has not begun
+                self._request.take_pieces()
             self._drop_body()
         self._network.active.discard(self)
         record = self.record
@@ -135,8 +137,12 @@ class PlanRunner(EngineRun):
         record.asked_at = self.asked_at
         record.ended = time.monotonic()
         self._network.observe(record)
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None and self._network.admission is not None:
+        if self._ticket is not None:
+            self._leave(self._ticket)
+
+    def _leave(self, ticket: Ticket) -> None:
+        self._ticket = None
+        if self._network.admission is not None:
             self._network.admission.leave(ticket)
 
     def _stop_leg(self) -> None:

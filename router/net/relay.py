@@ -137,10 +137,10 @@ class Relay(RelayLeg):
                 feedback.begun(body)
                 feedback.ended(body)
         body = redact(body)
-        if self._step.splice is not None and self.status < 400:
-            body = self._step.splice.body(body)
         if self.status >= 400:
             self._record.error = engine_error(self.endpoint.role, self.status, body)
+        elif self._step.splice is not None:
+            body = self._step.splice.body(body)
         self._start(len(body))
         self._record.first_byte = now
         self._send(body)
