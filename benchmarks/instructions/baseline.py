@@ -24,6 +24,11 @@ Figures = Mapping[str, Mapping[str, float]]
 PACKAGES = ("uvloop", "httptools", "uvicorn", "orjson")
 
 
+CALLS = 0.75
+"""System calls of a unit that may be noise: half of the large bodies come in one more read on a
+machine that is busy. One that is made each time is a whole one."""
+
+
 @dataclass(frozen=True)
 class Stored:
     """The figures for one kind of interpreter, and the versions that they were counted with."""
@@ -45,6 +50,11 @@ class Change:
     def growth(self) -> float:
         """As a share: 0.03 is 3 % more."""
         return self.now / self.then - 1 if self.then else float(self.now > 0)
+
+    def has_grown(self, most: float) -> bool:
+        """By a larger share than `most`; system calls by more than `CALLS` as well."""
+        is_noise = self.figure == "system calls" and self.now - self.then <= CALLS
+        return self.growth > most and not is_noise
 
     def __str__(self) -> str:
         return (

@@ -133,7 +133,7 @@ def compare(path: Path, router: str, costs: Costs, most: float, console: Console
         )
         return 0
     changes = list(baseline.changes(stored.figures, baseline.figures(costs)))
-    grown = [each for each in changes if each.growth > most]
+    grown = [each for each in changes if each.has_grown(most)]
     for each in grown:
         console.print(f"[red]GREW[/red] {router}, {each}: more than {most:.0%} over the baseline")
     if any(each.growth < -most for each in changes):

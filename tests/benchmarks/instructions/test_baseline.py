@@ -103,6 +103,13 @@ def test_a_figure_that_was_nothing_has_grown_when_it_is_something() -> None:
     assert Change("unary", "system calls", 0, 0).growth == 0
 
 
+def test_a_system_call_more_is_growth_and_half_a_one_is_noise() -> None:
+    assert Change("large", "system calls", 6.4, 7.4).has_grown(0.03)
+    assert not Change("large", "system calls", 6.4, 7.0).has_grown(0.03)
+    assert Change("large", "instructions", 6.4, 7.0).has_grown(0.03)
+    assert not Change("chunk", "system calls", 100.0, 101.0).has_grown(0.03)
+
+
 def test_a_kind_says_interpreter_machine_and_form() -> None:
     assert baseline.kind().count(",") == 3
     assert baseline.kind("ours") == f"{baseline.kind()}: ours"
