@@ -88,7 +88,7 @@ def distribution(name: str) -> str:
     [
         ("router", False, []),
         ("router", True, [*EXTRAS, "bench"]),
-        ("benchmarks", True, ["bench"]),
+        ("benchmarks", True, ["bench", "kv"]),
         ("tests", True, [*EXTRAS, "bench", "dev", "fuzz"]),
     ],
 )
