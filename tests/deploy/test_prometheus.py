@@ -77,6 +77,16 @@ WINDOWS = {"5m": "3s", "15m": "4s", "30m": "4s", "1h": "5s", "6h": "6s"}
 """Windows of time, in which a test need not wait for hours; their order stays."""
 
 
+CONFIGURATION = "router.yaml"
+
+
+def write_configuration(folder: Path, text: str) -> None:
+    """Replace the router's file."""
+    new = folder / "new.yaml"
+    new.write_text(text)
+    new.replace(folder / CONFIGURATION)
+
+
 def hastened(text: str) -> str:
     """The rules with short windows and delays."""
     text = re.sub(r"\[(\w+)\]", lambda found: f"[{WINDOWS[found[1]]}]", text)
@@ -87,9 +97,10 @@ def hastened(text: str) -> str:
 def site(tmp_path: Path) -> Iterator[Site]:
     for path in RULES:
         (tmp_path / path.name).write_text(hastened(path.read_text()))
+    write_configuration(tmp_path, "{}")
     hasty = (
         "--health-check-interval 0.2 --outlier-ejection-time 1 --max-excluded-percent 100"
-        " --load-balancing-strategy round_robin"
+        f" --load-balancing-strategy round_robin --config {tmp_path / CONFIGURATION}"
     )
     with running(tmp_path, hasty, rules=[path.name for path in RULES]) as site:
         yield site
@@ -121,3 +132,13 @@ def test_alerts_fire_under_faults_and_clear(site: Site) -> None:
         with site.fault(*engines, **faults):
             site.until(fires, f"{alert} does not fire")
         site.until(lambda fires=fires: not fires(), f"{alert} does not clear")  # type: ignore[misc]
+
+
+@needs_prometheus
+def test_an_alert_fires_while_a_new_configuration_is_rejected(site: Site, tmp_path: Path) -> None:
+    fires = partial(site.fires, "ConfigurationIsRejected")
+    site.until(lambda: site.firing() == [], "not quiet before")
+    write_configuration(tmp_path, "no_such_setting: 1")
+    site.until(fires, "it does not fire")
+    write_configuration(tmp_path, "{}")
+    site.until(lambda: not fires(), "it does not clear")
