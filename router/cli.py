@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except (SettingsError, UsageError) as error:
+        logs.flush()
         print(one_line(f"pd-router: {error}"), file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:

@@ -1,7 +1,6 @@
 """Several processes that serve as one router: what their parent does."""
 
 import contextlib
-import logging
 import os
 import pickle
 import shutil
@@ -58,8 +57,6 @@ class Workers:
     def run(self) -> int:
         """Run until a signal says to stop; returns the exit status."""
         tune_process()
-        for handler in logging.getLogger().handlers:
-            handler.flush()  # or every worker would write the buffered lines again
         try:
             return self._supervisor.run()
         finally:

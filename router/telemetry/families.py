@@ -179,6 +179,10 @@ class Families:
             registry=registry,
             multiprocess_mode="max",
         )
+        self.dropped_lines = self._counter(
+            "pd_router_log_lines_dropped",
+            "Lines that are missing in the log: it was not read, or could not be written.",
+        )
         self.accept_delay = histogram(
             "pd_router_accept_delay_seconds",
             "From a client's last bytes (or its connect) to the moment when its new connection is "

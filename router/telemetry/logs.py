@@ -2,17 +2,22 @@
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from select import PIPE_BUF
 from typing import Any
 
+from router.telemetry.line_writer import LineWriter
 from router.telemetry.log_words import dumps, flat, pairs, time_of_day
 
-__all__ = ["BatchedHandler", "TextFormatter", "configure", "set_level"]
+__all__ = ["BatchedHandler", "TextFormatter", "configure", "dropped_lines", "flush", "set_level"]
 
 FLUSH_SECONDS = 0.1
 """Longest delay of a line: thousands of requests share one write."""
+
+END_SECONDS = 2.0
+"""For the last lines to leave a process that ends; who stops it may wait for ten."""
 
 
 class TextFormatter(logging.Formatter):
@@ -42,20 +47,35 @@ class _Json(logging.Formatter):
         return dumps(line)
 
 
-class BatchedHandler(logging.StreamHandler[Any]):
-    """Writes lines in batches, one system call each; a warning at once."""
+class BatchedHandler(logging.Handler):
+    """Hands lines on in batches, to a thread that writes them; a warning at once.
+
+    A forked process has a thread of its own, and leaves to its parent what that has not written.
+    """
 
     def __init__(self) -> None:
-        super().__init__(sys.stderr)
+        super().__init__()
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
         self._lines: list[str] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer = None
+        if sys.stderr is not None:  # the descriptor may be a client's, if it was closed before
+            self._writer = LineWriter(sys.stderr.fileno(), self._dropped_line)
+
+    @property
+    def dropped(self) -> int:
+        """Lines of this process that nobody can read."""
+        return 0 if self._writer is None else self._writer.dropped
 
     def emit(self, record: logging.LogRecord) -> None:
         """Buffer the line."""
         try:
             self.add(self.format(record))
             if record.levelno >= logging.WARNING:
-                self.flush()
+                self._pass_on()
         except Exception:  # noqa: BLE001 - logging's contract: a line is lost, never a request
             self.handleError(record)
 
@@ -65,34 +85,57 @@ class BatchedHandler(logging.StreamHandler[Any]):
         if self._loop is None or self._loop.is_closed():
             self._loop = _running_loop()
             if self._loop is None:
-                self.flush()
+                self._pass_on()
             else:
-                self._loop.call_later(FLUSH_SECONDS, self._flush_later)
+                self._loop.call_later(FLUSH_SECONDS, self._pass_on_later)
 
     def flush(self) -> None:
-        """Write the buffered lines."""
-        lines, self._lines = self._lines, []
-        for block in _blocks(lines):
-            self.stream.write(block)
-            super().flush()
+        """Wait until all lines are written; logging does so at the end of the process. If nobody
+        reads them it does not wait for long."""
+        self._pass_on()
+        if self._writer is not None:
+            self._writer.wait(END_SECONDS)
 
-    def _flush_later(self) -> None:
+    def close(self) -> None:
+        """End the thread; logging does so, too."""
+        super().close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _pass_on(self) -> None:
+        self.acquire()
+        try:
+            lines, self._lines = self._lines, []
+            if self._writer is not None:
+                for block in _blocks(lines):
+                    self._writer.write(block)
+        finally:
+            self.release()
+
+    def _pass_on_later(self) -> None:
         self._loop = None
-        self.flush()
+        self._pass_on()
+
+    def _dropped_line(self, count: int, cause: str) -> bytes:
+        """The line that tells how many lines there are not, in the thread that writes it."""
+        text = "%d lines of this log are missing: %s"
+        record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, (count, cause), None)
+        return f"{self.format(record)}\n".encode()
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[str]:
+def _blocks(lines: Iterable[str]) -> Iterator[bytes]:
     """Join lines into blocks that a pipe takes atomically: other processes write into it, too."""
-    block: list[str] = []
+    block: list[bytes] = []
     size = 0
     for line in lines:
-        size += len(line) + 1
+        data = line.encode(errors="backslashreplace")
+        size += len(data) + 1
         if size > PIPE_BUF and block:
-            yield "\n".join([*block, ""])
-            block, size = [], len(line) + 1
-        block.append(line)
+            yield b"\n".join([*block, b""])
+            block, size = [], len(data) + 1
+        block.append(data)
     if block:
-        yield "\n".join([*block, ""])
+        yield b"\n".join([*block, b""])
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -111,6 +154,18 @@ def configure(level: str, form: str) -> None:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001
     set_level(level)
+
+
+def flush() -> None:
+    """Have all lines written, as far as somebody reads them: something else is written next."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+def dropped_lines() -> int:
+    """Lines of this process's log that were dropped, or could not be written."""
+    handlers = logging.getLogger().handlers
+    return sum(handler.dropped for handler in handlers if isinstance(handler, BatchedHandler))
 
 
 def set_level(level: str) -> None:

@@ -28,6 +28,7 @@ from router.telemetry.families import Families
 from router.telemetry.file_values import ValueFiles
 from router.telemetry.fleet_gauges import Connections, FleetCollector
 from router.telemetry.kv_counts import KVCounts
+from router.telemetry.logs import dropped_lines
 from router.telemetry.processes import Processes
 from router.telemetry.router_info import NEVER_RELOADED, NO_CONFIG, RouterInfo
 from router.telemetry.totals import Totals, totals_of
@@ -110,6 +111,7 @@ class Metrics:
         self._chunks = self._counter(families.chunks)
         self._bytes = self._counter(families.bytes)
         self._worst_lag = 0.0
+        self._dropped_lines = 0
         if group is None:
             ProcessCollector(namespace="pd_router", registry=registry)
         else:
@@ -218,6 +220,10 @@ class Metrics:
         for each in self._batched.values():
             each.flush()
         self._kv_counts.flush()
+        dropped = dropped_lines()
+        if dropped != self._dropped_lines:
+            self._families.dropped_lines.inc(dropped - self._dropped_lines)
+            self._dropped_lines = dropped
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""

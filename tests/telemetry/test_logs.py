@@ -1,9 +1,12 @@
 """Log lines: whole, one each, and not to be forged by what clients and engines wrote."""
 
+import fcntl
 import json
 import logging
 import math
+import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -38,17 +41,21 @@ def _logging_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # configure() closes the handlers that it finds, and pytest's are among them.
     root.handlers = []
     yield
+    for handler in root.handlers:
+        handler.close()
     root.level, root.handlers, uvicorn.level = before
 
 
 @pytest.fixture
-def lines(capsys):
+def lines(capfd):
     """Configures logging as asked, logs by calling a function, and returns the lines."""
 
     def run(log, form: str = "text", level: str = "info") -> list[str]:
         configure(level, form)
         log()
-        out, err = map(str, capsys.readouterr())
+        [handler] = logging.getLogger().handlers
+        handler.flush()
+        out, err = map(str, capfd.readouterr())
         assert out == ""
         assert err == "" or err.endswith("\n")
         assert "Logging error" not in err
@@ -277,7 +284,6 @@ def test_uvicorn_warns_unless_warnings_are_off_and_never_chats(level, count, lin
 def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
     configure("info", "json")
     assert len(lines(lambda: logging.getLogger("router").info("x"))) == 1
-    assert [h.stream for h in logging.getLogger().handlers] == [sys.stderr]  # type: ignore[attr-defined]
 
 
 @QUICK
@@ -345,3 +351,65 @@ def test_a_sampled_decision_has_both_sums(lines):
         "decision id=id-1 mode=remote_prefill reason=cheaper_remote direct_s=0.5000 remote_s=0.2500"
     )
     assert lines(lambda: AccessLog().observe([decided]), level="warning") == []
+
+
+# Processes: all lines are written, once each.
+
+LOGS = """
+import asyncio, logging, os
+from router.telemetry.logs import configure
+configure("info", "text")
+log = logging.getLogger("router")
+"""
+
+FORKS = """
+for number in range(10):
+    log.info("before %d", number)
+child = os.fork()
+log.info("%s", "after in the parent" if child else "after in the child")
+if child:
+    print("forked", flush=True)
+    os.waitpid(child, 0)
+else:
+    logging.shutdown()
+    os._exit(0)
+"""
+
+ENDS = """
+async def main():
+    log.info("the last line")
+    raise SystemExit(3)
+asyncio.run(main())
+"""
+
+
+def test_a_forked_process_leaves_its_parents_lines_to_it() -> None:
+    reading, writing = os.pipe()
+    size = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writing, b"x" * (size - 1) + b"\n")  # it is full: all lines wait when it forks
+    with subprocess.Popen(
+        [sys.executable, "-c", LOGS + FORKS], stdout=subprocess.PIPE, stderr=writing
+    ) as process:
+        os.close(writing)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"forked\n"
+        with open(reading) as pipe:
+            _, *lines = pipe.read().splitlines()
+    assert process.returncode == 0
+    said = sorted(line.partition("INFO    ")[2] for line in lines)
+    wanted = [f"before {number}" for number in range(10)]
+    assert said == sorted([*wanted, "after in the parent", "after in the child"])
+
+
+def test_the_last_lines_of_a_process_are_written() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOGS + ENDS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert done.stderr.endswith("INFO    the last line\n")
+
+
+def test_a_process_without_standard_error_loses_its_lines_only() -> None:
+    command = f"exec {sys.executable} -c '{LOGS + ENDS}' 2>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert done.returncode == 3

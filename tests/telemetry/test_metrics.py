@@ -424,3 +424,13 @@ def test_connections_are_told_by_state(bench):
 def test_connections_that_several_processes_show_one_after_the_other_are_never_below_none(bench):
     bench.connections.append((D0, 2, 3))
     assert bench.value("pd_router_engine_connections", endpoint=D0.url, state="active") == 0
+
+
+def test_lines_that_the_log_has_not_are_counted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "pd_router_log_lines_dropped_total"
+    assert bench.value(name) == 0.0
+    for count in (3, 3, 5):
+        monkeypatch.setattr("router.telemetry.metrics.dropped_lines", lambda count=count: count)
+        assert bench.value(name) == count
