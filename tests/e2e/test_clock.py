@@ -1,0 +1,69 @@
+"""The time of day jumps while a router works: nothing but the times in its log changes."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.clock import Clock, needs_faketime
+from tests.e2e.process import Process, serving
+from tests.e2e.test_workers import until
+from tests.net.client import request
+from tests.net.engine import ScriptedEngine, json_reply
+from tests.net.harness import Harness
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+
+OK = json_reply({"choices": [{"text": "ok"}]})
+
+HOUR = 3600
+
+PROBES = 10
+"""Of the engine after a jump: by then all that works by the clock has looked at it again."""
+
+
+async def probed_and_answered(process: Process, engine: ScriptedEngine) -> None:
+    """Requests go on, until the engine has been probed again and again."""
+    wanted = len(engine.probes) + PROBES
+    client = await process.client()
+
+    async def is_over() -> bool:
+        for _ in range(10):
+            assert (await client.ask(COMPLETIONS, completion("hi"))).status == 200
+        return len(engine.probes) >= wanted
+
+    await until(is_over, "no probes")
+    client.leave()
+
+
+@needs_faketime
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_nothing_changes_when_the_time_of_day_jumps(
+    harness: Harness, tmp_path: Path, workers: str
+) -> None:
+    clock = Clock(tmp_path / "clock")
+    engine = await harness.engine()
+    flags = ["--decode", engine.url, "--workers", workers, "--health-check-interval", "0.05"]
+    flags += ("--stall-timeout", "600", "--stream-idle-timeout", "600")
+    async with serving(*flags, launcher=clock.launcher) as process:
+        await process.ready()
+        client = await process.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        call.stream(token("a"))
+        answer = await (await client.begin()).until(token("a"))
+        engine.answer_all(lambda call: call.send(OK))
+        idle = await process.client()
+        assert (await idle.get("/health")).status == 200
+        await probed_and_answered(process, engine)
+        for jump in (HOUR, 0, -HOUR, 0):
+            clock.set(jump)
+            await probed_and_answered(process, engine)
+        assert (await idle.get("/health")).status == 200  # it was not closed
+        call.events(token("b"), DONE)
+        call.end()
+        await answer.rest()
+        assert answer.body == token("a") + token("b") + DONE
+        assert {record["level"] for record in process.records} == {"info"}
+        times = [datetime.fromisoformat(record["time"]) for record in process.records]
+        assert max(times) - datetime.now(UTC) > timedelta(minutes=50)  # there was a jump
+        assert datetime.now(UTC) - min(times) > timedelta(minutes=50)
