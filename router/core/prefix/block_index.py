@@ -37,11 +37,11 @@ class BlockIndex:
         """How many of the prompt's tokens each source holds, by its bit: from the first token to
         the first block that it lacks. Sources that hold nothing are not named."""
         found: dict[int, int] = {}
-        holders = self._holders
+        holders, bits = self._holders, SHARD_BITS
         for size, sources in self._sizes.items():
             left, depth = sources, 0
             for key in prompt.keys(size):
-                still = left & holders[key & SHARD_BITS].get(key, 0)
+                still = left & holders[key & bits].get(key, 0)
                 if still != left:
                     _note(found, left ^ still, depth)
                     if not still:

@@ -97,6 +97,9 @@ def test_extra_keys_of_any_kind_tell_blocks_apart() -> None:
     one, two = stored(extra_keys=[[["image", 5]]]), stored(extra_keys=[[["image", 6]]])
     assert one.extra_keys != two.extra_keys
     assert stored(extra_keys=[None]).extra_keys == [None]
+    read_before = one.extra_keys
+    assert read_before is not None
+    assert stored(extra_keys=list(read_before)).extra_keys == read_before
 
 
 @pytest.mark.parametrize(
