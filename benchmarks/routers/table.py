@@ -52,6 +52,10 @@ def _ours(
     ]
 
 
+def _sed(*more: str) -> Command:
+    return functools.partial(_ours, "shortest_expected_delay", more=more)
+
+
 def _workers(count: int) -> Router:
     """Ours in so many processes; its process tree is measured as a whole."""
     more = ("--workers", str(count))
@@ -111,13 +115,19 @@ ROUTERS = {
         _workers(2),
         _workers(4),
         Router("ours-round-robin", "/ready", _with(_ours, "round_robin")),
-        Router("ours-sed", "/ready", _with(_ours, "shortest_expected_delay")),
+        Router("ours-sed", "/ready", _sed()),
+        Router("ours-sed-off", "/ready", _sed("--prefix-cache", "off")),
+        Router("ours-sed-events", "/ready", _sed("--prefix-cache", "events")),
         Router("nginx", "/health", nginx.command, NGINX, two_legs=False),
         # Its least-loaded: the less loaded of two random workers. Its default, cache_aware, asks
-        # every engine to render each prompt, which would measure the engines.
+        # every engine to render each prompt, which would measure the engines: it is in
+        # `benchmarks.prefix` only.
         Router("vllm-router", "/readiness", _with(_vllm_router, "power_of_two"), VLLM_ROUTER),
         Router(
             "vllm-router-round-robin", "/readiness", _with(_vllm_router, "round_robin"), VLLM_ROUTER
+        ),
+        Router(
+            "vllm-router-cache-aware", "/readiness", _with(_vllm_router, "cache_aware"), VLLM_ROUTER
         ),
         Router("smg-power-of-two", "/readiness", _with(_smg, "power_of_two"), SMG, two_legs=False),
         Router(

@@ -8,8 +8,10 @@ the three hold together. Prints a row per router: the share of prompt tokens tha
 in their prefix caches, by their own counters, and the seconds to the first token. Each run begins
 with empty caches (its conversations are its own).
 
-A router is a strategy of ours, `NAME/off` for one with --prefix-cache off, `NAME*2` for two routers
-that do not know of each other, or a program of `python -m benchmarks peers`.
+A router is a strategy of ours, `NAME/off` or `NAME/events` for one with that --prefix-cache,
+`NAME*2` for two routers that do not know of each other, or a program of `python -m benchmarks
+peers`. Clients of a router with events ask for `return_token_ids`; if there is one, all routers
+have engines that publish.
 """
 
 import asyncio
@@ -26,7 +28,7 @@ from typing import Any
 import aiohttp
 
 from tests.engines import lab
-from tests.engines.fleet import MODEL
+from tests.engines.fleet import EVENT_SPECS, MODEL, service
 from tests.engines.layout import Layout, layout
 from tests.engines.service import Service
 from tests.engines.slowed import plain_engines, router_service
@@ -129,7 +131,7 @@ async def _ask(
 ) -> str:
     body: dict[str, Any] = {
         "model": MODEL, "messages": messages, "max_tokens": TOKENS, "min_tokens": TOKENS,
-        "temperature": 0, "stream": True,
+        "temperature": 0, "stream": True, "return_token_ids": "/events" in result.router,
     }  # fmt: skip
     at, text, has_begun = time.monotonic(), "", False
     async with session.post(url + CHAT, json=body) as response:
@@ -198,7 +200,8 @@ def _print(result: Result) -> None:
 def main(routers: Sequence[str]) -> None:
     """Run the conversations through these routers, on engines that are started if need be."""
     where = layout()
-    engines = plain_engines(where)
+    tells = any("/events" in name for name in routers)
+    engines = [service(spec, where) for spec in EVENT_SPECS] if tells else plain_engines(where)
     started = lab.start(where, engines)
     print("| router | prefix hits | TTFT mean, ms | p50 | p99 |")
     print("|---|---|---|---|---|")

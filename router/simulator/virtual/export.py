@@ -1,0 +1,58 @@
+"""Loads with prefixes in common as lines of JSON, for those who replay them over HTTP
+(`python -m benchmarks.prefix`): `python -m router.simulator.virtual.export --help`.
+
+The first line is the engine that the load is made for, each other one a session: `at` in seconds,
+and its `turns` as [prompt tokens, answer tokens, seconds of pause before it, blocks]. A block is a
+number for its contents; blocks of the prompt come first, then those of the answer.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+
+from router.simulator.virtual.loads import mooncake
+from router.simulator.virtual.prefix_scenarios import LOADS
+from router.simulator.virtual.scenarios import Size, replayed, scenario
+from router.simulator.virtual.values import Scenario
+
+__all__ = ["lines", "main"]
+
+
+def lines(made: Scenario) -> Iterator[bytes]:
+    """The scenario's engine and sessions."""
+    yield orjson.dumps(asdict(made.model))
+    for session in made.sessions:
+        turns = [(turn.prompt, turn.output, turn.pause, turn.contents) for turn in session.turns]
+        yield orjson.dumps({"at": session.at, "turns": turns})
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print a load. Returns 2, with a line that says why, for what is none."""
+    parser = argparse.ArgumentParser(prog="python -m router.simulator.virtual.export")
+    known = f"one of {', '.join(LOADS)}, or a file in Mooncake's format"
+    parser.add_argument("load", help=known)
+    parser.add_argument("--engines", type=int, default=8, metavar="N")
+    parser.add_argument("--requests", type=int, metavar="N", help="in all; else the load's own")
+    given = parser.parse_args(words)
+    size = Size(engines=given.engines, requests=given.requests)
+    try:
+        made = scenario(given.load, size) if given.load in LOADS else _replayed(given.load, size)
+    except (OSError, mooncake.TraceError) as error:
+        print(f"error: {given.load} is not {known}: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    for line in lines(made):
+        sys.stdout.buffer.write(line + b"\n")
+    return 0
+
+
+def _replayed(path: str, size: Size) -> Scenario:
+    with Path(path).open("rb") as trace:
+        return replayed(path, size, tuple(mooncake.sessions(trace, limit=size.requests)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""Loads with prefixes in common over HTTP are those of virtual time, and are measured truly."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from benchmarks.prefix import loads
+from benchmarks.prefix.__main__ import LOADS, main
+from benchmarks.prefix.loads import load
+
+
+def common(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def test_requests_have_the_lengths_and_the_pauses_of_the_load() -> None:
+    what = load("multi-turn", 2, 24, 4.0)
+    assert what.requests == 24
+    for session in what.sessions:
+        assert session.turns[0].pause == 0.0
+        for turn in session.turns:
+            assert len(turn.said) % (16 * loads.CHARACTERS) == 0
+    slow = load("multi-turn", 2, 24, 1.0)
+    assert [each.at for each in slow.sessions] == [4 * each.at for each in what.sessions]
+    assert what.engine["prefill_tokens_per_second"] == 4 * slow.engine["prefill_tokens_per_second"]
+
+
+def test_texts_have_in_common_what_the_load_says() -> None:
+    one, other, *_ = (each.turns[0].said for each in load("one-prefix", 2, 4, 1.0).sessions)
+    assert common(one, other) == 6000 // 16 * 16 * loads.CHARACTERS
+    one, other, *_ = (each.turns[0].said for each in load("no-reuse", 2, 4, 1.0).sessions)
+    assert common(one, other) < 8
+
+
+def test_all_loads_can_be_had() -> None:
+    assert all(load(name, 2, 8, 1.0).requests == 8 for name in LOADS)
+
+
+def test_what_is_no_load_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--load", "nowhere.jsonl"])
+    assert ended.value.code == 2
+    assert "nowhere.jsonl is not one of conversation," in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("routers", ["1", "2"])
+def test_a_tiny_run(routers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real processes, no judgement on speed."""
+    kept = tmp_path / "runs.jsonl"
+    given = ["--load", "agents", "--router", "ours-sed-events", "--routers", routers]
+    small = ["--engines", "2", "--requests", "20", "--speed", "50", "--json", str(kept)]
+    assert main([*given, *small]) == 0
+    assert "agents" in capsys.readouterr().out
+    run: dict[str, Any] = orjson.loads(kept.read_bytes())
+    assert (run["requests"], run["failed"]) == (20, 0)
+    assert run["hit_rate"] > 0.3, "each turn begins with the one before"
+    assert 1.0 <= run["spread"] <= 2.0
+    assert 0 < run["ttft_mean"] <= run["e2e_mean"]
+
+
+def test_a_trace_of_ones_own_is_replayed(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 0, "input_length": 1024, "output_length": 2, "hash_ids": [1, 2]},
+        {"timestamp": 500, "input_length": 1024, "output_length": 2, "hash_ids": [1, 3]},
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b"\n".join(map(orjson.dumps, rows)))
+    one, other = load(str(trace), 2, None, 2.0).sessions
+    assert other.at == 0.25
+    assert common(one.turns[0].said, other.turns[0].said) == 512 * loads.CHARACTERS
