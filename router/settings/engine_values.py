@@ -21,7 +21,7 @@ from pydantic_settings import NoDecode
 from router.core import engines_file
 from router.core.discovery_names import DnsName, dns_name, label_selector, pod_port
 from router.settings.files import once, read_json
-from router.settings.values import ALL, Ports, Text, Whole, comma_list, number, plain_url, unique
+from router.settings.values import ALL, Ports, Text, UniqueList, Whole, number, plain_url
 
 __all__ = [
     "DnsNames",
@@ -69,26 +69,12 @@ def _dns_name(value: object) -> DnsName:
 Selector = Annotated[str, AfterValidator(label_selector)]
 Namespace = Annotated[str, AfterValidator(_namespace)]
 EnginesFile = Annotated[Path, AfterValidator(_engines_file)]
-Urls = Annotated[
-    tuple[Annotated[str, AfterValidator(plain_url)], ...],
-    NoDecode,
-    BeforeValidator(comma_list),
-    AfterValidator(unique),
-]
+Urls = UniqueList[Annotated[str, AfterValidator(plain_url)]]
 PodPorts = Annotated[
-    tuple[Annotated[int | str, BeforeValidator(pod_port)], ...],
-    NoDecode,
-    BeforeValidator(comma_list),
-    AfterValidator(unique),
-    Field(min_length=1),
+    UniqueList[Annotated[int | str, BeforeValidator(pod_port)]], Field(min_length=1)
 ]
-DnsNames = Annotated[
-    # Plain: compiled, DnsName does not tell the types of its members.
-    tuple[Annotated[DnsName, PlainValidator(_dns_name)], ...],
-    NoDecode,
-    BeforeValidator(comma_list),
-    AfterValidator(unique),
-]
+# Plain: compiled, DnsName does not tell the types of its members.
+DnsNames = UniqueList[Annotated[DnsName, PlainValidator(_dns_name)]]
 
 
 class Receiver(BaseModel):

@@ -8,7 +8,7 @@ import re
 import ssl
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
@@ -38,12 +38,11 @@ __all__ = [
     "Text",
     "Threshold",
     "TracesUrl",
+    "UniqueList",
     "Whole",
     "Workers",
-    "comma_list",
     "number",
     "plain_url",
-    "unique",
 ]
 
 
@@ -54,7 +53,7 @@ ALL = "*"
 """In a mapping from URLs: all that are not named."""
 
 
-def comma_list(value: object) -> object:
+def _comma_list(value: object) -> object:
     """A comma list, or a repeated flag whose values may be comma lists themselves."""
     if isinstance(value, str | int):
         value = [value]
@@ -73,7 +72,7 @@ def plain_url(url: str) -> str:
     return normalise(url)
 
 
-def unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
+def _unique(values: tuple[Any, ...]) -> tuple[Any, ...]:
     once((value, None) for value in values)
     return values
 
@@ -164,6 +163,10 @@ def _header_name(name: str) -> str:
     return name.lower()
 
 
+T = TypeVar("T")
+UniqueList = Annotated[
+    tuple[T, ...], NoDecode, BeforeValidator(_comma_list), AfterValidator(_unique)
+]
 Text = Annotated[str, Field(min_length=1)]
 TracesUrl = Annotated[str, AfterValidator(_traces_url)]
 ExistingFile = Annotated[Path, AfterValidator(_existing)]
@@ -171,23 +174,13 @@ Key = Annotated[str, AfterValidator(_key)]
 Keys = Annotated[Path, AfterValidator(_keys)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 SocketPath = Annotated[Path, AfterValidator(_socket_path)]
-Networks = Annotated[
-    tuple[Annotated[str, AfterValidator(_network)], ...],
-    NoDecode,
-    BeforeValidator(comma_list),
-    AfterValidator(unique),
-]
-Origins = Annotated[
-    tuple[Annotated[str, AfterValidator(_web_origin)], ...],
-    NoDecode,
-    BeforeValidator(comma_list),
-    AfterValidator(unique),
-]
+Networks = UniqueList[Annotated[str, AfterValidator(_network)]]
+Origins = UniqueList[Annotated[str, AfterValidator(_web_origin)]]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
 Whole = Annotated[int, BeforeValidator(number)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
-Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(comma_list)]
+Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_comma_list)]
 # A day: what is longer is a typing error.
 SecondsOrZero = Annotated[float, BeforeValidator(number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]
