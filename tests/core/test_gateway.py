@@ -36,7 +36,6 @@ from tests.core.fixtures import D0, D1, D2, P0, P1, request
 NO_ONE: frozenset[Endpoint] = frozenset()
 BOOK = AddressBook((P0, P1, D0, D1))
 LONG = request(prompt="x" * 4000)
-SIX = Endpoint("http://[fd00::1]", Role.DECODE)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,6 @@ from tests.docs.blocks import ROOT, blocks, documents, links, tables
 
 DOCS = ROOT / "docs"
 
-ANCHORED = [*documents(), ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"]
-
 
 def text_of(name: str) -> str:
     """A document of docs/."""

@@ -80,10 +80,6 @@ def has_content(found: Mapping[str, Any]) -> bool:
     return False
 
 
-def _listed(value: bytes) -> tuple[str, ...]:
-    return tuple(each.strip() for each in value.decode("latin-1").split(","))
-
-
 def _count(usage: object, seen: Seen) -> None:
     if not isinstance(usage, dict):
         return

@@ -73,20 +73,9 @@ def simulate(
     for change in scenario.changes:
         agenda.at(change.at, _event(change, engines, replicas, probes, agenda))
     samples: list[Sample] = []
-
-    def sample(now: float) -> None:
-        in_vain = {engine for engine, _ in _queue_in_vain(engines)}
-        samples.append(
-            Sample(
-                now,
-                len(clients.ended),
-                tuple(engine.load for engine in engines),
-                tuple(engine.is_fit for engine in engines),
-                tuple(engine in in_vain for engine in engines),
-            )
-        )
-
-    agenda.every(TICK_SECONDS, TICK_SECONDS, sample)
+    agenda.every(
+        TICK_SECONDS, TICK_SECONDS, lambda now: samples.append(_sample(now, engines, clients))
+    )
     agenda.every(QUEUE_SECONDS, QUEUE_SECONDS, lambda _: _see_queues(engines))
     clients.start()
     agenda.run_while(clients.is_going_on, HORIZON_SECONDS)
@@ -100,6 +89,17 @@ def simulate(
         most_running=max(engine.most_running for engine in engines),
         events=agenda.events,
         totals=[_totals(place, engine, replicas) for place, engine in enumerate(engines)],
+    )
+
+
+def _sample(now: float, engines: Sequence[Engine], clients: Clients) -> Sample:
+    in_vain = {engine for engine, _ in _queue_in_vain(engines)}
+    return Sample(
+        now,
+        len(clients.ended),
+        tuple(engine.load for engine in engines),
+        tuple(engine.is_fit for engine in engines),
+        tuple(engine in in_vain for engine in engines),
     )
 
 
