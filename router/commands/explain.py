@@ -29,7 +29,7 @@ from router.core.ranking import Ranking
 from router.core.routes import ROUTES
 from router.core.values import NO_KEYS, Candidate, Decision, Endpoint, Facts, Mode, Role, Route
 from router.settings import Settings, suggestion
-from router.web.parts import fleet_of, scheduler_of
+from router.web.routing_parts import fleet_of, scheduler_of
 from router.web.sources import endpoints_of
 
 __all__ = ["run"]

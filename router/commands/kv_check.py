@@ -31,7 +31,8 @@ from router.net.engine_session import engine_session, read_bounded
 from router.net.pool import RANK_HEADER
 from router.net.tasks import TaskSet
 from router.settings import Settings
-from router.web.parts import engine_tls_of, fleet_of, kv_source_finder
+from router.web.engine_parts import engine_tls_of, kv_source_finder
+from router.web.routing_parts import fleet_of
 from router.web.sources import endpoints_of
 
 __all__ = ["KVFinding", "kv_findings"]

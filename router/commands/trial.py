@@ -27,7 +27,7 @@ from router.core.values import Endpoint, Facts, Reply, Role
 from router.net.diagnosis import trouble_of
 from router.net.engine_session import engine_session
 from router.settings import Settings
-from router.web.parts import engine_tls_of
+from router.web.engine_parts import engine_tls_of
 
 __all__ = ["Trial", "trials"]
 

@@ -3,35 +3,26 @@
 from dataclasses import dataclass
 
 from router.core.fleet import Fleet
-from router.core.probing import roles_that_use_speed
-from router.net.body_parser import BodyParser
-from router.net.engine_pools import EnginePools
-from router.net.read_limiter import ReadLimiter
-from router.net.speed_prober import SpeedProber
-from router.net.start_limiter import StartLimiter
-from router.net.tls_files import TLSFiles
 from router.settings import Settings
 from router.telemetry.logs import set_level
 from router.telemetry.metrics import Metrics
 from router.web.admin import OperationsHandler
-from router.web.fleet_sync import FleetSync
-from router.web.parts import (
+from router.web.client_parts import (
     admission_gate,
     admission_limits,
     byte_budget_of,
     cors_of,
-    exclusion_of,
     key_file_of,
     limits_of,
-    policies_of,
-    pool_of,
     prefill_from,
-    scheduler_of,
-    shown_config,
     timeouts_of,
     trusted_gateways,
 )
+from router.web.client_side import ClientSide
+from router.web.engine_side import EngineSide
+from router.web.fleet_sync import FleetSync
 from router.web.request_handler import RequestHandler
+from router.web.routing_parts import exclusion_of, scheduler_of, shown_config
 from router.web.sources import SETTINGS, targets_of
 
 __all__ = ["SCHEDULING", "Parts", "reload"]
@@ -52,12 +43,8 @@ class Parts:
     admin_handler: OperationsHandler
     fleet: Fleet
     sync: FleetSync
-    pools: EnginePools
-    engine_tls: TLSFiles
-    engine_reads: ReadLimiter
-    body_parser: BodyParser
-    speed_prober: SpeedProber
-    start_limiter: StartLimiter
+    engines: EngineSide
+    clients: ClientSide
     metrics: Metrics
 
 
@@ -79,12 +66,8 @@ def reload(parts: Parts, before: Settings, settings: Settings) -> None:
     parts.admin_handler.configure(network.limits, admin_keys)
     _reload_routing(parts, before, settings)
     _reload_admission(parts, settings)
-    parts.pools.configure(
-        pool_of(settings, parts.engine_tls, parts.engine_reads),
-        connect_seconds=settings.connect_timeout,
-        idle_seconds=settings.idle_connection_timeout,
-        max_idle=settings.max_idle_connections,
-    )
+    parts.engines.configure(settings)
+    parts.clients.plans.configure(settings)
     parts.metrics.info.config = shown_config(settings)
     if settings.log_level != before.log_level:
         set_level(settings.log_level)
@@ -100,8 +83,7 @@ def _reload_routing(parts: Parts, before: Settings, settings: Settings) -> None:
         scheduler.succeed(network.scheduler)
         network.scheduler = scheduler
     parts.fleet.configure(exclusion_of(settings))
-    parts.speed_prober.speed_roles = roles_that_use_speed(policies_of(settings))
-    parts.body_parser.prefill_from = prefill_from(settings)
+    parts.clients.body_parser.prefill_from = prefill_from(settings)
 
 
 def _reload_admission(parts: Parts, settings: Settings) -> None:
@@ -111,5 +93,5 @@ def _reload_admission(parts: Parts, settings: Settings) -> None:
         network.admission.configure(admission_limits(settings))
     else:
         network.admission = admission_gate(
-            settings, parts.fleet, parts.start_limiter, parts.metrics
+            settings, parts.fleet, parts.clients.start_limiter, parts.metrics
         )

@@ -1,7 +1,7 @@
 """Runs a router on uvicorn: its own connections, uvloop, and a shutdown that drains.
 
-This file is all that knows uvicorn. Of what is not its public interface it uses: `Server.startup`
-and `shutdown` (replaced), `capture_signals` and `handle_exit` (replaced),
+No other file of the router uses uvicorn. Of what is not its public interface it uses:
+`Server.startup` and `shutdown` (replaced), `capture_signals` and `handle_exit` (replaced),
 `lifespan`, `servers`, `started`, `should_exit`, `force_exit`, and `server_state` with its
 `connections` and `tasks`. tests/web/test_uvicorn.py states what it relies on.
 """
@@ -114,7 +114,7 @@ class Server(uvicorn.Server):
         self.admin: AdminListener | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin the application's life, then listen, and say where: with port 0 nobody knows."""
+        """Start the application, then listen, and log where: the port may be any free one."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             self.should_exit = True
@@ -132,7 +132,7 @@ class Server(uvicorn.Server):
             )
             for each in sockets or listening_sockets(self.config.host, self.config.port, 1)[0]
         ]
-        limits = self._router.limits
+        limits = self._router.clients.limits
         self._deadlines = DeadlineSweep(
             state.connections,  # type: ignore[arg-type]
             min(limits.body_seconds, limits.stall_seconds, limits.keep_alive_seconds),
@@ -161,7 +161,7 @@ class Server(uvicorn.Server):
         if sockets is None:
             [sockets] = listening_sockets(settings.listening_admin_host, settings.admin_port, 1)
         router = self._router
-        self.admin = AdminListener(router.admin_handler, sockets, loop, router.admin_tls)
+        self.admin = AdminListener(router.operators.handler, sockets, loop, router.admin_tls)
 
     def _look_for_successor(self, loop: asyncio.AbstractEventLoop, succession: Succession) -> None:
         if self.should_exit:

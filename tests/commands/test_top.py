@@ -39,7 +39,7 @@ async def test_one_sample_is_printed_with_its_engines(harness: Harness) -> None:
     assert status == 0
     assert engine.url in out.getvalue()
     assert "1 of 1 up" in out.getvalue()
-    await eventually(lambda: not router.router.sampler.is_running)
+    await eventually(lambda: not router.router.operators.sampler.is_running)
 
 
 async def test_without_a_router_it_says_so(closed_port: int) -> None:

@@ -147,7 +147,7 @@ class Running:
         for endpoint in self.router.pools:
             assert ledger.in_flight(endpoint) == 0
             assert ledger.tokens(endpoint) == 0
-        assert not self.router._idle_sweep._watched
+        assert not self.router.clients.idle_sweep._watched
 
 
 class Harness:

@@ -327,12 +327,12 @@ async def test_without_engines_who_comes_is_answered_not_kept(harness: Harness) 
 async def test_what_happens_is_counted(harness: Harness) -> None:
     found = await crowd(harness, queue_size=1)
     await found.come(b"a")
-    text = (await found.router.router.exposition()).decode()
+    text = (await found.router.router.counts.exposition()).decode()
     assert "pd_router_queue_length 1.0" in text
     await found.come(b"a")
     assert await found.next() == "a"
     await found.end()
-    text = (await found.router.router.exposition()).decode()
+    text = (await found.router.router.counts.exposition()).decode()
     assert "pd_router_queue_length 0.0" in text
     assert "pd_router_queue_wait_seconds_count 1.0" in text
     assert 'pd_router_queue_rejections_total{reason="full"} 1.0' in text

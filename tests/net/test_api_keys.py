@@ -72,7 +72,7 @@ async def test_names_are_counted_and_keys_appear_nowhere(
     router = await guarded(harness, file)
     await router.ask(COMPLETIONS, completion("x" * 400), BEARER)
     await router.ask(COMPLETIONS, completion(), (b"x-api-key", OTHER))
-    text = await router.router.exposition()
+    text = await router.router.counts.exposition()
     assert b'pd_router_api_key_requests_total{api_key="team-a",outcome="ok"} 1.0' in text
     assert b'pd_router_api_key_input_tokens_total{api_key="team-a"} 100.0' in text
     for secret in (KEY, OTHER):

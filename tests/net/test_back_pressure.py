@@ -179,7 +179,7 @@ async def test_a_stream_behind_an_answer_that_is_not_read_waits_for_its_client(
     (await engine.call()).send(LARGE)
     call = await engine.call()
     call.stream(EVENT)
-    (relay,) = router.router._idle_sweep._watched
+    (relay,) = router.router.clients.idle_sweep._watched
     assert isinstance(relay, Relay)
     await eventually(lambda: relay.status)
     assert not _is_read_from(router, engine)
@@ -259,7 +259,7 @@ async def test_a_silent_engine_is_not_blamed_while_its_client_does_not_read(
     call.send(sse_head())
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
-    (relay,) = router.router._idle_sweep._watched
+    (relay,) = router.router.clients.idle_sweep._watched
     now = asyncio.get_running_loop().time()
     for hours in range(1, 4):
         relay.check_idle(now + hours * 3600)
@@ -277,7 +277,7 @@ async def test_while_a_client_does_not_read_its_stream_tells_nothing_of_the_engi
     call.send(sse_head())
     pump = Pump(router, call, EVENT)
     await pump.until_stuck()
-    idle_sweep = router.router._idle_sweep
+    idle_sweep = router.router.clients.idle_sweep
     for _ in range(3):
         idle_sweep._sweep()
     idle_sweep._disarm()  # from here on only the test sweeps

@@ -24,7 +24,7 @@ def stall(router: Running, engine: ScriptedEngine) -> None:
     member = router.router.fleet.member(router.endpoint(engine))
     member.stall = Stall(time.monotonic())
     member.speed.is_stalled = True
-    router.router._idle_sweep._sweep()
+    router.router.clients.idle_sweep._sweep()
 
 
 async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(harness: Harness) -> None:

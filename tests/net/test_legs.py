@@ -34,7 +34,7 @@ async def _relaying(
     client = await router.client()
     await client.send(request(path, body))
     call = await decode.call()
-    (relay,) = router.router._idle_sweep._watched
+    (relay,) = router.router.clients.idle_sweep._watched
     return router, client, call, relay
 
 

@@ -41,7 +41,7 @@ async def _router(
 
 def _notify(router: Running, call: Call) -> None:
     """What a prefill engine's rank says once the KV cache is with the decode engine."""
-    waits = router.router._kv_ready
+    waits = router.router.clients.kv_ready
     assert waits is not None
     transfer = call.json["kv_transfer_params"]["disagg_spec"]["req_id"]
     with zmq.Context() as context, context.socket(zmq.PUSH) as rank:
@@ -50,7 +50,7 @@ def _notify(router: Running, call: Call) -> None:
 
 
 async def _is_waiting(router: Running) -> None:
-    waits = router.router._kv_ready
+    waits = router.router.clients.kv_ready
     assert waits is not None
     await eventually(lambda: len(waits._waits) == 1)
 
@@ -104,7 +104,7 @@ async def test_a_client_that_leaves_between_the_legs_ends_the_wait(
     assert (record.outcome, record.status) == ("client_left", 0)
     await router.is_quiet()
     assert decode.seen == 0
-    await eventually(lambda: router.router._kv_ready._waits == {})  # type: ignore[union-attr]
+    await eventually(lambda: router.router.clients.kv_ready._waits == {})  # type: ignore[union-attr]
     assert router.all(LegFailed) == []
 
 
@@ -162,6 +162,6 @@ async def test_a_missing_package_is_named_when_the_router_is_built(
     def missing(address: str) -> None:
         raise ImportError("KV-ready notifications need zmq")
 
-    monkeypatch.setattr("router.web.parts.KVReadySocket", missing)
+    monkeypatch.setattr("router.web.client_parts.KVReadySocket", missing)
     with pytest.raises(SettingsError, match="--lmcache-notify-bind: KV-ready notifications"):
         await _router(harness)

@@ -41,7 +41,7 @@ async def test_the_version_of_an_engine_is_asked_when_it_joins(harness: Harness)
     router = await harness.router(engine)
     assert router.router.fleet.member(router.endpoint(engine)).version == "0.32.0"
     router.router.events.clear()
-    await router.router._prober.probe_all()
+    await router.router.engines.prober.probe_all()
     assert [probed.version for probed in router.all(Probed)] == [None]
     assert engine.probes.count(b"/version") == 1
 
@@ -232,7 +232,7 @@ async def test_engines_that_do_not_answer_delay_the_start_by_one_probe_at_most(
 ) -> None:
     dead, good = await harness.engine(), await harness.engine()
     router = await harness.router(good, dead, health_check_timeout=0.2)
-    prober = router.router._prober
+    prober = router.router.engines.prober
     prober._timeout = aiohttp.ClientTimeout(total=None)  # only the look's own limit is left
     dead.probed = lambda call: True  # type: ignore[method-assign]
     router.router.events.clear()

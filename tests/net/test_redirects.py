@@ -40,6 +40,6 @@ async def test_probes_follow_none(harness: Harness, status: int) -> None:
     location = f"location: {other.url}/health".encode()
     engine.health = engine.models = engine.metrics = json_reply({}, status, location)
     router = await harness.router(engine, ready=False)  # it has probed all when it listens
-    await router.router._prober._scrape(router.endpoint(engine))
+    await router.router.engines.prober._scrape(router.endpoint(engine))
     assert engine.probes
     assert not other.connections

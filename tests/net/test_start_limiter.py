@@ -108,7 +108,7 @@ def test_work_that_brings_work_lets_it_wait_behind_the_others() -> None:
 
 async def test_a_router_renews_it(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
-    start_limiter = router.router.start_limiter
+    start_limiter = router.router.clients.start_limiter
     start_limiter._left = 0
     await eventually(lambda: start_limiter._left)
 

@@ -151,7 +151,7 @@ async def test_the_time_of_a_prefill_counts_from_the_request_and_not_from_its_co
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await prefill.call()
-    router.router._idle_sweep._sweep()
+    router.router.clients.idle_sweep._sweep()
     await call.left()
     assert (await client.answer()).status == 200
     assert router.all(FellBack) == [FellBack(Role.PREFILL, "timeout")]
@@ -191,7 +191,7 @@ async def test_an_engine_that_sends_now_and_then_is_never_silent(harness: Harnes
     call = await engine.call()
     call.stream()
     answer = await client.begin()
-    (relay,) = router.router._idle_sweep._watched
+    (relay,) = router.router.clients.idle_sweep._watched
     limit = router.router.settings.stream_idle_timeout
     for letter in "abc":
         call.events(token(letter))
@@ -209,7 +209,7 @@ async def test_the_first_byte_has_a_limit_of_its_own(harness: Harness) -> None:
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
-    (relay,) = router.router._idle_sweep._watched
+    (relay,) = router.router.clients.idle_sweep._watched
     relay.check_idle(relay._started_at + 499)  # type: ignore[attr-defined]
     assert not call.connection.closed.is_set()
     call.send(OK)

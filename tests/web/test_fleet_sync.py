@@ -151,13 +151,13 @@ async def test_a_request_that_was_not_sent_yet_goes_to_another_engine(
     names(router, one)
     await router.usable(one)
     del router.router.pools[router.endpoint(one)]
-    router.router._pools._members.clear()
+    router.router.engines.pools._members.clear()
     names(router, one, other)
     await router.usable(other)
     del router.router.pools[Endpoint(one.url, Role.DECODE)]
     for _ in range(4):
         assert (await router.ask(COMPLETIONS, completion())).status == 200
-    router.router._pools._members.pop(Endpoint(one.url, Role.DECODE))
+    router.router.engines.pools._members.pop(Endpoint(one.url, Role.DECODE))
 
 
 async def test_another_engine_at_the_same_url_has_connections_of_its_own(

@@ -123,7 +123,7 @@ async def test_limits_hold_on_connections_that_are_open(harness: Harness) -> Non
     reload(router, max_body_bytes=1024, keep_alive_timeout=5.0)
     assert (await client.ask(COMPLETIONS, long)).status == 413
     assert router.router.handler.keep_alive_seconds == 5.0
-    assert router.router.admin_handler.keep_alive_seconds == 5.0
+    assert router.router.operators.handler.keep_alive_seconds == 5.0
 
 
 async def test_keys_are_asked_for_and_no_more(harness: Harness, tmp_path: Path) -> None:

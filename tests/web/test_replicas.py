@@ -70,7 +70,7 @@ async def test_a_replica_that_is_given_its_own_address_notices(
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
-    siblings = router.router._replicas
+    siblings = router.router.replicas
     assert siblings is not None
     await eventually(lambda: siblings.siblings.shown()["told"] == [{"url": url, "error": None}])
     assert (await shown(router))["heard"] == []
@@ -116,7 +116,7 @@ async def test_a_sibling_with_another_key_is_logged_once(
         other = await harness.router(
             engine, admin_port=0, peers=[admin_url(one)], peer_key="another-key"
         )
-        mine = other.router._replicas
+        mine = other.router.replicas
         assert mine is not None
         await eventually(lambda: _error(mine.siblings.shown()) is not None)
     said = [r.getMessage() for r in caplog.records if admin_url(one) in r.getMessage()]

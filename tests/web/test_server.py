@@ -224,7 +224,7 @@ async def test_a_server_that_did_not_start_says_nothing(
     async def fail() -> None:
         raise OSError
 
-    monkeypatch.setattr(router._prober, "probe_all", fail)
+    monkeypatch.setattr(router.engines.prober, "probe_all", fail)
     server = Server(router)
     await _start(server)
     assert server.should_exit

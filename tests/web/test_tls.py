@@ -264,7 +264,7 @@ async def test_another_ca_for_engines_is_used_from_the_next_connection_on(
     )
     assert (await router.ask(COMPLETIONS, completion())).status == 200
     trustme.CA().cert_pem.write_to_path(str(ca_file))
-    router.router._engine_tls.refresh()
+    router.router.engines.tls.refresh()
     answer = await router.ask(COMPLETIONS, completion())
     assert (answer.status, answer.error["message"]) == (502, "The engine cannot be reached.")
     assert str(ca_file).encode() not in answer.body

@@ -81,7 +81,7 @@ async def test_the_head_of_the_events_has_an_end(harness: Harness) -> None:
     answer = await (await router.client()).get(EVENTS, "HEAD")
     assert answer.status == 200
     assert answer.values(b"content-type") == [b"text/event-stream; charset=utf-8"]
-    assert not router.router.sampler.is_running
+    assert not router.router.operators.sampler.is_running
 
 
 async def test_events_begin_with_the_history_and_go_on_with_samples(harness: Harness) -> None:
@@ -155,9 +155,9 @@ async def test_when_the_viewer_leaves_nothing_is_sampled(harness: Harness) -> No
     router = await harness.router(await harness.engine())
     viewer = await watcher(router)
     await viewer.sample()
-    assert router.router.sampler.is_running
+    assert router.router.operators.sampler.is_running
     viewer.client.leave()
-    await eventually(lambda: not router.router.sampler.is_running)
+    await eventually(lambda: not router.router.operators.sampler.is_running)
     await eventually(lambda: not router.server.server_state.tasks)
 
 
@@ -168,7 +168,7 @@ async def test_one_viewer_too_many_is_refused(harness: Harness) -> None:
     assert refused.status == 503
     assert "viewers are connected already" in refused.error["message"]
     viewers[0].client.leave()
-    await eventually(lambda: router.router.sampler.viewers < MAX_VIEWERS)
+    await eventually(lambda: router.router.operators.sampler.viewers < MAX_VIEWERS)
     assert (await (await watcher(router)).event())[0] == "history"
 
 
@@ -184,7 +184,7 @@ class Heavy:
 
 async def test_a_viewer_that_does_not_read_is_dropped_with_little_unsent(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
-    sampler = router.router.sampler
+    sampler = router.router.operators.sampler
     sampler._begin = Heavy
     sampler._sleep = lambda _: asyncio.sleep(0)
     client = await router.client(receive_buffer=4096)

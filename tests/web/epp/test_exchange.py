@@ -102,8 +102,8 @@ async def picker(harness: Harness) -> AsyncIterator[Picker]:
     """In front of two engines."""
     engines = await harness.engine(), await harness.engine()
     router = await harness.router(*engines, epp_port=0, max_body_bytes=200_000)
-    assert router.router.endpoint_picker is not None
-    place = f"127.0.0.1:{router.router.endpoint_picker.port}"
+    assert router.router.clients.picker is not None
+    place = f"127.0.0.1:{router.router.clients.picker.port}"
     async with grpc.aio.insecure_channel(place) as channel:
         yield Picker(router, channel)
 
@@ -268,8 +268,8 @@ async def test_keys_are_asked_for(harness: Harness, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("me a-key-with-16-characters\n")
     router = await harness.router(await harness.engine(), epp_port=0, api_key_file=keys)
-    assert router.router.endpoint_picker is not None
-    place = f"127.0.0.1:{router.router.endpoint_picker.port}"
+    assert router.router.clients.picker is not None
+    place = f"127.0.0.1:{router.router.clients.picker.port}"
     async with grpc.aio.insecure_channel(place) as channel:
         it = Picker(router, channel)
         call = it.call()
@@ -298,9 +298,9 @@ def test_settings_that_do_not_fit_are_refused(flags: dict[str, str], problem: st
 async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
     engine = await harness.engine()
     taken = await harness.router(engine, epp_port=0)
-    assert taken.router.endpoint_picker is not None
-    other = taken.router.endpoint_picker.__class__(
-        taken.router.endpoint_picker._network, "127.0.0.1", taken.router.endpoint_picker.port
+    assert taken.router.clients.picker is not None
+    other = taken.router.clients.picker.__class__(
+        taken.router.clients.picker._network, "127.0.0.1", taken.router.clients.picker.port
     )
     with pytest.raises(SettingsError, match="--epp-port: cannot listen"):
         await other.start()

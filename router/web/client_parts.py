@@ -1,0 +1,181 @@
+"""Makes the parts that face clients, from the settings."""
+
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from pathlib import Path
+
+from router.certificates import server_tls
+from router.core.byte_budget import ByteBudget
+from router.core.cors import CORS
+from router.core.fleet import Fleet
+from router.core.values import Role
+from router.net.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.gateway import Gateway
+from router.net.key_file import KeyFile
+from router.net.kv_ready import KVReadySocket
+from router.net.network import Limits, Network, Timeouts
+from router.net.relay_leg import Patience
+from router.net.start_limiter import StartLimiter
+from router.net.tls_files import TLSFiles
+from router.settings import Settings, SettingsError
+from router.telemetry.metrics import Metrics
+from router.telemetry.tracing import Tracing
+from router.web.epp.server import EndpointPicker
+
+__all__ = [
+    "admin_tls_of",
+    "admission_gate",
+    "admission_limits",
+    "byte_budget_of",
+    "cors_of",
+    "endpoint_picker",
+    "gateway_of",
+    "key_file_of",
+    "kv_ready_socket",
+    "limits_of",
+    "prefill_from",
+    "timeouts_of",
+    "tls_of",
+    "tracing_of",
+    "trusted_gateways",
+]
+
+
+def tls_of(settings: Settings) -> TLSFiles | None:
+    """What clients see; None where they are spoken to without TLS."""
+    return _listener_tls(
+        "--tls-cert-file",
+        settings.tls_cert_file,
+        settings.tls_key_file,
+        settings.tls_client_ca_file,
+    )
+
+
+def admin_tls_of(settings: Settings) -> TLSFiles | None:
+    """The same for the admin listener."""
+    return _listener_tls(
+        "--admin-tls-cert-file",
+        settings.admin_tls_cert_file,
+        settings.admin_tls_key_file,
+        settings.admin_tls_client_ca_file,
+    )
+
+
+def _listener_tls(
+    name: str, certificate: Path | None, key: Path | None, client_ca: Path | None
+) -> TLSFiles | None:
+    if certificate is None or key is None:
+        return None
+    return TLSFiles(
+        name, lambda: server_tls(certificate, key, client_ca), certificate, key, client_ca
+    )
+
+
+def key_file_of(path: Path | None, current: KeyFile | None = None) -> KeyFile | None:
+    """The keys of a file: the current ones, if they are its. Raises OSError or ValueError."""
+    if path is None:
+        return None
+    return current if current is not None and current.path == path else KeyFile(path)
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What clients may send, and how long they may take."""
+    return Limits(
+        body_bytes=settings.max_body_bytes,
+        body_seconds=settings.body_timeout,
+        stall_seconds=settings.client_stall_timeout,
+        keep_alive_seconds=settings.keep_alive_timeout,
+    )
+
+
+def cors_of(settings: Settings) -> CORS | None:
+    """Which web pages may call; None if none may."""
+    return CORS(settings.cors_allow_origin) if settings.cors_allow_origin else None
+
+
+def byte_budget_of(settings: Settings) -> ByteBudget:
+    """The bytes of bodies that one worker holds at once."""
+    share = settings.max_buffered_bytes // settings.workers
+    return ByteBudget(max(settings.max_body_bytes, share))
+
+
+def admission_gate(
+    settings: Settings, fleet: Fleet, start_limiter: StartLimiter, metrics: Metrics
+) -> AdmissionGate | None:
+    """What lets requests in; None where the settings limit nothing."""
+    limits = admission_limits(settings)
+    if limits.in_flight is None and limits.in_flight_per_engine is None:
+        return None
+
+    def usable_engines() -> int:
+        return sum(member.is_usable for member in fleet.pool(Role.DECODE))
+
+    return AdmissionGate(limits, usable_engines, start_limiter, metrics)
+
+
+def admission_limits(settings: Settings) -> AdmissionLimits:
+    """The limits of one worker process: its share."""
+
+    def share(number: int | None) -> int | None:
+        return None if number is None else -(-number // settings.workers)
+
+    return AdmissionLimits(
+        in_flight=share(settings.max_in_flight),
+        in_flight_per_engine=share(settings.max_in_flight_per_engine),
+        queue_size=-(-settings.queue_size // settings.workers),
+        queue_seconds=settings.queue_timeout,
+        tenant_header=settings.tenant_header.encode(),
+        priority_from=settings.queue_priority,
+    )
+
+
+def prefill_from(settings: Settings) -> int | None:
+    """Tokens from which on a large body may be prefilled remotely; None: nothing prefills."""
+    if not settings.prefill and not settings.discovers and settings.admin_port is None:
+        return None
+    return 0 if settings.routing_threshold == "auto" else settings.routing_threshold
+
+
+def timeouts_of(settings: Settings) -> Timeouts:
+    """How long engines may take."""
+    return Timeouts(
+        prefill=settings.prefill_timeout,
+        stream=Patience(settings.first_byte_timeout, settings.stream_idle_timeout),
+        kv_ready=settings.lmcache_notify_timeout,
+    )
+
+
+def kv_ready_socket(settings: Settings) -> KVReadySocket | None:
+    if settings.lmcache_notify_bind is None:
+        return None
+    try:
+        return KVReadySocket(settings.lmcache_notify_bind)
+    except ImportError as error:
+        raise SettingsError(f"--lmcache-notify-bind: {error}") from None
+
+
+def tracing_of(settings: Settings) -> Tracing | None:
+    if settings.otlp_traces_endpoint is None:
+        return None
+    try:
+        return Tracing(settings.otlp_traces_endpoint, settings.trace_sample)
+    except ImportError as error:
+        raise SettingsError(f"--otlp-traces-endpoint: {error}") from None
+
+
+def gateway_of(settings: Settings) -> Gateway | None:
+    """Whose choice of engines is believed; None where the router chooses."""
+    if settings.direct_mode == "off":
+        return None
+    return Gateway(trusted_gateways(settings))
+
+
+def trusted_gateways(settings: Settings) -> list[IPv4Network | IPv6Network]:
+    """Where the gateways are."""
+    return [ip_network(each) for each in settings.trusted_gateways]
+
+
+def endpoint_picker(settings: Settings, network: Network) -> EndpointPicker | None:
+    """What Envoy asks; None where it does not. Raises SettingsError without the extra."""
+    if settings.epp_port is None:
+        return None
+    return EndpointPicker(network, settings.host, settings.epp_port)

@@ -1,0 +1,111 @@
+"""What faces the clients: what their requests share, and what limits them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from router.core.events import Event
+from router.core.fleet import Fleet
+from router.core.roster import Entry
+from router.core.values import Endpoint
+from router.net.body_parser import BodyParser
+from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.network import Network
+from router.net.pool import EnginePool
+from router.net.read_limiter import READ_PER_REFILL, ReadLimiter
+from router.net.start_limiter import StartLimiter
+from router.settings import Settings
+from router.telemetry.metrics import Metrics
+from router.web.client_parts import (
+    admission_gate,
+    byte_budget_of,
+    endpoint_picker,
+    gateway_of,
+    key_file_of,
+    kv_ready_socket,
+    limits_of,
+    prefill_from,
+    timeouts_of,
+    tracing_of,
+)
+from router.web.plan_choice import PlanChoice
+from router.web.routing_parts import scheduler_of
+
+__all__ = ["ClientSide"]
+
+STARTS_PER_TURN = 32
+"""Requests that begin at once between two refills (10 ms), and, of those beyond that, in each turn
+of the event loop. Each takes 35 us, and a new engine connection 100 us in the next turn."""
+
+
+class ClientSide:
+    """`network` is what requests share, over the engines' `pools`; `observe` gets their events."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        pools: dict[Endpoint, EnginePool],
+        metrics: Metrics,
+        observe: Callable[[Event], None],
+    ) -> None:
+        self.limits = limits_of(settings)
+        self.start_limiter = StartLimiter(STARTS_PER_TURN)
+        self.read_limiter = ReadLimiter(READ_PER_REFILL)
+        self.idle_sweep = IdleTimeoutSweep(timeouts_of(settings).shortest)
+        self.kv_ready = kv_ready_socket(settings)
+        self.plans = PlanChoice(settings, notifies=self.kv_ready is not None)
+        self.body_parser = BodyParser(
+            prefill_from(settings), wants_ids=fleet.cache_events is not None
+        )
+        self._tracing = tracing_of(settings)
+        self._gateway = gateway_of(settings)
+        self.network = Network(
+            read_limiter=self.read_limiter,
+            api_keys=key_file_of(settings.api_key_file),
+            admission=admission_gate(settings, fleet, self.start_limiter, metrics),
+            byte_budget=byte_budget_of(settings),
+            body_parser=self.body_parser,
+            scheduler=scheduler_of(settings, fleet),
+            plans=self.plans.plan,
+            pools=pools,
+            idle_sweep=self.idle_sweep,
+            start_limiter=self.start_limiter,
+            limits=self.limits,
+            timeouts=timeouts_of(settings),
+            observe=observe,
+            sample=settings.decision_log_sample,
+            names_engines=settings.engine_header == "on",
+            engine_api_key=settings.engine_api_key,
+            kv_ready=self.kv_ready,
+            tracing=self._tracing,
+            gateway=self._gateway,
+        )
+        self.picker = endpoint_picker(settings, self.network)
+        """What Envoy asks; None where it does not."""
+
+    def follow(self, entries: Sequence[Entry]) -> None:
+        """These are the engines now."""
+        self.plans.follow(entries)
+        if self._gateway is not None:
+            self._gateway.follow(entry.endpoint for entry in entries)
+
+    def refill(self) -> None:
+        """Restore the limits of what may begin and be read at once."""
+        self.start_limiter.refill()
+        self.read_limiter.refill()
+
+    def start(self) -> None:
+        """Listen for LMCache's notifications."""
+        if self.kv_ready is not None:
+            self.kv_ready.start()
+
+    async def close(self) -> None:
+        """End it all; traces that are not sent yet are sent."""
+        await self.body_parser.close()
+        if self.network.admission is not None:
+            self.network.admission.close()
+        self.idle_sweep.close()
+        if self.kv_ready is not None:
+            self.kv_ready.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)

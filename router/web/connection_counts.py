@@ -1,0 +1,40 @@
+"""How many connections there are to each engine, from all worker processes."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from router.core.speed_estimator import TICK_SECONDS
+from router.core.values import Endpoint
+from router.net.pool import EnginePool
+from router.net.shared_state import WorkerContext
+
+__all__ = ["ConnectionCounts"]
+
+
+class ConnectionCounts:
+    """Those of this process, or, with a `context`, of all workers: each shows its own in shared
+    memory."""
+
+    def __init__(self, pools: Mapping[Endpoint, EnginePool], context: WorkerContext | None) -> None:
+        self._pools = pools
+        self._context = context
+
+    def by_engine(self) -> Iterator[tuple[Endpoint, int, int]]:
+        """Each engine with its connections, and how many of them are idle."""
+        if self._context is not None:
+            self._show(self._context)
+            for endpoint in self._pools:
+                yield endpoint, *self._context.column.connections(endpoint)
+        else:
+            for endpoint, pool in self._pools.items():
+                yield endpoint, pool.open, pool.idle
+
+    async def show_for_ever(self, context: WorkerContext) -> None:
+        """Show them to the other workers, each tick."""
+        while True:
+            self._show(context)
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _show(self, context: WorkerContext) -> None:
+        for endpoint, pool in self._pools.items():
+            context.column.set_connections(endpoint, pool.open, pool.idle)

@@ -1,0 +1,120 @@
+"""Makes the parts that face engines, from the settings."""
+
+from collections.abc import Callable
+from random import Random
+
+from router.certificates import engine_tls
+from router.core.events import Event
+from router.core.fleet import Fleet
+from router.core.urls import origin, split_rank
+from router.core.values import Endpoint
+from router.net.diagnosis import Diagnosis
+from router.net.engine_session import engine_session
+from router.net.kv_events import KVEventSubscriber
+from router.net.kv_sources import KVSourceFinder
+from router.net.kv_subscription import KVAddress
+from router.net.pool import EnginePool
+from router.net.prober import Prober
+from router.net.read_limiter import ReadLimiter
+from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
+from router.settings import Settings, SettingsError
+
+__all__ = [
+    "engine_tls_of",
+    "kv_source_finder",
+    "pool_of",
+    "prober_of",
+]
+
+
+def engine_tls_of(settings: Settings) -> TLSFiles:
+    """How https engines are spoken to."""
+    paths = settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file
+    return TLSFiles("certificates for engines", lambda: engine_tls(*paths), *paths)
+
+
+def pool_of(
+    settings: Settings, tls: TLSFiles, read_limiter: ReadLimiter
+) -> Callable[[Endpoint], EnginePool]:
+    """What makes the connections to an engine."""
+
+    def pool(endpoint: Endpoint) -> EnginePool:
+        url, rank = split_rank(endpoint.url)
+        return EnginePool(
+            origin(url),
+            connect_seconds=settings.connect_timeout,
+            idle_seconds=settings.idle_connection_timeout,
+            max_idle=settings.max_idle_connections,
+            tls=tls,
+            read_limiter=read_limiter,
+            rank=rank,
+        )
+
+    return pool
+
+
+def prober_of(
+    settings: Settings,
+    fleet: Fleet,
+    observe: Callable[[Event], None],
+    tls: TLSFiles,
+    on_ranks: Callable[[str, tuple[int, ...]], None],
+    tasks: TaskSet,
+) -> Prober:
+    """What asks the engines how they are. `on_ranks` is told of data-parallel ranks."""
+    return Prober(
+        fleet,
+        observe,
+        health_seconds=settings.health_check_interval,
+        stats_seconds=settings.engine_stats_interval,
+        timeout_seconds=settings.health_check_timeout,
+        diagnosis=Diagnosis(
+            settings.health_check_timeout, has_key=settings.engine_api_key is not None
+        ),
+        sessions=lambda: (
+            engine_session(settings.engine_api_key, tls.context),
+            engine_session(
+                settings.engine_api_key,
+                tls.context,
+                keep_alive_seconds=settings.idle_connection_timeout,
+            ),
+        ),
+        tls=tls,
+        rng=Random(),
+        tasks=tasks,
+        on_ranks=on_ranks if _pins_ranks(settings) else None,
+    )
+
+
+def _pins_ranks(settings: Settings) -> bool:
+    """With LMCache a rank's receiver is not known."""
+    return settings.data_parallel_ranks == "auto" and settings.disagg_connector_type == "nixl"
+
+
+def kv_source_finder(
+    settings: Settings, fleet: Fleet, tls: TLSFiles, tasks: TaskSet
+) -> KVSourceFinder | None:
+    """What finds the engines' KV-cache events; None where they are not used."""
+    events = fleet.cache_events
+    if events is None:
+        return None
+    named = None
+    if settings.kv_events is not None:
+        named = {
+            url: [KVAddress(each.endpoint, each.replay_endpoint, each.topic) for each in sources]
+            for url, sources in settings.kv_events.items()
+        }
+    try:
+        subscriber = KVEventSubscriber(events.blocks)
+    except ImportError as error:
+        raise SettingsError(f"--prefix-cache: {error}") from None
+    return KVSourceFinder(
+        fleet,
+        subscriber,
+        named,
+        timeout_seconds=settings.health_check_timeout,
+        session=lambda: engine_session(settings.engine_api_key, tls.context),
+        tls=tls,
+        tasks=tasks,
+    )

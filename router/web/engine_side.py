@@ -1,0 +1,95 @@
+"""What faces the engines: connections, probes, and KV-cache events."""
+
+import logging
+from collections.abc import Callable
+from random import Random
+
+from router.core.events import Event
+from router.core.fleet import Fleet
+from router.core.probing import roles_that_use_speed
+from router.core.urls import split_rank
+from router.core.values import Endpoint
+from router.net.engine_pools import EnginePools
+from router.net.read_limiter import READ_PER_REFILL, ReadLimiter
+from router.net.same_address import twins
+from router.net.speed_prober import SpeedProber
+from router.net.tasks import TaskSet
+from router.settings import Settings
+from router.web.engine_parts import engine_tls_of, kv_source_finder, pool_of, prober_of
+from router.web.routing_parts import policies_of
+
+__all__ = ["EngineSide"]
+
+log = logging.getLogger(__name__)
+
+
+class EngineSide:
+    """`observe` gets what probes see, `count` what becomes of speed probes, and `on_ranks` an
+    engine's data-parallel ranks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        observe: Callable[[Event], None],
+        count: Callable[[Endpoint, str], None],
+        on_ranks: Callable[[str, tuple[int, ...]], None],
+        tasks: TaskSet,
+    ) -> None:
+        self._fleet = fleet
+        self._tasks = tasks
+        self.read_limiter = ReadLimiter(READ_PER_REFILL)
+        self.tls = engine_tls_of(settings)
+        self.pools = EnginePools(pool_of(settings, self.tls, self.read_limiter))
+        self.prober = prober_of(settings, fleet, observe, self.tls, on_ranks, tasks)
+        self.speed_prober = SpeedProber(
+            fleet,
+            self.pools.by_endpoint,
+            seconds=settings.speed_probe_interval,
+            speed_roles=roles_that_use_speed(policies_of(settings)),
+            engine_api_key=settings.engine_api_key,
+            rng=Random(),
+            count=count,
+            tasks=tasks,
+        )
+        self._kv_sources = kv_source_finder(settings, fleet, self.tls, tasks)
+
+    def configure(self, settings: Settings) -> None:
+        """Serve by these settings from now on."""
+        self.speed_prober.speed_roles = roles_that_use_speed(policies_of(settings))
+        self.pools.configure(
+            pool_of(settings, self.tls, self.read_limiter),
+            connect_seconds=settings.connect_timeout,
+            idle_seconds=settings.idle_connection_timeout,
+            max_idle=settings.max_idle_connections,
+        )
+
+    def follow(self) -> None:
+        """Have for each engine of the fleet what it needs, and nothing for others."""
+        self.pools.follow(self._fleet)
+        self.prober.follow()
+        self.speed_prober.follow()
+        if self._kv_sources is not None:
+            self._kv_sources.follow()
+
+    def start(self, *, is_leader: bool) -> None:
+        """Begin to probe, in the process that does so for all, and to subscribe."""
+        if is_leader:
+            self._tasks.spawn(self._warn_of_twins, "address check")
+            self.prober.start()
+            self.speed_prober.start()
+        if self._kv_sources is not None:
+            self._kv_sources.start(logs=is_leader)
+
+    async def close(self) -> None:
+        """End it all."""
+        await self.prober.close()
+        if self._kv_sources is not None:
+            await self._kv_sources.close()
+        self.pools.close()
+
+    async def _warn_of_twins(self) -> None:
+        for pair in await twins(
+            [*dict.fromkeys(split_rank(member.endpoint.url)[0] for member in self._fleet)]
+        ):
+            log.warning("%s", pair.warning)

@@ -1,0 +1,69 @@
+"""What faces the operators: what they may read, and the engines that they add and remove."""
+
+import time
+
+from router.core.engine_networks import EngineNetworks
+from router.core.fleet import Fleet
+from router.core.status import StatusLog
+from router.settings import Settings
+from router.web.admin import OperationsHandler
+from router.web.client_parts import key_file_of
+from router.web.client_side import ClientSide
+from router.web.counts import Counts
+from router.web.dashboard.figures import Figures
+from router.web.dashboard.sampler import Sampler
+from router.web.engines_api import add_engines_api
+from router.web.fleet_sync import FleetSync
+from router.web.operations import Admin, Lifecycle, create_admin_operations
+from router.web.replicas import Replicas
+
+__all__ = ["OperatorSide"]
+
+
+class OperatorSide:
+    """`handler` takes operators' requests, on a listener of their own; `admin` is what they read
+    there, or, without it, on the clients' one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        sync: FleetSync,
+        networks: EngineNetworks,
+        replicas: Replicas | None,
+        lifecycle: Lifecycle,
+        counts: Counts,
+        clients: ClientSide,
+    ) -> None:
+        self._fleet = fleet
+        self._lifecycle = lifecycle
+        self._counts = counts
+        self._has_listener = settings.admin_port is not None
+        self.status_log = StatusLog(fleet, fleet.pool, time.monotonic())
+        self.sampler = Sampler(self._figures, self._ends_viewers)
+        self.admin = Admin(counts.exposition, self.sampler)
+        operations = create_admin_operations(fleet, lifecycle, self.admin)
+        add_engines_api(operations, fleet, sync, networks)
+        if replicas is not None:
+            replicas.add_to(operations)
+        self.handler = OperationsHandler(
+            operations,
+            clients.limits,
+            clients.read_limiter,
+            key_file_of(settings.admin_key_file),
+            settings.peer_key,
+        )
+
+    @property
+    def for_clients(self) -> Admin | None:
+        """What clients can read as well: all of it, unless operators have a listener."""
+        return None if self._has_listener else self.admin
+
+    def _figures(self) -> Figures:
+        return Figures(
+            self._fleet, self.status_log, self._counts.totals, lambda: self._lifecycle.is_draining
+        )
+
+    def _ends_viewers(self) -> bool:
+        """Operators' connections end last; a viewer on the public port would hold up the end."""
+        return self._lifecycle.is_draining and not self._has_listener

@@ -1,0 +1,46 @@
+"""Which plan serves a request: the decision and the KV connector say."""
+
+from collections.abc import Iterable
+
+from router.core.plans.direct import direct
+from router.core.plans.lmcache import lmcache
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import Plan
+from router.core.roster import Entry
+from router.core.values import DIRECT, Decision, Endpoint, Facts
+from router.settings import Settings
+from router.web.routing_parts import receivers_of, transfer_ids
+
+__all__ = ["PlanChoice"]
+
+
+class PlanChoice:
+    """Makes plans. For LMCache it knows where each decode engine receives KV caches, by the
+    settings and by the fleet's entries; with `notifies` its plans wait for notifications."""
+
+    def __init__(self, settings: Settings, *, notifies: bool) -> None:
+        self._connector = settings.disagg_connector_type
+        self._notifies = notifies
+        self._transfers = transfer_ids()
+        self._named = receivers_of(settings)
+        self._receivers: dict[Endpoint, Receiver] = {}
+
+    def plan(self, facts: Facts, decision: Decision) -> Plan:
+        """A request's plan."""
+        if decision.mode is DIRECT:
+            return direct(facts)
+        if self._connector == "nixl":
+            return nixl(facts)
+        return lmcache(facts, self._receivers, self._transfers.__next__, notify=self._notifies)
+
+    def follow(self, entries: Iterable[Entry]) -> None:
+        """These are the engines now; what the settings say of one comes first."""
+        found = {each.endpoint: each.receiver for each in entries if each.receiver is not None}
+        self._receivers = found | self._named
+
+    def configure(self, settings: Settings) -> None:
+        """Serve by these settings from now on."""
+        named = receivers_of(settings)
+        if named != self._named:
+            self._receivers, self._named = {**self._receivers, **named}, named
