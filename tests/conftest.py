@@ -31,6 +31,9 @@ settings.register_profile(
 )
 
 
+ENV_PREFIX = "PD_ROUTER_"
+"""Of settings; not imported: what is imported here is not in the coverage of workers."""
+
 ROUTER = Path(__file__).parent.parent / "router"
 
 
@@ -62,6 +65,14 @@ def pytest_report_header() -> str:
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto`: two more than there are cores, for many tests wait for processes."""
     return min(len(os.sched_getaffinity(0)) + 2, MOST_WORKERS)
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of whoever runs the tests configures nothing."""
+    for name in os.environ:
+        if name.upper().startswith(ENV_PREFIX):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture

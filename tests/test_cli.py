@@ -21,18 +21,13 @@ import router.commands
 from router import __version__
 from router.cli import main
 from router.commands.usage import one_line
-from router.settings import ENV_PREFIX, Settings, flag
+from router.settings import Settings, flag
 from router.web.server import Server
 
 PD_ROUTER = str(Path(sys.executable).with_name("pd-router"))
 DECODE = ("--decode", "http://d0")
 
-
-@pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 
 @pytest.fixture

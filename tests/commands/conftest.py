@@ -1,6 +1,5 @@
 """Engines for commands to ask, and settings that no environment disturbs."""
 
-import os
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from router.settings import ENV_PREFIX
 from tests.calm import calm
 
 __all__ = ["calm"]
@@ -52,10 +50,7 @@ class Engine:
 
 
 @pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
+def _plain_terminal(monkeypatch: pytest.MonkeyPatch, no_settings: None) -> None:
     for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
 

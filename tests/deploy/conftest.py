@@ -1,12 +1,11 @@
 """The rendered overlays, each once per process, and the settings that routers read from them."""
 
 import functools
-import os
 from collections.abc import Callable
 
 import pytest
 
-from router.settings import ENV_PREFIX, Settings, load
+from router.settings import Settings, load
 from tests.deploy.places import KUBERNETES
 from tests.deploy.rendered import Rendered, render
 
@@ -46,11 +45,8 @@ def two_pools(request: pytest.FixtureRequest) -> Rendered:
 
 
 @pytest.fixture
-def settings_of(monkeypatch: pytest.MonkeyPatch) -> SettingsOf:
+def settings_of(monkeypatch: pytest.MonkeyPatch, no_settings: None) -> SettingsOf:
     """Reads the router's settings as its pods would: from the environment that they get."""
-    for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
 
     def read(rendered: Rendered) -> Settings:
         for name, value in rendered.configuration(rendered.router).items():

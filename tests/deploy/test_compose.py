@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from router.settings import ENV_PREFIX, load
+from router.settings import load
 from tests.deploy.places import COMPOSE, DEPLOY, ROOT
 from tests.docs.running import answers, free_ports, process
 
@@ -69,11 +69,8 @@ def test_operators_ports_are_this_machines_own(simulated: dict[str, Any]) -> Non
 
 
 def test_streams_get_their_grace_before_the_kill(
-    simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    simulated: dict[str, Any], monkeypatch: pytest.MonkeyPatch, no_settings: None
 ) -> None:
-    for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
     for name, value in simulated["router"]["environment"].items():
         monkeypatch.setenv(name, value)
     grace = simulated["router"]["stop_grace_period"]

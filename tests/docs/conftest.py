@@ -1,11 +1,9 @@
 """Simulated engines and a router for the documents' commands."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
-from router.settings import ENV_PREFIX
 from tests.docs.running import Pools, pools
 
 
@@ -17,8 +15,5 @@ def running_pools() -> Iterator[Pools]:
 
 
 @pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of whoever runs the tests configures nothing."""
-    for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
+def _no_settings(no_settings: None) -> None:
+    """In all tests of this folder."""

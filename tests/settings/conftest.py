@@ -1,20 +1,13 @@
-"""Settings are read without the environment of whoever runs the tests."""
+"""Configuration files for tests."""
 
-import os
 from pathlib import Path
 
 import pytest
 
-from router.settings import (
-    ENV_PREFIX,
-)
-
 
 @pytest.fixture(autouse=True)
-def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.upper().startswith(ENV_PREFIX):
-            monkeypatch.delenv(name)
+def _no_settings(no_settings: None) -> None:
+    """In all tests of this folder."""
 
 
 @pytest.fixture
