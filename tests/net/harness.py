@@ -14,8 +14,9 @@ from router.net.pool import EnginePool
 from router.settings import Settings
 from router.web.app import Router
 from router.web.server import Server
-from tests.net.client import SECONDS, Client
-from tests.net.engine import ScriptedEngine
+from tests.net.client import SECONDS, Client, request
+from tests.net.engine import Call, ScriptedEngine
+from tests.net.payloads import COMPLETIONS, STREAM
 from tests.net.tls import server_context
 
 __all__ = ["Harness", "Running", "eventually", "flow_of"]
@@ -204,6 +205,15 @@ class Harness:
         if ready:
             await running.usable(*decode, *prefill)
         return running
+
+    async def stream(self, **settings: Any) -> tuple[ScriptedEngine, Running, Client, Call]:
+        """An engine, a router with these settings, a client that has asked for a stream, and its
+        request as the engine has it."""
+        engine = await self.engine()
+        router = await self.router(engine, **settings)
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        return engine, router, client, await engine.call()
 
     async def close(self) -> None:
         """End all. Fails if a router holds what it should have given back."""

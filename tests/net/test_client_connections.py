@@ -103,11 +103,7 @@ async def test_many_pipelined_requests_are_all_answered(harness: Harness) -> Non
 
 
 async def test_a_pipelined_flood_is_not_read_ahead(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream()
     (connection,) = router.connections
     one = request("/health", method="GET")
     client.writer.write(one * 100_000)
@@ -140,11 +136,7 @@ async def test_who_pipelines_thousands_is_answered_some_and_then_left(harness: H
 
 
 async def test_bodies_behind_a_request_are_not_read_ahead(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream()
     (connection,) = router.connections
     one = request(COMPLETIONS, b"x" * 60_000)
     client.writer.write(one * 40)
@@ -180,11 +172,7 @@ async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(
     harness: Harness,
 ) -> None:
     """The one that breaks off has no place to be told in before the first answer is over."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))

@@ -24,7 +24,6 @@ from tests.net.payloads import (
 OK = json_reply({"choices": [{"text": "ok"}]})
 BODY = b'{"choices":[{"text":"ok"}]}'
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 
 UNARY = {
     "content-length": JSON_HEAD + b"content-length: 27\r\n\r\n" + BODY,
@@ -122,11 +121,7 @@ async def test_a_status_without_a_name_passes(harness: Harness) -> None:
 
 @pytest.mark.parametrize("name", [b"X-Trailer", b"content-type", b"x-request-id"])
 async def test_trailers_do_not_reach_the_next_answer(harness: Harness, name: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    engine, _, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))

@@ -261,11 +261,7 @@ async def test_an_engine_says_what_its_events_are_worth(
     harness: Harness, is_one_read: bool
 ) -> None:
     """--stream-interval 4: a token, then four at a time; usage comes with the end or before."""
-    engine = await harness.engine()
-    router = await harness.router(engine, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    engine, router, client, call = await harness.stream(**NEVER_PROBED)
     call.send(sse_head())
     answer = await client.begin()
     await _four_tokens_per_event(call, answer)

@@ -52,14 +52,16 @@ class Connection:
 
 
 @given(st.lists(st.lists(st.integers(0, 19), max_size=60), max_size=20))
-def test_in_a_beat_one_read_more_than_the_limit_is_taken_at_most(beats: list[list[int]]) -> None:
+def test_between_refills_one_read_more_than_the_limit_is_taken(
+    reads: list[list[int]],
+) -> None:
     limiter = ReadLimiter(LIMIT)
     connections = [Connection(limiter) for _ in range(20)]
 
     def taken() -> int:
         return sum(len(each.taken) for each in connections)
 
-    for numbers in beats:
+    for numbers in reads:
         before = taken()
         limiter.refill()
         for number in numbers:

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.net.client import request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness
-from tests.net.payloads import CHAT, COMPLETIONS, STREAM, completion, token
+from tests.net.payloads import CHAT, COMPLETIONS, completion, token
 
 FAULTS: dict[str, Callable[[Call], None]] = {
     "closes": lambda call: call.close(),
@@ -48,11 +47,7 @@ async def test_one_that_refuses_connections_is_not_named_but_its_cause_is_known(
 
 
 async def test_a_stream_that_breaks_does_not_name_it(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    engine, router, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()
     call.close()

@@ -58,11 +58,7 @@ async def remote(
 async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream()
     call.stream()
     answer = await client.begin()
     for text in "abc":
@@ -75,11 +71,7 @@ async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
 
 
 async def test_a_direct_streams_head_does_not_wait_for_an_event(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream()
     call.stream()
     assert (await client.begin()).status == 200
 
@@ -165,11 +157,7 @@ async def _run(example: Any) -> None:
 async def test_a_streams_content_type_and_headers_are_the_engines(
     harness: Harness, content_type: str
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\nX-Own: 1\r\ntransfer-encoding: chunked\r\n\r\n"
     call.send(head % content_type.encode(), chunk(token("a")))
     answer = await client.begin()
@@ -353,11 +341,7 @@ async def test_a_stream_without_content_passes_at_its_end(harness: Harness, mode
 
 
 async def test_a_break_behind_done_is_none_although_all_came_at_once(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream()
     call.send(sse_head(), chunk(token("a") + DONE))
     answer = await client.begin()
     await answer.until(DONE)
@@ -559,11 +543,7 @@ async def test_a_named_event_stream_that_breaks_ends_with_a_named_error(
 
 
 async def test_a_break_is_recorded_and_observed(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    engine, router, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))
@@ -578,11 +558,7 @@ async def test_a_break_is_recorded_and_observed(harness: Harness) -> None:
 
 
 async def test_an_engine_that_breaks_off_behind_done_has_said_everything(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream()
     call.stream(token("a"), DONE)
     answer = await client.begin()
     await answer.until(DONE)
@@ -593,11 +569,7 @@ async def test_an_engine_that_breaks_off_behind_done_has_said_everything(harness
 
 
 async def test_a_stream_that_goes_on_behind_done_can_still_break(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))
@@ -613,11 +585,7 @@ async def test_a_stream_that_goes_on_behind_done_can_still_break(harness: Harnes
 
 
 async def test_an_event_in_two_chunks_is_passed_on_whole(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    engine, router, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))
@@ -631,11 +599,7 @@ async def test_an_event_in_two_chunks_is_passed_on_whole(harness: Harness) -> No
 
 
 async def test_a_close_delimited_stream_passes(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", token("a"))
     answer = await client.begin()
     await answer.until(token("a"))
@@ -648,11 +612,7 @@ async def test_a_close_delimited_stream_passes(harness: Harness) -> None:
 async def test_a_reset_does_not_pass_for_the_end_of_a_close_delimited_stream(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", token("a"))
     answer = await client.begin()
     await answer.until(token("a"))

@@ -59,11 +59,7 @@ async def test_a_unary_answer_that_stops_half_way_is_504(harness: Harness) -> No
 
 
 async def test_a_stream_that_falls_silent_ends_with_an_error_frame(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, stream_idle_timeout=SOON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream(stream_idle_timeout=SOON)
     call.stream(token("a"))
     answer = await client.answer()
     assert answer.status == 200
@@ -78,11 +74,7 @@ async def test_a_stream_that_falls_silent_ends_with_an_error_frame(harness: Harn
 async def test_a_stream_whose_head_came_and_no_event_ends_with_an_error_frame(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, first_byte_timeout=SOON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream(first_byte_timeout=SOON)
     call.stream()
     answer = await client.answer()
     assert answer.status == 200
@@ -184,11 +176,7 @@ async def test_a_connection_that_is_never_made_counts_as_refused(harness: Harnes
 
 
 async def test_an_engine_that_sends_now_and_then_is_never_silent(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream()
     call.stream()
     answer = await client.begin()
     (relay,) = router.router.clients.idle_sweep._watched

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from router.settings import SettingsError, load
-from tests.net.client import Client, request
+from tests.net.client import Client
 from tests.net.harness import Harness, Running
-from tests.net.payloads import COMPLETIONS, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, completion, token
 
 FOR_OPERATORS = ["/metrics", "/endpoints", "/docs", "/openapi.json", "/dashboard"]
 FOR_PROBES = ["/health", "/ready", "/version"]
@@ -62,11 +62,7 @@ async def test_what_is_no_target_is_refused_there_too(harness: Harness) -> None:
 
 
 async def test_operators_can_look_while_the_router_drains(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream(admin_port=0)
     call.stream(token("a"))
     await client.begin()
     ending = asyncio.ensure_future(router.server.shutdown())

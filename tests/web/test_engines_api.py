@@ -13,7 +13,7 @@ from router.core.values import Role
 from tests.net.client import Answer, request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, completion, token
 from tests.web.test_admin import admin_client
 
 ENGINES = "/admin/engines"
@@ -230,11 +230,7 @@ async def test_drain_waits_until_requests_have_ended(
     harness: Harness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.commands.drain.POLL_SECONDS", 0.01)
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    engine, router, client, call = await harness.stream(admin_port=0)
     call.stream(token("a"))
     answer = await client.begin()
     words = ("drain", engine.url, "--admin", admin_of(router))

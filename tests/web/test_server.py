@@ -152,11 +152,7 @@ async def test_a_second_signal_ends_what_the_first_one_let_finish(
     harness: Harness, second: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
-    engine = await harness.engine()
-    router = await harness.router(engine, shutdown_grace=NEVER)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream(shutdown_grace=NEVER)
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))

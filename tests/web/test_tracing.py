@@ -155,11 +155,7 @@ async def test_a_leg_that_fails_and_the_one_that_replaces_it(
 
 
 async def test_a_stream_that_breaks_is_an_error(receiver: Collector, harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, _, client, call = await harness.stream(otlp_traces_endpoint=receiver.url)
     call.stream(token("a"))
     await (await client.begin()).until(token("a"))
     call.reset()
