@@ -1,19 +1,23 @@
-"""pd-router's command line: each command's flags. What a command does is in router/commands."""
+"""pd-router's command line: the commands. What each does, and its flags, is in router/commands."""
 
-import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import Any
 
 from router import __version__
-from router.commands.settings_table import default_text
+from router.commands.flags import (
+    Parser,
+    add_admin_key,
+    add_engine,
+    add_engines,
+    add_settings,
+    add_simulation,
+)
 from router.commands.usage import UsageError, one_line
-from router.settings import Settings, SettingsError, flag, load, sources, suggestion
+from router.settings import Settings, SettingsError, load, sources, suggestion
 from router.telemetry import logs
 
 __all__ = ["main"]
@@ -137,19 +141,6 @@ def _settings(options: Options) -> Settings:
 # Flags.
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, but for errors of one line."""
-
-    @property
-    def flags(self) -> Iterable[str]:
-        """All that it knows, those included that are added later."""
-        return self._option_string_actions.keys()
-
-    def error(self, message: str) -> NoReturn:
-        """Name the culprit. Raises UsageError."""
-        raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
-
-
 def _parse(arguments: Sequence[str]) -> Options:
     parser = _parser(arguments)
     if arguments and arguments[0].startswith("-") and arguments[0] not in GLOBAL:
@@ -173,8 +164,8 @@ def _parse(arguments: Sequence[str]) -> Options:
     return options
 
 
-def _parser(arguments: Sequence[str]) -> _Parser:
-    parser = _Parser(
+def _parser(arguments: Sequence[str]) -> Parser:
+    parser = Parser(
         prog="pd-router",
         description="A router in front of prefill and decode vLLM engines.",
         allow_abbrev=False,
@@ -182,46 +173,22 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     parser.add_argument("--version", action="version", version=f"pd-router {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", dest="name")
 
-    def add(name: str, command: Callable[[Options], int], text: str) -> _Parser:
+    def add(name: str, command: Callable[[Options], int], text: str) -> Parser:
         added = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         added.set_defaults(command=command, flags=added.flags)
         return added
 
-    _add_settings(add("serve", _serve, "Run the router."))
-    _add_settings(add("epp", _epp, "Run the router, and an endpoint picker for Envoy beside it."))
-    checking = add("check", _check, "Ask every engine whether it and the settings fit.")
-    checking.add_argument(
-        "--try",
-        dest="tries",
-        action="store_true",
-        help="also send a request over each pair of a prefill and a decode engine, and see whether "
-        "its KV cache moves",
-    )
-    _add_settings(checking)
+    add_settings(add("serve", _serve, "Run the router."))
+    add_settings(add("epp", _epp, "Run the router, and an endpoint picker for Envoy beside it."))
+    _add_check(add("check", _check, "Ask every engine whether it and the settings fit."))
     text = "Name all that is wrong with a configuration file, without a network."
     configuring = add("config", _config, text)
     configuring.add_argument("action", choices=("check",), help="what to do with it")
     configuring.add_argument("config", type=Path, metavar="FILE", help="as for serve --config")
-    _add_settings(configuring, has_file=True)
-    explaining = add("explain", _explain, "Say what would happen to a request, without a network.")
-    explaining.add_argument("body", metavar="BODY.json", help="the request's body; - reads stdin")
-    explaining.add_argument(
-        "--route",
-        metavar="PATH",
-        help="the route it is sent to (default: by the body's messages, prompt or input)",
-    )
-    explaining.add_argument("--json", dest="as_json", action="store_true", help="for machines")
-    _add_settings(explaining)
-    watching = add("top", _top, "Show a running router's engines, load and decisions, live.")
-    watching.add_argument(
-        "url",
-        metavar="URL",
-        nargs="?",
-        default="http://127.0.0.1:8000",
-        help="the router, with --admin-port that port (default %(default)s)",
-    )
-    watching.add_argument("--once", action="store_true", help="one sample, as where it is piped")
-    _add_admin_key(watching)
+    add_settings(configuring, has_file=True)
+    text = "Say what would happen to a request, without a network."
+    _add_explain(add("explain", _explain, text))
+    _add_top(add("top", _top, "Show a running router's engines, load and decisions, live."))
     draining = add("drain", _drain, "Have a running router give an engine no new requests.")
     draining.add_argument(
         "--wait",
@@ -230,174 +197,49 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         metavar="SECONDS",
         help="wait so long until its requests have ended; status 1 if some are left",
     )
-    _add_engine(draining)
-    _add_engine(add("undrain", _undrain, "Take that back."))
+    add_engine(draining)
+    add_engine(add("undrain", _undrain, "Take that back."))
     add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
     text = "Start simulated engines, and say how to put a router in front of them."
     simulating = add("simulate-engines", _simulate_engines, text)
     if "simulate-engines" in arguments:  # its options load the simulator: only where it is used
-        _add_engines(simulating)
-    _add_simulation(add("simulate", _simulate, "Compare policies on modelled engines."))
+        add_engines(simulating)
+    add_simulation(add("simulate", _simulate, "Compare policies on modelled engines."))
     return parser
 
 
-def _add_engine(parser: argparse.ArgumentParser) -> None:
-    """An engine of a running router."""
-    parser.add_argument("url", metavar="URL", help="the engine's")
+def _add_check(parser: Parser) -> None:
     parser.add_argument(
-        "--role", choices=("prefill", "decode"), help="needed if the URL has both roles"
+        "--try",
+        dest="tries",
+        action="store_true",
+        help="also send a request over each pair of a prefill and a decode engine, and see whether "
+        "its KV cache moves",
     )
+    add_settings(parser)
+
+
+def _add_explain(parser: Parser) -> None:
+    parser.add_argument("body", metavar="BODY.json", help="the request's body; - reads stdin")
     parser.add_argument(
-        "--admin",
+        "--route",
+        metavar="PATH",
+        help="the route it is sent to (default: by the body's messages, prompt or input)",
+    )
+    parser.add_argument("--json", dest="as_json", action="store_true", help="for machines")
+    add_settings(parser)
+
+
+def _add_top(parser: Parser) -> None:
+    parser.add_argument(
+        "url",
         metavar="URL",
-        help="the router's admin listener (default: this host and PD_ROUTER_ADMIN_PORT)",
+        nargs="?",
+        default="http://127.0.0.1:8000",
+        help="the router, with --admin-port that port (default %(default)s)",
     )
-    _add_admin_key(parser)
-
-
-def _add_admin_key(parser: argparse.ArgumentParser) -> None:
-    """The key for a running router that wants one."""
-    parser.add_argument(
-        "--admin-key-file",
-        dest="key_file",
-        type=Path,
-        metavar="FILE",
-        help="as the router's: its first key is sent (default: PD_ROUTER_ADMIN_KEY_FILE)",
-    )
-
-
-def _add_engines(parser: argparse.ArgumentParser) -> None:
-    """How many engines, where, and what each is like."""
-    from router.simulator.command_line import add_options  # noqa: PLC0415 - as above
-
-    for name, default, metavar, text in (
-        ("--prefill", 1, "N", "prefill engines; 0: a plain pool"),
-        ("--decode", 2, "N", "decode engines"),
-        ("--port", 9000, "PORT", "the first one's; the others' follow; 0: free ones"),
-    ):
-        parser.add_argument(
-            name, type=int, default=default, metavar=metavar, help=f"{text} (default %(default)s)"
-        )
-    # A real engine's order of magnitude, so that streams can be seen to stream.
-    add_options(parser.add_argument_group("each engine"), step_ms=10.0)
-
-
-def _add_simulation(parser: argparse.ArgumentParser) -> None:
-    """What is compared, how large it is, and where it goes."""
-    for name, text in (
-        ("--scenario", "what goes wrong, or how the load is; may be repeated (default: all)"),
-        ("--policy", "who chooses the engines; may be repeated (default: all)"),
-    ):
-        parser.add_argument(name, action="append", metavar="NAME", help=text)
-    for name, default, text in (
-        ("--engines", 8, "modelled engines (default %(default)s)"),
-        ("--streams", None, "requests in flight (default: the scenario's)"),
-        ("--requests", None, "requests in all (default: the scenario's)"),
-        ("--replicas", None, "routers side by side (default: the scenario's)"),
-        ("--seed", 1, "the same seed gives the same figures (default %(default)s)"),
-    ):
-        parser.add_argument(name, type=int, default=default, metavar="N", help=text)
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="replay a trace in Mooncake's format (JSONL, perhaps .gz) in place of the scenarios",
-    )
-    parser.add_argument(
-        "--time-scale",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="factor on the times of the trace: 0.5 is twice the load (default %(default)s)",
-    )
-    parser.add_argument(
-        "--routing-threshold",
-        action="append",
-        metavar="N|auto",
-        help="prompt tokens from which prompts are prefilled remotely; may be repeated (default: "
-        "the scenario's)",
-    )
-    parser.add_argument(
-        "--max-itl-impact",
-        type=float,
-        metavar="SHARE",
-        help="as the router's setting, for the threshold auto (default: its)",
-    )
-    parser.add_argument("--plot", type=Path, metavar="DIR", help="a PNG per scenario goes there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures go there")
-    parser.add_argument(
-        "--per-engine", action="store_true", help="one more table, with a row for each engine"
-    )
-    parser.add_argument(
-        "--selection-cost", action="store_true", help="measure what a choice costs, and no more"
-    )
-
-
-def _add_settings(parser: argparse.ArgumentParser, *, has_file: bool = False) -> None:
-    """A flag for each setting; pydantic checks all values, wherever they come from. And one for
-    their file, unless the parser has that already."""
-    if not has_file:
-        parser.add_argument(
-            "--config",
-            type=Path,
-            metavar="FILE",
-            help="YAML file with settings, keyed like routing_threshold",
-        )
-    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
-    for name, field in Settings.model_fields.items():
-        is_list = isinstance(field.default, tuple)
-        default = default_text(field) and f" (default {default_text(field)})"
-        group.add_argument(
-            flag(name),
-            action="append" if is_list else "store",
-            default=argparse.SUPPRESS,
-            metavar=_metavar(name, field),
-            help=f"{field.description}{default}".replace("%", "%%"),
-        )
-
-
-METAVARS = {
-    "selector": "LABELS",
-    "namespace": "NAME",
-    "k8s_port": "PORT|NAME",
-    "dns_prefill": "HOST:PORT|SRV",
-    "dns_decode": "HOST:PORT|SRV",
-    "host": "HOST",
-    "port": "PORT",
-    "workers": "N|auto",
-    "threshold": "N|auto",
-    "impact": "SHARE",
-    "budget": "SHARE",
-    "prefill": "URL",
-    "decode": "URL",
-    "percent": "PERCENT",
-    "seqs": "N|JSON|@FILE",
-    "registry": "JSON|@FILE",
-    "events": "auto|JSON|@FILE",
-    "bind": "tcp://HOST:PORT",
-    "key": "KEY",
-    "file": "FILE",
-    "takeover": "PATH",
-    "origin": "ORIGIN",
-    "networks": "CIDR",
-    "bytes": "BYTES",
-    "sample": "SHARE",
-    "endpoint": "URL",
-}
-"""What a setting's value is, by its name or the last word of that; all other numbers that may be
-fractions are seconds."""
-
-
-def _metavar(name: str, field: FieldInfo) -> str:
-    """What kind of value it is; of a choice, the choices."""
-    for key in (name, name.rpartition("_")[2]):
-        if key in METAVARS:
-            return METAVARS[key]
-    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not None]
-    choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
-    if choices:
-        return "|".join(choices[0])
-    return {int: "N", float: "SECONDS"}.get(kinds[0], "VALUE")
+    parser.add_argument("--once", action="store_true", help="one sample, as where it is piped")
+    add_admin_key(parser)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,186 @@
+"""The commands' flags, and a parser whose errors are one line."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NoReturn, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from router.commands.settings_table import default_text
+from router.commands.usage import UsageError
+from router.settings import Settings, flag
+
+__all__ = ["Parser", "add_admin_key", "add_engine", "add_engines", "add_settings", "add_simulation"]
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but for errors of one line."""
+
+    @property
+    def flags(self) -> Iterable[str]:
+        """All that it knows, those included that are added later."""
+        return self._option_string_actions.keys()
+
+    def error(self, message: str) -> NoReturn:
+        """Name the culprit. Raises UsageError."""
+        raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """An engine of a running router."""
+    parser.add_argument("url", metavar="URL", help="the engine's")
+    parser.add_argument(
+        "--role", choices=("prefill", "decode"), help="needed if the URL has both roles"
+    )
+    parser.add_argument(
+        "--admin",
+        metavar="URL",
+        help="the router's admin listener (default: this host and PD_ROUTER_ADMIN_PORT)",
+    )
+    add_admin_key(parser)
+
+
+def add_admin_key(parser: argparse.ArgumentParser) -> None:
+    """The key for a running router that wants one."""
+    parser.add_argument(
+        "--admin-key-file",
+        dest="key_file",
+        type=Path,
+        metavar="FILE",
+        help="as the router's: its first key is sent (default: PD_ROUTER_ADMIN_KEY_FILE)",
+    )
+
+
+def add_engines(parser: argparse.ArgumentParser) -> None:
+    """How many engines, where, and what each is like."""
+    from router.simulator.command_line import add_options  # noqa: PLC0415 - the simulator, for itself only
+
+    for name, default, metavar, text in (
+        ("--prefill", 1, "N", "prefill engines; 0: a plain pool"),
+        ("--decode", 2, "N", "decode engines"),
+        ("--port", 9000, "PORT", "the first one's; the others' follow; 0: free ones"),
+    ):
+        parser.add_argument(
+            name, type=int, default=default, metavar=metavar, help=f"{text} (default %(default)s)"
+        )
+    # A real engine's order of magnitude, so that streams can be seen to stream.
+    add_options(parser.add_argument_group("each engine"), step_ms=10.0)
+
+
+def add_simulation(parser: argparse.ArgumentParser) -> None:
+    """What is compared, how large it is, and where it goes."""
+    for name, text in (
+        ("--scenario", "what goes wrong, or how the load is; may be repeated (default: all)"),
+        ("--policy", "who chooses the engines; may be repeated (default: all)"),
+    ):
+        parser.add_argument(name, action="append", metavar="NAME", help=text)
+    for name, default, text in (
+        ("--engines", 8, "modelled engines (default %(default)s)"),
+        ("--streams", None, "requests in flight (default: the scenario's)"),
+        ("--requests", None, "requests in all (default: the scenario's)"),
+        ("--replicas", None, "routers side by side (default: the scenario's)"),
+        ("--seed", 1, "the same seed gives the same figures (default %(default)s)"),
+    ):
+        parser.add_argument(name, type=int, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="replay a trace in Mooncake's format (JSONL, perhaps .gz) in place of the scenarios",
+    )
+    parser.add_argument(
+        "--time-scale",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="factor on the times of the trace: 0.5 is twice the load (default %(default)s)",
+    )
+    parser.add_argument(
+        "--routing-threshold",
+        action="append",
+        metavar="N|auto",
+        help="prompt tokens from which prompts are prefilled remotely; may be repeated (default: "
+        "the scenario's)",
+    )
+    parser.add_argument(
+        "--max-itl-impact",
+        type=float,
+        metavar="SHARE",
+        help="as the router's setting, for the threshold auto (default: its)",
+    )
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="a PNG per scenario goes there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="all figures go there")
+    parser.add_argument(
+        "--per-engine", action="store_true", help="one more table, with a row for each engine"
+    )
+    parser.add_argument(
+        "--selection-cost", action="store_true", help="measure what a choice costs, and no more"
+    )
+
+
+def add_settings(parser: argparse.ArgumentParser, *, has_file: bool = False) -> None:
+    """A flag for each setting; pydantic checks all values, wherever they come from. And one for
+    their file, unless the parser has that already."""
+    if not has_file:
+        parser.add_argument(
+            "--config",
+            type=Path,
+            metavar="FILE",
+            help="YAML file with settings, keyed like routing_threshold",
+        )
+    group = parser.add_argument_group("settings", "Each is also PD_ROUTER_* in the environment.")
+    for name, field in Settings.model_fields.items():
+        is_list = isinstance(field.default, tuple)
+        default = default_text(field) and f" (default {default_text(field)})"
+        group.add_argument(
+            flag(name),
+            action="append" if is_list else "store",
+            default=argparse.SUPPRESS,
+            metavar=_metavar(name, field),
+            help=f"{field.description}{default}".replace("%", "%%"),
+        )
+
+
+METAVARS = {
+    "selector": "LABELS",
+    "namespace": "NAME",
+    "k8s_port": "PORT|NAME",
+    "dns_prefill": "HOST:PORT|SRV",
+    "dns_decode": "HOST:PORT|SRV",
+    "host": "HOST",
+    "port": "PORT",
+    "workers": "N|auto",
+    "threshold": "N|auto",
+    "impact": "SHARE",
+    "budget": "SHARE",
+    "prefill": "URL",
+    "decode": "URL",
+    "percent": "PERCENT",
+    "seqs": "N|JSON|@FILE",
+    "registry": "JSON|@FILE",
+    "events": "auto|JSON|@FILE",
+    "bind": "tcp://HOST:PORT",
+    "key": "KEY",
+    "file": "FILE",
+    "takeover": "PATH",
+    "origin": "ORIGIN",
+    "networks": "CIDR",
+    "bytes": "BYTES",
+    "sample": "SHARE",
+    "endpoint": "URL",
+}
+"""What a setting's value is, by its name or the last word of that; all other numbers that may be
+fractions are seconds."""
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    """What kind of value it is; of a choice, the choices."""
+    for key in (name, name.rpartition("_")[2]):
+        if key in METAVARS:
+            return METAVARS[key]
+    kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not None]
+    choices = [get_args(kind) for kind in kinds if get_origin(kind) is Literal]
+    if choices:
+        return "|".join(choices[0])
+    return {int: "N", float: "SECONDS"}.get(kinds[0], "VALUE")
