@@ -143,7 +143,7 @@ class Prober:
         health = await self._get(fresh, endpoint, "/health")
         if isinstance(health, Trouble):
             return Probed(endpoint, HealthSignal.FAILED, error=health.advice)
-        if health.status >= 400:
+        if not 200 <= health.status < 300:  # who redirects does not serve
             signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED
             trouble = self._diagnosis.of_status(health.status, "/health")
             return Probed(endpoint, signal, error=trouble and trouble.advice)
