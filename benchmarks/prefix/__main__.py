@@ -84,6 +84,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--routers", type=int, default=1, metavar="N", help="side by side")
     made.add_argument("--requests", type=int, metavar="N", help="in all; else the load's own")
     made.add_argument("--speed", type=float, metavar="X", help="times as fast as in virtual time")
+    made.add_argument(
+        "--answers", type=float, default=1.0, metavar="SHARE", help="of their tokens; less work"
+    )
     made.add_argument("--json", type=Path, metavar="FILE", help="append each run to it")
     return made
 

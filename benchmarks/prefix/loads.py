@@ -51,8 +51,9 @@ class Load:
         return sum(len(session.turns) for session in self.sessions)
 
 
-def load(name: str, engines: int, requests: int | None, speed: float) -> Load:
-    """The load of that name; all that it does takes 1/speed of the time. Raises ValueError."""
+def load(name: str, engines: int, requests: int | None, speed: float, answers: float = 1.0) -> Load:
+    """The load of that name; all that it does takes 1/speed of the time. Answers have `answers` of
+    their tokens, and clients say the rest themselves. Raises ValueError."""
     command = [sys.executable, "-m", "router.simulator.virtual.export", name]
     command += ["--engines", str(engines)]
     command += ["--requests", str(requests)] if requests else []
@@ -64,13 +65,14 @@ def load(name: str, engines: int, requests: int | None, speed: float) -> Load:
     size = int(engine["block_size"])
     engine["step_seconds"] /= speed
     engine["prefill_tokens_per_second"] *= speed
-    sessions = (_session(orjson.loads(line), size, speed) for line in lines)
+    sessions = (_session(orjson.loads(line), size, speed, answers) for line in lines)
     return Load(name, engine, [each for each in sessions if each.turns])
 
 
-def _session(told: dict[str, Any], size: int, speed: float) -> Session:
+def _session(told: dict[str, Any], size: int, speed: float, answers: float) -> Session:
     turns, at = [], 0
-    for prompt, output, pause, blocks in told["turns"]:
+    for prompt, whole, pause, blocks in told["turns"]:
+        output = max(1, round(whole * answers))
         # What is behind the last full block is of this request alone: it fills none.
         said = "".join(_text(block, size) for block in blocks[at // size : prompt // size])
         turns.append(Turn(said or _text(prompt, 1), output, pause / speed))

@@ -29,6 +29,19 @@ def test_requests_have_the_lengths_and_the_pauses_of_the_load() -> None:
     assert what.engine["prefill_tokens_per_second"] == 4 * slow.engine["prefill_tokens_per_second"]
 
 
+def test_shorter_answers_make_no_shorter_prompts() -> None:
+    whole, short = (load("multi-turn", 2, 24, 1.0, share).sessions for share in (1.0, 0.1))
+    for one, other in zip(whole, short, strict=True):
+        for turn, quick in zip(one.turns, other.turns, strict=True):
+            assert quick.output == max(1, round(0.1 * turn.output))
+            assert quick.said.endswith(turn.said)
+        lengths = [
+            sum(len(turn.said) + loads.CHARACTERS * turn.output for turn in each.turns[:-1])
+            for each in (one, other)
+        ]
+        assert abs(lengths[0] - lengths[1]) < 64 * len(one.turns)
+
+
 def test_texts_have_in_common_what_the_load_says() -> None:
     one, other, *_ = (each.turns[0].said for each in load("one-prefix", 2, 4, 1.0).sessions)
     assert common(one, other) == 6000 // 16 * 16 * loads.CHARACTERS
