@@ -15,6 +15,7 @@ from benchmarks.gate import judge, options
 from benchmarks.gate.ab import options as ab_options
 from benchmarks.gate.cluster import command as cluster
 from benchmarks.instructions import command as instructions
+from benchmarks.prefix import __main__ as prefix
 from router import cli
 from router.commands.usage import UsageError
 from router.settings import SettingsError
@@ -122,6 +123,10 @@ def _pd_bench(words: Words) -> None:
                 bench.scenario_of(parsed)
 
 
+def _prefix(words: Words) -> None:
+    prefix.parser().parse_args(words)
+
+
 def _make(words: Words) -> None:
     _run(["make", "-n", "-C", str(ROOT), *words])
 
@@ -157,6 +162,7 @@ READERS: dict[str, Callable[[Words], None]] = {
     "pd-router": _pd_router,
     "pd-bench": _pd_bench,
     "python -m benchmarks": _pd_bench,
+    "python -m benchmarks.prefix": _prefix,
     "make": _make,
     "pip": _pip,
     "vllm": _vllm,
