@@ -240,6 +240,8 @@ class Roster:
         """The entry of a target; None without a free row."""
         is_draining = target.is_draining or self._stands(Order.DRAIN, target)
         if before is not None and before.identity == target.identity:
+            if _is_as_wanted(before, source, target, is_draining=is_draining):
+                return before
             return before._replace(
                 source=source,
                 is_draining=is_draining,
@@ -302,6 +304,8 @@ class Roster:
 
     def _stands(self, order: Order, target: Target) -> bool:
         """Whether an order stands for this very engine, or for all ranks of it."""
+        if not self._standing:
+            return False
         due = order, target.identity
         endpoint = target.endpoint
         return due in (self._standing.get(endpoint), self._standing.get(_engine(endpoint)))
@@ -351,6 +355,17 @@ class Roster:
         self._given_up = dict(state["given_up"])
         self._obeyed = dict(state["obeyed"])
         self._ranks = {url: tuple(ranks) for url, ranks in state["ranks"]}
+
+
+def _is_as_wanted(entry: Entry, source: str, target: Target, *, is_draining: bool) -> bool:
+    """Whether nothing of an entry is to be changed: of a thousand, as a rule, all but one."""
+    return (
+        entry.leaving_since is None
+        and entry.is_draining == is_draining
+        and entry.source == source
+        and entry.receiver == target.receiver
+        and entry.kv_events_port == target.kv_events_port
+    )
 
 
 def _engine(endpoint: Endpoint) -> Endpoint:

@@ -12,7 +12,7 @@ from router.discovery.annotations import INIT_PORTS, Annotations
 from router.discovery.api_server import ApiServer
 from router.discovery.outage import Outage
 from router.discovery.pod import Pod
-from router.discovery.pod_targets import Found, found_in, in_both_roles
+from router.discovery.pod_targets import Found, PodTargets, in_both_roles
 from router.discovery.pod_watch import PodWatch
 from router.discovery.source import OnAnswer, OnTargets
 
@@ -42,7 +42,7 @@ class KubernetesSource:
     ) -> None:
         self._login = login
         self._selectors = selectors
-        self._ports = tuple(ports)
+        self._targets = PodTargets(ports)
         self._needs_receivers = needs_receivers
         self._on_answer = on_answer
         self._chance = chance or Random()
@@ -84,19 +84,21 @@ class KubernetesSource:
         if not all(watch.has_listed for watch in self._watches.values()):
             return
         pods = {role: watch.store.pods for role, watch in self._watches.items()}
-        found = found_in(pods, self._ports)
+        found = self._targets.find(pods)
         self._report({*self._problems_of(pods), *self._without_receiver(found.values())})
         now = tuple((each.target, each.pod.annotations) for each in self._usable(found.values()))
         if now != self._told:
             self._told = now
             self._on_targets(tuple(target for target, _ in now))
 
-    def _usable(self, found: Iterable[Found]) -> Iterator[Found]:
-        return (each for each in found if not self._lacks_receiver(each))
+    def _usable(self, found: Iterable[Found]) -> Iterable[Found]:
+        if not self._needs_receivers:
+            return found
+        return [each for each in found if not self._lacks_receiver(each)]
 
     def _lacks_receiver(self, found: Found) -> bool:
         is_decode = found.target.endpoint.role is Role.DECODE
-        return is_decode and self._needs_receivers and found.target.receiver is None
+        return is_decode and found.target.receiver is None
 
     # What is wrong with single pods: they are passed over or used without a detail, and operators
     # are told once.
@@ -104,15 +106,10 @@ class KubernetesSource:
     def _problems_of(self, pods: Mapping[Role, Iterable[Pod]]) -> Iterator[str]:
         for name in in_both_roles(pods):
             yield f"pod {name} is taken by both selectors: it is used as a decode engine"
-        for pod in (pod for of_role in pods.values() for pod in of_role if pod.ip is not None):
-            if pod.trouble is not None:
-                yield f"pod {pod.name}: its annotations are ignored: {pod.trouble}"
-            for port in self._ports:
-                if pod.port(port) is None:
-                    yield f"pod {pod.name} has no port named {port}: it is not used there"
+        yield from self._targets.problems
 
     def _without_receiver(self, found: Iterable[Found]) -> Iterator[str]:
-        for each in found:
+        for each in found if self._needs_receivers else ():
             if self._lacks_receiver(each):
                 yield f"pod {each.pod.name} is not used: LMCache needs its annotation {INIT_PORTS}"
 

@@ -1,6 +1,7 @@
 """From pods to targets. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from router.core.membership import Target
@@ -8,7 +9,7 @@ from router.core.urls import normalise
 from router.core.values import Endpoint, Role
 from router.discovery.pod import Pod
 
-__all__ = ["Found", "found_in", "in_both_roles"]
+__all__ = ["Found", "PodTargets", "in_both_roles"]
 
 
 class Found(NamedTuple):
@@ -27,21 +28,59 @@ class Found(NamedTuple):
         return not target.is_draining, pod.created, pod.uid, is_decode
 
 
-def found_in(
-    pods: Mapping[Role, Iterable[Pod]], ports: Iterable[int | str]
-) -> dict[Endpoint, Found]:
-    """What the pods of each role listen on, ordered by URL; each URL once, in one role.
+class _Read(NamedTuple):
+    """What a pod leads to."""
 
-    A pod with several of the ports is a target for each of them: engines that share a pod.
-    """
-    wanted = tuple(ports)
-    best: dict[str, Found] = {}
-    for role, of_role in pods.items():
-        for found in (each for pod in of_role for each in _of_pod(pod, role, wanted)):
-            url = found.target.endpoint.url
-            if url not in best or found.rank > best[url].rank:
-                best[url] = found
-    return {best[url].target.endpoint: best[url] for url in sorted(best)}
+    pod: Pod
+    found: tuple[Found, ...]
+    problems: tuple[str, ...]
+
+
+class PodTargets:
+    """What pods lead to that listen on `ports` (numbers or names). A pod that has not changed since
+    the last time is not read again, and has the same target, the same object."""
+
+    def __init__(self, ports: Iterable[int | str]) -> None:
+        self._ports = tuple(ports)
+        self._known: dict[tuple[Role, str], _Read] = {}
+
+    def find(self, pods: Mapping[Role, Iterable[Pod]]) -> dict[Endpoint, Found]:
+        """What the pods of each role listen on, ordered by URL; each URL once, in one role.
+
+        A pod with several of the ports is a target for each of them: engines that share a pod.
+        """
+        before, self._known = self._known, {}
+        best: dict[str, Found] = {}
+        for role, of_role in pods.items():
+            for pod in of_role:
+                known = before.get((role, pod.uid))
+                if known is None or known.pod is not pod:
+                    known = self._read(pod, role)
+                self._known[role, pod.uid] = known
+                for found in known.found:
+                    url = found.target.endpoint.url
+                    if url not in best or found.rank > best[url].rank:
+                        best[url] = found
+        return {best[url].target.endpoint: best[url] for url in sorted(best)}
+
+    @property
+    def problems(self) -> Iterator[str]:
+        """What is wrong with single pods, of those that were looked at last."""
+        return chain.from_iterable(known.problems for known in self._known.values())
+
+    def _read(self, pod: Pod, role: Role) -> _Read:
+        found = tuple(_of_pod(pod, role, self._ports))
+        return _Read(pod, found, tuple(_problems_of(pod, self._ports)))
+
+
+def _problems_of(pod: Pod, ports: Iterable[int | str]) -> Iterator[str]:
+    if pod.ip is None:
+        return
+    if pod.trouble is not None:
+        yield f"pod {pod.name}: its annotations are ignored: {pod.trouble}"
+    for port in ports:
+        if pod.port(port) is None:
+            yield f"pod {pod.name} has no port named {port}: it is not used there"
 
 
 def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]:

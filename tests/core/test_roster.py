@@ -57,6 +57,14 @@ def test_each_engine_has_a_row_of_its_own() -> None:
     ]
 
 
+def test_what_nobody_changes_stays_the_same_entry() -> None:
+    roster = roster_of(Target(D0), Target(D1), Target(D2))
+    before = {entry.endpoint: entry for entry in roster.entries}
+    roster.set_targets("file", [Target(D0), Target(D1, is_draining=True), Target(D2)], 1.0)
+    after = {entry.endpoint: entry for entry in roster.entries}
+    assert [after[each] is before[each] for each in (D0, D1, D2)] == [True, False, True]
+
+
 def test_where_kv_events_are_published_follows_the_source() -> None:
     roster = roster_of(Target(D0, kv_events_port=5557))
     assert entry_of(roster, D0).kv_events_port == 5557

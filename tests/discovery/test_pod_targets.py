@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from router.core.membership import Target
 from router.core.values import DECODE, PREFILL, Endpoint, Role
 from router.discovery.pod import Pod
-from router.discovery.pod_targets import found_in, in_both_roles
+from router.discovery.pod_targets import PodTargets, in_both_roles
 from tests.discovery.pods import read
 
 
 def targets(*decode: Pod, prefill: tuple[Pod, ...] = (), ports=(8000,)) -> list[Target]:
     """What pods of both roles lead to."""
-    found = found_in({PREFILL: prefill, DECODE: decode}, ports)
+    found = PodTargets(ports).find({PREFILL: prefill, DECODE: decode})
     assert list(found) == [each.target.endpoint for each in found.values()]
     return [each.target for each in found.values()]
 
@@ -97,3 +97,25 @@ def test_targets_depend_on_the_set_and_not_on_its_order(pods: list[Pod]) -> None
     assert all(way == ways[0] for way in ways)
     urls = [each.endpoint.url for each in ways[0]]
     assert urls == sorted(set(urls))
+
+
+def test_only_a_pod_that_has_changed_is_read_again() -> None:
+    targets = PodTargets((8000, "api"))
+    one, other = read("a", ip="10.0.0.1"), read("b", ip="10.0.0.2")
+    before = targets.find({DECODE: (one, other)})
+    changed = read("b", ip="10.0.0.2", version=101, leaving=True)
+    after = targets.find({DECODE: (one, changed)})
+    first, second = (Endpoint(f"http://10.0.0.{n}:8000", DECODE) for n in (1, 2))
+    assert after[first] is before[first]
+    assert after[second].target.is_draining
+    assert len(list(targets.problems)) == 2
+    assert list(targets.find({DECODE: (changed,)})) == [second]
+    assert len(list(targets.problems)) == 1
+
+
+def test_a_pod_is_read_for_each_role() -> None:
+    targets = PodTargets((8000,))
+    pod = read("a")
+    for role in (PREFILL, DECODE):
+        (found,) = targets.find({role: (pod,)}).values()
+        assert found.target.endpoint.role is role
