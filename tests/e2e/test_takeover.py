@@ -8,7 +8,8 @@ many.
 import asyncio
 import os
 import signal
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.e2e.process import Process, serving
 from tests.e2e.test_membership import simulated
 from tests.e2e.test_workers import served_by, until, workers_of
 from tests.net.client import Client, request
-from tests.net.harness import Harness
+from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, token
 
 REQUESTS = int(os.environ.get("TAKEOVER_REQUESTS", "600"))
@@ -102,9 +103,19 @@ async def test_nothing_is_lost_while_routers_take_over_from_each_other(
         assert outcomes == {"ok"}
 
 
-def successor(old: Process, *flags: str) -> AbstractAsyncContextManager[Process]:
+async def is_found(flags: Sequence[str]) -> None:
+    """Wait until a successor would find the router with these flags: once all its workers listen,
+    and not with the first one's /ready."""
+    path = Path(flags[flags.index("--takeover") + 1])
+    await eventually(path.exists)
+
+
+@asynccontextmanager
+async def successor(old: Process, *flags: str) -> AsyncIterator[Process]:
     """A router that takes the place of `old`."""
-    return serving(*flags, "--port", str(old.port))
+    await is_found(flags)
+    async with serving(*flags, "--port", str(old.port)) as new:
+        yield new
 
 
 async def test_a_stream_goes_on_to_its_end_in_the_old_router(
@@ -179,6 +190,7 @@ async def test_a_successor_that_cannot_start_leaves_the_old_router_alone(
     flags = ("--decode", engine.url, "--takeover", str(tmp_path / "s"))
     async with serving(*flags, "--workers", "2") as old:
         await old.ready()
+        await is_found(flags)
         port = str(old.port)
         for wrong in (["--port", port, "--admin-port", "0"], ["--port", str(old.port + 1)]):
             failed = await forked.start(
@@ -187,7 +199,8 @@ async def test_a_successor_that_cannot_start_leaves_the_old_router_alone(
             _, said = await failed.communicate()
             assert failed.returncode == 2
             assert b"whose place is taken" in said
-        assert (await (await old.client()).get("/ready")).status == 200
-        assert served_by(old, await old.client()) in workers_of(old)
+        client = await old.client()
+        assert (await client.get("/ready")).status == 200
+        assert served_by(old, client) in workers_of(old)
         async with successor(old, *flags):  # a good one still can
             assert await old.status() == 0
