@@ -42,7 +42,7 @@ soak: install
 
 # Guided by coverage, each target for so long: `make fuzz SECONDS=600`. Needs pip install 'pd-router[fuzz]'.
 SECONDS := 60
-FUZZED := facts client_http engine_http sse_stream engine_json metrics kv_events kv_stream kv_ready
+FUZZED := facts client_http engine_http sse_stream engine_json metrics kv_events kv_stream kv_ready peer_line
 
 fuzz: install clean-compiled
 	set -e; for target in $(FUZZED); do \

@@ -16,6 +16,7 @@ from router.commands.flags import (
     add_settings,
     add_simulation,
 )
+from router.commands.hash_seed import share_hash_seed
 from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, load, sources, suggestion
 from router.telemetry import logs
@@ -61,11 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: Options) -> int:
-    from router.commands import serve  # noqa: PLC0415 - most of a second to import, for itself only
-
     file = options["config"]
     flags = {name: value for name, value in options.items() if name != "config"}
     settings = _settings(options)
+    share_hash_seed(settings)  # here the process may begin anew
+    from router.commands import serve  # noqa: PLC0415 - most of a second to import, for itself only
+
     logs.configure(settings.log_level, settings.log_format)
     return serve.run(settings, sources(flags, file), partial(load, flags, file), file)
 

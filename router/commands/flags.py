@@ -84,6 +84,11 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(name, type=int, default=default, metavar="N", help=text)
     parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="routers tell each other of their requests and prompts, as by serve --peers",
+    )
+    parser.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",

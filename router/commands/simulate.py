@@ -124,7 +124,7 @@ def _size(options: Mapping[str, Any]) -> Size:
     for option, value in sizes.items():
         if value is not None and value < 1:
             raise UsageError(f"--{option} {value}: must be at least 1")
-    return Size(**sizes)
+    return Size(**sizes, has_peers=options["peers"])
 
 
 def _simulate(

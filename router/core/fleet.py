@@ -29,8 +29,8 @@ class Fleet(ObservedPools):
 
     Who is in it `apply` says; `endpoints` are those with which it begins.
     `speed_of` makes an endpoint's speed estimator; by default it measures this process only. With
-    `shares_prefixes`, `held_prefixes` tells what other processes should know. With `cache_events`
-    the engines' KV-cache events tell what they hold, where there are any.
+    `shares_prefixes`, `held_prefixes` tells what other processes and replicas should know. With
+    `cache_events` the engines' KV-cache events tell what they hold, where there are any.
     """
 
     def __init__(

@@ -69,6 +69,16 @@ class Ledger:
         """The same with what sibling replicas tell of theirs."""
         return self.load(endpoint).requests
 
+    def own(self) -> dict[Endpoint, tuple[int, int]]:
+        """This router's requests, and prompt tokens still to be computed, on each endpoint that
+        has any: what siblings are told."""
+        loads = ((endpoint, load.own) for endpoint, load in self._loads.items())
+        return {
+            endpoint: (load.requests, max(0, load.pending))
+            for endpoint, load in loads
+            if load.requests > 0
+        }
+
     def tokens(self, endpoint: Endpoint) -> int:
         """The estimated input tokens of the requests on the endpoint now."""
         return self.load(endpoint).tokens

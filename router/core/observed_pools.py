@@ -64,11 +64,15 @@ class ObservedPools(Pools):
             self._failed(member, event, now)
 
     def observe_shared(self, event: SharedEvent, now: float) -> None:
-        """Update from an event of another worker process."""
-        self._kept.clear()
+        """Update from an event of another worker process, or of a sibling replica."""
         member = self._members.get(event.endpoint)
         if member is None:  # this process has heard of it too late, or not yet
             return
+        if isinstance(event, PrefixesHeld):  # many, and they change nobody's state
+            for prefix in event.prefixes:
+                member.prefixes.hold(prefix)
+            return
+        self._kept.clear()
         if isinstance(event, Probed):
             self._probed(member, event, now)
         elif isinstance(event, Scraped):
@@ -76,9 +80,6 @@ class ObservedPools(Pools):
         elif isinstance(event, Ejected):
             member.failed(event.cause, now)
             self._monitors[event.endpoint.role].ejected_elsewhere(member, event.since, event.until)
-        elif isinstance(event, PrefixesHeld):
-            for prefix in event.prefixes:
-                member.prefixes.hold(prefix)
         elif is_unreachable(event):
             member.failed(cause(event), now)
             self._see(member, HealthSignal.FAILED, now)

@@ -1,35 +1,32 @@
-"""What sibling replicas of the router tell each other of their load, several times a second.
+"""The load of engines by what sibling replicas of the router tell of theirs, many times a second.
 
 Each tells its own requests on each engine, never what it has heard: the sums of all reports are
 the sum of all replicas. A sibling that is not heard any more is forgotten; its requests then show
 in the engines' gauges only, as any other client's.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-import orjson
-
-from router.core.values import Endpoint, Load, Role
+from router.core.peer_messages import PeerReport
+from router.core.values import Endpoint, Load
 
 __all__ = [
-    "MAX_REPORT_BYTES",
     "MAX_SIBLINGS",
     "SAME_SECONDS",
     "STALE_SECONDS",
-    "TELL_SECONDS",
     "PeerBoard",
     "PeerLoad",
-    "PeerReport",
-    "decode",
-    "encode",
+    "seconds_between_reports",
 ]
 
-TELL_SECONDS: Final = 0.1
-"""Between two reports to a sibling, while requests come and go. Between two reports replicas take
-the same engine for the emptiest: with 0.25 s three replicas spread requests no better than with
-the engines' gauges alone, which are read once a second."""
+TELL_SECONDS: Final = 0.01
+"""Between two reports, while requests come and go. Until it hears of the other's requests, each of
+two replicas takes the same engine for the emptiest."""
+
+TELL_SECONDS_PER_ENGINE: Final = 1e-4
+"""What a report on many engines costs is bounded to some percent of a core."""
 
 SAME_SECONDS: Final = 0.5
 """Between two reports that say the same: a sign of life."""
@@ -40,79 +37,10 @@ STALE_SECONDS: Final = 2.0
 MAX_SIBLINGS: Final = 64
 """Reports that are kept: whoever has the key can make the router hold so many."""
 
-MAX_ENGINES: Final = 1024
-"""In one report; see `Roster`."""
 
-MAX_REPORT_BYTES: Final = 60_000
-"""Of a report that is sent. One engine takes some 50 bytes; the least busy ones are left out."""
-
-MAX_NAME: Final = 64
-"""Characters of a replica's name."""
-
-MAX_COUNT: Final = 1 << 48
-"""Of requests and tokens: what is more is no count."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerReport:
-    """One replica's own requests."""
-
-    replica: str
-    """A random name that it took when it started."""
-    number: int
-    """Grows from each report of a replica to its next."""
-    loads: dict[Endpoint, tuple[int, int]]
-    """Requests, and prompt tokens still to be computed, on each engine that has any."""
-
-
-def encode(report: PeerReport) -> bytes:
-    """The inverse of `decode`; not more than MAX_REPORT_BYTES."""
-    busiest = sorted(report.loads.items(), key=lambda item: item[1], reverse=True)
-    engines: dict[str, list[int]] = {}
-    size = 200
-    for endpoint, load in busiest[:MAX_ENGINES]:
-        name = f"{endpoint.role} {endpoint.url}"
-        size += len(name) + 48
-        if size > MAX_REPORT_BYTES:
-            break
-        engines[name] = list(load)
-    return orjson.dumps({"replica": report.replica, "number": report.number, "engines": engines})
-
-
-def decode(data: bytes) -> PeerReport:
-    """Read a sibling's report. Raises ValueError, which says what is wrong with it."""
-    try:
-        told: Any = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON: {error}") from None
-    if not isinstance(told, dict):
-        raise ValueError("it is no object")  # noqa: TRY004 - of the bytes, not of a caller
-    replica, engines = told.get("replica"), told.get("engines")
-    if not isinstance(replica, str) or not 0 < len(replica) <= MAX_NAME:
-        raise ValueError(f"replica: must be a text of up to {MAX_NAME} characters")
-    if not isinstance(engines, dict) or len(engines) > MAX_ENGINES:
-        raise ValueError(f"engines: must be an object with up to {MAX_ENGINES} members")
-    loads = {_endpoint(name): _load(load) for name, load in engines.items()}
-    return PeerReport(replica, _count(told.get("number")), loads)
-
-
-def _endpoint(name: str) -> Endpoint:
-    role, _, url = name.partition(" ")
-    if role not in ("prefill", "decode"):
-        raise ValueError("engines: names must be like `decode http://10.0.0.1:8000`")
-    return Endpoint(url, Role(role))
-
-
-def _load(value: Any) -> tuple[int, int]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError("engines: each must have a list of requests and pending tokens")
-    return _count(value[0]), _count(value[1])
-
-
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_COUNT:
-        raise ValueError("counts must be whole numbers, not negative")
-    return value
+def seconds_between_reports(engines: int) -> float:
+    """How long to wait after a report on so many engines."""
+    return max(TELL_SECONDS, TELL_SECONDS_PER_ENGINE * engines)
 
 
 class _Sum:
@@ -127,9 +55,10 @@ class _Sum:
 class PeerLoad:
     """A `Load` with the siblings' requests; this router adds to its own."""
 
-    __slots__ = ("_siblings", "own")
+    __slots__ = ("_board", "_siblings", "own")
 
-    def __init__(self, own: Load, siblings: _Sum) -> None:
+    def __init__(self, own: Load, siblings: _Sum, board: "PeerBoard") -> None:
+        self._board = board
         self.own = own
         self._siblings = siblings
 
@@ -151,6 +80,9 @@ class PeerLoad:
     def add(self, requests: int, tokens: int, pending: int) -> None:
         """Change this router's part."""
         self.own.add(requests, tokens, pending)
+        on_change = self._board.on_change
+        if on_change is not None:
+            on_change()
 
 
 @dataclass(slots=True)
@@ -164,6 +96,8 @@ class PeerBoard:
 
     def __init__(self, replica: str) -> None:
         self.replica = replica
+        self.on_change: Callable[[], None] | None = None
+        """Called when this process's own requests have changed."""
         self._siblings: dict[str, _Sibling] = {}
         self._sums: dict[Endpoint, _Sum] = {}
 
@@ -173,7 +107,7 @@ class PeerBoard:
         if total is None:
             total = self._sums[endpoint] = _Sum()
             self._add_up([endpoint])
-        return PeerLoad(own, total)
+        return PeerLoad(own, total, self)
 
     def requests(self, endpoint: Endpoint) -> int:
         """The siblings' requests on an engine."""

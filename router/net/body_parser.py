@@ -191,7 +191,7 @@ async def _pieces(reader: asyncio.StreamReader, size: int) -> list[bytes]:
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
     """The hash seed makes keys of prefixes (`core/prefix/keys.py`), which all workers of a host and
     all such processes are to share: it is made of this process's own seed, so that nobody outside
-    knows it. (Python 3.11 hashes None by its address: keys of prompts without a model differ.)"""
+    knows it."""
     seed = hash("body process") & 0xFFFF_FFFF
     passed_on = {key: value for key, value in own.items() if not key.startswith("PD_ROUTER_")}
     return {**passed_on, "PYTHONHASHSEED": str(seed)}

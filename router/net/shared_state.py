@@ -16,15 +16,18 @@ from collections.abc import Callable, Sequence
 
 from router.core.events import Event, LegFailed, Ordered, Probed, Scraped, SharedEvent
 from router.core.failures import is_unreachable
-from router.core.peer_loads import PeerReport
+from router.core.peer_messages import PeerHistory, PeerReport
 from router.core.roster import Roster
 from router.core.shared_record import SharedRecord
 from router.core.shared_table import SharedTable, WorkerColumn
 from router.net.event_codec import decode, encode
 
-__all__ = ["SharedState", "WorkerBus", "WorkerContext"]
+__all__ = ["SharedState", "WorkerBus", "WorkerContext", "WorkerEvent"]
 
 log = logging.getLogger(__name__)
+
+WorkerEvent = SharedEvent | Ordered | PeerReport | PeerHistory
+"""What workers send each other."""
 
 ROSTER_BYTES = 32 << 20
 """Room for two rosters: with the longest names, a thousand engines of three sources take 13 MB."""
@@ -125,14 +128,14 @@ class WorkerBus:
             case LegFailed() if is_unreachable(event):
                 self.publish(event)
 
-    def publish(self, event: SharedEvent | Ordered | PeerReport) -> None:
+    def publish(self, event: WorkerEvent) -> None:
         """Send an event to all others; those whose buffers are full miss it."""
         data = encode(event)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(data)
 
-    def subscribe(self, handler: Callable[[SharedEvent | Ordered | PeerReport], None]) -> None:
+    def subscribe(self, handler: Callable[[WorkerEvent], None]) -> None:
         """Pass the others' events to `handler`, until `close`. Needs a running event loop."""
 
         def readable() -> None:

@@ -44,6 +44,11 @@ class Fields(  # the last class's fields come first, in --help and in docs/setti
         )
         return dict.fromkeys(self.decode, one)
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether sibling replicas are told of prompts: where there are any, and history counts."""
+        return bool(self.peers or self.dns_peers) and self.prefix_cache != "off"
+
 
 def is_reloadable(name: str) -> bool:
     """Whether a setting takes effect while the router runs."""

@@ -14,11 +14,12 @@ from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
 from router.net.network import Limits
 from router.net.read_limiter import ReadLimiter
-from router.net.siblings import PEERS_PATH
+from router.net.siblings import PEERS_PATH, Siblings
 from router.net.tls_files import TLSFiles
 from router.web.asgi_call import App, AsgiCall
 from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
+from router.web.peers_api import PeersCall
 from router.web.request_handler import has_key, target_of
 
 __all__ = ["AdminListener", "OperationsHandler"]
@@ -32,7 +33,8 @@ MAX_HEADS: Final = 16
 
 class OperationsHandler:
     """Takes requests that are all for one ASGI application; `tasks` are those that serve it. With a
-    `key_file` they need one of its keys, and with a `peer_key` sibling replicas need that one."""
+    `key_file` they need one of its keys, and with a `peer_key` sibling replicas need that one.
+    Without `siblings` there are no such replicas."""
 
     body_seconds: float
     stall_seconds: float
@@ -45,8 +47,10 @@ class OperationsHandler:
         read_limiter: ReadLimiter,
         key_file: KeyFile | None = None,
         peer_key: str | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         self._operations = operations
+        self._siblings = siblings
         self._peer_key = None if peer_key is None else peer_key.encode()
         self.read_limiter = read_limiter
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
@@ -66,20 +70,21 @@ class OperationsHandler:
         if target is None:
             return
         path, query = target
-        if path == PEERS_PATH and request.head.method == b"POST" and self._peer_key is not None:
-            if not self._is_sibling(request.head, self._peer_key):
+        if path == PEERS_PATH and request.head.method == b"POST" and self._siblings is not None:
+            if self._is_sibling(request.head):
+                PeersCall(self._siblings, connection, request)
+            else:
                 error = Unauthorized("The replicas of a router need its --peer-key.")
                 connection.fail(request, error)
-                return
-        elif not has_key(connection, request, None if path in OPEN_PATHS else self.key_file):
-            return
-        AsgiCall(self._operations, self.tasks, connection, request, path, query)
+        elif has_key(connection, request, None if path in OPEN_PATHS else self.key_file):
+            AsgiCall(self._operations, self.tasks, connection, request, path, query)
 
-    @staticmethod
-    def _is_sibling(head: RequestHead, peer_key: bytes) -> bool:
-        """Whether a request has the key of this router's replicas."""
+    def _is_sibling(self, head: RequestHead) -> bool:
+        """Whether a request has the key of this router's replicas, if they have one."""
+        if self._peer_key is None:
+            return True
         key = presented_key(head.fields)
-        return key is not None and hmac.compare_digest(key, peer_key)
+        return key is not None and hmac.compare_digest(key, self._peer_key)
 
 
 class AdminListener:

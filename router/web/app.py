@@ -13,12 +13,19 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from router.core.engine_networks import EngineNetworks
-from router.core.events import Event, LegDone, Ordered, RequestEnded, SharedEvent
-from router.core.peer_loads import PeerReport
+from router.core.events import (
+    Event,
+    LegDone,
+    Ordered,
+    PrefixesHeld,
+    RequestEnded,
+    SharedEvent,
+)
+from router.core.peer_messages import PeerHistory, PeerReport
 from router.core.roster import Entry
 from router.net.admission_gate import AdmissionGate
 from router.net.loop_lag import LoopLagMonitor
-from router.net.shared_state import WorkerContext
+from router.net.shared_state import WorkerContext, WorkerEvent
 from router.net.tasks import TaskSet
 from router.net.ticker import note_changes, tick_for_ever
 from router.net.watched_files import LOOK_SECONDS
@@ -186,20 +193,27 @@ class Router:
         self.metrics.follow()
         self.clients.follow(entries)
 
-    def _on_shared_event(self, event: SharedEvent | Ordered | PeerReport) -> None:
+    def _on_shared_event(self, event: WorkerEvent) -> None:
         if isinstance(event, Ordered):
             self.sync.obey(event)
             return
-        if isinstance(event, PeerReport):
+        if isinstance(event, PeerReport | PeerHistory):
             if self.replicas is not None:
                 self.replicas.siblings.hear_passed_on(event)
             return
+        self._tell_siblings(event)
         self.sync.follow()  # the leader tells of engines as soon as they have joined
         self.fleet.observe_shared(event, time.monotonic())
 
     def _publish(self, event: SharedEvent) -> None:
         if self._context is not None:
             self._context.bus.publish(event)
+        self._tell_siblings(event)
+
+    def _tell_siblings(self, event: SharedEvent) -> None:
+        """Of what workers tell each other, prompts are for other replicas too."""
+        if self.replicas is not None and isinstance(event, PrefixesHeld):
+            self.replicas.siblings.note(event)
 
     def _on_loop_lag(self, late: float) -> None:
         self.metrics.observe_loop_lag(late)

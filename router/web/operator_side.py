@@ -52,6 +52,7 @@ class OperatorSide:
             clients.read_limiter,
             key_file_of(settings.admin_key_file),
             settings.peer_key,
+            None if replicas is None else replicas.siblings,
         )
 
     @property

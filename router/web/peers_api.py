@@ -1,29 +1,88 @@
-"""Where sibling replicas tell of their requests, on the admin listener."""
+"""Where sibling replicas tell of their requests and prompts, on the admin listener."""
 
-from fastapi import FastAPI, Request
+from typing import Final
+
+import orjson
+from fastapi import FastAPI
 
 from router.core.errors import BadRequest
-from router.core.peer_loads import decode
+from router.core.peer_messages import MAX_LINE_BYTES, decode
+from router.net.client_connection import ClientConnection
+from router.net.client_request import ClientRequest
 from router.net.siblings import PEERS_PATH, Siblings
 
-__all__ = ["add_peers_api"]
+__all__ = ["PeersCall", "add_peers_api"]
+
+JSON: Final = b"content-type: application/json\r\n"
 
 
-def add_peers_api(app: FastAPI, siblings: Siblings, replica: str) -> None:
-    """Add the routes to the application that operators reach."""
+def add_peers_api(app: FastAPI, siblings: Siblings) -> None:
+    """Add the route for operators to the application that they reach."""
 
     @app.get(PEERS_PATH)
     async def peers() -> dict[str, object]:
         """The sibling replicas of this router: who tells, and who is told."""
         return siblings.shown()
 
-    @app.post(PEERS_PATH, include_in_schema=False)
-    async def told(request: Request) -> dict[str, str]:
-        """A sibling's own requests. The answer names this replica, so that a replica that is
-        given its own address notices that."""
+
+class PeersCall:
+    """A sibling's request: it takes each line of the body as it comes.
+
+    The answer names this replica, so that one that is given its own address notices that, and the
+    scheme of its prompts' keys.
+    """
+
+    def __init__(
+        self, siblings: Siblings, client: ClientConnection, request: ClientRequest
+    ) -> None:
+        self._siblings = siblings
+        self._client = client
+        self._request = request
+        self._begun = b""
+        """A line that is not whole."""
+        request.listener = self
+
+    def on_body_progress(self, _size: int) -> None:
+        """Take the lines that have come."""
+        *lines, self._begun = (self._begun + self._request.take_body()).split(b"\n")
+        if self._takes(lines) and len(self._begun) > MAX_LINE_BYTES:
+            self._refuse(f"a line is longer than {MAX_LINE_BYTES} bytes")
+
+    def on_body_complete(self) -> None:
+        """Take the last line, and answer."""
+        if self._takes((self._begun + self._request.take_body()).split(b"\n")):
+            self._answer()
+
+    def on_body_timeout(self) -> None:
+        """Let it begin another request: it may be a stream."""
+        self._answer()
+
+    def on_disconnect(self) -> None:
+        """It tells no more."""
+
+    def on_write_paused(self) -> None:
+        """Nothing waits to be written."""
+
+    def on_write_resumed(self) -> None:
+        """Nothing waits to be written."""
+
+    def _takes(self, lines: list[bytes]) -> bool:
+        """Whether all of them could be read."""
         try:
-            report = decode(await request.body())
+            for line in lines:
+                if line:
+                    self._siblings.hear(decode(line))
         except ValueError as error:
-            raise BadRequest(f"The report is not valid: {error}.") from None
-        siblings.hear(report)
-        return {"replica": replica}
+            self._refuse(str(error))
+            return False
+        return True
+
+    def _refuse(self, why: str) -> None:
+        self._client.fail(self._request, BadRequest(f"The report is not valid: {why}."))
+
+    def _answer(self) -> None:
+        siblings = self._siblings
+        body = orjson.dumps({"replica": siblings.replica, "keys": siblings.scheme})
+        self._client.response.start(200, JSON, len(body))
+        self._client.response.write(body)
+        self._client.end_response()

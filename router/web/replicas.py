@@ -11,7 +11,9 @@ from fastapi import FastAPI
 from router.core.fleet import Fleet
 from router.core.ledger import Ledger
 from router.core.membership import Target
-from router.core.peer_loads import PeerBoard, PeerReport
+from router.core.peer_loads import PeerBoard
+from router.core.peer_messages import PeerHistory, PeerReport
+from router.core.prefix.keys import scheme
 from router.core.values import DECODE
 from router.discovery.dns import DnsSource
 from router.discovery.dns_resolver import SystemResolver
@@ -26,6 +28,10 @@ __all__ = ["Replicas", "board_of", "ledger_of", "peer_source", "replicas_of"]
 
 KEEP_SECONDS = 30.0
 """Seconds that an idle connection to a sibling is kept."""
+
+
+WORKER_SECONDS = 0.02
+"""Between two looks for what other workers have changed."""
 
 
 def board_of(settings: Settings, context: WorkerContext | None) -> PeerBoard | None:
@@ -75,7 +81,6 @@ class Replicas:
         self._source = peer_source(settings)
         self._context = context
         self._tasks = tasks
-        self._replica = board.replica
         self.siblings = Siblings(
             board,
             fleet,
@@ -85,13 +90,14 @@ class Replicas:
                 keep_alive_seconds=KEEP_SECONDS,
             ),
             pass_on=self._pass_on,
+            scheme=scheme() if settings.shares_prompts else None,
             tasks=tasks,
             rng=Random(),
         )
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes for siblings."""
-        add_peers_api(app, self.siblings, self._replica)
+        add_peers_api(app, self.siblings)
 
     def start(self) -> None:
         """Start to send reports, in the leader only, and to expire those that came."""
@@ -99,6 +105,8 @@ class Replicas:
         if self._context is not None and not self._context.is_leader:
             return
         self.siblings.follow(self._urls)
+        tell = self.siblings.tell_for_ever
+        self._tasks.spawn(tell if self._context is None else partial(tell, WORKER_SECONDS), "peers")
         if self._source is not None:
             watch: Callable[..., object] = self._source.watch
             self._tasks.spawn(partial(watch, self._found), "discovery", "peers")  # type: ignore[arg-type]
@@ -106,6 +114,6 @@ class Replicas:
     def _found(self, targets: tuple[Target, ...]) -> None:
         self.siblings.follow((*self._urls, *(target.endpoint.url for target in targets)))
 
-    def _pass_on(self, report: PeerReport) -> None:
+    def _pass_on(self, told: PeerReport | PeerHistory) -> None:
         if self._context is not None:
-            self._context.bus.publish(report)
+            self._context.bus.publish(told)

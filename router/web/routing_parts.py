@@ -57,7 +57,7 @@ def fleet_of(
         exclusion_of(settings),
         speed_of,
         max_num_seqs,
-        shares_prefixes=context is not None,
+        shares_prefixes=context is not None or settings.shares_prompts,
         cache_events=CacheEvents() if settings.prefix_cache == "events" else None,
     )
 

@@ -1,23 +1,18 @@
-"""What replicas tell each other: sums are exact, reports are read with care, silence is noticed."""
+"""The load that replicas tell of: sums are exact, silence is noticed."""
 
-import orjson
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from router.core import peer_loads
 from router.core.ledger import Ledger
 from router.core.peer_loads import (
-    MAX_REPORT_BYTES,
     MAX_SIBLINGS,
     STALE_SECONDS,
     PeerBoard,
-    PeerReport,
-    decode,
-    encode,
+    seconds_between_reports,
 )
-from router.core.values import Endpoint, Role
+from router.core.peer_messages import PeerReport
+from router.core.values import Endpoint
 from tests.core.fixtures import D0, D1, P0
 
 NAMES = ("a", "b", "c")
@@ -43,6 +38,34 @@ def test_a_load_is_its_own_and_the_siblings_requests() -> None:
     assert (ledger.total(), ledger.peers.requests(D0), ledger.peers.requests(P0)) == (1, 3, 0)
     lease.release()
     assert ledger.known(D0) == 3
+
+
+def test_what_siblings_are_told_is_this_routers_own() -> None:
+    ledger = Ledger(peers=PeerBoard("me"))
+    assert ledger.peers is not None
+    ledger.peers.hear(report("a", 1, d0=(2, 300), p0=(1, 1)), 0.0)
+    ledger.lease(D0, 100, pending=70)
+    ledger.lease(D1, 5).release()
+    assert ledger.own() == {D0: (1, 70)}
+    ledger.forget(D0)
+    assert ledger.own() == {}
+
+
+def test_who_wants_to_know_is_told_of_each_change() -> None:
+    ledger = Ledger(peers=PeerBoard("me"))
+    assert ledger.peers is not None
+    changes: list[int] = []
+    lease = ledger.lease(D0, 1)
+    ledger.peers.on_change = lambda: changes.append(ledger.in_flight(D0))
+    ledger.peers.hear(report("a", 1, d0=(2, 300)), 0.0)
+    lease.release()
+    ledger.lease(D0, 1)
+    assert changes == [0, 1]
+
+
+@pytest.mark.parametrize(("engines", "seconds"), [(0, 0.01), (8, 0.01), (1000, 0.1)])
+def test_many_engines_are_told_of_less_often(engines: int, seconds: float) -> None:
+    assert seconds_between_reports(engines) == pytest.approx(seconds)
 
 
 def test_an_engine_that_joins_later_has_what_was_told_of_it_before() -> None:
@@ -146,56 +169,3 @@ class Replicas(RuleBasedStateMachine):
 
 
 TestReplicas = Replicas.TestCase
-
-
-@given(
-    st.dictionaries(
-        st.builds(Endpoint, st.text(max_size=40), st.sampled_from(Role)),
-        st.tuples(st.integers(0, 1 << 40), st.integers(0, 1 << 40)),
-    ),
-    st.integers(0, 1 << 40),
-)
-def test_a_report_comes_across_whole(loads: dict[Endpoint, tuple[int, int]], number: int) -> None:
-    told = PeerReport("r", number, loads)
-    assert decode(encode(told)) == told
-
-
-def test_of_too_many_engines_the_busiest_are_told() -> None:
-    loads = {Endpoint(f"http://{n:050d}:8000", Role.DECODE): (n, 0) for n in range(1, 1100)}
-    data = encode(PeerReport("r", 1, loads))
-    assert len(data) <= MAX_REPORT_BYTES
-    told = decode(data).loads
-    assert 400 < len(told) < len(loads)
-    assert min(requests for requests, _ in told.values()) == 1100 - len(told)
-
-
-@given(st.binary() | st.sampled_from([b"[]", b"1", b"null", b'"x"']))
-def test_what_is_no_report_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"it is|must"):
-        decode(data)
-
-
-WRONG: dict[str, list[object]] = {
-    "replica": [None, "", "x" * 65, 3],
-    "number": [None, -1, True, 1.5, "1", 1 << 60],
-    "engines": [
-        None,
-        [],
-        {"d0": [1, 2]},
-        {"decode http://d0": [1]},
-        {"decode http://d0": {"requests": 1}},
-        {"decode http://d0": [-1, 0]},
-        {"decode http://d0": [1, "0"]},
-        {f"decode http://d{n}": [1, 0] for n in range(peer_loads.MAX_ENGINES + 1)},
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("member", "value"), [(name, value) for name, values in WRONG.items() for value in values]
-)
-def test_a_report_with_a_mistake_is_refused(member: str, value: object) -> None:
-    good = {"replica": "r", "number": 1, "engines": {"decode http://d0": [1, 0]}}
-    assert decode(orjson.dumps(good)).loads == {Endpoint("http://d0", Role.DECODE): (1, 0)}
-    with pytest.raises(ValueError, match="must"):
-        decode(orjson.dumps({**good, member: value}))

@@ -1,5 +1,6 @@
 """Three routers, each a process (or several), in front of eight engines: without word of each other
-they meet on the same engines, with it they do not, and one that dies is forgotten."""
+they meet on the same engines, with it they do not, and one that dies is forgotten. With a common
+key each knows where the others' prompts were computed."""
 
 import asyncio
 import re
@@ -16,20 +17,35 @@ from tests.e2e.test_workers import until
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness
-from tests.net.payloads import COMPLETIONS, STREAM, token
+from tests.net.payloads import COMPLETIONS, STREAM, completion, token
 
 ENGINES, REPLICAS, STREAMS = 8, 3, 4
 BLIND = ("--load-balancing-strategy", "least_loaded", "--engine-stats-interval", "3600")
 """They learn nothing from the engines' gauges."""
 
 
-async def sibling_requests(admin_port: int) -> float:
-    """What a replica knows of its siblings' requests."""
+HISTORY = ("--load-balancing-strategy", "shortest_expected_delay")
+PROMPTS = [f"{number} " + "And what does that mean? " * 200 for number in range(6)]
+"""Each of 1,250 estimated tokens."""
+
+
+async def gauge(admin_port: int, name: str) -> float:
+    """The sum of what a replica tells of its engines."""
     client = await Client.open(admin_port)
     text = (await client.get("/metrics")).body.decode()
     client.leave()
-    found = re.findall(r"^pd_router_endpoint_peer_requests\{.*\} (\S+)$", text, re.MULTILINE)
+    found = re.findall(rf"^pd_router_endpoint_{name}\{{.*\}} (\S+)$", text, re.MULTILINE)
     return sum(map(float, found))
+
+
+async def sibling_requests(admin_port: int) -> float:
+    """What a replica knows of its siblings' requests."""
+    return await gauge(admin_port, "peer_requests")
+
+
+async def held_tokens(admin_port: int) -> float:
+    """What it believes to be in engines' prefix caches."""
+    return await gauge(admin_port, "prefix_cache_held_tokens")
 
 
 async def replicas(
@@ -41,7 +57,10 @@ async def replicas(
     common = [word for engine in engines for word in ("--decode", engine.url)]
     common += [*BLIND, *flags, *(("--peers", urls, "--peer-key", "secret") if told else ())]
     started = [
-        await stack.enter_async_context(serving(*common, "--admin-port", str(port)))
+        await stack.enter_async_context(
+            # Not forked: it must be able to begin anew, with the replicas' hash seed.
+            serving(*common, "--admin-port", str(port), launcher=("env",))
+        )
         for port in ports
     ]
     for process in started:
@@ -108,3 +127,58 @@ async def test_replicas_that_do_not_meet_on_the_same_engines(harness: Harness) -
         await asyncio.gather(*map(streams, processes))
         loads = sorted(calls[engine] for engine in engines)
         assert loads == [0, 0, 0, 0, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
+async def test_a_replica_sends_a_prompt_where_a_sibling_had_it_computed(
+    harness: Harness, flags: tuple[str, ...]
+) -> None:
+    served: list[ScriptedEngine] = []
+
+    def answer(engine: ScriptedEngine, call: Call) -> None:
+        served.append(engine)
+        call.stream(token("a"))
+        call.end()
+
+    engines = [await harness.engine() for _ in range(ENGINES)]
+    for engine in engines:
+        engine.answer_all(partial(answer, engine))
+    async with AsyncExitStack() as stack:
+        first, *others = zip(
+            *await replicas(stack, engines, (*HISTORY, *flags), told=True), strict=True
+        )
+        await takes_prompts(first[1])
+        for prompt in PROMPTS:
+            await ask(first[0], prompt)
+        due = len(PROMPTS) * 1250
+
+        async def is_known(port: int) -> bool:
+            return all([await held_tokens(port) >= due for _ in range(16)])
+
+        for _, port in (first, *others):
+            await until(partial(is_known, port), "all prompts are known")
+        before, served[:] = list(served), []
+        assert len(set(before)) > 1
+        for process, _ in others:
+            for prompt in PROMPTS:
+                await ask(process, prompt)
+    assert served == before * len(others)
+
+
+async def takes_prompts(admin_port: int) -> None:
+    """Wait until both siblings are told of prompts."""
+
+    async def both() -> bool:
+        client = await Client.open(admin_port)
+        told = (await client.get("/admin/peers")).json["told"]
+        client.leave()
+        return bool(sum(each["prompts"] for each in told) == REPLICAS - 1)
+
+    await until(both, "siblings are told of prompts")
+
+
+async def ask(process: Process, prompt: str) -> None:
+    """One request, to its end."""
+    client = await process.client()
+    await client.send(request(COMPLETIONS, completion(prompt, stream=True)))
+    assert (await client.answer()).status == 200

@@ -101,6 +101,11 @@ _MSGPACK = (
     *(b"\xd4\x01\x00", b"\xa1\xff", b"\xcf" + b"\xff" * 8, b"\xcb\x7f\xf8\0\0\0\0\0\0"),
 )
 
+_PEERS = (
+    *(b'{"replica":"r",', b'"number":1,', b'"engines":{', b'"decode http://d0":', b"[1,0]"),
+    *(b'"keys":"s",', b'"held":{', b'["AQAAAAAAAAD+/////////4AAAADIAAAA"]', b'["AAAA"]', b"}"),
+)
+
 FRAGMENTS: dict[str, tuple[bytes, ...]] = {
     "facts": (*(bytes([n]) for n in range(21)), *_JSON, *_BODY, *_MULTIPART),
     "client_http": (*_REQUESTS, *_HEADERS),
@@ -111,4 +116,5 @@ FRAGMENTS: dict[str, tuple[bytes, ...]] = {
     "kv_events": (*_KV, *_MSGPACK),
     "kv_stream": tuple(bytes([kind, seq]) for kind in range(16) for seq in (0, 1, 2, 3, 255)),
     "kv_ready": (*_KV, *_MSGPACK),
+    "peer_line": (*_PEERS, *_JSON),
 }

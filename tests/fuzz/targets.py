@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import orjson
 
-from router.core import exposition, large_body, sse
+from router.core import exposition, large_body, peer_messages, sse
 from router.core import facts as reading
 from router.core.engine_error import engine_error
 from router.core.errors import BadRequest, EngineFailed
@@ -22,6 +22,7 @@ from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.blocks import SourceBlocks
+from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.keys import prefix_keys
 from router.core.prefix.kv_events import BadBatch, read_event
 from router.core.prefix.kv_stream import MAX_AHEAD, Apply, EventStream, Replay
@@ -335,6 +336,26 @@ def kv_ready(data: bytes) -> None:
     assert socket.received + socket.ignored == 1
 
 
+# What a sibling replica tells.
+
+
+def peer_line(data: bytes) -> None:
+    """A line is refused, or can be told as it was heard, or be held in an index."""
+    try:
+        told = peer_messages.decode(data)
+    except ValueError:
+        return
+    if isinstance(told, peer_messages.PeerReport):
+        assert peer_messages.decode(peer_messages.encode(told)) == told
+        return
+    index = HeldPrefixes()
+    for held in told.held:
+        for prefix in held.prefixes:
+            index.hold(prefix)
+            assert index.match(prefix) <= prefix.ends[-1]
+    assert index.tokens <= index.capacity
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (
@@ -347,5 +368,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         kv_events,
         kv_stream,
         kv_ready,
+        peer_line,
     )
 }

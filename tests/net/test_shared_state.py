@@ -10,22 +10,19 @@ from router.core.events import (
     LegAnswered,
     LegDone,
     LegFailed,
-    Ordered,
     Probed,
     Scraped,
-    SharedEvent,
 )
 from router.core.health import HealthSignal
 from router.core.membership import Target
-from router.core.peer_loads import PeerReport
 from router.core.roster import Roster
 from router.core.values import Endpoint, FailureKind, Gauges, Role
-from router.net.shared_state import SharedState
+from router.net.shared_state import SharedState, WorkerEvent
 from tests.net.harness import eventually
 
 D0, D1 = Endpoint("http://d0", Role.DECODE), Endpoint("http://d1", Role.DECODE)
 
-EVENTS: list[SharedEvent | Ordered | PeerReport] = [
+EVENTS: list[WorkerEvent] = [
     Probed(D0, HealthSignal.OK, ({"id": "m", "root": "Qwen"},)),
     Scraped(D1, Gauges(3, 4, 0.5), 2),
     LegFailed(D0, FailureKind.REFUSED),
@@ -54,7 +51,7 @@ def make() -> Iterator[Make]:
 async def test_what_one_tells_all_others_hear_in_order(make: Make) -> None:
     shared_state = make(3)
     contexts = [shared_state.join(number, 100 + number) for number in range(3)]
-    heard: list[list[SharedEvent | Ordered | PeerReport]] = [[], [], []]
+    heard: list[list[WorkerEvent]] = [[], [], []]
     for context in contexts:
         context.bus.subscribe(heard[context.number].append)
     for event in EVENTS:
@@ -68,7 +65,7 @@ async def test_what_one_tells_all_others_hear_in_order(make: Make) -> None:
 async def test_only_what_concerns_everybody_is_passed_on(make: Make) -> None:
     shared_state = make(2)
     one, other = shared_state.join(0, 1), shared_state.join(1, 2)
-    heard: list[SharedEvent | Ordered | PeerReport] = []
+    heard: list[WorkerEvent] = []
     other.bus.subscribe(heard.append)
     for event in (
         LegAnswered(D0, 200, 0.1, True),
@@ -86,7 +83,7 @@ async def test_events_wait_for_a_worker_that_is_restarted(make: Make) -> None:
     shared_state = make(2)
     one = shared_state.join(0, 1)
     one.bus.publish(EVENTS[0])
-    heard: list[SharedEvent | Ordered | PeerReport] = []
+    heard: list[WorkerEvent] = []
     late = shared_state.join(1, 2)
     late.bus.subscribe(heard.append)
     await eventually(lambda: heard == EVENTS[:1])
@@ -98,7 +95,7 @@ async def test_a_worker_that_does_not_read_blocks_no_other(make: Make) -> None:
     one, deaf = shared_state.join(0, 1), shared_state.join(1, 2)
     for _ in range(20_000):  # more than fits
         one.bus.publish(EVENTS[1])
-    heard: list[SharedEvent | Ordered | PeerReport] = []
+    heard: list[WorkerEvent] = []
     deaf.bus.subscribe(heard.append)
     await eventually(lambda: heard)
     deaf.bus.close()
@@ -107,7 +104,7 @@ async def test_a_worker_that_does_not_read_blocks_no_other(make: Make) -> None:
 async def test_many_models_fit_into_one_piece_of_news(make: Make) -> None:
     shared_state = make(2)
     one, other = shared_state.join(0, 1), shared_state.join(1, 2)
-    heard: list[SharedEvent | Ordered | PeerReport] = []
+    heard: list[WorkerEvent] = []
     other.bus.subscribe(heard.append)
     cards = tuple(
         {"id": f"adapter-{n}", "object": "model", "root": f"/adapters/{n}", "parent": "Qwen"}

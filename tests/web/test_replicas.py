@@ -1,21 +1,37 @@
 """Sibling replicas tell each other their requests, on the admin listener, with their own key."""
 
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import aiohttp
 import pytest
 
-from router.core.peer_loads import PeerReport, encode
+from router.core.events import PrefixesHeld
+from router.core.peer_messages import MAX_LINE_BYTES, PeerReport, encode, encode_history
+from router.core.prefix.keys import scheme
+from router.core.values import Endpoint, PrefixKeys, Role
+from router.net import sibling_stream
+from router.net.sibling_stream import MAX_BEHIND, SiblingStream
 from router.settings import SettingsError, load
-from tests.net.client import Answer, request
+from router.web import admin
+from router.web.peers_api import PeersCall
+from tests.net.client import Answer, Client, request
 from tests.net.engine import ScriptedEngine
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, STREAM, token
+from tests.net.payloads import COMPLETIONS, STREAM, completion, token
 from tests.web.test_admin import admin_client
 
 KEY = "the-key-of-all-replicas"
 PEERS = "/admin/peers"
 NOBODY = "http://127.0.0.1:9"
+PROMPTS = {"prompts": True, "dropped": 0}
+NO_PROMPTS = {"prompts": False, "dropped": 0}
+
+LONG = completion("A word. " * 400, stream=True)
+"""Of 800 estimated tokens."""
+
+PROMPT = PrefixKeys((1, 2), (128, 256))
 
 
 async def tell(router: Running, body: bytes, key: str | None = None) -> Answer:
@@ -52,7 +68,7 @@ async def test_a_replica_counts_its_siblings_requests(harness: Harness) -> None:
     await eventually(lambda: known(one, engine) == 1)
     assert one.router.fleet.ledger.in_flight(one.endpoint(engine)) == 0
     told = (await shown(other))["told"]
-    assert told == [{"url": admin_url(one), "error": None}]
+    assert told == [{"url": admin_url(one), "is_self": False, "error": None, **PROMPTS}]
     text = (await (await admin_client(one)).get("/metrics")).body.decode()
     assert f'pd_router_endpoint_peer_requests{{endpoint="{engine.url}",role="decode"}} 1.0' in text
     call.stream(token("a"))
@@ -72,7 +88,8 @@ async def test_a_replica_that_is_given_its_own_address_notices(
     call = await engine.call()
     siblings = router.router.replicas
     assert siblings is not None
-    await eventually(lambda: siblings.siblings.shown()["told"] == [{"url": url, "error": None}])
+    told = [{"url": url, "is_self": True, "error": None, **NO_PROMPTS}]
+    await eventually(lambda: siblings.siblings.shown()["told"] == told)
     assert (await shown(router))["heard"] == []
     assert known(router, engine) == 1
     call.stream(token("a"))
@@ -100,6 +117,152 @@ async def test_what_is_no_report_is_refused(harness: Harness) -> None:
     router = await harness.router(await harness.engine(), admin_port=0, peers=[NOBODY])
     answer = await tell(router, b"{}")
     assert (answer.status, answer.error["type"]) == (400, "BadRequestError")
+
+
+async def begin(router: Running, piece: bytes) -> Client:
+    """A request to tell whose body has only begun."""
+    client = await admin_client(router)
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % PEERS.encode()
+    await client.send(head + chunk(piece))
+    return client
+
+
+def chunk(piece: bytes) -> bytes:
+    """A piece of a body, as it is sent."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def line(number: int, requests: int, engine: ScriptedEngine) -> bytes:
+    """A report of a sibling's requests on an engine."""
+    return encode(PeerReport("a", number, {Endpoint(engine.url, Role.DECODE): (requests, 0)}))
+
+
+async def test_each_line_counts_when_it_has_come(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0, peers=[NOBODY])
+    second = line(2, 5, engine)
+    client = await begin(router, line(1, 3, engine) + b"\n" + second[:9])
+    await eventually(lambda: known(router, engine) == 3)
+    await client.send(chunk(second[9:]) + b"0\r\n\r\n")
+    answer = await client.answer()
+    assert (answer.status, set(answer.json)) == (200, {"replica", "keys"})
+    assert known(router, engine) == 5
+
+
+async def test_a_stream_that_lasts_too_long_is_answered(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0, peers=[NOBODY], body_timeout=0.1)
+    client = await begin(router, line(1, 3, engine) + b"\n")
+    assert (await client.answer()).status == 200
+    assert known(router, engine) == 3
+
+
+async def test_a_line_without_an_end_is_refused(harness: Harness) -> None:
+    router = await harness.router(await harness.engine(), admin_port=0, peers=[NOBODY])
+    client = await begin(router, b" " * (MAX_LINE_BYTES + 1))
+    answer = await client.answer()
+    assert (answer.status, answer.error["type"]) == (400, "BadRequestError")
+
+
+async def test_a_stream_goes_on_in_the_next_request(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sibling_stream, "STREAM_SECONDS", 0.05)
+    engine = await harness.engine()
+    one = await harness.router(engine, admin_port=0, peers=[NOBODY])
+    bodies = 0
+
+    class Counted(PeersCall):
+        def on_body_complete(self) -> None:
+            nonlocal bodies
+            bodies += 1
+            super().on_body_complete()
+
+    monkeypatch.setattr(admin, "PeersCall", Counted)
+    other = await harness.router(engine, admin_port=0, peers=[admin_url(one)])
+    await eventually(lambda: bodies > 3)
+    assert (await shown(other))["told"][0]["error"] is None
+    mine = one.router.replicas
+    assert mine is not None
+    await eventually(lambda: bool(mine.siblings.shown()["heard"]))
+
+
+async def test_a_slow_sibling_is_told_the_latest_report() -> None:
+    async with aiohttp.ClientSession() as session:
+        stream = SiblingStream(NOBODY, session, "me", None, Random())
+        lines = stream._lines()
+        stream.tell(b"1")
+        stream.tell(b"2")
+        assert await anext(lines) == b"2\n"
+        stream.tell(b"3")
+        assert await anext(lines) == b"3\n"
+        await lines.aclose()
+
+
+def held(router: Running, engine: ScriptedEngine) -> int:
+    """The tokens that an engine's prefix cache holds, as far as a router knows."""
+    return router.router.fleet.member(router.endpoint(engine)).prefixes.tokens
+
+
+async def test_a_replica_knows_what_siblings_had_computed(harness: Harness) -> None:
+    engine = await harness.engine()
+    one = await harness.router(engine, admin_port=0, peers=[NOBODY])
+    other = await harness.router(engine, admin_port=0, peers=[admin_url(one)])
+    siblings = other.router.replicas
+    assert siblings is not None
+    await eventually(lambda: _prompts(siblings.siblings.shown()))
+    client = await other.client()
+    await client.send(request(COMPLETIONS, LONG))
+    call = await engine.call()
+    assert held(one, engine) == 0
+    call.stream(token("a"))
+    await eventually(lambda: held(one, engine) == held(other, engine) == 800)
+    call.end()
+    await client.answer()
+
+
+def _prompts(shown: Any) -> bool:
+    return bool(shown["told"][0]["prompts"])
+
+
+async def test_without_a_history_of_its_own_it_wants_none(harness: Harness) -> None:
+    engine = await harness.engine()
+    one = await harness.router(engine, admin_port=0, peers=[NOBODY], prefix_cache="off")
+    other = await harness.router(engine, admin_port=0, peers=[admin_url(one)])
+    siblings = other.router.replicas
+    assert siblings is not None
+    await eventually(lambda: bool(one.router.replicas.siblings.shown()["heard"]))  # type: ignore[union-attr]
+    assert not _prompts(siblings.siblings.shown())
+    keys = scheme()
+    line = encode_history("a", keys, [PrefixesHeld(one.endpoint(engine), (PROMPT,))])[0]
+    assert (await tell(one, line)).json["keys"] is None
+    assert held(one, engine) == 0
+
+
+async def test_keys_of_another_seed_mean_nothing(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0, peers=[NOBODY])
+    news = [PrefixesHeld(router.endpoint(engine), (PROMPT,))]
+    keys = (await tell(router, b"")).json["keys"]
+    await tell(router, encode_history("a", keys[::-1], news)[0])
+    assert held(router, engine) == 0
+    await tell(router, encode_history("a", keys, news)[0])
+    assert held(router, engine) == 256
+
+
+async def test_a_sibling_that_is_behind_misses_the_oldest_prompts() -> None:
+    async with aiohttp.ClientSession() as session:
+        stream = SiblingStream(NOBODY, session, "me", "s", Random())
+        stream.tell_prompts(b"before it is known to take them")
+        stream.takes_prompts = True
+        for number in range(MAX_BEHIND + 2):
+            stream.tell_prompts(b"%d" % number)
+        lines = stream._lines()
+        stream.tell(b"report")
+        told = [await anext(lines) for _ in range(MAX_BEHIND + 1)]
+        await lines.aclose()
+    assert told == [b"report\n", *(b"%d\n" % number for number in range(2, MAX_BEHIND + 2))]
+    assert stream.dropped == 2
 
 
 async def test_without_siblings_there_is_no_such_route(harness: Harness) -> None:

@@ -6,7 +6,8 @@ Whatever else shapes the prompt (model, tools, template arguments, `cache_salt`)
 first key, images and the like are part of their message's.
 
 A key is Python's own hash, seeded at random: nobody outside can make two prompts collide, and the
-worker processes of a host, which are forks of one process, have the same keys.
+worker processes of a host, which are forks of one process, have the same keys. So have replicas
+that were started with the same seed.
 """
 
 from array import array
@@ -14,10 +15,11 @@ from typing import Any, Final
 
 import orjson
 
+from router.core.routes import ROUTES
 from router.core.tokens import CHARACTERS_PER_TOKEN, TEXT_PARTS, prompts
 from router.core.values import NO_KEYS, Facts, PrefixKeys, RouteKind
 
-__all__ = ["MIN_TOKENS", "prefix_keys"]
+__all__ = ["CHUNK_TOKENS", "MIN_TOKENS", "prefix_keys", "scheme"]
 
 CHUNK_CHARACTERS: Final = 512
 CHUNK_TOKENS: Final = CHUNK_CHARACTERS // CHARACTERS_PER_TOKEN
@@ -69,17 +71,38 @@ def prefix_keys(facts: Facts) -> PrefixKeys:
     return PrefixKeys(tuple(chain.keys), tuple(chain.ends))
 
 
+SAMPLE: Final[dict[str, Any]] = {
+    "tools": [{"type": "function"}],
+    "messages": [
+        {"role": "system", "content": "You are a sample. " * 50},
+        {"role": "user", "name": "a", "content": [{"type": "text", "text": "What is this?"}]},
+        {"role": "assistant", "content": None, "refusal": "no"},
+    ],
+}
+
+
+def scheme() -> str:
+    """Two processes in which this is the same make the same keys: they cut prompts alike, and hash
+    with the same seed."""
+    route = ROUTES["/v1/chat/completions"]
+    facts = Facts(route, None, False, MIN_TOKENS, "", None, b"", SAMPLE)
+    return f"{hash(prefix_keys(facts)) & (1 << 64) - 1:016x}"
+
+
 def _root(facts: Facts) -> int:
     body = facts.body
+    model = facts.model or ""  # before Python 3.12 the hash of None is another in each process
     if SHAPING_KEYS.isdisjoint(body):
-        return hash((facts.route.path, facts.model))
+        return hash((facts.route.path, model))
     shaping = [(key, _digest(body[key])) for key in sorted(SHAPING_KEYS.intersection(body))]
-    return hash((facts.route.path, facts.model, *shaping))
+    return hash((facts.route.path, model, *shaping))
 
 
 def _digest(value: object) -> int:
     """A number for a part of the body that is compared as a whole."""
-    if value is None or isinstance(value, str):
+    if value is None:
+        return 0
+    if isinstance(value, str):
         return hash(value)
     try:
         return hash(orjson.dumps(value))

@@ -30,8 +30,9 @@ class Access(Group):
     peers: Urls = Field(
         (),
         description="URLs of the admin listeners of all replicas of this router, itself included "
-        "or not: each tells the others its requests ten times a second, so that they rarely meet "
-        "on one engine. Needs --admin-port; docs/replicas.md says how many replicas to run.",
+        "or not: each tells the others of its requests as they change, so that they rarely meet on "
+        "one engine, and which prompts it has sent where. Needs --admin-port; docs/replicas.md "
+        "says how many replicas to run.",
     )
     dns_peers: DnsNames = Field(
         (),
@@ -42,7 +43,8 @@ class Access(Group):
         None,
         repr=False,
         description="Sent to and asked of other replicas as the bearer token, the same for all; it "
-        "opens nothing else. Needed with --admin-key-file.",
+        "opens nothing else. The replicas' common hash seed follows from it, without which they "
+        "cannot tell each other of prompts. Needed with --admin-key-file.",
     )
     epp_port: Whole | None = Field(
         None,

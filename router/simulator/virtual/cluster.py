@@ -5,6 +5,7 @@ from functools import partial
 from random import Random
 
 from router.core import probing
+from router.core.peer_loads import SAME_SECONDS, seconds_between_reports
 from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import JITTER
 from router.core.speed_estimator import TICK_SECONDS
@@ -26,6 +27,9 @@ from router.simulator.virtual.values import (
     Speed,
     threshold_name,
 )
+
+PEER_SECONDS = 0.001
+"""What replicas tell each other is on its way for so long."""
 
 SWEEP_SECONDS = 1.0
 """Between two looks at requests that wait; as router/net/idle_sweep.py has it."""
@@ -70,6 +74,8 @@ def simulate(
     clients = Clients(scenario.workload, replicas, agenda, rng, scenario.sessions)
     speed_roles = probing.roles_that_use_speed(policies)
     probes = [_watch(replica, agenda, speed_roles, scenario.replicas) for replica in replicas]
+    if scenario.has_peers:
+        _connect(replicas, agenda, seed)
     for change in scenario.changes:
         agenda.at(change.at, _event(change, engines, replicas, probes, agenda))
     samples: list[Sample] = []
@@ -148,6 +154,53 @@ def _watch(
         _again(agenda, rng, probing.HEALTH_SECONDS * phase, partial(_probe, replica, place))
         _again(agenda, rng, probing.SCRAPE_SECONDS * phase, partial(_scrape, replica, place))
     return probes
+
+
+def _connect(replicas: Sequence[Replica], agenda: Agenda, seed: int) -> None:
+    """Let replicas tell each other of their requests and prompts, as net/siblings.py does."""
+    for replica in replicas:
+        siblings = [each for each in replicas if each is not replica]
+        teller = _Teller(replica, siblings, agenda)
+        replica.on_change = teller.on_change
+        rng = Random(f"peers {seed} {replica.number}")
+        _again(agenda, rng, TICK_SECONDS, partial(_tell_prompts, replica, siblings, agenda))
+        agenda.every(SAME_SECONDS, SAME_SECONDS, teller.show_life)
+
+
+class _Teller:
+    """Tells siblings of a replica's requests when they change, not too often."""
+
+    def __init__(self, replica: Replica, siblings: Sequence[Replica], agenda: Agenda) -> None:
+        self._replica = replica
+        self._siblings = siblings
+        self._agenda = agenda
+        self._free_at = 0.0
+        self._is_due = False
+
+    def on_change(self) -> None:
+        """Tell, now or when it is allowed again."""
+        if not self._is_due:
+            self._is_due = True
+            self._agenda.at(max(self._agenda.now, self._free_at), self._tell)
+
+    def show_life(self, _now: float) -> None:
+        """Tell although nothing has changed."""
+        self.on_change()
+
+    def _tell(self, now: float) -> None:
+        report = self._replica.report(now)
+        self._is_due, self._free_at = False, now + seconds_between_reports(len(report.loads))
+        for sibling in self._siblings:
+            self._agenda.at(now + PEER_SECONDS, partial(sibling.hear, report))
+
+
+def _tell_prompts(
+    replica: Replica, siblings: Sequence[Replica], agenda: Agenda, now: float
+) -> float:
+    for held in replica.fleet.held_prefixes():
+        for sibling in siblings:
+            agenda.at(now + PEER_SECONDS, partial(sibling.fleet.observe_shared, held))
+    return TICK_SECONDS
 
 
 def _again(agenda: Agenda, rng: Random, first: float, event: Callable[[float], float]) -> None:

@@ -53,6 +53,8 @@ class Size:
     streams: int | None = None
     requests: int | None = None
     replicas: int | None = None
+    has_peers: bool = False
+    """Whether replicas tell each other of their requests and prompts."""
 
 
 def scenario(name: str, size: Size) -> Scenario:
@@ -64,13 +66,18 @@ def scenario(name: str, size: Size) -> Scenario:
         streams=(size.streams or streams) if streams else 0,
         requests=size.requests or made.workload.requests,
     )
-    return replace(made, workload=work, replicas=size.replicas or made.replicas)
+    return _with_replicas(replace(made, workload=work), size)
 
 
 def replayed(name: str, size: Size, sessions: tuple[Session, ...]) -> Scenario:
     """A trace in Mooncake's format on engines that it fits. Raises ValueError."""
     made = of_sessions(_base(name, size), MOONCAKE_ENGINE, sessions)
-    return replace(made, replicas=size.replicas or made.replicas)
+    return _with_replicas(made, size)
+
+
+def _with_replicas(made: Scenario, size: Size) -> Scenario:
+    replicas = size.replicas or made.replicas
+    return replace(made, replicas=replicas, has_peers=size.has_peers)
 
 
 def _base(name: str, size: Size) -> Scenario:
@@ -137,6 +144,16 @@ def _replicas(*changes: Change) -> _Maker:
         return replace(base, workload=work, replicas=3, changes=changes)
 
     return make
+
+
+def _few_slots(base: Scenario, _size: Size) -> Scenario:
+    """Three routers, engines with eight slots, and requests that come at random and need 85 % of
+    them: who knows less of the others' requests lets more of his wait beside a free slot."""
+    model = replace(base.model, max_num_seqs=8)
+    output = Lengths(60, 0.3, 240)
+    rate = 0.85 * model.max_num_seqs / (model.step_seconds * output.mean) * base.engines
+    work = replace(base.workload, streams=0, rate=rate, output=output)
+    return replace(base, model=model, workload=work, replicas=3)
 
 
 def _h100(*changes: Change) -> _Maker:
@@ -339,6 +356,7 @@ SCENARIOS: dict[str, _Maker] = {
     "bursts": _bursts,
     "heavy-tails": _heavy_tails,
     "replicas": _replicas(),
+    "replicas-few-slots": _few_slots,
     "replicas-slow8": _replicas(Speed(0.0, 0, 8.0)),
     "h100": _h100(),
     "h100-stall": _h100(Speed(3.0, 0, 8.0)),

@@ -190,6 +190,8 @@ class Scenario:
     timeouts: Timeouts = field(default=Timeouts())
     sessions: tuple[Session, ...] = field(default=(), repr=False)
     """Requests beside those of the workload, which counts them in its `requests`."""
+    has_peers: bool = False
+    """Whether the replicas tell each other of their requests and prompts, as by `--peers`."""
 
     @property
     def pool(self) -> tuple[EngineSpec, ...]:

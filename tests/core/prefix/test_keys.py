@@ -1,5 +1,8 @@
 """Keys of prompts: alike as far as the prompts are alike, and never further."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +18,7 @@ from router.core.prefix.keys import (
     MAX_STEPS,
     MIN_TOKENS,
     prefix_keys,
+    scheme,
 )
 from router.core.values import NO_KEYS, PrefixKeys
 from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, read, request
@@ -216,3 +220,21 @@ def test_any_body_has_keys_or_none_and_keys_grow_with_the_prompt(
     found = keys(messages=[MESSAGE, *given_messages], tools=tools)
     assert len(found.keys) == len(found.ends)
     assert list(found.ends) == sorted(found.ends)
+
+
+def scheme_with(seed: str) -> str:
+    """That of another process with this hash seed."""
+    code = "from router.core.prefix.keys import scheme; print(scheme())"
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    return found.stdout.decode().strip()
+
+
+def test_processes_with_one_hash_seed_make_the_same_keys() -> None:
+    assert scheme_with("1") == scheme_with("1") != scheme_with("2")
+    assert len(scheme()) == 16
+
+
+def test_what_is_null_has_a_key_too() -> None:
+    asked: dict[str, Any] = {"messages": [MESSAGE], "tools": None}
+    assert keys(**asked) == keys(**asked) != keys(messages=[MESSAGE])

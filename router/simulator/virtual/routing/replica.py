@@ -4,7 +4,7 @@ What is decided is decided by the classes of `router/core` that `router/net` use
 `RequestRun`, which drives them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from random import Random
@@ -16,6 +16,8 @@ from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.member import Exclusion, Member
+from router.core.peer_loads import PeerBoard
+from router.core.peer_messages import PeerReport
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.policies import Policy
@@ -39,7 +41,8 @@ FREE_FROM_BIAS = 1.05
 
 
 class Replica:
-    """A router. It sees its own requests, the gauges that it scrapes, and nothing else."""
+    """A router. It sees its own requests, the gauges that it scrapes, what siblings tell (where the
+    scenario has that), and nothing else."""
 
     def __init__(
         self,
@@ -68,6 +71,9 @@ class Replica:
         self._cached_roles = cached_roles
         self._facts: dict[tuple[int, str | None], Facts] = {}
         self._open: dict[VirtualExchange, None] = {}
+        self._lives = 0
+        self.on_change: Callable[[], None] | None = None
+        """Called when its requests have changed."""
         self._make_state()
 
     def _make_state(self) -> None:
@@ -75,9 +81,17 @@ class Replica:
             Endpoint(f"http://e{place}", engine.spec.role)
             for place, engine in enumerate(self.engines)
         ]
-        stale_after = STALE_SCRAPES * SCRAPE_SECONDS
+        has_peers = self.scenario.has_peers
+        self._lives += 1
+        self._board = PeerBoard(f"{self.number}, life {self._lives}")
+        self._board.on_change = self._changed
         self.fleet = Fleet(
-            endpoints, Ledger(), HealthThresholds(), stale_after, self._exclusion_config
+            endpoints,
+            Ledger(peers=self._board if has_peers else None),
+            HealthThresholds(),
+            STALE_SCRAPES * SCRAPE_SECONDS,
+            self._exclusion_config,
+            shares_prefixes=has_peers,
         )
         threshold, impact = self.scenario.threshold, self.scenario.max_itl_impact
         self.scheduler = Scheduler(
@@ -193,6 +207,19 @@ class Replica:
     def tick(self, now: float) -> None:
         """Judge engines."""
         self.fleet.tick(now)
+        self._board.tick(now)
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+
+    def report(self, now: float) -> PeerReport:
+        """What siblings are told of its requests."""
+        return PeerReport(self._board.replica, int(1e9 * now), self.fleet.ledger.own())
+
+    def hear(self, report: PeerReport, now: float) -> None:
+        """A sibling has told of its requests."""
+        self._board.hear(report, now)
 
     def scrape(self, place: int, now: float) -> None:
         """Read an engine's gauges."""

@@ -1,0 +1,95 @@
+"""Simulated engines and routers as processes, and what they tell."""
+
+import asyncio
+import contextlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.overload.processes import cpu_seconds, free_port, process, ready
+
+__all__ = ["Cluster", "ask", "cluster", "metrics_of", "summed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Ports of the engines and of the routers, and the routers' process ids."""
+
+    engines: list[int]
+    routers: list[int]
+    pids: list[int]
+
+    def cpu_seconds(self) -> float:
+        """What all routers have computed."""
+        return sum(map(cpu_seconds, self.pids))
+
+
+@contextlib.contextmanager
+def _engines(count: int, flags: Sequence[str]) -> Iterator[list[int]]:
+    command = [sys.executable, "-m", "router.simulator", "--role", "decode"]
+    with subprocess.Popen(
+        [*command, "--count", str(count), *flags], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        lines = [running.stdout.readline() for _ in range(count)]
+        try:
+            yield [int(line.split()[1].rpartition(":")[2]) for line in lines]
+        finally:
+            running.kill()
+
+
+@contextlib.contextmanager
+def cluster(
+    engines: int, engine_flags: Sequence[str], replicas: int, *, told: bool, flags: Sequence[str]
+) -> Iterator[Cluster]:
+    """Routers that are ready, in front of engines. `told`: they tell each other."""
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(_engines(engines, engine_flags))
+        ports, admin = ([free_port() for _ in range(replicas)] for _ in range(2))
+        common = [word for port in found for word in ("--decode", f"http://127.0.0.1:{port}")]
+        common += [*flags, "--log-level", "error"]
+        if told:
+            urls = ",".join(f"http://127.0.0.1:{port}" for port in admin)
+            common += ["--peers", urls, "--peer-key", "only-for-replicas"]
+        pids = []
+        for port, admin_port in zip(ports, admin, strict=True):
+            own = ("--host", "127.0.0.1", "--port", str(port), "--admin-port", str(admin_port))
+            pids.append(stack.enter_context(process("router.cli", "serve", *own, *common)).pid)
+        for port in ports:
+            ready(f"http://127.0.0.1:{port}/ready")
+        yield Cluster(found, ports, pids)
+
+
+async def ask(port: int, body: bytes) -> tuple[float, bytes]:
+    """Ask for a completion as a stream: seconds to its first event, and the whole answer."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    await reader.readuntil(b"data: ")
+    first = loop.time() - began
+    rest = await reader.read(-1)
+    writer.close()
+    if b"[DONE]" not in rest:
+        raise RuntimeError(f"an answer was not whole: {rest[-200:]!r}")
+    return first, rest
+
+
+async def metrics_of(port: int) -> str:
+    """An engine's gauges and counters."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    text = await reader.read(-1)
+    writer.close()
+    return text.decode()
+
+
+def summed(text: str, names: str) -> float:
+    """The sum of an engine's series with these names (a regular expression)."""
+    pattern = rf"^vllm:(?:{names})\{{[^}}]*\}} (\S+)"
+    return sum(map(float, re.findall(pattern, text, re.MULTILINE)))

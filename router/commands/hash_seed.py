@@ -1,0 +1,35 @@
+"""One hash seed for all replicas of a router, so that they make the same keys of a prompt.
+
+The keys are Python's own hashes (`core/prefix/keys.py`), and Python takes its seed when it starts:
+so the process begins anew, as itself, with one that follows from the replicas' common key.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Final
+
+from router.settings import Settings
+
+__all__ = ["share_hash_seed"]
+
+VARIABLE: Final = "PYTHONHASHSEED"
+
+
+def share_hash_seed(settings: Settings) -> None:
+    """Begin anew with the replicas' seed; returns where that is not needed, or done."""
+    environment: Mapping[str, str] = os.environ  # noqa: TID251 - Python's own variable, passed on
+    if settings.peer_key is None or not settings.shares_prompts or VARIABLE in environment:
+        return
+    given = sys.argv[1:]
+    if sys.orig_argv[len(sys.orig_argv) - len(given) :] != given:
+        return  # it runs within another program, which it cannot start anew
+    arguments = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, arguments, {**environment, VARIABLE: str(_seed(settings.peer_key))})
+
+
+def _seed(key: str) -> int:
+    """As secret as the key. Python takes numbers of 32 bits, and 0 stands for no seed at all."""
+    digest = blake2b(key.encode(), digest_size=4, person=b"pd-router hashes").digest()
+    return max(1, int.from_bytes(digest))

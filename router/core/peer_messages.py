@@ -1,0 +1,198 @@
+"""What sibling replicas of the router tell each other, and how it is written: a line of JSON each.
+
+A report says how many requests a replica has on each engine: its own only, and all of them, so that
+one that is lost does no harm. A history says which prompts engines have computed for it lately: one
+that is lost costs a hit in a prefix cache.
+"""
+
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import orjson
+
+from router.core.events import PrefixesHeld
+from router.core.prefix.keys import CHUNK_TOKENS
+from router.core.values import Endpoint, PrefixKeys, Role
+
+__all__ = [
+    "MAX_LINE_BYTES",
+    "PeerHistory",
+    "PeerReport",
+    "decode",
+    "encode",
+    "encode_history",
+]
+
+MAX_LINE_BYTES: Final = 64 << 10
+"""Of a line that is heard."""
+
+SENT_BYTES: Final = 60_000
+"""Of a line that is sent. In a report one engine takes some 50 bytes; the least busy ones are left
+out."""
+
+MAX_ENGINES: Final = 1024
+"""In one line; see `Roster`."""
+
+MAX_NAME: Final = 64
+"""Characters of a replica's name."""
+
+MAX_PROMPT_KEYS: Final = 2048
+"""Of one prompt: a million characters. What is behind them is not told."""
+
+HISTORY_KEYS: Final = 12_000
+"""That are told at once: 200 kB. Four times a second that is some 800 prompts of 8,000 tokens."""
+
+KEY_BYTES: Final = 12
+"""Of a key and of the tokens up to it."""
+
+MAX_COUNT: Final = 1 << 48
+"""Of requests and tokens: what is more is no count."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """One replica's own requests."""
+
+    replica: str
+    """A random name that it took when it started."""
+    number: int
+    """Grows from each report of a replica to its next."""
+    loads: dict[Endpoint, tuple[int, int]]
+    """Requests, and prompt tokens still to be computed, on each engine that has any."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHistory:
+    """Prompts that engines have computed for one replica."""
+
+    replica: str
+    scheme: str
+    """By which it makes the keys; see `prefix.keys.scheme`."""
+    held: tuple[PrefixesHeld, ...]
+
+
+def encode(report: PeerReport) -> bytes:
+    """The inverse of `decode`; not more than SENT_BYTES."""
+    busiest = sorted(report.loads.items(), key=lambda item: item[1], reverse=True)
+    engines: dict[str, list[int]] = {}
+    size = 200
+    for endpoint, load in busiest[:MAX_ENGINES]:
+        name = _name(endpoint)
+        size += len(name) + 48
+        if size > SENT_BYTES:
+            break
+        engines[name] = list(load)
+    return orjson.dumps({"replica": report.replica, "number": report.number, "engines": engines})
+
+
+def encode_history(replica: str, scheme: str, news: Sequence[PrefixesHeld]) -> list[bytes]:
+    """Lines that tell of these prompts; of too many, the latest of each engine."""
+    lines: list[bytes] = []
+    held: dict[str, list[str]] = {}
+    size = 0
+    for name, prompt in _told(news):
+        size += len(name) + len(prompt) + 8
+        if held and size > SENT_BYTES:
+            lines.append(_history_line(replica, scheme, held))
+            held, size = {}, len(name) + len(prompt) + 200
+        held.setdefault(name, []).append(prompt)
+    return [*lines, _history_line(replica, scheme, held)] if held else lines
+
+
+def _history_line(replica: str, scheme: str, held: dict[str, list[str]]) -> bytes:
+    return orjson.dumps({"replica": replica, "keys": scheme, "held": held})
+
+
+def _told(news: Sequence[PrefixesHeld]) -> Iterable[tuple[str, str]]:
+    """Engines and prompts, those that the bounds allow."""
+    for each in news:
+        left = HISTORY_KEYS // len(news)
+        some: list[str] = []
+        for prefix in reversed(each.prefixes):
+            count = min(left, len(prefix.keys), MAX_PROMPT_KEYS)
+            if not count:
+                break
+            left -= count
+            numbers = *prefix.keys[:count], *prefix.ends[:count]
+            some.append(b64encode(struct.pack(f"<{count}q{count}I", *numbers)).decode())
+        for prompt in reversed(some):
+            yield _name(each.endpoint), prompt
+
+
+def decode(line: bytes) -> PeerReport | PeerHistory:
+    """Read a sibling's line. Raises ValueError, which says what is wrong with it."""
+    try:
+        told: Any = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
+    if not isinstance(told, dict):
+        raise ValueError("it is no object")  # noqa: TRY004 - of the bytes, not of a caller
+    replica = _text(told, "replica")
+    if "held" in told:
+        scheme, held = _text(told, "keys"), _engines(told, "held")
+        return PeerHistory(
+            replica, scheme, tuple(_held(name, prompts) for name, prompts in held.items())
+        )
+    loads = {_endpoint(name): _load(load) for name, load in _engines(told, "engines").items()}
+    return PeerReport(replica, _count(told.get("number")), loads)
+
+
+def _text(told: dict[str, Any], member: str) -> str:
+    value = told.get(member)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
+        raise ValueError(f"{member}: must be a text of up to {MAX_NAME} characters")
+    return value
+
+
+def _engines(told: dict[str, Any], member: str) -> dict[str, Any]:
+    value = told.get(member)
+    if not isinstance(value, dict) or len(value) > MAX_ENGINES:
+        raise ValueError(f"{member}: must be an object with up to {MAX_ENGINES} members")
+    return value
+
+
+def _name(endpoint: Endpoint) -> str:
+    return f"{endpoint.role} {endpoint.url}"
+
+
+def _endpoint(name: str) -> Endpoint:
+    role, _, url = name.partition(" ")
+    if role not in ("prefill", "decode"):
+        raise ValueError("engines: names must be like `decode http://10.0.0.1:8000`")
+    return Endpoint(url, Role(role))
+
+
+def _load(value: Any) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("engines: each must have a list of requests and pending tokens")
+    return _count(value[0]), _count(value[1])
+
+
+def _held(name: str, prompts: Any) -> PrefixesHeld:
+    if not isinstance(prompts, list):
+        raise ValueError("held: each engine must have a list of prompts")  # noqa: TRY004 - as above
+    return PrefixesHeld(_endpoint(name), tuple(map(_prompt, prompts)))
+
+
+def _prompt(text: Any) -> PrefixKeys:
+    if not isinstance(text, str):
+        raise ValueError("held: prompts must be texts")  # noqa: TRY004 - as above
+    data = b64decode(text, validate=True)
+    count, rest = divmod(len(data), KEY_BYTES)
+    if rest or not 0 < count <= MAX_PROMPT_KEYS:
+        raise ValueError(f"held: a prompt must have 1 to {MAX_PROMPT_KEYS} keys")
+    numbers = struct.unpack(f"<{count}q{count}I", data)
+    keys, ends = numbers[:count], numbers[count:]
+    if ends[-1] > count * CHUNK_TOKENS or any(after < end for end, after in pairwise(ends)):
+        raise ValueError("held: a prompt's tokens must grow, not faster than chunks allow")
+    return PrefixKeys(keys, ends)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_COUNT:
+        raise ValueError("counts must be whole numbers, not negative")
+    return value
