@@ -7,7 +7,7 @@ import sys
 import uvloop
 
 from tests.chaos.faults import FAULTS
-from tests.chaos.run import run
+from tests.chaos.run import REQUESTS, run
 
 
 def main() -> int:
@@ -17,11 +17,23 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first of them (default 1)")
     parser.add_argument("--singles", type=int, default=len(FAULTS), help="faults one by one")
     parser.add_argument("--pairs", type=int, default=12, help="pairs of faults (default 12)")
+    parser.add_argument(
+        "--requests", type=int, default=REQUESTS, help=f"per fault (default {REQUESTS})"
+    )
+    parser.add_argument("--only", action="append", help="this fault alone; may be repeated")
     asked = parser.parse_args()
     bad = 0
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         for seed in range(asked.first, asked.first + asked.seeds):
-            verdict = runner.run(run(seed, singles=asked.singles, pairs=asked.pairs))
+            verdict = runner.run(
+                run(
+                    seed,
+                    singles=asked.singles,
+                    pairs=asked.pairs,
+                    requests=asked.requests,
+                    only=asked.only,
+                )
+            )
             print(verdict, flush=True)
             bad += bool(verdict.faults)
     print(f"{asked.seeds - bad} of {asked.seeds} seeds are green")

@@ -116,6 +116,8 @@ class Cluster:
         self.prefills = prefills
         self.decodes = decodes
         self.routers = routers
+        self.broken: set[str] = set()
+        """URLs of the engines that the faults of now are about."""
         self.expected_errors: set[str] = set()
         """Parts of messages that the router may log as errors, because of the faults there were."""
 

@@ -16,7 +16,9 @@ Fault = Callable[[Cluster, Load, Random], AbstractAsyncContextManager[None]]
 
 
 def _some(cluster: Cluster, chance: Random) -> EngineProcess:
-    return chance.choice(cluster.engines)
+    engine = chance.choice(cluster.engines)
+    cluster.broken.add(engine.url)
+    return engine
 
 
 def _by_faults(only: str | None = None, **faults: Any) -> Fault:
@@ -27,6 +29,7 @@ def _by_faults(only: str | None = None, **faults: Any) -> Fault:
         engines = {"prefill": cluster.prefills, "decode": cluster.decodes}.get(
             only or "", [chance.choice(cluster.decodes)]
         )
+        cluster.broken.update(engine.url for engine in engines)
         for engine in engines:
             with suppress(OSError):  # the other fault of a pair has stopped it
                 await engine.set_faults(**faults)

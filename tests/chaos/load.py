@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,6 +71,9 @@ class Load:
         self.errors: Counter[str] = Counter()
         """Errors, by status and message."""
         self.wrong: list[str] = []
+        self.first_tokens: dict[str, float] = {}
+        """Seconds to the first token of streams that ended right, by request id."""
+        self._asked = 0
         self.may_cut = False
         """Whether connections may end without an answer: a worker is killed, or has no files."""
 
@@ -117,7 +121,11 @@ class Load:
             client.leave()
 
     async def _ask(self, client: Client, question: Question) -> str:
-        await client.send(request(question.path, question.body))
+        self._asked += 1
+        request_id = f"chaos-{self._asked}"
+        start = time.monotonic()
+        header = (b"x-request-id", request_id.encode())
+        await client.send(request(question.path, question.body, header))
         if self._chance.random() < 0.05:
             return "left"
         answer = await client.begin()
@@ -125,13 +133,18 @@ class Load:
             with suppress(Truncated):
                 await answer.more()
             return "left"
+        await answer.more()
+        seconds = time.monotonic() - start
         await answer.rest()
         if answer.status in CLEAN_ERRORS:
             self.errors[f"{answer.status} {_message(answer)}"] += 1
         if answer.values(b"connection") == [b"close"]:
             client.leave()
             return f"{judge(question, answer)} and closed"
-        return judge(question, answer)
+        end = judge(question, answer)
+        if end == "right" and question.is_stream:
+            self.first_tokens[request_id] = seconds
+        return end
 
 
 def _message(answer: Answer) -> str:

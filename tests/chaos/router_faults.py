@@ -1,22 +1,31 @@
 """What goes wrong with the router itself, and what operators do to it."""
 
+import asyncio
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
+from select import PIPE_BUF
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.chaos.breakable import BREAK
 from tests.chaos.cluster import Cluster
 from tests.chaos.load import Load
+from tests.clock import LIBRARIES, Clock
 
 __all__ = ["ROUTER_FAULTS"]
 
+RouterFault = Callable[[Cluster, Load, Random], AbstractAsyncContextManager[None]]
+
 SPARE_DESCRIPTORS = 4
 """Left to a worker that runs out of them."""
+
+STOPPED_SECONDS = 2.0
+"""Of a worker: in the end all users of the load would wait for it."""
 
 CHANGES: tuple[dict[str, Any], ...] = (
     {"routing_threshold": 0},
@@ -48,11 +57,17 @@ async def _worker_killed(cluster: Cluster, load: Load, chance: Random) -> AsyncI
 async def _worker_stopped(cluster: Cluster, _: Load, chance: Random) -> AsyncIterator[None]:
     """A worker that gets no time: its share of the work waits, nobody else's does."""
     pid = chance.choice(cluster.workers)
+
+    def resume() -> None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
+    timer = asyncio.get_running_loop().call_later(STOPPED_SECONDS, resume)
     yield
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
+    timer.cancel()
+    resume()
 
 
 @asynccontextmanager
@@ -106,7 +121,41 @@ async def _log_is_full(cluster: Cluster, _: Load, __: Random) -> AsyncIterator[N
     await cluster.routers.start()
 
 
-ROUTER_FAULTS = {
+@asynccontextmanager
+async def _log_is_unread(cluster: Cluster, _: Load, __: Random) -> AsyncIterator[None]:
+    """A router whose log nobody reads: its pipe is full."""
+    with TemporaryDirectory(prefix="chaos-") as folder:
+        pipe = Path(folder, "log")
+        os.mkfifo(pipe)
+        end = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        try:
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(end, bytes(PIPE_BUF))
+            await cluster.routers.start(log=pipe)
+            yield
+            await cluster.routers.start()
+            await cluster.routers.only_one()
+        finally:
+            os.close(end)
+
+
+@asynccontextmanager
+async def _clock_jumps(cluster: Cluster, load: Load, __: Random) -> AsyncIterator[None]:
+    """A router whose time of day jumps, forth and back."""
+    with TemporaryDirectory(prefix="chaos-") as folder:
+        clock = Clock(Path(folder, "clock"))
+        await cluster.routers.start(launcher=clock.launcher)
+        for hours in (1, 0, -1, 0):
+            clock.set(hours * 3600)
+            await load.more(20)
+        clock.set(3600)
+        yield
+        await cluster.routers.start()
+        await cluster.routers.only_one()
+
+
+ROUTER_FAULTS: dict[str, RouterFault] = {
     "SIGKILL of a worker": _worker_killed,
     "SIGSTOP of a worker": _worker_stopped,
     "out of file descriptors": _out_of_files,
@@ -114,4 +163,6 @@ ROUTER_FAULTS = {
     "reload": _reloaded,
     "rolling restart of the router": _replaced,
     "full disk for logs": _log_is_full,
+    "a log that nobody reads": _log_is_unread,
+    **({"clock jumps": _clock_jumps} if LIBRARIES else {}),
 }

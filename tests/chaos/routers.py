@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,15 @@ class Routers:
         new.write_bytes(orjson.dumps({**self._settings, **settings}))  # JSON is YAML
         new.replace(self._file)
 
-    async def start(self, log: Path | None = None) -> None:
-        """Start a router, which takes over from the one before. Returns when it has."""
+    async def start(self, log: Path | None = None, launcher: Sequence[str] = ()) -> None:
+        """Start a router, which takes over from the one before. Returns when it has. `launcher` is
+        as for `serving`."""
         port = self.started[-1].port if self.started else 0
         before = self._met_at()
         router = await self._stack.enter_async_context(
             serving(
                 *("--port", str(port), *self._flags),
-                launcher=(sys.executable, "-m", "tests.chaos.breakable"),
+                launcher=(*launcher, sys.executable, "-m", "tests.chaos.breakable"),
                 port=port,
                 log=log,
             )

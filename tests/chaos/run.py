@@ -2,9 +2,12 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
+from statistics import median, quantiles
+from typing import Any, NamedTuple
 
 from tests.chaos.cluster import Cluster, cluster
 from tests.chaos.faults import FAULTS
@@ -23,13 +26,35 @@ ROUTING = (
 
 QUESTIONS = 48
 REQUESTS = 80
-"""That end while a fault is in force."""
+"""That end while a fault is in force. For percentiles they are too few: `--requests 1000`."""
+
+NOTHING = "nothing wrong"
 
 SPARE_DESCRIPTORS = 8
 """Of a probe or a request of the judge that is under way, in several processes."""
 
 SPARE_BYTES = 32 << 20
 """That the workers may have grown by between two rounds of the same load without faults."""
+
+
+class Others(NamedTuple):
+    """Streams that ended right while a fault was in force: seconds to the first token by request
+    id, and the engines that the fault was about."""
+
+    first_tokens: Mapping[str, float]
+    broken: frozenset[str]
+
+    def seconds(self, records: Mapping[str, Mapping[str, Any]]) -> list[float]:
+        """Of those that had nothing to do with these engines; `records` are the router's."""
+        return [
+            seconds
+            for name, seconds in self.first_tokens.items()
+            if not _is_hit(records.get(name, {}), self.broken)
+        ]
+
+
+def _is_hit(record: Mapping[str, Any], broken: frozenset[str]) -> bool:
+    return bool(record.get("fallbacks") or {record.get("prefill"), record.get("decode")} & broken)
 
 
 @dataclass
@@ -39,6 +64,10 @@ class Verdict:
     seed: int
     ended: dict[str, Counter[str]] = field(default_factory=dict)
     """How requests ended, by the faults that were in force."""
+    others: dict[str, Others] = field(default_factory=dict)
+    """The requests that a fault was not about, by the faults that were in force."""
+    first_tokens: dict[str, list[float]] = field(default_factory=dict)
+    """Seconds to the first token of their streams."""
     errors: Counter[str] = field(default_factory=Counter)
     """What clients were told."""
     faults: list[str] = field(default_factory=list)
@@ -46,9 +75,22 @@ class Verdict:
 
     def __str__(self) -> str:
         lines = [f"seed {self.seed}:"]
-        lines += [f"  {name}: {dict(counts)}" for name, counts in self.ended.items()]
+        lines += [
+            f"  {name}: {dict(counts)}{_times(self.first_tokens.get(name, []))}"
+            for name, counts in self.ended.items()
+        ]
         lines += [f"  {count} x {error}" for error, count in self.errors.most_common()]
         return "\n".join([*lines, *(f"  WRONG {fault}" for fault in self.faults)])
+
+
+def _times(seconds: list[float]) -> str:
+    if len(seconds) < 2:
+        return ""
+    p99 = quantiles(seconds, n=100)[98]
+    return (
+        f", the others' TTFT p50 {median(seconds) * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms "
+        f"({len(seconds)})"
+    )
 
 
 def _plan(chance: Random, singles: int, pairs: int) -> list[tuple[str, ...]]:
@@ -57,8 +99,16 @@ def _plan(chance: Random, singles: int, pairs: int) -> list[tuple[str, ...]]:
     return alone + [tuple(chance.sample(names, 2)) for _ in range(pairs)]
 
 
-async def run(seed: int, *, singles: int, pairs: int) -> Verdict:
-    """Start everything, break it and judge it."""
+async def run(
+    seed: int,
+    *,
+    singles: int,
+    pairs: int,
+    requests: int = REQUESTS,
+    only: Sequence[str] | None = None,
+) -> Verdict:
+    """Start everything, break it and judge it. `requests` end while a fault is in force; with
+    `only` these faults are all."""
     chance, verdict = Random(seed), Verdict(seed)
     asked = await questions(QUESTIONS)
     strategy, cache = chance.choice(ROUTING)
@@ -69,9 +119,10 @@ async def run(seed: int, *, singles: int, pairs: int) -> Verdict:
         try:
             await load.more(2 * REQUESTS)
             before = found.descriptors(), found.memory()
-            for names in _plan(chance, singles, pairs):
-                await _break(names, found, load, chance, verdict)
-            await _recovered(found, load, verdict)
+            plan = [(name,) for name in only] if only else _plan(chance, singles, pairs)
+            for names in plan:
+                await _break(names, requests, found, load, chance, verdict)
+            await _recovered(requests, found, load, verdict)
         finally:
             load.stop()
             await users
@@ -82,25 +133,36 @@ async def run(seed: int, *, singles: int, pairs: int) -> Verdict:
 
 
 async def _break(
-    names: tuple[str, ...], found: Cluster, load: Load, chance: Random, verdict: Verdict
+    names: tuple[str, ...],
+    requests: int,
+    found: Cluster,
+    load: Load,
+    chance: Random,
+    verdict: Verdict,
 ) -> None:
     before = Counter(load.ended)
+    load.first_tokens = {}
+    found.broken.clear()
     async with AsyncExitStack() as stack:
         for name in names:
             await stack.enter_async_context(FAULTS[name](found, load, chance))
-        await load.more(REQUESTS)
+        await load.more(requests)
+        name = " + ".join(names)
+        verdict.others[name] = Others(load.first_tokens, frozenset(found.broken))
     await found.is_well()
     load.may_cut = False
-    verdict.ended[" + ".join(names)] = load.ended - before
+    verdict.ended[name] = load.ended - before
 
 
-async def _recovered(found: Cluster, load: Load, verdict: Verdict) -> None:
+async def _recovered(requests: int, found: Cluster, load: Load, verdict: Verdict) -> None:
     """With nothing wrong any more, nothing but right answers comes."""
     await load.more(REQUESTS)  # what was under way
     before = Counter(load.ended)
-    await load.more(2 * REQUESTS)
+    load.first_tokens = {}
+    await load.more(max(2 * REQUESTS, requests))
     seen = load.ended - before
-    verdict.ended["nothing wrong"] = seen
+    verdict.ended[NOTHING] = seen
+    verdict.others[NOTHING] = Others(load.first_tokens, frozenset())
     bad = {end: count for end, count in seen.items() if end not in ("right", "left")}
     if bad:
         verdict.faults.append(f"after all faults: {bad}")
@@ -127,6 +189,15 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
         verdict.faults.append(f"{descriptors} descriptors are open, {before[0]} were")
     if memory > before[1] + SPARE_BYTES:
         verdict.faults.append(f"the workers have {memory} bytes, and had {before[1]}")
+    records = {
+        line["id"]: line
+        for router in found.routers.started
+        for line in router.records
+        if line["message"] == "request"
+    }
+    verdict.first_tokens = {
+        name: others.seconds(records) for name, others in verdict.others.items()
+    }
     verdict.faults += [
         f"the log has {line}"
         for router in found.routers.started
