@@ -14,11 +14,15 @@ import os
 import pkgutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
-from typing import IO
+from typing import IO, Any
 
-__all__ = ["Process", "start"]
+__all__ = ["SECONDS", "Process", "ended", "running", "start"]
+
+SECONDS = 200.0
+"""A deadline for a process on a busy machine; only a test that fails meets it."""
 
 ENTRIES = {
     "pd-router": "router.cli:main",
@@ -119,6 +123,26 @@ async def start(
         )
         process.start()
     return Process(process, out_reader, err_reader)
+
+
+@asynccontextmanager
+async def running(*command: str, **options: Any) -> AsyncIterator[Process]:
+    """A command until the block ends: it is killed then if it still runs. What it writes to pipes
+    and nobody has read is read."""
+    process = await start(*command, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+async def ended(*command: str) -> tuple[int, str, str]:
+    """A command's status, output and errors."""
+    pipe = asyncio.subprocess.PIPE
+    async with asyncio.timeout(SECONDS), running(*command, stdout=pipe, stderr=pipe) as process:
+        out, err = await process.communicate()
+        return await process.wait(), out.decode(), err.decode()
 
 
 async def _output(

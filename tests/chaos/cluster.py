@@ -12,10 +12,11 @@ from typing import Any
 import orjson
 
 from benchmarks.system.processes import free_port
-from tests import forked
 from tests.chaos.routers import WORKERS, Routers
-from tests.e2e.process import SECONDS, Process
+from tests.e2e.process import Process
+from tests.forked import SECONDS
 from tests.net.client import Client, Truncated, request
+from tests.simulated import Engine
 
 __all__ = ["Cluster", "EngineProcess", "cluster"]
 
@@ -32,42 +33,13 @@ PATIENCE_SECONDS = "2"
 """Of the router with engines that say nothing; the faults last as long as the load wants."""
 
 
-class EngineProcess:
-    """A simulated engine on a port that it keeps when it is started again."""
+class EngineProcess(Engine):
+    """A simulated engine whose faults can be set."""
 
     def __init__(self, role: str, step_ms: int) -> None:
         self.role = role
-        self._step_ms = step_ms
-        self.port = free_port()
-        self._process: forked.Process | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def start(self) -> None:
-        """Start it, and wait until it listens."""
-        self._process = await forked.start(
-            *("simulator", "--port", str(self.port), "--role", self.role),
-            *("--step-ms", str(self._step_ms), "--eos-one-in", "0", "--kv-events"),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        async with asyncio.timeout(SECONDS):
-            assert (await self._process.stdout.readline()).startswith(b"ready")
-
-    async def kill(self) -> None:
-        """End it at once."""
-        process, self._process = self._process, None
-        if process is not None:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-    def signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
+        flags = ("--role", role, "--step-ms", str(step_ms), "--eos-one-in", "0", "--kv-events")
+        super().__init__(free_port(), *flags)
 
     async def set_faults(self, **faults: Any) -> None:
         """From now on these go wrong; none: nothing does."""
@@ -77,7 +49,7 @@ class EngineProcess:
         """Nothing goes wrong any more, as soon as it can be told, unless it is not there."""
         self.signal(signal.SIGCONT)
         async with asyncio.timeout(SECONDS):
-            while self._process is not None:
+            while self.is_started:
                 with suppress(OSError):
                     await self.set_faults()
                     return

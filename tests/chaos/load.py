@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from router.simulator import EngineConfig, serve_engine
-from tests.e2e.process import SECONDS
+from tests.forked import SECONDS
 from tests.net.client import Answer, Client, Truncated, request
 
 __all__ = ["Load", "Question", "questions"]

@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from tests.e2e.process import SECONDS, Process, serving
+from tests.e2e.process import Process, serving
+from tests.forked import SECONDS
 
 __all__ = ["WORKERS", "Routers"]
 

@@ -15,14 +15,7 @@ from tests.commands.conftest import Engine
 
 async def checked(*flags: str) -> tuple[int, str, str]:
     """A process's status, output and errors."""
-    process = await forked.start(
-        *("pd-router", "check", *flags),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
+    return await forked.ended("pd-router", "check", *flags)
 
 
 async def run(capsys: pytest.CaptureFixture[str], **flags: Any) -> tuple[int, str]:

@@ -22,33 +22,26 @@ from tests import forked
 @asynccontextmanager
 async def started(*flags: str) -> AsyncIterator[tuple[forked.Process, list[str]]]:
     """The process, and what it says up to the last command."""
-    process = await forked.start(
+    async with forked.running(
         *("pd-router", "simulate-engines", "--port", "0", *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
+    ) as process:
+        assert process.stdout is not None
         lines: list[str] = []
         while not any("pd-bench" in line for line in lines):
             line = await process.stdout.readline()
             assert line, await process.communicate()
             lines.append(line.decode().rstrip("\n"))
         yield process, lines
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
 
 
 async def ran(line: str) -> tuple[int, str]:
     """A printed command's status and output."""
     program, *arguments = shlex.split(line)
     assert program == "pd-router"
-    process = await forked.start("pd-router", *arguments, stdout=asyncio.subprocess.PIPE)
-    out, _ = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode()
+    status, out, _ = await forked.ended(program, *arguments)
+    return status, out
 
 
 async def test_engines_listen_and_the_printed_check_finds_them_sound() -> None:

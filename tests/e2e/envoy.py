@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from benchmarks.overload.processes import free_port
-from tests.e2e.process import SECONDS
+from tests.forked import SECONDS
 from tests.net.client import Client
 
 __all__ = ["Envoy", "envoy"]

@@ -10,13 +10,10 @@ from typing import Any
 import orjson
 
 from tests import forked
+from tests.forked import SECONDS
 from tests.net.client import Answer, Client
 
 __all__ = ["Process", "serving"]
-
-SECONDS = 200.0
-"""A deadline for a process on a busy machine; only a test that fails meets it."""
-
 
 LONGEST_LINE = 1 << 20
 """Of the log, in bytes; a traceback is one line."""

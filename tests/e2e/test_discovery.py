@@ -12,8 +12,9 @@ import yaml
 
 from tests.discovery.api import Api
 from tests.discovery.api import serving as api_server
-from tests.e2e.process import SECONDS, Process, serving
+from tests.e2e.process import Process, serving
 from tests.e2e.test_membership import simulated
+from tests.forked import SECONDS
 from tests.net.payloads import COMPLETIONS, DONE
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.envoy import Envoy, envoy
-from tests.e2e.process import SECONDS, Process, serving
+from tests.e2e.process import Process, serving
+from tests.forked import SECONDS
 from tests.net.client import Answer, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness

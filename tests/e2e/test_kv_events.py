@@ -11,39 +11,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests import forked
-from tests.e2e.process import SECONDS, Process, serving
+from tests.e2e.process import Process, serving
+from tests.forked import SECONDS
+from tests.simulated import Engine
+from tests.simulated import engines as simulated_engines
 
 BLOCK = 16
 
 
-class Engine:
-    """A simulated engine in a process of its own, with fixed ports."""
-
-    def __init__(self, port: int, *flags: str) -> None:
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
-        self._flags = flags
-        self._process: forked.Process | None = None
-
-    async def start(self) -> None:
-        """Start it and wait until it listens."""
-        self._process = await forked.start(
-            *("simulator", "--port", str(self.port)),
-            *("--kv-events", "--kv-events-port", str(self.port + 1)),
-            *("--prompt-tokens-details", "--eos-one-in", "0", *self._flags),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert self._process.stdout is not None
-        line = await self._process.stdout.readline()
-        assert line.startswith(b"ready"), line
-
-    async def kill(self) -> None:
-        """End it at once."""
-        if self._process is not None:
-            self._process.kill()
-            await self._process.wait()
-            self._process = None
+def publisher(port: int, *flags: str) -> Engine:
+    """One that publishes KV-cache events."""
+    events = ("--kv-events", "--kv-events-port", str(port + 1))
+    return Engine(port, *events, "--prompt-tokens-details", "--eos-one-in", "0", *flags)
 
 
 class Cluster:
@@ -114,7 +93,7 @@ async def cluster(
     """Engines, and a router with these flags."""
     timeout = aiohttp.ClientTimeout(total=SECONDS)
     connector = aiohttp.TCPConnector(force_close=True)
-    started = [Engine(port, *of_engine) for port in free_ports(engines)]
+    started = [publisher(port, *of_engine) for port in free_ports(engines)]
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
         made = Cluster(client, started)
         try:
@@ -267,27 +246,18 @@ async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def test_an_engine_without_events_is_told_and_goes_by_history() -> None:
-    async with cluster(engines=1) as running:
-        plain = Engine(free_ports(1)[0])
-        process = await forked.start(
-            *("simulator", "--port", str(plain.port)),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        try:
-            assert process.stdout is not None
-            await process.stdout.readline()
-            flags = ("--decode", plain.url, "--prefix-cache", "events")
-            async with serving(*flags) as router:
-                await router.ready()
-                line = await _warning(router)
-                assert "--kv-events-config" in line["message"]
-                assert "--prefix-cache history" in line["message"]
-                running.router = router
-                told = await running.told()
-                assert told[0]["kv_events"]["state"] is None
-        finally:
-            process.kill()
-            await process.wait()
+    async with (
+        cluster(engines=1) as running,
+        simulated_engines(1) as (_, [plain]),
+        serving("--decode", plain, "--prefix-cache", "events") as router,
+    ):
+        await router.ready()
+        line = await _warning(router)
+        assert "--kv-events-config" in line["message"]
+        assert "--prefix-cache history" in line["message"]
+        running.router = router
+        told = await running.told()
+        assert told[0]["kv_events"]["state"] is None
 
 
 async def _warning(router: Process) -> dict[str, Any]:

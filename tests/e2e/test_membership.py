@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests import forked
-from tests.e2e.process import SECONDS, Process, serving
+from tests.e2e.process import Process, serving
 from tests.e2e.test_workers import until, workers_of
+from tests.forked import SECONDS
 from tests.net.client import Client, request
 from tests.net.harness import Harness
 from tests.net.payloads import COMPLETIONS, DONE
+from tests.simulated import engines as simulated_engines
 
 ENGINES = 100
 AT_ONCE = 5
@@ -40,17 +41,9 @@ ROLE = {"role": "decode"}
 
 @asynccontextmanager
 async def simulated(count: int) -> AsyncIterator[list[str]]:
-    """The URLs of simulated engines, all in one process."""
-    words = ("--role", "decode", "--step-ms", "4", "--count", str(count))
-    process = await forked.start("simulator", *words, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(SECONDS):
-            lines = [await process.stdout.readline() for _ in range(count)]
-        yield [line.decode().split()[1] for line in lines]
-    finally:
-        process.kill()
-        await process.wait()
+    """The URLs of decode engines, all in one process."""
+    async with simulated_engines(count, "--role", "decode", "--step-ms", "4") as (_, urls):
+        yield urls
 
 
 class Load:

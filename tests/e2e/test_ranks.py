@@ -7,7 +7,8 @@ from collections import Counter
 from typing import Any
 
 from router.simulator import EngineConfig, RunningEngine, serve_engine
-from tests.e2e.process import SECONDS, Process, serving
+from tests.e2e.process import Process, serving
+from tests.forked import SECONDS
 from tests.net.payloads import COMPLETIONS, DONE
 
 RANKS = 4

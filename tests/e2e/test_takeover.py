@@ -193,12 +193,9 @@ async def test_a_successor_that_cannot_start_leaves_the_old_router_alone(
         await is_found(flags)
         port = str(old.port)
         for wrong in (["--port", port, "--admin-port", "0"], ["--port", str(old.port + 1)]):
-            failed = await forked.start(
-                "pd-router", "serve", *flags, *wrong, stderr=asyncio.subprocess.PIPE
-            )
-            _, said = await failed.communicate()
-            assert failed.returncode == 2
-            assert b"whose place is taken" in said
+            status, _, said = await forked.ended("pd-router", "serve", *flags, *wrong)
+            assert status == 2
+            assert "whose place is taken" in said
         client = await old.client()
         assert (await client.get("/ready")).status == 200
         assert served_by(old, client) in workers_of(old)

@@ -15,7 +15,8 @@ import orjson
 import pytest
 
 from tests import forked
-from tests.e2e.process import SECONDS, Process, serving
+from tests.e2e.process import Process, serving
+from tests.forked import SECONDS
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, eventually
@@ -250,12 +251,11 @@ async def test_a_port_that_is_taken_is_refused(harness: Harness) -> None:
     engine = await harness.engine()
     async with serving(*flags(engine)) as process:
         command = ("serve", "--host", "127.0.0.1", "--port", str(process.port), *flags(engine))
-        other = await forked.start("pd-router", *command, stderr=asyncio.subprocess.PIPE)
-        _, text = await other.communicate()
-        assert other.returncode == 2
+        status, _, text = await forked.ended("pd-router", *command)
+        assert status == 2
         where = f"127.0.0.1:{process.port}"
         line = f"pd-router: --port: {where} is taken by another process; 0 takes a free port\n"
-        assert text.decode() == line
+        assert text == line
 
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["kill", "terminal"])

@@ -1,6 +1,5 @@
 """Discovery that can never work ends the router with status 2 and one line, also in a worker."""
 
-import asyncio
 from pathlib import Path
 
 import orjson
@@ -22,14 +21,12 @@ users: []
 async def test_a_kubeconfig_that_names_no_cluster(tmp_path: Path, workers: str) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(KUBECONFIG)
-    process = await forked.start(
+    status, _, said = await forked.ended(
         *("pd-router", "serve", "--host", "127.0.0.1", "--port", "0"),
         *("--k8s-decode-selector", "app=vllm", "--k8s-config-file", str(file)),
         *("--workers", workers, "--log-format", "json"),
-        stderr=asyncio.subprocess.PIPE,
     )
-    _, said = await process.communicate()
-    assert process.returncode == 2
+    assert status == 2
     records = [orjson.loads(line) for line in said.splitlines()]
     [error] = [record for record in records if record["level"] == "error"]
     assert error["message"].startswith("discovery by kubernetes: no way to the Kubernetes API")

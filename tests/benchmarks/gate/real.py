@@ -12,11 +12,8 @@ import orjson
 import pytest
 
 from benchmarks.__main__ import main
-from tests import forked
+from tests import forked, simulated
 from tests.e2e.process import serving
-
-# Far more than any of them takes on a busy machine: what hangs fails here, with what it said.
-PATIENCE_S = 200.0
 
 
 async def post(url: str, body: object = None) -> None:
@@ -37,19 +34,9 @@ class Engines:
 
 @asynccontextmanager
 async def engines(count: int = 1, *flags: str) -> AsyncIterator[Engines]:
-    process = await forked.start(
-        *("simulator", "--count", str(count), "--step-ms", "5"),
-        *("--eos-one-in", "0", *flags),
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None
-    try:
-        lines = [(await process.stdout.readline()).decode() for _ in range(count)]
-        yield Engines(process, [line.split()[1] for line in lines])
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
+    usual = ("--step-ms", "5", "--eos-one-in", "0")
+    async with simulated.engines(count, *usual, *flags) as (process, urls):
+        yield Engines(process, urls)
 
 
 @asynccontextmanager
@@ -75,7 +62,7 @@ class Gate:
     async def until(self, words: str) -> None:
         """Wait for a line that begins so."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(forked.SECONDS):
             while line := (await self.process.stdout.readline()).decode():
                 self.said.append(line)
                 if line.startswith(words):
@@ -85,7 +72,7 @@ class Gate:
     async def ended(self) -> int:
         """The exit status, once all is said."""
         assert self.process.stdout is not None
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(forked.SECONDS):
             self.said.append((await self.process.stdout.read()).decode())
             return await self.process.wait()
 
@@ -118,16 +105,11 @@ def refused(out: Path, *flags: str) -> None:
 @asynccontextmanager
 async def gate(url: str, out: Path, *flags: str, **environment: str) -> AsyncIterator[Gate]:
     """Smoke, on one GPU, unless flags say otherwise; standard error is in what it says."""
-    process = await forked.start(
+    async with forked.running(
         *("pd-bench", *arguments(url, out), *flags),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env=environment or None,
         limit=2**24,
-    )
-    try:
+    ) as process:
         yield Gate(process, out)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()

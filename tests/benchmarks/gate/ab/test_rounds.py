@@ -162,19 +162,14 @@ def alive(pid: int) -> bool:
     return True
 
 
-async def on_given_engines(*flags: str) -> tuple[int | None, bytes, float]:
+async def on_given_engines(*flags: str) -> tuple[int, str, float]:
     """How the command ended on two engines, what it said, and how slow the second one then is."""
     async with engines(2) as them:
         given = [flag for url in them.urls for flag in ("--engine", url)]
-        process = await forked.start(
-            *("pd-bench", "ab", *flags, *given),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        async with asyncio.timeout(HANGS_S):
-            said, _ = await process.communicate()
+        status, said, _ = await forked.ended("pd-bench", "ab", *flags, *given)
         async with control_client(them.urls[1], {}) as asked:
             faults = (await asked.endpoint("/sim/faults", timeout=HANGS_S)).json()
-    return process.returncode, said, faults["slow"]
+    return status, said, faults["slow"]
 
 
 def test_two_policies_on_engines_that_are_sound_again_afterwards(tmp_path: Path) -> None:
@@ -182,7 +177,7 @@ def test_two_policies_on_engines_that_are_sound_again_afterwards(tmp_path: Path)
     flags += ["--throughput", ">= 1", "--concurrency", "4", "--slow", "3", "--stall-at", "0"]
     code, said, slow = asyncio.run(on_given_engines(*flags))
     assert code == 0, said
-    assert b"engine 2 is 3 times slower, from 0 s" in said
+    assert "engine 2 is 3 times slower, from 0 s" in said
     assert slow == 1.0
     found = orjson.loads((tmp_path / "ab.json").read_bytes())
     assert [each["policy"] for each in found["runs"]] == ["round_robin", "least_loaded"]
@@ -210,16 +205,11 @@ async def test_what_the_router_refuses_is_said_before_anything_runs(
     flags: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    process = await forked.start(
-        *("pd-bench", *command(out), *flags),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    said, complaints = await process.communicate()
-    assert process.returncode == 3
-    (line,) = complaints.decode().splitlines()
+    status, said, complaints = await forked.ended("pd-bench", *command(out), *flags)
+    assert status == 3
+    (line,) = complaints.splitlines()
     assert line.startswith(words)
-    assert said == b""
+    assert said == ""
     assert not out.exists()
 
 
