@@ -23,16 +23,21 @@ def _table(title: str, head: str, replicas: list[int], run: Callable[[int, bool]
         print(f"{name:<16}{run(number, told)}", flush=True)
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replicas", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("load", "prefixes"), help="default: both")
-    parser.add_argument("--replicas", type=int, action="append", help="default: 2 and 3")
+def parser() -> argparse.ArgumentParser:
+    """Reads the command line."""
+    found = argparse.ArgumentParser(prog="python -m benchmarks.replicas", description=__doc__)
+    found.add_argument("what", nargs="?", choices=("load", "prefixes"), help="default: both")
+    found.add_argument("--replicas", type=int, action="append", help="default: 2 and 3")
     defaults = evenness.Load()
     for name in ("engines", "slots", "tokens", "share", "seconds", "interval", "seed"):
         value = getattr(defaults, name)
-        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value}")
-    options = vars(parser.parse_args())
+        found.add_argument(f"--{name}", type=type(value), default=value, help=f"default: {value}")
+    return found
+
+
+def main() -> int:
+    """The command line."""
+    options = vars(parser().parse_args())
     what, replicas = options.pop("what"), options.pop("replicas") or [2, 3]
     if what != "prefixes":
         load = evenness.Load(**options)

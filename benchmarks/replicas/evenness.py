@@ -16,7 +16,10 @@ WARM_SECONDS = 3.0
 
 LOOK_SECONDS = 0.1
 
-HEAD = f"{'spread':>8}{'deviation':>11}{'wait beside free':>18}{'TTFT p50':>11}{'p99':>8}{'CPU':>7}"
+HEAD = (
+    f"{'requests':>9}{'spread':>8}{'deviation':>11}{'wait beside free':>18}"
+    f"{'TTFT p50':>11}{'p99':>8}{'CPU':>7}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class Load:
 class Evenness:
     """Of the engines' requests, over time."""
 
+    requests: float
+    """Mean of an engine's."""
     spread: float
     """Mean of the fullest engine's requests less the emptiest one's."""
     deviation: float
@@ -59,7 +64,7 @@ class Evenness:
 
     def __str__(self) -> str:
         return (
-            f"{self.spread:>8.2f}{self.deviation:>11.0%}{self.waiting:>18.1%}"
+            f"{self.requests:>9.2f}{self.spread:>8.2f}{self.deviation:>11.0%}{self.waiting:>18.1%}"
             f"{self.first_p50 * 1000:>8.0f} ms{self.first_p99 * 1000:>5.0f} ms{self.cpu:>7.2f}"
         )
 
@@ -101,6 +106,7 @@ async def _run(running: Cluster, load: Load) -> Evenness:
         await asyncio.gather(*asking)
     first_tokens.sort()
     return Evenness(
+        fmean(map(fmean, looks)),
         fmean(max(look) - min(look) for look in looks),
         fmean(pstdev(look) / fmean(look) for look in looks if any(look)),
         fmean(max(look) > load.slots > min(look) for look in looks),

@@ -16,6 +16,7 @@ from benchmarks.gate.ab import options as ab_options
 from benchmarks.gate.cluster import command as cluster
 from benchmarks.instructions import command as instructions
 from benchmarks.prefix import __main__ as prefix
+from benchmarks.replicas import __main__ as replicas
 from router import cli
 from router.commands.usage import UsageError
 from router.settings import SettingsError
@@ -127,6 +128,10 @@ def _prefix(words: Words) -> None:
     prefix.parser().parse_args(words)
 
 
+def _replicas(words: Words) -> None:
+    replicas.parser().parse_args(words)
+
+
 def _make(words: Words) -> None:
     _run(["make", "-n", "-C", str(ROOT), *words])
 
@@ -163,6 +168,7 @@ READERS: dict[str, Callable[[Words], None]] = {
     "pd-bench": _pd_bench,
     "python -m benchmarks": _pd_bench,
     "python -m benchmarks.prefix": _prefix,
+    "python -m benchmarks.replicas": _replicas,
     "make": _make,
     "pip": _pip,
     "vllm": _vllm,
