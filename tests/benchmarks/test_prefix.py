@@ -35,8 +35,10 @@ def test_shorter_answers_make_no_shorter_prompts() -> None:
         for turn, quick in zip(one.turns, other.turns, strict=True):
             assert quick.output == max(1, round(0.1 * turn.output))
             assert quick.said.endswith(turn.said)
+        # Of the last prompt: all that was said, and all answers before it.
         lengths = [
-            sum(len(turn.said) + loads.CHARACTERS * turn.output for turn in each.turns[:-1])
+            sum(len(turn.said) for turn in each.turns)
+            + sum(loads.CHARACTERS * turn.output for turn in each.turns[:-1])
             for each in (one, other)
         ]
         assert abs(lengths[0] - lengths[1]) < 64 * len(one.turns)
