@@ -21,6 +21,9 @@ SECONDS = 60.0
 
 NOTICE = b"dropped "
 
+FULL = b"x" * 4095 + b"\n"
+"""All that a pipe takes here."""
+
 ROOM = 8192
 """For lines that wait, in these tests."""
 
@@ -105,8 +108,8 @@ def test_what_does_not_fit_is_dropped_counted_and_told_once(pipe: Pipe) -> None:
 
 
 def test_after_a_gap_nothing_is_taken_until_all_is_written(pipe: Pipe) -> None:
-    for _ in range(2):
-        pipe.writer.write(b"x" * 4095 + b"\n")
+    for _ in range(3):
+        pipe.writer.write(FULL)
     pipe.writer.write(b"y" * ROOM + b"\n")
     assert pipe.writer.dropped == 1
     pipe.writer.write(b"small\n")
@@ -118,7 +121,7 @@ def test_after_a_gap_nothing_is_taken_until_all_is_written(pipe: Pipe) -> None:
 
 def test_waiting_for_nobody_ends(pipe: Pipe) -> None:
     for _ in range(2):
-        pipe.writer.write(b"x" * 4095 + b"\n")
+        pipe.writer.write(FULL)
     assert not pipe.writer.wait(0.01)
     pipe.read_all()
     assert pipe.writer.wait(0.0)
@@ -205,7 +208,27 @@ def test_a_descriptor_that_others_have_made_non_blocking_loses_nothing(pipe: Pip
     assert pipe.read(len(lines)) == lines
 
 
+def test_a_pipe_with_room_needs_no_thread(pipe: Pipe) -> None:
+    pipe.writer.write(b"a\n")
+    assert os.read(pipe.reading, 10) == b"a\n"
+    assert pipe.writer._thread is None
+
+
+def test_a_file_is_written_by_the_thread(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    writer = LineWriter(descriptor, notice)
+    for line in (b"a\n", b"b\n"):
+        writer.write(line)
+    assert writer._thread is not None
+    assert writer.wait(SECONDS)
+    assert file.read_bytes() == b"a\nb\n"
+    writer.close()
+    os.close(descriptor)
+
+
 def test_signals_are_left_to_the_main_thread(pipe: Pipe) -> None:
+    pipe.writer.write(FULL)
     pipe.writer.write(b"a\n")
     pipe.read_all()
     [thread] = [t for t in threading.enumerate() if t is pipe.writer._thread]
@@ -223,6 +246,7 @@ def test_a_thread_that_cannot_be_started_is_started_with_the_next_line(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
+        pipe.writer.write(FULL)
         pipe.writer.write(b"a\n")
     pipe.writer.write(b"b\n")
-    assert pipe.read_all() == b"a\nb\n"
+    assert pipe.read_all() == FULL + b"a\nb\n"
