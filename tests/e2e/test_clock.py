@@ -17,8 +17,8 @@ OK = json_reply({"choices": [{"text": "ok"}]})
 
 HOUR = 3600
 
-PROBES = 10
-"""Of the engine after a jump: by then all that works by the clock has looked at it again."""
+PROBES = 30
+"""Of the engine after a jump, in a second and a half: time-outs are looked at once a second."""
 
 
 async def probed_and_answered(process: Process, engine: ScriptedEngine) -> None:
