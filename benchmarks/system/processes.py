@@ -22,6 +22,8 @@ import orjson
 REPOSITORY = Path(__file__).resolve().parents[2]
 # A router drains on SIGTERM; what has not gone after this long is killed.
 STOP_S = 10.0
+# For what a process has said to be in the file, once it has ended.
+LOG_S = 2.0
 
 
 class StartError(Exception):
@@ -33,12 +35,19 @@ class StartError(Exception):
 
 
 class Process:
-    """A started process whose output goes to a file. A context manager: leaving it ends it."""
+    """A started process whose output goes to a file, by a pipe, as in a container: to write to one
+    costs a router other instructions. A context manager: leaving it ends it."""
 
     def __init__(self, command: Sequence[str], log: Path, *, talks: bool = False) -> None:
         self.command, self._log = list(command), log
         pipe = subprocess.PIPE if talks else subprocess.DEVNULL
-        with log.open("ab") as output:
+        with log.open("ab") as file:
+            self._log_writer = subprocess.Popen(
+                ["cat"], stdin=subprocess.PIPE, stdout=file, start_new_session=True
+            )
+        output = self._log_writer.stdin
+        assert output is not None
+        with output:
             self._process = subprocess.Popen(
                 self.command,
                 cwd=REPOSITORY,
@@ -67,6 +76,15 @@ class Process:
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             self._process.wait()
+        self._end_log()
+
+    def _end_log(self) -> None:
+        """Have all written that it said, unless something that it started still holds the pipe."""
+        try:
+            self._log_writer.wait(LOG_S)
+        except subprocess.TimeoutExpired:
+            self._log_writer.kill()
+            self._log_writer.wait()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
@@ -79,6 +97,8 @@ class Process:
 
     def log_tail(self, lines: int = 12) -> str:
         """The end of what the process wrote."""
+        if self.ended:
+            self._end_log()
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
 
     def wait_ready(self, url: str, timeout_s: float) -> None:

@@ -315,12 +315,12 @@ class EngineConnection(asyncio.Protocol):
         if known is None:
             self._take_parsed(data, sink, key, body)
             return
-        self._has_head = self._complete = self._keep_alive = True
+        self._has_head = self._complete = True
         sink.on_head(known, len(body), has_body=True)
         if self._sink is sink:
             sink.on_data(body, is_last=True)
         if self._sink is sink:
-            self._finish(sink)
+            self._finish(sink, is_reusable=True)
 
     def _take_parsed(self, data: bytes, sink: Sink, key: Key, body: bytes) -> None:
         """The first read of any other answer. Of one in chunks whose head is known only those are
@@ -373,7 +373,7 @@ class EngineConnection(asyncio.Protocol):
         # Behind a chunk the parser may have the beginning of a size, which has no line end yet.
         self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         if self._complete:
-            self._finish(sink)
+            self._finish(sink, is_reusable=self._has_ended_well())
         elif self._broken is not None:
             cause = f"it sent what is not HTTP: {self._broken}"
             self._fail(FailureKind.BROKEN, "sent what is not HTTP", cause)
@@ -386,10 +386,10 @@ class EngineConnection(asyncio.Protocol):
 
     # What follows from it.
 
-    def _finish(self, sink: Sink) -> None:
+    def _finish(self, sink: Sink, *, is_reusable: bool) -> None:
         self._sink = None
         all_sent = self._transport.get_write_buffer_size() == 0
-        if self._has_ended_well() and all_sent and not self._transport.is_closing():
+        if is_reusable and all_sent and not self._transport.is_closing():
             self._owner.put(self)
         else:
             self._transport.abort()
