@@ -31,12 +31,12 @@ where some of it is token ids. A plain tuple: a named one takes ten times as lon
 
 def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
     """Estimate the input tokens of a request's parsed body. Malformed parts count 0."""
-    texts: list[str] = []
     if kind is COMPLETIONS:
         prompt = body.get("prompt")
         if isinstance(prompt, str):  # as in most requests
             return len(prompt) // CHARACTERS_PER_TOKEN, BY_CHARACTERS, _bytes_of(prompt)
         return _of_prompts(prompts(prompt))
+    texts: list[str] = []
     if kind is CHAT:
         _add_messages(body.get("messages"), texts)
     elif kind is RouteKind.MESSAGES:

@@ -135,12 +135,13 @@ class EngineRun(RequestRun):
     def _ask(self) -> None:
         """Send the run's engine request on an idle connection or a new one."""
         pool = self._network.pools.get(self.step.endpoint)
-        connection = None if pool is None else pool.take(replay=self.may_replay())
-        if pool is not None and connection is not None:
-            self._is_reused = True
-            self._ask_on(connection, pool)
-        else:
-            self._connect()
+        if pool is not None:
+            connection = pool.take(replay=self.may_replay())
+            if connection is not None:
+                self._is_reused = True
+                self._ask_on(connection, pool)
+                return
+        self._connect()
 
     def _connect(self) -> None:
         pool = self._network.pools.get(self.step.endpoint)
