@@ -86,19 +86,23 @@ class Followed:
         await self.until(publish)
 
 
-async def test_blocks_that_are_announced_are_held(
-    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
-) -> None:
+@pytest.fixture
+async def heard(subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]) -> Followed:
+    """An engine that is followed, and has announced its first block."""
     engine = Followed(subscriber, publishers())
     await engine.is_live()
     await engine.hears(0)
-    engine.publisher.publish(batch(stored(1, blocks=3), stored(4, parent=3)))
-    await engine.until(lambda: engine.holds(1, 3))
+    return engine
+
+
+async def test_blocks_that_are_announced_are_held(heard: Followed) -> None:
+    heard.publisher.publish(batch(stored(1, blocks=3), stored(4, parent=3)))
+    await heard.until(lambda: heard.holds(1, 3))
     removed = {"type": "BlockRemoved", "block_hashes": [3], "medium": "GPU"}
-    engine.publisher.publish(batch(removed))
-    await engine.until(lambda: not engine.holds(1, 3))
-    assert engine.holds(1)
-    assert engine.source.stream.gaps == 0
+    heard.publisher.publish(batch(removed))
+    await heard.until(lambda: not heard.holds(1, 3))
+    assert heard.holds(1)
+    assert heard.source.stream.gaps == 0
 
 
 @pytest.mark.parametrize("has_topic", [True, False], ids=["0.26", "0.25"])
@@ -116,42 +120,32 @@ async def test_who_joins_late_is_told_what_was_before(
     await engine.hears(50)
 
 
-async def test_what_gets_lost_is_asked_for_again(
-    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
-) -> None:
-    engine = Followed(subscriber, publishers())
-    await engine.is_live()
-    await engine.hears(0)
-    lost = engine.publisher.seq
-    engine.publisher.publish(*(batch(stored(number)) for number in (1, 2)), is_lost=True)
-    engine.publisher.publish(batch(stored(3)))
-    await engine.until(lambda: engine.holds(3))
-    assert engine.holds(1)
-    assert engine.holds(2)
-    assert engine.publisher.asked[-1] == lost
-    assert engine.cache.counts.gaps >= 1
-    assert engine.cache.is_whole
+async def test_what_gets_lost_is_asked_for_again(heard: Followed) -> None:
+    lost = heard.publisher.seq
+    heard.publisher.publish(*(batch(stored(number)) for number in (1, 2)), is_lost=True)
+    heard.publisher.publish(batch(stored(3)))
+    await heard.until(lambda: heard.holds(3))
+    assert heard.holds(1)
+    assert heard.holds(2)
+    assert heard.publisher.asked[-1] == lost
+    assert heard.cache.counts.gaps >= 1
+    assert heard.cache.is_whole
 
 
 async def test_what_cannot_be_had_again_drops_all(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    monkeypatch: pytest.MonkeyPatch,
+    heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Followed(subscriber, publishers())
-    await engine.is_live()
-    await engine.hears(0)
-    lost = engine.publisher.seq
-    engine.publisher.publish(batch(stored(1)), is_lost=True)
-    engine.publisher.publish(batch(stored(2)))
+    lost = heard.publisher.seq
+    heard.publisher.publish(batch(stored(1)), is_lost=True)
+    heard.publisher.publish(batch(stored(2)))
 
     def answered() -> bool:
-        engine.publisher.answer(leave_out=[lost])
-        return engine.holds(2)
+        heard.publisher.answer(leave_out=[lost])
+        return heard.holds(2)
 
     await eventually(answered)
-    assert not engine.holds(0)
-    assert engine.cache.counts.losses == 1
+    assert not heard.holds(0)
+    assert heard.cache.counts.losses == 1
 
 
 async def test_a_replay_that_never_ends_is_given_up(
@@ -225,28 +219,23 @@ async def test_a_source_can_be_exchanged_and_left(
 
 
 async def test_messages_that_are_none_are_said_to_be_so_once_and_outlived(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    caplog: pytest.LogCaptureFixture,
+    heard: Followed, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = Followed(subscriber, publishers())
-    await engine.is_live()
-    await engine.hears(0)
-    publisher = engine.publisher
+    publisher = heard.publisher
     wrong = [b"", b"\xc1", msgpack.packb({"no": "events"}), msgpack.packb([1.5, [5], 0])]
     with caplog.at_level(logging.WARNING):
         for payload in wrong:
             publisher.publish(payload)
         publisher.send(b"short", b"x")
         publisher.send(b"alone")
-        await engine.until(lambda: engine.source.unreadable == len(wrong) + 2)
-    assert engine.cache.state is SourceState.UNREADABLE
-    assert not engine.holds(0)
-    assert not engine.cache.is_whole, "block 0 may still be there"
+        await heard.until(lambda: heard.source.unreadable == len(wrong) + 2)
+    assert heard.cache.state is SourceState.UNREADABLE
+    assert not heard.holds(0)
+    assert not heard.cache.is_whole, "block 0 may still be there"
     [line] = [record.getMessage() for record in caplog.records]
     assert "cannot be read" in line
-    await engine.hears(1)
-    assert engine.source.error is None
+    await heard.hears(1)
+    assert heard.source.error is None
 
 
 async def test_a_replay_that_is_none_is_outlived(
@@ -280,71 +269,56 @@ async def test_an_address_that_is_none_is_said_to_be_so(
 
 
 async def test_other_work_goes_on_between_events(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    monkeypatch: pytest.MonkeyPatch,
+    heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Followed(subscriber, publishers())
-    await engine.is_live()
-    await engine.hears(0)
     monkeypatch.setattr(kv_events, "TURN_SECONDS", 0.0)
     loop, turns = asyncio.get_running_loop(), 0
 
     def count() -> None:
         nonlocal turns
         turns += 1
-        if not engine.holds(499):
+        if not heard.holds(499):
             loop.call_soon(count)
 
-    engine.publisher.publish(batch(*(stored(number) for number in range(1, 500))))
+    heard.publisher.publish(batch(*(stored(number) for number in range(1, 500))))
     loop.call_soon(count)
-    await engine.until(lambda: engine.holds(499))
+    await heard.until(lambda: heard.holds(499))
     assert turns > 400
 
 
 async def test_a_long_message_is_taken_in_many_turns_and_what_follows_waits(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    monkeypatch: pytest.MonkeyPatch,
+    heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Followed(subscriber, publishers())
-    await engine.is_live()
-    await engine.hears(0)
     monkeypatch.setattr(kv_events, "TURN_SECONDS", 0.0)
     most, held, loop = 0, 0, asyncio.get_running_loop()
 
     def look() -> None:
         nonlocal most, held
-        most, held = max(most, engine.source.blocks.held - held), engine.source.blocks.held
-        if not engine.holds(4_200):
+        most, held = max(most, heard.source.blocks.held - held), heard.source.blocks.held
+        if not heard.holds(4_200):
             loop.call_soon(look)
 
     chain = stored(1, blocks=4_000)
     removal = {"type": "BlockRemoved", "block_hashes": [4_000], "medium": "GPU"}
-    engine.publisher.publish(batch(chain), batch(removal), batch(stored(4_100), stored(4_200)))
+    heard.publisher.publish(batch(chain), batch(removal), batch(stored(4_100), stored(4_200)))
     loop.call_soon(look)
-    await engine.until(lambda: engine.holds(4_200))
+    await heard.until(lambda: heard.holds(4_200))
     assert most <= BLOCKS_AT_A_TIME
-    assert engine.holds(1, blocks=3_999)
-    assert not engine.holds(1, blocks=4_000)
-    assert engine.cache.is_whole
+    assert heard.holds(1, blocks=3_999)
+    assert not heard.holds(1, blocks=4_000)
+    assert heard.cache.is_whole
 
 
 async def test_an_engine_that_restarts_behind_a_long_message_is_forgotten(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    monkeypatch: pytest.MonkeyPatch,
+    heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Followed(subscriber, publishers())
-    await engine.is_live()
-    await engine.hears(0)
     monkeypatch.setattr(kv_events, "TURN_SECONDS", 0.0)
-    engine.publisher.publish(batch(stored(1, blocks=4_000)))
-    engine.publisher.seq = 0
-    engine.publisher.publish(batch(stored(7)))
-    await engine.until(lambda: engine.holds(7))
-    assert engine.source.blocks.held == 1
-    assert engine.source.stream.restarts == 1
+    heard.publisher.publish(batch(stored(1, blocks=4_000)))
+    heard.publisher.seq = 0
+    heard.publisher.publish(batch(stored(7)))
+    await heard.until(lambda: heard.holds(7))
+    assert heard.source.blocks.held == 1
+    assert heard.source.stream.restarts == 1
 
 
 async def test_few_replays_run_at_a_time(
