@@ -1,4 +1,4 @@
-"""Commands of ours as processes of their own, started in a hundredth of the time.
+"""Commands of ours as processes of their own, started in a tenth of the CPU time.
 
 Importing the router takes a second of CPU time. A process that has done so once, multiprocessing's
 fork server, forks for each start: an own process with own memory, descriptors, signals and
@@ -108,7 +108,7 @@ async def start(
     limit: int = 2**16,
     start_new_session: bool = False,
 ) -> Process:
-    """Start `command`, a module of `ENTRIES` and its arguments, as asyncio.create_subprocess_exec
+    """Start `command`, a name of `ENTRIES` and its arguments, as asyncio.create_subprocess_exec
     does; its standard input is empty."""
     out, out_reader = await _output(stdout, sys.__stdout__, limit)
     if stderr == asyncio.subprocess.STDOUT:

@@ -16,6 +16,9 @@ MAX_BYTES: Final = 4 << 20
 """Of lines that wait to be written: several seconds of a worker under full load, as a log collector
 pauses while it rotates files. A line is a hundred bytes or more, so lines are bounded, too."""
 
+NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
+"""None where Python was built for another system than Linux, or an older C library."""
+
 UNREAD: Final = "it was not read fast enough"
 
 
@@ -67,10 +70,10 @@ class LineWriter:
     def _write_at_once(self, block: bytes) -> int:
         """Write what takes no time, into a pipe with room: the thread, asleep, costs half a dozen
         system calls more. Returns how many bytes were written."""
-        if not self._is_prompt or self._is_torn or self.dropped != self._told:
+        if NOWAIT is None or not self._is_prompt or self._is_torn or self.dropped != self._told:
             return 0
         try:
-            return os.pwritev(self._descriptor, [block], -1, os.RWF_NOWAIT)
+            return os.pwritev(self._descriptor, [block], -1, NOWAIT)
         except BlockingIOError:
             return 0
         except OSError:  # files, terminals, and pipes before Linux 6.4, cannot promise that

@@ -214,6 +214,15 @@ def test_a_pipe_with_room_needs_no_thread(pipe: Pipe) -> None:
     assert pipe.writer._thread is None
 
 
+def test_where_nothing_can_be_written_at_once_the_thread_writes(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_writer, "NOWAIT", None)  # as of a Python for an older C library
+    monkeypatch.delattr(os, "RWF_NOWAIT")
+    pipe.writer.write(b"a line\n")
+    assert pipe.read_all() == b"a line\n"
+
+
 def test_a_file_is_written_by_the_thread(tmp_path: Path) -> None:
     file = tmp_path / "log"
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
