@@ -101,7 +101,8 @@ class SiblingStream:
         end = loop.time() + STREAM_SECONDS
         while (left := end - loop.time()) > 0:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_news.wait(), left)
+                async with asyncio.timeout(left):
+                    await self._has_news.wait()
             self._has_news.clear()
             report, self._report = self._report, None
             if report is not None:

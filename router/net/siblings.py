@@ -154,7 +154,8 @@ class Siblings:
         self._board.on_change = self._has_changed.set
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_changed.wait(), poll_seconds)
+                async with asyncio.timeout(poll_seconds):
+                    await self._has_changed.wait()
             self._has_changed.clear()
             report, now = self.report(), time.monotonic()
             if self._streams and (report.loads != told or now >= due):

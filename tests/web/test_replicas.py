@@ -1,5 +1,6 @@
 """Sibling replicas tell each other their requests, on the admin listener, with their own key."""
 
+import asyncio
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ from tests.web.test_admin import admin_client
 
 KEY = "the-key-of-all-replicas"
 PEERS = "/admin/peers"
+FOR_EVER = 3600.0
 NOBODY = "http://127.0.0.1:9"
 PROMPTS = {"prompts": True, "dropped": 0}
 NO_PROMPTS = {"prompts": False, "dropped": 0}
@@ -95,6 +97,25 @@ async def test_a_replica_that_is_given_its_own_address_notices(
     call.stream(token("a"))
     call.end()
     await client.answer()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_telling_ends_when_cancelled_in_the_turn_of_a_change(
+    harness: Harness, turns: int
+) -> None:
+    router = await harness.router(await harness.engine(), admin_port=0, peers=[NOBODY])
+    replicas, board = router.router.replicas, router.router.fleet.ledger.peers
+    assert replicas is not None
+    assert board is not None
+    telling = asyncio.create_task(replicas.siblings.tell_for_ever(FOR_EVER))
+    await asyncio.sleep(0)
+    assert board.on_change is not None
+    board.on_change()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    telling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await telling
 
 
 async def test_reports_need_the_key_of_the_replicas(harness: Harness, tmp_path: Path) -> None:
