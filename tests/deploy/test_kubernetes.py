@@ -87,6 +87,20 @@ class TestSelectors:
         (port,) = rendered.of("Service")[rendered.router.name]["spec"]["ports"]
         assert port["targetPort"] == "http"
 
+    def test_routers_find_each_other(self, rendered: Rendered, settings_of: SettingsOf) -> None:
+        settings = settings_of(rendered)
+        if settings.admin_port is None:
+            assert settings.dns_peers == ()
+            return
+        [peers] = settings.dns_peers
+        service = rendered.of("Service")[peers.host]["spec"]
+        # Each by its own address, and one that drains too: it still has requests.
+        assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+        assert rendered.selected(service["selector"]) == [rendered.router.name]
+        assert rendered.router.ports["admin"] == peers.port == settings.admin_port
+        key = rendered.router.variables["PD_ROUTER_PEER_KEY"]["valueFrom"]["secretKeyRef"]
+        assert key == {"name": "pd-router-peers", "key": "key", "optional": True}
+
 
 class TestSecurity:
     def test_the_router_is_not_root_and_writes_nothing(self, rendered: Rendered) -> None:

@@ -31,7 +31,7 @@ app.kubernetes.io/name=vllm,app.kubernetes.io/component={{ . }}
 {{/* The router's settings: a ConfigMap's data. */}}
 {{- define "pd-router.settings" -}}
 {{- $own := dict "PD_ROUTER_HOST" "0.0.0.0" "PD_ROUTER_PORT" "8000" "PD_ROUTER_ADMIN_PORT" "8001"
-      "PD_ROUTER_K8S_PORT" "http" "PD_ROUTER_PREFIX_CACHE" "events"
+      "PD_ROUTER_DNS_PEERS" "pd-router-admin:8001" "PD_ROUTER_K8S_PORT" "http" "PD_ROUTER_PREFIX_CACHE" "events"
       "PD_ROUTER_LOAD_BALANCING_STRATEGY" "shortest_expected_delay"
       "PD_ROUTER_SHUTDOWN_GRACE" "30" "PD_ROUTER_LOG_FORMAT" "json" }}
 {{- if eq .Values.topology "plain" }}
@@ -50,8 +50,10 @@ app.kubernetes.io/name=vllm,app.kubernetes.io/component={{ . }}
 {{- end }}
 {{- $all := merge $given $own }}
 {{- if .Values.gate.enabled }}
-{{- /* The gate takes the list of engines from the port that it measures; nobody else is here. */}}
-{{- $all = merge (dict "PD_ROUTER_ENGINE_HEADER" "on") (omit $all "PD_ROUTER_ADMIN_PORT") }}
+{{- /* The gate takes the list of engines from the port that it measures; nobody else is here. One
+       router has no siblings. */}}
+{{- $all = merge (dict "PD_ROUTER_ENGINE_HEADER" "on")
+      (omit $all "PD_ROUTER_ADMIN_PORT" "PD_ROUTER_DNS_PEERS") }}
 {{- end }}
 {{- toYaml $all }}
 {{- end }}
