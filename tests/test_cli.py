@@ -238,12 +238,19 @@ def test_serve_runs_a_server_with_the_settings(monkeypatch):
     assert levels == [("error", "text")]
 
 
-def test_a_place_where_nothing_can_listen_names_the_option_to_change(refused, monkeypatch):
+def test_a_place_where_nothing_can_listen_names_the_option_to_change(
+    refused, monkeypatch, tmp_path
+):
     monkeypatch.setattr("router.telemetry.logs.configure", lambda *_: None)  # it would stay so
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = refused("serve", "--host", "127.0.0.1", "--port", port, *DECODE)
+        place = ("--host", "127.0.0.1", "--port", port)
+        said = refused("serve", *place, *DECODE)
+        nobody = refused("serve", *place, *DECODE, "--takeover", str(tmp_path / "none"))
     assert said == f"--port: 127.0.0.1:{port} is taken by another process; 0 takes a free port"
+    assert nobody.startswith(
+        f"--port: 127.0.0.1:{port} is taken, and nobody hands it over at {tmp_path}/none: "
+    )
     # TEST-NET-1 (RFC 5737) is for documentation only.
     said = refused("serve", "--host", "192.0.2.1", "--port", port, *DECODE)
     assert said.startswith("--host: 192.0.2.1 is no address of this machine: ")

@@ -3,6 +3,7 @@
 import errno
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from router.commands.usage import UsageError
 from router.net.takeover import Predecessor, Succession, deal
@@ -23,7 +24,7 @@ class Sockets:
             self.public = _taken(predecessor.public, settings.port, workers, "--port")
             self.admin = _taken(predecessor.admin, settings.admin_port, workers, "--admin-port")
         else:
-            self.public = _bound(settings.host, settings.port, workers, "--")
+            self.public = _bound(settings, settings.host, settings.port, "--")
             self.admin = _admin(settings)
         self.succession = None
         if settings.takeover is not None:
@@ -77,19 +78,26 @@ def _admin(settings: Settings) -> list[list[socket.socket]]:
     if settings.admin_port is None:
         return [[] for _ in range(settings.workers)]
     host = settings.listening_admin_host
-    return _bound(host, settings.admin_port, settings.workers, "--admin-")
+    return _bound(settings, host, settings.admin_port, "--admin-")
 
 
-def _bound(host: str, port: int, workers: int, flags: str) -> list[list[socket.socket]]:
+def _bound(settings: Settings, host: str, port: int, flags: str) -> list[list[socket.socket]]:
     try:
-        return listening_sockets(host, port, workers)
+        return listening_sockets(host, port, settings.workers)
     except OSError as error:
-        raise _cannot_listen(host, port, error, flags) from None
+        raise _cannot_listen(host, port, error, flags, settings.takeover) from None
 
 
-def _cannot_listen(host: str, port: int, error: OSError, flags: str) -> UsageError:
+def _cannot_listen(
+    host: str, port: int, error: OSError, flags: str, takeover: Path | None
+) -> UsageError:
     """Which option to change; `flags` is what the names of host and port begin with."""
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE and takeover is not None:
+        return UsageError(
+            f"{flags}port: {place} is taken, and nobody hands it over at {takeover}: a router that "
+            "has just started does so when all of its workers listen; else end what listens there"
+        )
     if error.errno == errno.EADDRINUSE:
         return UsageError(f"{flags}port: {place} is taken by another process; 0 takes a free port")
     if error.errno == errno.EACCES:

@@ -5,7 +5,8 @@ restarted; if workers keep failing at start, this process ends with status 1, an
 one says that the configuration is wrong. Each worker is a
 process group of its own, since Ctrl-C in a terminal signals a whole group. The first SIGTERM or
 SIGINT is passed on to all workers; at a second one they get `force_stop` instead, so that a worker
-which was signalled by others, too, does not take that for the second.
+which was signalled by others, too, does not take that for the second. A worker whose event loop
+hangs is killed: it would keep its share of the connections.
 """
 
 import logging
@@ -33,6 +34,13 @@ SETTLED_SECONDS = 10.0
 TICK_SECONDS = 0.25
 """Between two calls of `on_tick`; the workers tick as often."""
 
+HUNG_TICKS = 120
+"""Ticks without a heartbeat, 30 s, after which a worker is aborted, so that it writes where it
+hangs. In ticks, because what stops all processes for a time stops this one too."""
+
+ABORT_TICKS = 8
+"""Further ticks, 2 s, after which one that did not abort is killed."""
+
 WRONG_CONFIGURATION = 2
 """The exit status of a worker that would fail again."""
 
@@ -42,6 +50,9 @@ class _Worker:
     number: int
     pid: int | None = None
     started: float = -math.inf
+    heartbeat: int = 0
+    silent_ticks: int = 0
+    """Ticks since the heartbeat changed."""
 
     @property
     def due(self) -> float:
@@ -55,7 +66,8 @@ class Supervisor:
     `on_exit` is called with the number of a worker that has ended, before its restart;
     `on_shutdown` once, when no worker will be started any more. `force_stop` is the signal that
     ends a draining worker at once, `hand_over_signal` has one serve what it has. `on_hangup` is
-    called at SIGHUP, `on_tick` four times a second.
+    called at SIGHUP, `on_tick` four times a second. `heartbeat` returns a number that changes while
+    a worker's event loop runs; 0: it has not begun to.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class Supervisor:
         hand_over_signal: signal.Signals = signal.SIGUSR2,
         on_hangup: Callable[[], None] = lambda: None,
         on_tick: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[int], int] = lambda _: 0,
     ) -> None:
         self._workers = [_Worker(number) for number in range(count)]
         self._work = work
@@ -78,6 +91,7 @@ class Supervisor:
         self._hand_over_signal = hand_over_signal
         self._on_hangup = on_hangup
         self._on_tick = on_tick
+        self._heartbeat = heartbeat
         self._failures = 0
         self._is_ending = False
         self._signals = 0
@@ -121,8 +135,25 @@ class Supervisor:
         return max(0.0, min([TICK_SECONDS, *waits]))
 
     def _tick(self) -> None:
+        for worker in self._workers:
+            if worker.pid is not None:
+                self._end_if_hung(worker, worker.pid)
         if not self._is_ending:
             self._on_tick()
+
+    def _end_if_hung(self, worker: _Worker, pid: int) -> None:
+        """Ends a worker that has not run its event loop for too long."""
+        heartbeat = self._heartbeat(worker.number)
+        if heartbeat == 0 or heartbeat != worker.heartbeat:
+            worker.heartbeat, worker.silent_ticks = heartbeat, 0
+            return
+        worker.silent_ticks += 1
+        if worker.silent_ticks == HUNG_TICKS:
+            seconds = HUNG_TICKS * TICK_SECONDS
+            log.error("worker %d (pid %d) hangs, for %g s: ending it", worker.number, pid, seconds)
+            os.kill(pid, signal.SIGABRT)
+        elif worker.silent_ticks == HUNG_TICKS + ABORT_TICKS:
+            os.kill(pid, signal.SIGKILL)
 
     def hand_over(self) -> None:
         """Another router accepts connections now: the workers serve what they have, and end."""
@@ -130,7 +161,7 @@ class Supervisor:
         self._signal(self._hand_over_signal)
 
     def _start(self, worker: _Worker, mask: set[int]) -> None:
-        worker.started = time.monotonic()
+        worker.started, worker.silent_ticks = time.monotonic(), 0
         parent = os.getpid()
         try:
             pid = os.fork()

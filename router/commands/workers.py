@@ -1,6 +1,7 @@
 """Several processes that serve as one router: what their parent does."""
 
 import contextlib
+import faulthandler
 import os
 import pickle
 import shutil
@@ -52,6 +53,7 @@ class Workers:
             hand_over_signal=HAND_OVER,
             on_hangup=self._configuration.reload,
             on_tick=self._tick,
+            heartbeat=self._shared_state.table.heartbeat,
         )
 
     def run(self) -> int:
@@ -65,6 +67,7 @@ class Workers:
 
     def _work(self, number: int) -> None:
         """Be a worker."""
+        faulthandler.enable()  # one that hangs is aborted
         os.close(self._alive)
         self._sockets.close(keep=number)
         if self._succession is not None:

@@ -16,6 +16,9 @@ INTEGER_FIELDS = ("requests", "tokens", "pending", "open", "idle")
 """Integer fields of a row: the load, and connections to the engine."""
 FLOAT_FIELDS = len(SpeedTotals._fields)
 """Float fields of a row: the process's `SpeedTotals`."""
+PROCESS_FIELDS = 4
+"""Integers of a process itself: its id, how often it was started, the version of the roster that it
+follows, and its heartbeat."""
 
 
 class SharedTable:
@@ -30,11 +33,11 @@ class SharedTable:
         end = half + columns * rows * FLOAT_FIELDS * BYTES
         self._integers = memory[:half].cast("q")
         self._floats = memory[half:end].cast("d")
-        self._pids, self._starts, self._seen = (
+        self._pids, self._starts, self._seen, self._beats = (
             memory[end + place * columns * BYTES : end + (place + 1) * columns * BYTES].cast("q")
-            for place in range(3)
+            for place in range(PROCESS_FIELDS)
         )
-        end += 3 * columns * BYTES
+        end += PROCESS_FIELDS * columns * BYTES
         self.reloads = memory[end : end + 3 * BYTES].cast("q")
         """Of the configuration, which the parent writes: how many were applied, how many rejected,
         and whether the last one was (0 or 1)."""
@@ -42,7 +45,8 @@ class SharedTable:
     @staticmethod
     def size(columns: int, rows: int) -> int:
         """The table's size in bytes."""
-        return (columns * (rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + 3) + 3) * BYTES
+        fields = rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + PROCESS_FIELDS
+        return (columns * fields + 3) * BYTES
 
     def column(self, number: int) -> "WorkerColumn":
         """The view of the process that writes column `number`, from 0 on."""
@@ -50,7 +54,7 @@ class SharedTable:
 
     def clear(self, number: int) -> None:
         """Zero the column of a process that has ended; its requests ended with it."""
-        for numbers in (self._integers, self._floats, self._pids, self._seen):
+        for numbers in (self._integers, self._floats, self._pids, self._seen, self._beats):
             for place in range(number, len(numbers), self.columns):
                 numbers[place] = 0
 
@@ -63,6 +67,11 @@ class SharedTable:
         self._pids[number] = pid
         self._starts[number] += 1
 
+    def heartbeat(self, number: int) -> int:
+        """Changes while the process that writes column `number` runs its event loop; 0: it has not
+        begun to."""
+        return self._beats[number]
+
     def is_idle(self, row: int, version: int) -> bool:
         """Whether every worker has seen this version of the roster, and none has requests in the
         row. Columns that no process writes do not count."""
@@ -70,6 +79,10 @@ class SharedTable:
         return not any(self._integers[first : first + self.columns]) and all(
             seen >= version for seen, pid in zip(self._seen, self._pids, strict=True) if pid
         )
+
+    def beat(self, number: int) -> None:
+        """The event loop of the process that writes column `number` runs."""
+        self._beats[number] += 1
 
     def saw(self, number: int, version: int) -> None:
         """The process that writes column `number` follows this version of the roster."""
@@ -116,6 +129,10 @@ class WorkerColumn:
         for endpoint, row in rows.items():
             if before.get(endpoint) != row:
                 table.empty(row, self.number)
+
+    def beat(self) -> None:
+        """This process's event loop runs."""
+        self.table.beat(self.number)
 
     def load(self, endpoint: Endpoint) -> "SharedLoad":
         """The load of an endpoint by all processes."""

@@ -219,6 +219,8 @@ class Router:
         self.metrics.observe_loop_lag(late)
         self.clients.refill()
         self.engines.read_limiter.refill()
+        if self._context is not None:
+            self._context.column.beat()
 
     async def _look_at_files(self) -> None:
         while True:

@@ -3,12 +3,13 @@
 import logging
 import os
 import signal
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
 import pytest
 
-from router.commands.supervisor import MOST_FAILURES, Supervisor
+from router.commands.supervisor import ABORT_TICKS, HUNG_TICKS, MOST_FAILURES, Supervisor
 
 
 def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
@@ -27,6 +28,66 @@ def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
     assert told == ["ending"]
     assert len(caplog.messages) == MOST_FAILURES + 1
     assert caplog.messages[0] == ("worker 0 cannot be started: Resource temporarily unavailable")
+
+
+@dataclass
+class Hanging:
+    """A supervisor with one worker, whose heartbeat a test sets; what it is sent is kept."""
+
+    supervisor: Supervisor = field(init=False)
+    sent: list[int] = field(default_factory=list)
+    heartbeat: int = 0
+
+    def __post_init__(self) -> None:
+        self.supervisor = Supervisor(
+            1, lambda _: None, lambda _: None, lambda: None, signal.SIGUSR1, heartbeat=self.beats
+        )
+        self.supervisor._workers[0].pid = 1
+
+    def beats(self, number: int) -> int:
+        """Of worker 0."""
+        assert number == 0
+        return self.heartbeat
+
+    def tick(self, times: int) -> None:
+        """Let time pass."""
+        for _ in range(times):
+            self.supervisor._tick()
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Hanging:
+    found = Hanging()
+    monkeypatch.setattr(os, "kill", lambda _, number: found.sent.append(number))
+    return found
+
+
+def test_a_worker_that_hangs_is_aborted_and_then_killed(hanging: Hanging) -> None:
+    hanging.heartbeat = 7
+    hanging.tick(HUNG_TICKS)
+    assert hanging.sent == []
+    hanging.tick(1)
+    assert hanging.sent == [signal.SIGABRT]
+    hanging.tick(ABORT_TICKS - 1)
+    assert hanging.sent == [signal.SIGABRT]
+    hanging.tick(10 * HUNG_TICKS)
+    assert hanging.sent == [signal.SIGABRT, signal.SIGKILL]
+
+
+def test_a_worker_that_runs_or_has_not_begun_to_is_left_alone(hanging: Hanging) -> None:
+    hanging.tick(2 * HUNG_TICKS)
+    for _ in range(3):
+        hanging.heartbeat += 1
+        hanging.tick(HUNG_TICKS)
+    assert hanging.sent == []
+
+
+def test_a_worker_that_hangs_while_it_drains_is_killed_too(hanging: Hanging) -> None:
+    hanging.heartbeat = 7
+    hanging.supervisor._end(signal.SIGTERM)
+    hanging.sent.clear()
+    hanging.tick(HUNG_TICKS + 1)
+    assert hanging.sent == [signal.SIGABRT]
 
 
 def test_the_third_signal_kills_workers_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:

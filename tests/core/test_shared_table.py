@@ -83,7 +83,12 @@ def test_processes_and_connections_are_known_to_all() -> None:
     other.set_connections(D0, 7, 1)
     assert one.connections(D0) == other.connections(D0) == (12, 3)
     assert one.connections(D1) == (0, 0)
+    other.beat()
+    other.beat()
+    assert [shared.heartbeat(number) for number in range(3)] == [0, 0, 2]
+    one.beat()
     shared.clear(0)
+    assert (shared.heartbeat(0), shared.heartbeat(2)) == (0, 2)
     assert shared.pids() == [102]
     assert one.connections(D0) == (7, 1)
 

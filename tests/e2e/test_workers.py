@@ -15,6 +15,7 @@ import orjson
 import pytest
 
 from tests import forked
+from tests.e2e.hanging import HANG
 from tests.e2e.process import Process, serving
 from tests.forked import SECONDS
 from tests.net.client import Answer, Client, request
@@ -164,6 +165,34 @@ async def test_metrics_are_those_of_all_processes_whichever_is_asked(harness: Ha
         await everywhere(process, "pd_router_build_info", 1)
         memory = sum(await figure(process, "pd_router_process_resident_memory_bytes"))
         assert memory > WORKERS * 10e6
+        process.signal(signal.SIGTERM)
+        assert await process.status() == 0
+
+
+async def test_a_worker_that_hangs_says_where_and_another_takes_its_place(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    engine.answer_all(_whole)
+    launcher = (sys.executable, "-m", "tests.e2e.hanging")
+    async with serving(*flags(engine, workers=2), launcher=launcher) as process:
+        await process.ready()
+        await ask_whole(process, 20)  # both workers run
+        before = workers_of(process)
+        os.kill(before[0], HANG)
+
+        async def replaced() -> bool:
+            now = workers_of(process)
+            return len(now) == 2 and before[0] not in now
+
+        await until(replaced, "a new worker")
+        assert before[1] in workers_of(process)
+        await ask_whole(process, 20)
+        errors = [line["message"] for line in process.records if line["level"] == "error"]
+        assert errors[0] == f"worker 0 (pid {before[0]}) hangs, for 5 s: ending it"
+        assert errors[-1] == f"worker 0 (pid {before[0]}) ended; restarting it"
+        assert any("Fatal Python error: Aborted" in error for error in errors)
+        assert any("in _hang" in error for error in errors)
         process.signal(signal.SIGTERM)
         assert await process.status() == 0
 
