@@ -82,6 +82,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--router", action="append", choices=[*ROUTERS], help="repeat")
     made.add_argument("--engines", type=int, default=8, metavar="N")
     made.add_argument("--routers", type=int, default=1, metavar="N", help="side by side")
+    made.add_argument(
+        "--alone", action="store_true", help="several routers of ours do not tell each other"
+    )
     made.add_argument("--requests", type=int, metavar="N", help="in all; else the load's own")
     made.add_argument("--speed", type=float, metavar="X", help="times as fast as in virtual time")
     made.add_argument(
@@ -99,13 +102,19 @@ def main(words: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="pd-router-prefix-") as logs:
         for name in given.load or LOADS:
             try:
-                what = load(
-                    name, given.engines, given.requests, given.speed or LOADS.get(name, 1.0)
-                )
+                speed = given.speed or LOADS.get(name, 1.0)
+                what = load(name, given.engines, given.requests, speed, given.answers)
             except ValueError as error:
                 parser().error(str(error))
             for each in given.router or ROWS:
-                result = measure(what, ROUTERS[each], given.routers, given.engines, Path(logs))
+                result = measure(
+                    what,
+                    ROUTERS[each],
+                    given.routers,
+                    given.engines,
+                    Path(logs),
+                    told=not given.alone,
+                )
                 failed += result.failed
                 print(shown(result), flush=True)
                 if given.json:

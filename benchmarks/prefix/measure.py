@@ -97,18 +97,23 @@ BLOCK_SIZE = 16
 """vLLM's, also for loads that are given in larger blocks."""
 
 
-def measure(load: Load, router: Router, routers: int, count: int, logs: Path) -> Result:
-    """Start everything, offer the load, end everything."""
+def measure(
+    load: Load, router: Router, routers: int, count: int, logs: Path, *, told: bool = True
+) -> Result:
+    """Start everything, offer the load, end everything. `told`: routers of ours tell each other of
+    their requests and prompts, where there are several."""
     if router.command is None:
         raise ValueError(f"{router.name} is no router")
     with ExitStack() as stack:
         urls, pids = stack.enter_context(engines(load, count))
         bases = []
-        for number in range(routers):
+        siblings = _siblings(routers) if told and router.name.startswith("ours") else [()] * routers
+        for number, flags in enumerate(siblings):
             port = free_port()
             process = stack.enter_context(
                 Process(
-                    router.command(Fleet(urls), port, logs), logs / f"{router.name}-{number}.log"
+                    [*router.command(Fleet(urls), port, logs), *flags],
+                    logs / f"{router.name}-{number}.log",
                 )
             )
             process.wait_ready(f"http://127.0.0.1:{port}{router.ready_path}", READY_S)
@@ -120,6 +125,16 @@ def measure(load: Load, router: Router, routers: int, count: int, logs: Path) ->
         used = max(procfs.cpu_s(pid) - then for pid, then in zip(pids, before, strict=True))
         counts = [_counts(url) for url in urls]
     return _result(load, router.name, routers, outcome, counts, used / outcome.seconds)
+
+
+def _siblings(count: int) -> Sequence[Sequence[str]]:
+    """The flags by which so many routers know each other."""
+    if count == 1:
+        return [()]
+    ports = [free_port() for _ in range(count)]
+    urls = ",".join(f"http://127.0.0.1:{port}" for port in ports)
+    common = ("--peers", urls, "--peer-key", "only-for-replicas")
+    return [("--admin-port", str(port), *common) for port in ports]
 
 
 def _counts(url: str) -> dict[str, float]:
