@@ -17,6 +17,7 @@ from benchmarks.distributions import percentile
 from benchmarks.prefix.clients import Clients, Outcome
 from benchmarks.prefix.loads import Load
 from benchmarks.routers.fleet import Fleet
+from benchmarks.routers.siblings import siblings
 from benchmarks.routers.table import Router
 from benchmarks.system import procfs
 from benchmarks.system.processes import Process, free_port
@@ -107,8 +108,8 @@ def measure(
     with ExitStack() as stack:
         urls, pids = stack.enter_context(engines(load, count))
         bases = []
-        siblings = _siblings(routers) if told and router.name.startswith("ours") else [()] * routers
-        for number, flags in enumerate(siblings):
+        is_told = told and router.name.startswith("ours")
+        for number, flags in enumerate(siblings(routers) if is_told else [()] * routers):
             port = free_port()
             process = stack.enter_context(
                 Process(
@@ -125,16 +126,6 @@ def measure(
         used = max(procfs.cpu_s(pid) - then for pid, then in zip(pids, before, strict=True))
         counts = [_counts(url) for url in urls]
     return _result(load, router.name, routers, outcome, counts, used / outcome.seconds)
-
-
-def _siblings(count: int) -> Sequence[Sequence[str]]:
-    """The flags by which so many routers know each other."""
-    if count == 1:
-        return [()]
-    ports = [free_port() for _ in range(count)]
-    urls = ",".join(f"http://127.0.0.1:{port}" for port in ports)
-    common = ("--peers", urls, "--peer-key", "only-for-replicas")
-    return [("--admin-port", str(port), *common) for port in ports]
 
 
 def _counts(url: str) -> dict[str, float]:

@@ -9,9 +9,9 @@ in their prefix caches, by their own counters, and the seconds to the first toke
 with empty caches (its conversations are its own).
 
 A router is a strategy of ours, `NAME/off` or `NAME/events` for one with that --prefix-cache,
-`NAME*2` for two routers that do not know of each other, or a program of `python -m benchmarks
-peers`. Clients of a router with events ask for `return_token_ids`; if there is one, all routers
-have engines that publish.
+`NAME*2` for two routers that do not know of each other and `NAME+2` for two that tell each other
+(`--peers`), or a program of `python -m benchmarks peers`. Clients of a router with events ask for
+`return_token_ids`; if there is one, all routers have engines that publish.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.routers.siblings import siblings
 from tests.engines import lab
 from tests.engines.fleet import EVENT_SPECS, MODEL, service
 from tests.engines.layout import Layout, layout
@@ -82,8 +83,10 @@ class Result:
 
 async def run(name: str, engines: Sequence[Service], where: Layout) -> Result:
     """All conversations through one kind of router."""
-    kind, _, number = name.partition("*")
-    routers = [_router(kind, place, engines, where) for place in range(int(number or 1))]
+    kind, sign, number = re.split(r"([*+])", f"{name}*1")[:3]
+    count = int(number)
+    flags = siblings(count) if sign == "+" else [()] * count
+    routers = [_router(kind, place, engines, where, own) for place, own in enumerate(flags)]
     for router in routers:
         router.start()
     try:
@@ -157,10 +160,12 @@ async def _counters(session: aiohttp.ClientSession, engines: Sequence[Service]) 
     return int(counts["queries"]), int(counts["hits"])
 
 
-def _router(kind: str, place: int, engines: Sequence[Service], where: Layout) -> Service:
+def _router(
+    kind: str, place: int, engines: Sequence[Service], where: Layout, told: Sequence[str]
+) -> Service:
     if kind not in PEERS:
         strategy, _, cache = kind.partition("/")
-        options = ("--prefix-cache", cache) if cache else ()
+        options = (*told, *(("--prefix-cache", cache) if cache else ()))
         return router_service(strategy, engines, where, name=f"router-{place}", options=options)
     port, metrics = _free_port(), str(_free_port())
     command = (
