@@ -25,7 +25,7 @@ from router.core.values import FailureKind, Role
 
 __all__ = ["ObservedPools"]
 
-OF_ENGINES = (LegDone, LegAnswered, Probed, Scraped, LegFailed)
+OF_ENGINES = (LegAnswered, Probed, Scraped, LegFailed)
 
 UP: Final = State.UP
 
@@ -40,14 +40,17 @@ class ObservedPools(Pools):
 
     def observe(self, event: Event, now: float) -> None:
         """Update from an event; those that concern no engine are ignored."""
+        if isinstance(event, LegDone):  # the frequent ones first
+            member = self._members.get(event.endpoint)
+            if member is not None:
+                self._monitors[event.endpoint.role].answered(member, now, is_good=True)
+            return
         if not isinstance(event, OF_ENGINES):
             return
         member = self._members.get(event.endpoint)
         if member is None:
             return
-        if isinstance(event, LegDone):  # the frequent ones first
-            self._monitors[event.endpoint.role].answered(member, now, is_good=True)
-        elif isinstance(event, LegAnswered):
+        if isinstance(event, LegAnswered):
             if member.health.streak and member.health.state is UP:
                 # It resets failed probes in a row, but only a probe brings an engine up.
                 self._see(member, HealthSignal.OK, now)

@@ -33,8 +33,9 @@ class EventBuffer:
 
     def add(self, event: Event) -> None:
         """Add an event. Needs a running event loop."""
-        self._events.append(event)
-        if len(self._events) >= MOST:
+        events = self._events
+        events.append(event)
+        if len(events) >= MOST:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self.flush)

@@ -173,14 +173,15 @@ class Router:
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
+        if isinstance(event, LegDone):  # frequent, and neither counted nor logged nor told
+            self.fleet.observe(event, time.monotonic())
+            return
+        self.event_buffer.add(event)
         if isinstance(event, RequestEnded):  # it concerns no engine
             if event.prompt_tokens:
                 self.fleet.ended(event)
-            self.event_buffer.add(event)
             return
         self.fleet.observe(event, time.monotonic())
-        if not isinstance(event, LegDone):  # frequent, and neither counted nor logged
-            self.event_buffer.add(event)
         if self._context is not None:
             self._context.bus.observe(event)
 
