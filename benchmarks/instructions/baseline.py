@@ -15,7 +15,6 @@ import orjson
 
 from benchmarks.instructions.cost import Costs
 from benchmarks.system import machine
-from benchmarks.system.processes import REPOSITORY
 
 Figures = Mapping[str, Mapping[str, float]]
 """By the key of the unit and the name of the figure."""
@@ -62,15 +61,10 @@ class Change:
         )
 
 
-def form() -> str:
-    """Whether the router's modules are compiled in this checkout."""
-    return "compiled" if any((REPOSITORY / "router").rglob("*.so")) else "pure Python"
-
-
 def kind(router: str = "") -> str:
     """What counts hold for: of this router, or of any."""
     python = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
-    any_router = f"{python}, {machine.build()}, {platform.machine()}, {form()}"
+    any_router = f"{python}, {machine.build()}, {platform.machine()}, {machine.form()}"
     return f"{any_router}: {router}" if router else any_router
 
 

@@ -102,7 +102,8 @@ def _runs(runs: Sequence[Stored]) -> Iterator[str]:
         changed = " with changes to the router" if revision["router_changed"] else ""
         peers = {name: version for name, version in body["versions"].items() if name in PEERS}
         versions = ", ".join(f"{name} {version}" for name, version in peers.items())
-        commit = f"commit {str(revision['commit'])[:10]}{changed}"
+        form = f", {revision['router']}" if "router" in revision else ""  # not in old files
+        commit = f"commit {str(revision['commit'])[:10]}{changed}{form}"
         python = f"Python {body['versions']['python']}"
         yield f"- `{run.scenario.name}`: {body['at']}, {commit};"
         yield f"  {machine['cores']} cores of {machine['cpu']}, {python}, {versions};"

@@ -48,11 +48,18 @@ def build() -> str:
     return "the distribution's build" if is_packaged else "not optimised build"
 
 
+def form() -> str:
+    """Whether the router's modules are compiled in this checkout."""
+    return "compiled" if any((REPOSITORY / "router").rglob("*.so")) else "pure Python"
+
+
 def revision() -> dict[str, Any]:
-    """The git revision, and whether the tree differs from it. None outside a repository."""
+    """The git revision, whether the tree differs from it, and which form of the router it is. None
+    outside a repository."""
     commit = _git("rev-parse", "HEAD")
     changed = _git("status", "--porcelain", "--", "router")
-    return {"commit": commit, "router_changed": None if changed is None else bool(changed)}
+    is_changed = None if changed is None else bool(changed)
+    return {"commit": commit, "router_changed": is_changed, "router": form()}
 
 
 def _git(*arguments: str) -> str | None:

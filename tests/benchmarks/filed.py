@@ -34,7 +34,7 @@ def run(
         "at": at,
         "machine": {"cpu": "a CPU", "cores": 2},
         "versions": VERSIONS,
-        "revision": {"commit": "0123456789abcdef", "router_changed": True},
+        "revision": {"commit": "0123456789abcdef", "router_changed": True, "router": "compiled"},
         "scenario": asdict(scenario),
         "missing": {"nginx": "nginx is not installed"},
         "summaries": dict.fromkeys(figures),

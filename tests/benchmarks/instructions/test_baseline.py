@@ -9,6 +9,7 @@ from benchmarks.instructions import baseline
 from benchmarks.instructions.baseline import Change
 from benchmarks.instructions.command import compare, main, parser
 from benchmarks.instructions.cost import Cost, Costs
+from benchmarks.system import machine
 
 
 def costs(unary: float = 1000, chunk: float = 100, calls: float = 8) -> Costs:
@@ -113,7 +114,7 @@ def test_a_system_call_more_is_growth_and_half_a_one_is_noise() -> None:
 def test_a_kind_says_interpreter_machine_and_form() -> None:
     assert baseline.kind().count(",") == 3
     assert baseline.kind("ours") == f"{baseline.kind()}: ours"
-    assert baseline.form() in ("pure Python", "compiled")
+    assert machine.form() in ("pure Python", "compiled")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_the_page_says_what_was_measured_and_how() -> None:
     text = results.render([run("relay", FIGURES, void={"ours": [1]})])
     measured = "<= 0.85 x vllm-router | 0.85 [0.70–0.90] | 4 |"
     assert f"| CPU per chunk, 256 streams | `relay` | {measured}" in text
-    assert "commit 0123456789 with changes to the router;" in text
+    assert "commit 0123456789 with changes to the router, compiled;" in text
     assert "vllm-router 0.1.17" in text
     assert "`python -m benchmarks compare --scenario relay`" in text
     assert "10 turns, 1 void." in text
