@@ -52,6 +52,9 @@ KEY_BYTES: Final = 12
 MAX_COUNT: Final = 1 << 48
 """Of requests and tokens: what is more is no count."""
 
+MAX_NUMBER: Final = 1 << 63
+"""Of a report: nanoseconds since the host started."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
@@ -60,7 +63,7 @@ class PeerReport:
     replica: str
     """A random name that it took when it started."""
     number: int
-    """Grows from each report of a replica to its next."""
+    """Grows from each report of a replica to its next; below 2**63."""
     loads: dict[Endpoint, tuple[int, int]]
     """Requests, and prompt tokens still to be computed, on each engine that has any."""
 
@@ -138,7 +141,7 @@ def decode(line: bytes) -> PeerReport | PeerHistory:
             replica, scheme, tuple(_held(name, prompts) for name, prompts in held.items())
         )
     loads = {_endpoint(name): _load(load) for name, load in _engines(told, "engines").items()}
-    return PeerReport(replica, _count(told.get("number")), loads)
+    return PeerReport(replica, _count(told.get("number"), MAX_NUMBER), loads)
 
 
 def _text(told: dict[str, Any], member: str) -> str:
@@ -192,7 +195,7 @@ def _prompt(text: Any) -> PrefixKeys:
     return PrefixKeys(keys, ends)
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_COUNT:
+def _count(value: Any, limit: int = MAX_COUNT) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
         raise ValueError("counts must be whole numbers, not negative")
     return value
