@@ -90,6 +90,8 @@ class ObservedPools(Pools):
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
         if event.asked_at < member.joined_at:  # another engine was asked, at the same URL
             return
+        if event.kind is FailureKind.EXHAUSTED:  # it was not asked
+            return
         member.failed(cause(event), now)
         if is_unreachable(event):
             self._see(member, HealthSignal.FAILED, now)

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from router.core.errors import EngineFailed, EngineTimedOut, RouterError
+from router.core.errors import EngineFailed, EngineTimedOut, Overloaded, RouterError
 from router.core.jsonspan import engine_json
 from router.core.values import Facts, Failure, FailureKind, Reply, Role
 
@@ -40,6 +40,7 @@ FALLBACKS = {
     ),
     Role.DECODE: (
         *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),
+        FailureKind.EXHAUSTED,
         *(
             "busy",
             "retry_budget",
@@ -74,7 +75,7 @@ def may_retry_elsewhere(outcome: Reply | Failure, facts: Facts) -> bool:
     """
     if isinstance(outcome, Reply):
         return outcome.status in BUSY
-    if outcome.kind is FailureKind.REFUSED:
+    if outcome.is_unseen:
         return True
     kinds = (FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED)
     return outcome.kind in kinds and may_replay(facts)
@@ -109,6 +110,8 @@ def reason_of(outcome: Reply | Failure) -> str:
 
 def error_of(failure: Failure) -> RouterError:
     """The error that is sent to the client."""
+    if failure.kind is FailureKind.EXHAUSTED:
+        return Overloaded(failure.message)
     is_late = failure.kind in (FailureKind.TIMEOUT, FailureKind.STALLED)
     kind = EngineTimedOut if is_late else EngineFailed
     return kind(failure.message)

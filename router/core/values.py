@@ -318,6 +318,8 @@ class FailureKind(StrEnum):
     """Nothing was received for longer than the setting allows."""
     STALLED = "stalled"
     """The engine stopped producing tokens before the first one of this request."""
+    EXHAUSTED = "exhausted"
+    """The router had no descriptor, port or memory for a connection: the engine was not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,3 +331,8 @@ class Failure:
     """For clients: it names no address and quotes no system error."""
     cause: str = ""
     """For operators: what the system or the engine said; empty if `message` says it all."""
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether the engine never saw the request."""
+        return self.kind in (FailureKind.REFUSED, FailureKind.EXHAUSTED)

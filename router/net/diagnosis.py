@@ -6,10 +6,16 @@ from typing import Final, NamedTuple
 
 import aiohttp
 
-__all__ = ["ERRORS", "Diagnosis", "Trouble", "trouble_of"]
+from router.net.exhaustion import is_exhaustion, remedy
+
+__all__ = ["ERRORS", "OWN", "Diagnosis", "Trouble", "trouble_of"]
 
 ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """What a GET with aiohttp may raise; a ValueError where an answer is too large."""
+
+
+OWN: Final = "exhausted"
+"""The word for trouble that is this process's own."""
 
 
 class Trouble(NamedTuple):
@@ -68,6 +74,8 @@ def trouble_of(error: Exception) -> Trouble:
 
 
 def _no_connection(error: Exception) -> Trouble:
+    if is_exhaustion(error):
+        return Trouble(OWN, f"the router cannot open a connection: {remedy(error)}")
     if isinstance(error, ConnectionRefusedError):
         return Trouble(
             "refused",

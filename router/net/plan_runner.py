@@ -14,7 +14,7 @@ from router.core.errors import EngineFailed, InternalError, RouterError, Shuttin
 from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
 from router.core.redact import redact
 from router.core.request_run import ENGINE_REQUESTS, Action
-from router.core.values import Failure, FailureKind, Reply
+from router.core.values import Failure, Reply
 from router.net.engine_run import EngineRun
 from router.net.network import KVReady
 
@@ -90,8 +90,7 @@ class PlanRunner(EngineRun):
             return
         if failure is not None and self._network.names_engines:
             # Nothing waits at an engine that refuses connections.
-            waited = failure.kind is not FailureKind.REFUSED
-            self._left += (self.step.endpoint.url.encode(),) if waited else ()
+            self._left += () if failure.is_unseen else (self.step.endpoint.url.encode(),)
         try:
             action = self.settle(outcome, failure, status, now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them

@@ -1,8 +1,11 @@
 """Keep-alive connections to one engine: the most recently used first, none kept too long."""
 
 import asyncio
+import logging
+import math
 import time
 from collections import deque
+from typing import ClassVar
 
 from router.core.urls import Origin
 from router.core.values import Failure, FailureKind
@@ -10,6 +13,7 @@ from router.net.addresses import Addresses
 from router.net.answer_head import AnswerHead
 from router.net.diagnosis import trouble_of
 from router.net.engine_connection import EngineConnection
+from router.net.exhaustion import is_exhaustion, remedy
 from router.net.known_heads import KnownHeads
 from router.net.read_limiter import ReadLimiter
 from router.net.tls_files import TLSFiles
@@ -29,12 +33,20 @@ UNREPLAYABLE_SECONDS = 1.0
 keep-alive limit."""
 
 
+COMPLAINT_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
 class EnginePool:
     """Connections to one engine. Any number may be in use; at most `max_idle` wait for reuse.
 
     `idle_seconds` must be below the engine's own limit (uvicorn: 5 s), or a request is sent into
     a connection that the engine is closing.
     """
+
+    _complains_at: ClassVar[float] = -math.inf
+    """When this process may next log that it has nothing left for connections."""
 
     def __init__(
         self,
@@ -114,6 +126,8 @@ class EnginePool:
             cause = f"no connection in {self._connect_seconds:g} s: check host and network"
             return Failure(FailureKind.REFUSED, text, cause)
         except (OSError, UnicodeError) as error:  # UnicodeError: what is no host name
+            if is_exhaustion(error):
+                return self._exhausted(error)
             cause = trouble_of(error).advice or ""
             return Failure(FailureKind.REFUSED, "The engine cannot be reached.", cause)
         # Counted only now: if the connecting task is cancelled, uvloop does not call the protocol's
@@ -122,13 +136,21 @@ class EnginePool:
             self._open.add(connection)
         return connection
 
+    @staticmethod
+    def _exhausted(error: OSError) -> Failure:
+        now = time.monotonic()
+        if now >= EnginePool._complains_at:
+            EnginePool._complains_at = now + COMPLAINT_SECONDS
+            log.error("cannot connect to engines: %s; %s", error.strerror, remedy(error))
+        return Failure(FailureKind.EXHAUSTED, "The router cannot open a connection now.")
+
     async def _connect(self, tried: list[str]) -> EngineConnection:
         """Try each address, the current one last in `tried`. Raises OSError or UnicodeError."""
         is_cached = self._addresses.is_cached
         try:
             return await self._connect_to_one_of(await self._addresses.get(), tried)
-        except OSError:
-            if not is_cached:
+        except OSError as error:
+            if not is_cached or is_exhaustion(error):
                 raise
             # The cached addresses may be outdated: the engine may have moved.
             found = [each for each in await self._addresses.get() if each not in tried]
@@ -143,6 +165,8 @@ class EnginePool:
             try:
                 return await self._connect_to(address)
             except OSError as error:
+                if is_exhaustion(error):
+                    raise
                 self._addresses.forget(address)
                 failure = error
         raise failure

@@ -25,7 +25,7 @@ from router.core.jsonspan import engine_json
 from router.core.member import Member
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Role
-from router.net.diagnosis import ERRORS, Diagnosis, Trouble
+from router.net.diagnosis import ERRORS, OWN, Diagnosis, Trouble
 from router.net.engine_session import read_bounded
 from router.net.member_loops import MemberLoops
 from router.net.tasks import TaskSet
@@ -97,7 +97,9 @@ class Prober:
 
     async def _probe_member(self, member: Member) -> None:
         is_new = member.version is None or not member.health.is_usable
-        self._observe(await self._probe(member.endpoint, is_new=is_new))
+        probed = await self._probe(member.endpoint, is_new=is_new)
+        if probed is not None:
+            self._observe(probed)
 
     def _open(self) -> None:
         if self._sessions is None:
@@ -137,11 +139,14 @@ class Prober:
                 await self._scrape(member.endpoint)
             await self._sleep(self._stats_seconds)
 
-    async def _probe(self, endpoint: Endpoint, *, is_new: bool) -> Probed:
+    async def _probe(self, endpoint: Endpoint, *, is_new: bool) -> Probed | None:
+        """What the engine answers; None if it could not be asked."""
         assert self._sessions is not None
         fresh, _ = self._sessions
         health = await self._get(fresh, endpoint, "/health")
         if isinstance(health, Trouble):
+            if health.health == OWN:
+                return None
             return Probed(endpoint, HealthSignal.FAILED, error=health.advice)
         if not 200 <= health.status < 300:  # who redirects does not serve
             signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED

@@ -5,7 +5,6 @@ load: of two thousand clients that connect at once the last would wait for secon
 """
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -13,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from router.net.exhaustion import EXHAUSTED, remedy
 from router.net.tls_files import TLSFiles
 
 __all__ = ["Listener"]
@@ -24,8 +24,6 @@ MAX_PER_TURN: Final = 64
 
 PAUSE_SECONDS: Final = 1.0
 """Before the next try when the process has no file descriptors left, as asyncio waits."""
-
-EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
 """tcpi_last_data_recv of Linux's struct tcp_info, in ms: since the client's last bytes, or since
@@ -118,22 +116,13 @@ class Listener:
         if error.errno not in EXHAUSTED:
             raise error
         text = "cannot accept connections: %s; %s; trying again in %g s"
-        log.error(text, error.strerror, _remedy(error), PAUSE_SECONDS)
+        log.error(text, error.strerror, remedy(error), PAUSE_SECONDS)
         self._loop.remove_reader(self._socket)
         self._pause = self._loop.call_later(PAUSE_SECONDS, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None
         self._loop.add_reader(self._socket, self._accept)
-
-
-def _remedy(error: OSError) -> str:
-    """What an operator can do about it."""
-    if error.errno == errno.EMFILE:
-        return "raise this process's limit of open files (ulimit -n, LimitNOFILE)"
-    if error.errno == errno.ENFILE:
-        return "raise the machine's limit of open files (sysctl fs.file-max)"
-    return "the machine is short of memory"
 
 
 def _waited(accepted: socket.socket) -> float:

@@ -46,6 +46,16 @@ def test_a_bad_or_slow_answer_says_nothing_of_an_engines_presence(kind: FailureK
     assert fleet.member(D0).health.state is State.UP
 
 
+def test_an_engine_that_the_router_had_no_descriptor_for_has_not_failed() -> None:
+    fleet = fleet_up(D0)
+    before = fleet.member(D0).outlier
+    for _ in range(9):
+        fleet.observe(LegFailed(D0, FailureKind.EXHAUSTED), 0.0)
+    member = fleet.member(D0)
+    assert member.health.state is State.UP
+    assert (member.outlier, member.last_error) == (before, None)
+
+
 @pytest.mark.parametrize("status", [200, 400, 503])
 def test_an_answer_clears_the_doubts(status: int) -> None:
     fleet = fleet_up(D0)

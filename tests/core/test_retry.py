@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.errors import EngineFailed, EngineTimedOut, RouterError
+from router.core.errors import EngineFailed, EngineTimedOut, Overloaded, RouterError
 from router.core.retry import (
     AT_ONCE_SECONDS,
     BACK_OFF_SECONDS,
@@ -23,6 +23,7 @@ from tests.core.fixtures import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply
 
 PLAIN = request(prompt="x")
 TRACES: list[dict[str, Any]] = [{"store": True}, {"background": True}]
+EXHAUSTED = Failure(FailureKind.EXHAUSTED, "The router has no descriptor.")
 
 
 @pytest.mark.parametrize("outcome", [REFUSED, RESET, BROKEN, reply(429), reply(503)])
@@ -54,7 +55,8 @@ def test_an_engine_that_is_full_says_so_in_vllms_shape(answer: Reply, is_full: b
 
 @pytest.mark.parametrize("body", TRACES)
 @pytest.mark.parametrize(
-    ("outcome", "moves"), [(REFUSED, True), (reply(503), True), (RESET, False), (BROKEN, False)]
+    ("outcome", "moves"),
+    [(REFUSED, True), (EXHAUSTED, True), (reply(503), True), (RESET, False), (BROKEN, False)],
 )
 def test_what_leaves_traces_moves_only_if_no_engine_began_it(
     body: dict[str, Any], outcome: Reply | Failure, moves: bool
@@ -94,9 +96,12 @@ def test_each_outcome_has_a_bounded_name(outcome: Reply | Failure, reason: str) 
         (REFUSED, EngineFailed),
         (RESET, EngineFailed),
         (BROKEN, EngineFailed),
+        (EXHAUSTED, Overloaded),
     ],
 )
-def test_a_silence_is_a_504_and_all_else_a_502(failure: Failure, kind: type[RouterError]) -> None:
+def test_a_silence_is_a_504_the_routers_own_want_a_503_and_all_else_a_502(
+    failure: Failure, kind: type[RouterError]
+) -> None:
     error = error_of(failure)
     assert type(error) is kind
     assert error.message == failure.message

@@ -156,7 +156,7 @@ def _reason(outcome: Outcome) -> str:
 
 
 def _is_refused(outcome: Outcome) -> bool:
-    return isinstance(outcome, Failure) and outcome.kind is FailureKind.REFUSED
+    return isinstance(outcome, Failure) and outcome.is_unseen
 
 
 def _is_load_failure(outcome: Outcome) -> bool:
