@@ -176,6 +176,8 @@ class RequestRun:
                     given = error  # it is raised inside the plan
         except StopIteration:
             return None
+        finally:
+            given = None  # an error refers to this frame, and so would keep the request's body
 
     def _back_off(self, step: steps.Lease, now: float) -> BackOff | None:
         """The wait before another engine is leased; None if it is asked at once."""

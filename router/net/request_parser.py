@@ -86,8 +86,11 @@ class RequestParser:
         self._feed(data)
 
     def close(self) -> None:
-        """It is needed no more: its parser refers to it, and so to everything in it."""
+        """Nothing is parsed any more. Its parser refers to it, and it to the connection, which
+        would be left to the garbage collector."""
         self._parser = None
+        self._is_over = True
+        del self._listener
 
     def _feed(self, data: bytes) -> None:
         try:

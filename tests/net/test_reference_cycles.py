@@ -1,0 +1,90 @@
+"""What is over is freed at once: the garbage collector is tuned to run seldom (`tune_process`), and a
+request may keep megabytes."""
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from router.core.health import State
+from router.net.client_connection import ClientConnection
+from router.net.served_request import ServedRequest
+from tests.net.client import request
+from tests.net.engine import Call, json_reply
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import COMPLETIONS, STREAM, completion, token
+
+BUSY = json_reply({"error": {"message": "full"}}, 503)
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive(kind: type) -> int:
+    """Objects of a class that were not freed."""
+    return sum(type(each) is kind for each in gc.get_objects())
+
+
+async def freed(router: Running) -> None:
+    """Wait until no request is left."""
+    await router.is_quiet()
+    await eventually(lambda: alive(ServedRequest) == 0)
+
+
+async def test_closed_connections_are_freed(harness: Harness) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine)
+    for _ in range(3):
+        client = await router.client()
+        assert (await client.ask(COMPLETIONS, completion())).status == 200
+        client.leave()
+    await eventually(lambda: alive(ClientConnection) == 0)
+
+
+async def test_a_request_that_finds_no_engine_is_freed(harness: Harness) -> None:
+    engine = await harness.engine(listening=False)
+    router = await harness.router(engine, ready=False)
+    member = router.router.fleet.member(router.endpoint(engine))
+    assert member.health.state is not State.UP
+    client = await router.client()
+    for _ in range(3):
+        assert (await client.ask(COMPLETIONS, completion())).status == 503
+    await freed(router)
+
+
+def _busy(call: Call) -> None:
+    call.send(BUSY)
+
+
+def _reset(call: Call) -> None:
+    call.reset()
+
+
+@pytest.mark.parametrize("fails", [_busy, _reset])
+async def test_a_request_that_only_engine_fails_is_freed(
+    harness: Harness, fails: Callable[[Call], None]
+) -> None:
+    engine = await harness.engine()
+    engine.answer_all(fails)
+    router = await harness.router(engine)
+    client = await router.client()
+    assert (await client.ask(COMPLETIONS, completion())).status in (502, 503)
+    await freed(router)
+
+
+async def test_a_stream_whose_client_leaves_is_freed(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    await (await client.begin()).until(token("a"))
+    client.leave()
+    await freed(router)
