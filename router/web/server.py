@@ -119,6 +119,10 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             self.should_exit = True
             return
+        if self.should_exit:  # it was told to end in the meantime: nobody is to come here
+            await self.lifespan.shutdown()
+            self._router.event_buffer.flush()
+            return
         loop = asyncio.get_running_loop()
         handler, state = self._router.handler, self.server_state
         handler.tasks = state.tasks
@@ -205,7 +209,7 @@ class Server(uvicorn.Server):
     async def _stop_listening(self) -> None:
         for listener in self.servers:
             listener.close()
-            await listener.wait_closed()
+        await asyncio.gather(*(listener.wait_closed() for listener in self.servers))
 
     async def _end_requests(self, grace: float) -> None:
         """Wait for them within the grace, then end what is left with a frame."""

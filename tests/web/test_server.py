@@ -227,6 +227,23 @@ async def test_a_server_that_did_not_start_says_nothing(
     assert not [r for r in caplog.records if r.name == "router.web.server"]
 
 
+async def test_a_router_that_is_told_to_end_while_it_starts_takes_nobodys_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
+    told: list[str] = []
+    server = Server(router, on_listening=lambda: told.append("listening"))
+
+    async def told_to_end() -> None:
+        server.handle_exit(signal.SIGTERM, None)
+
+    monkeypatch.setattr(router.engines.prober, "probe_all", told_to_end)
+    await _start(server)
+    assert told == []
+    assert not server.started
+    assert not router._tasks._tasks
+
+
 async def _start(server: Server) -> None:
     """As uvicorn's `serve` does."""
     config = server.config
