@@ -168,15 +168,14 @@ def _kept(facts: Facts) -> dict[str, Any]:
 
 
 def _prefill(facts: Facts, prefill_from: int | None) -> tuple[bytes | None, str | None]:
-    """The prefill request's body, or why there can be none."""
-    is_remote = (
-        prefill_from is not None
-        and facts.route.generates
-        and facts.direct_reason is None
-        and facts.tokens >= prefill_from
-    )
+    """The prefill request's body, or why there can be none: then none is asked for, even if the
+    threshold has changed or a gateway wants it."""
+    if not facts.route.generates or facts.direct_reason is not None:
+        return None, None
+    if prefill_from is None or facts.tokens < prefill_from:
+        return None, "below_threshold"
     try:
-        return orjson.dumps(body_for_prefill(facts)) if is_remote else None, None
+        return orjson.dumps(body_for_prefill(facts)), None
     except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
         return None, "nested_too_deep"
 

@@ -132,7 +132,9 @@ def prefill_from(settings: Settings) -> int | None:
     """Tokens from which on a large body may be prefilled remotely; None: nothing prefills."""
     if not settings.prefill and not settings.discovers and settings.admin_port is None:
         return None
-    return 0 if settings.routing_threshold == "auto" else settings.routing_threshold
+    if settings.routing_threshold == "auto" or settings.direct_mode == "on":  # anything may be
+        return 0
+    return settings.routing_threshold
 
 
 def timeouts_of(settings: Settings) -> Timeouts:

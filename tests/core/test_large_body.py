@@ -53,7 +53,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
 def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
     raw = orjson.dumps(body)
-    own, other = read(ROUTES[path], JSON, raw, b"q=1"), apart(path, raw)
+    own, other = read(ROUTES[path], JSON, raw, b"q=1"), apart(path, raw, 0)
     names = ("route", "model", "stream", "tokens", "rule", "direct_reason", "text_bytes", "path")
     for name in names:
         assert getattr(other, name) == getattr(own, name), name
@@ -87,6 +87,8 @@ def test_the_prefill_request_is_made_where_there_may_be_one(
     facts = apart(COMPLETIONS, raw, prefill_from)
     made = [orjson.dumps(body_for_prefill(read(ROUTES[COMPLETIONS], JSON, raw)))]
     assert list(facts.prefill) == (made if is_made else [])
+    # What has none must not be prefilled, whatever the threshold has become meanwhile.
+    assert facts.direct_reason == (None if is_made else "below_threshold")
 
 
 @pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"prompt": "a", "n": 2}])
@@ -101,7 +103,7 @@ def test_what_is_nested_too_deeply_to_be_written_is_served_directly(
     deep = b'{"prompt":"x","a":' + b"[" * 300 + b"]" * 300 + b"}"
     facts = apart(COMPLETIONS, deep, prefill_from)
     assert facts.prefill == ()
-    assert facts.direct_reason == (None if prefill_from is None else "nested_too_deep")
+    assert facts.direct_reason == ("below_threshold" if prefill_from is None else "nested_too_deep")
 
 
 def test_ids_are_passed_on_only_where_somebody_wants_them() -> None:

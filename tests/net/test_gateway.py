@@ -4,8 +4,10 @@ import socket
 from ipaddress import ip_network
 from typing import Any
 
+import orjson
 import pytest
 
+from router.core.large_body import LARGE_BYTES
 from router.net.gateway import Gateway
 from tests.net.client import request
 from tests.net.engine import ScriptedEngine, json_reply
@@ -53,6 +55,19 @@ async def test_it_chooses_the_prefill_engine_too(harness: Harness) -> None:
     names = {name for call in (first, second) for name, _ in call.headers}
     assert not names & {b"x-gateway-destination-endpoint", b"x-prefiller-host-port"}
     assert (await router.record()).reason == "gateway"
+
+
+async def test_a_large_body_is_prefilled_where_it_says_too(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,), routing_threshold=10**6, **DIRECT)
+    client = await router.client()
+    prompt = "x" * (LARGE_BYTES + 1)
+    await client.send(request(COMPLETIONS, completion(prompt), to(decode), by(prefill)))
+    first = await prefill.call()
+    assert orjson.loads(await first.read())["prompt"] == prompt
+    first.send(prefilled())
+    (await decode.call()).send(OK)
+    assert (await client.answer()).status == 200
 
 
 async def test_the_next_engine_is_asked_when_the_first_refuses(harness: Harness) -> None:
