@@ -170,7 +170,10 @@ class ClientConnection:
             self._known_heads.add(key, arrived.head)
 
     def eof_received(self) -> None:
-        """Close."""
+        """Close. With something left to be sent that takes until the client has read it."""
+        if self.transport.get_write_buffer_size():
+            self._tell_of_end()
+            self._await(LINGER, self._handler.stall_seconds)
 
     def connection_lost(self, _: Exception | None) -> None:
         """The client left: whatever works for it stops now."""

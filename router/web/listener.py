@@ -33,6 +33,9 @@ the handshake if it has sent none."""
 HANDSHAKE_SECONDS: Final = 10.0
 """Seconds for a client's TLS handshake: a few round trips."""
 
+LATE_SECONDS: Final = 1.0
+"""Seconds for it when the router ends."""
+
 
 class Listener:
     """One socket, which listens and does not block. `on_accept` is told how long each connection
@@ -75,8 +78,12 @@ class Listener:
         self._socket.close()
 
     async def wait_closed(self) -> None:
-        """Wait until what was accepted has become connections."""
-        await asyncio.gather(*self._connecting, return_exceptions=True)
+        """Wait until what was accepted has become connections. TLS handshakes that take longer than
+        a second are broken off."""
+        if self._connecting:
+            _, late = await asyncio.wait(self._connecting, timeout=LATE_SECONDS)
+            for connecting in late:
+                connecting.cancel()
 
     def _accept(self) -> None:
         for _ in range(MAX_PER_TURN):
@@ -111,6 +118,9 @@ class Listener:
             accepted.close()
         except OSError:  # the client left in the meantime
             accepted.close()
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
 
     def _failed(self, error: OSError) -> None:
         if error.errno not in EXHAUSTED:

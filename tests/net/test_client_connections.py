@@ -369,6 +369,14 @@ class Readable(Wire):
     """A transport that knows whether it is read."""
 
     is_read = True
+    is_aborted = False
+    unsent = 0
+
+    def abort(self) -> None:
+        self.is_aborted = self.is_closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def pause_reading(self) -> None:
         assert self.is_read
@@ -402,6 +410,24 @@ async def test_a_request_refused_before_its_turn_comes_is_not_begun() -> None:
     assert handler.begun == [first]
     assert wire.written.count(b"HTTP/1.1") == 2
     assert wire.written.count(b"HTTP/1.1 400") == 1
+
+
+async def test_a_client_that_half_closes_has_left_though_it_has_not_read_all() -> None:
+    connection, handler, wire = _connected()
+    connection.data_received(request(COMPLETIONS, completion()))
+    left: list[bool] = []
+    listener = handler.begun[0].listener
+    assert isinstance(listener, Silent)
+    listener.on_disconnect = lambda: left.append(True)  # type: ignore[method-assign]
+    connection.response.start(200, b"", 10)
+    wire.unsent = 5
+    connection.eof_received()
+    wire.close()  # as the event loop does, which waits for what is not sent
+    assert left == [True]
+    assert connection.deadline < NEVER
+    wire.is_aborted = False
+    connection.on_deadline()
+    assert wire.is_aborted
 
 
 async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None:

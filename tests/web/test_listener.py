@@ -4,12 +4,15 @@ import asyncio
 import errno
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from router.net.tls_files import TLSFiles
 from router.web.listener import MAX_PER_TURN, Listener
 from router.web.sockets import listening_sockets
 from tests.net.harness import eventually
+from tests.net.tls import make_certificate, server_context
 
 
 @pytest.fixture
@@ -39,6 +42,24 @@ async def test_those_that_wait_are_accepted_in_one_turn_up_to_a_limit(
     assert not listener._connecting
     for client in clients:
         client.close()
+
+
+async def test_a_client_that_begins_no_handshake_does_not_hold_up_the_end(
+    listening: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.web.listener.LATE_SECONDS", 0.01)
+    certificate = make_certificate(tmp_path)
+    tls = TLSFiles("test", lambda: server_context(certificate), certificate)
+    loop = asyncio.get_running_loop()
+    listener = Listener(listening, asyncio.Protocol, lambda _: None, loop, tls)
+    (client,) = _clients(listening, 1)
+    listener._accept()
+    listener.close()
+    await listener.wait_closed()
+    await eventually(lambda: not listener._connecting)
+    client.setblocking(False)
+    assert await loop.sock_recv(client, 1) == b""
+    client.close()
 
 
 @pytest.mark.parametrize(
