@@ -34,5 +34,6 @@ class LoopLagMonitor:
 
     def _measure(self) -> None:
         now = self._loop.time()
-        self._observe(max(0.0, now - self._due))
-        self._wait(now)
+        late = max(0.0, now - self._due)
+        self._wait(now)  # whatever comes of it
+        self._observe(late)

@@ -1,5 +1,5 @@
-"""What is over is freed at once: the garbage collector is tuned to run seldom (`tune_process`), and a
-request may keep megabytes."""
+"""What is over is freed at once: the garbage collector runs seldom (`tune_process`), and a request
+may keep megabytes."""
 
 import gc
 from collections.abc import Callable, Iterator
