@@ -104,7 +104,8 @@ class KVEventSubscriber:
         while self._ready:
             subscription = self._ready.popleft()
             subscription.is_ready = False
-            while subscription.step():
+            # Each event may clear a cache: what that leaves is swept before the next one is taken.
+            while self.index.sweep() or subscription.step():
                 if time.monotonic() >= until:
                     self.ready(subscription)
                     return

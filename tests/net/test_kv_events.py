@@ -309,6 +309,28 @@ async def test_a_long_message_is_taken_in_many_turns_and_what_follows_waits(
     assert heard.cache.is_whole
 
 
+async def test_what_a_clear_leaves_is_swept_before_the_next_event_is_taken(
+    heard: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "TURN_SECONDS", 60.0)  # the whole message in one turn
+    index, most = heard.index, 0
+    drop = index.drop
+
+    def count(bit: int, size: int | None, keys: list[dict[Any, int]]) -> None:
+        nonlocal most
+        drop(bit, size, keys)
+        most = max(most, len(index._dropped))
+
+    monkeypatch.setattr(index, "drop", count)
+    cleared = {"type": "AllBlocksCleared"}
+    pairs = [event for number in range(1, 101) for event in (cleared, stored(number))]
+    heard.publisher.publish(batch(*pairs))
+    await heard.until(lambda: heard.holds(100))
+    assert most == 1
+    assert heard.source.blocks.bit <= 2, "of a single source, and of what it held before"
+    assert len(index) == 1
+
+
 async def test_an_engine_that_restarts_behind_a_long_message_is_forgotten(
     heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

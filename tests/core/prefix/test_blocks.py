@@ -336,9 +336,25 @@ class Copies(RuleBasedStateMachine):
         self.copies[which].clear()
         self.sources[which].apply(BlocksCleared())
 
+    @rule(which=st.integers(0, 1))
+    def leave(self, which: int) -> None:
+        self.sources[which].leave()
+        self.copies[which].clear()
+        self.sources[which] = SourceBlocks(self.index)
+
     @rule()
     def sweep(self) -> None:
         self.index.sweep()
+
+    @rule()
+    def sweep_all(self) -> None:
+        while self.index.sweep():
+            pass
+        bits = [source.bit for source in self.sources]
+        chains = zip(self.chains, self.copies, strict=True)
+        there = {chain[h] for chain, copies in chains for h, count in copies.items() if count}
+        assert self.index._bits == sum(bits), "those that are swept are free again"
+        assert len(self.index) == len(there), "blocks that nobody holds are gone"
 
     @invariant()
     def the_counts_are_right(self) -> None:
