@@ -11,7 +11,7 @@ from typing import Final
 
 from router.core.values import PrefixKeys
 
-__all__ = ["DEFAULT_CAPACITY", "HeldPrefixes", "PrefixClaim"]
+__all__ = ["DEFAULT_CAPACITY", "MAX_CHUNKS", "HeldPrefixes", "PrefixClaim"]
 
 DEFAULT_CAPACITY: Final = 500_000
 """Tokens that an engine's KV cache holds if its /metrics do not say: some 31,000 blocks of 16."""
@@ -20,9 +20,14 @@ DEFAULT_CAPACITY: Final = 500_000
 MIN_CHUNK_TOKENS: Final = 16
 """What a chunk takes at least, vLLM's block: a prompt of a thousand empty messages has as many."""
 
+MAX_CHUNKS: Final = 1 << 17
+"""Chunks of an engine that are remembered at most, whatever it says of its size: some 24 MB. They
+are 2 million tokens where all are of 16, and 16 million where all are of 128, as in long texts."""
+
 
 class HeldPrefixes:
-    """Least recently used prefixes of an engine, up to the capacity of its KV cache in tokens.
+    """Least recently used prefixes of an engine, up to the capacity of its KV cache in tokens, and
+    to `MAX_CHUNKS`.
 
     A prefix is provisional from the lease of its first request on, and held from the first token.
     """
@@ -154,12 +159,12 @@ class HeldPrefixes:
                 own = ends[place] - (ends[place - 1] if place else 0)
                 chunks[key] = tokens = max(MIN_CHUNK_TOKENS, own)
                 self.tokens += tokens
-        if self.tokens > self.capacity:
+        if self.tokens > self.capacity or len(chunks) > MAX_CHUNKS:
             self._evict()
 
     def _evict(self) -> None:
         chunks = self._chunks
-        while self.tokens > self.capacity and chunks:
+        while chunks and (self.tokens > self.capacity or len(chunks) > MAX_CHUNKS):
             key = next(iter(chunks))
             self.tokens -= chunks.pop(key)
             self._provisional.pop(key, None)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.prefix.held import HeldPrefixes, PrefixClaim
+from router.core.prefix.held import MAX_CHUNKS, HeldPrefixes, PrefixClaim
 from router.core.values import NO_KEYS, PrefixKeys
 
 CHUNK = 100
@@ -43,6 +43,25 @@ def test_chunks_of_no_tokens_take_room_too() -> None:
     cache.resize(1600)
     cache.claim(PrefixKeys(tuple(range(5000)), (0,) * 5000)).confirm()
     assert len(cache) == 100
+
+
+def test_an_engine_that_claims_any_size_is_remembered_up_to_a_number_of_chunks() -> None:
+    cache = HeldPrefixes()
+    cache.resize(10**15)
+    length = 8_000
+    ends = tuple(CHUNK * (place + 1) for place in range(length))
+    prompts = [
+        PrefixKeys(tuple(range(start, start + length)), ends)
+        for start in range(0, MAX_CHUNKS + length, length)
+    ]
+    most = 0
+    for each in prompts:
+        cache.claim(each).confirm()
+        most = max(most, len(cache))
+    assert len(cache) == most == MAX_CHUNKS
+    assert cache.tokens == CHUNK * MAX_CHUNKS
+    assert cache.match(prompts[-1]) == ends[-1]
+    assert cache.match(prompts[0]) < ends[-1], "the longest unused goes first"
 
 
 def test_what_is_shared_is_counted_once() -> None:
