@@ -32,6 +32,9 @@ TOKENS_AT_A_TIME: Final = 1 << 14
 MAX_BLOCKS: Final = 1 << 16
 """Of an event. A step computes some 4,000 blocks at most: 64,000 tokens."""
 
+MAX_HASH_BYTES: Final = 64
+"""Of a block's hash; vLLM's have 32 or 16, and each is remembered as long as its block."""
+
 MAX_EXTRA_KEYS: Final = 16
 """Of a block: an adapter, a salt, and the images that it is part of."""
 
@@ -117,7 +120,7 @@ def read_event(raw: object) -> Iterator[KVEvent]:
 
 def _stored(fields: Mapping[Any, Any]) -> Iterator[KVEvent]:
     parent, size = fields.get("parent_block_hash"), fields.get("block_size")
-    if parent is not None and type(parent) not in (int, bytes):
+    if parent is not None and not _is_hash(parent):
         raise BadBatch("a parent is no block hash")
     if type(size) is not int or not 0 < size <= MAX_BLOCK_SIZE:
         raise BadBatch("a block size is no size")
@@ -164,9 +167,13 @@ def _blocks(fields: Mapping[Any, Any]) -> list[Any]:
 
 
 def _hashes(piece: list[Any]) -> list[BlockHash]:
-    if all(type(each) in (int, bytes) for each in piece):
+    if all(map(_is_hash, piece)):
         return piece
-    raise BadBatch("a block hash is neither a number nor bytes")
+    raise BadBatch(f"a block hash is neither a number nor up to {MAX_HASH_BYTES} bytes")
+
+
+def _is_hash(value: object) -> bool:
+    return type(value) is int or (type(value) is bytes and len(value) <= MAX_HASH_BYTES)
 
 
 def _tokens(fields: Mapping[Any, Any]) -> "list[Any] | array[int]":

@@ -80,6 +80,13 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_hashes_may_be_digests() -> None:
     assert stored(block_hashes=[b"\1" * 32], parent_block_hash=b"\2").parent == b"\2"
+    longest = b"1" * kv_events.MAX_HASH_BYTES
+    assert stored(block_hashes=[longest]).hashes == [longest]
+
+
+def test_the_removal_of_a_block_with_a_longer_digest_is_refused() -> None:
+    with pytest.raises(BadBatch, match="up to 64 bytes"):
+        list(read_event(["BlockRemoved", [b"1" * 65]]))
 
 
 def test_the_adapter_is_not_told_twice() -> None:
@@ -108,7 +115,9 @@ def test_extra_keys_of_any_kind_tell_blocks_apart() -> None:
         {"block_hashes": None},
         {"block_hashes": ["7"]},
         {"block_hashes": [True]},
+        {"block_hashes": [7, b"1" * (kv_events.MAX_HASH_BYTES + 1)]},
         {"parent_block_hash": "7"},
+        {"parent_block_hash": b"1" * (kv_events.MAX_HASH_BYTES + 1)},
         {"token_ids": [-1]},
         {"token_ids": [1 << 32]},
         {"token_ids": "1234"},
