@@ -44,6 +44,7 @@ def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
         _add_messages(body.get("messages"), texts)
     elif kind is RouteKind.RESPONSES:
         _add_content(body.get("instructions"), texts)
+        _add_messages(body.get("previous_input_messages"), texts)
         _add_input(body.get("input"), texts)
     return _of_texts(texts)
 

@@ -96,6 +96,12 @@ def test_responses_count_instructions_and_input(given_input: object) -> None:
     assert estimate(RouteKind.RESPONSES, body)[:2] == (2, TEXT)
 
 
+def test_responses_count_the_messages_before_their_input() -> None:
+    harmony = {"author": {"role": "user"}, "content": [{"type": "text", "text": "abcd"}]}
+    body = {"previous_input_messages": [user("abcd"), harmony], "input": "abcd"}
+    assert estimate(RouteKind.RESPONSES, body)[:2] == (3, TEXT)
+
+
 def test_a_route_that_generates_nothing_has_no_prompt() -> None:
     given = {"prompt": "abcd", "input": "abcd"}
     assert estimate(RouteKind.PASS_THROUGH, given) == (0, NONE, 0)

@@ -11,6 +11,7 @@ that were started with the same seed.
 """
 
 from array import array
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -36,14 +37,19 @@ any model takes. What is behind them counts as new."""
 NAMED_MEMBERS: Final = 2
 """Of a message, that are looked at by name: its role and its content."""
 
+SHAPING_PARTS: Final = {"reasoning": "effort", "output_config": "effort", "thinking": "type"}
+"""Members of a body of which one member changes its prompt; the others change what is generated."""
+
 SHAPING_KEYS: Final = frozenset(
     {
         *("tools", "tool_choice", "functions", "documents", "cache_salt", "mm_processor_kwargs"),
-        *("chat_template", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort"),
-        *("continue_final_message", "add_special_tokens", "truncate_prompt_tokens"),
+        *("chat_template", "chat_template_kwargs", "reasoning_effort", "media_io_kwargs"),
+        *("add_special_tokens", "truncate_prompt_tokens", "truncation_side", *SHAPING_PARTS),
     }
 )
-"""Members of a body that change its prompt, or whether engines share its blocks with others."""
+"""Members of a body that change its prompt from its beginning on, or whether engines share its
+blocks with others. Some change only its end, and are left out: `add_generation_prompt` and
+`continue_final_message`."""
 
 
 def prefix_keys(facts: Facts) -> PrefixKeys:
@@ -63,6 +69,7 @@ def prefix_keys(facts: Facts) -> PrefixKeys:
         chain.add_messages(body.get("messages"))
     elif kind is RouteKind.RESPONSES and body.get("previous_response_id") is None:
         chain.add_content(body.get("instructions"))
+        chain.add_messages(body.get("previous_input_messages"))
         given_input = body.get("input")
         if isinstance(given_input, str):
             chain.add_text(given_input)
@@ -72,7 +79,9 @@ def prefix_keys(facts: Facts) -> PrefixKeys:
 
 
 SAMPLE: Final[dict[str, Any]] = {
+    **dict.fromkeys(SHAPING_KEYS, "sample"),
     "tools": [{"type": "function"}],
+    "reasoning": {"effort": "low", "summary": "auto"},
     "messages": [
         {"role": "system", "content": "You are a sample. " * 50},
         {"role": "user", "name": "a", "content": [{"type": "text", "text": "What is this?"}]},
@@ -94,8 +103,14 @@ def _root(facts: Facts) -> int:
     model = facts.model or ""  # before Python 3.12 the hash of None is another in each process
     if SHAPING_KEYS.isdisjoint(body):
         return hash((facts.route.path, model))
-    shaping = [(key, _digest(body[key])) for key in sorted(SHAPING_KEYS.intersection(body))]
+    shaping = [(key, _shape(body, key)) for key in sorted(SHAPING_KEYS.intersection(body))]
     return hash((facts.route.path, model, *shaping))
+
+
+def _shape(body: Mapping[str, Any], key: str) -> int:
+    """A number for what a member makes of the prompt."""
+    value, part = body[key], SHAPING_PARTS.get(key)
+    return _digest(value.get(part) if part is not None and isinstance(value, dict) else value)
 
 
 def _digest(value: object) -> int:

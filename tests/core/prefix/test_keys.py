@@ -17,6 +17,8 @@ from router.core.prefix.keys import (
     CHUNK_TOKENS,
     MAX_STEPS,
     MIN_TOKENS,
+    SAMPLE,
+    SHAPING_KEYS,
     prefix_keys,
     scheme,
 )
@@ -55,8 +57,15 @@ def test_token_ids_have_a_key_for_each_128() -> None:
     assert keys(COMPLETIONS, prompt=list(range(300))).ends == (128, 256, 300)
 
 
-def test_the_last_end_is_the_estimate_of_the_whole_prompt() -> None:
-    facts = request(CHAT, messages=[MESSAGE, {"role": "assistant", "content": "abc" * 700}])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [MESSAGE, {"role": "assistant", "content": "abc" * 700}]}),
+        (RESPONSES, {"previous_input_messages": [MESSAGE], "input": "abc" * 700}),
+    ],
+)
+def test_the_last_end_is_the_estimate_of_the_whole_prompt(path: str, body: dict[str, Any]) -> None:
+    facts = request(path, **body)
     assert prefix_keys(facts).ends[-1] == facts.tokens
 
 
@@ -93,6 +102,8 @@ def test_a_conversation_that_goes_on_keeps_all_its_keys() -> None:
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"cache_salt": "tenant-1"},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"truncation_side": "left"},
+        {"media_io_kwargs": {"video": {"num_frames": 8}}},
         {"messages": [{"role": "system", "content": TEXT}]},
         {"messages": [{**MESSAGE, "name": "Ann"}]},
     ],
@@ -104,7 +115,47 @@ def test_whatever_shapes_the_beginning_of_a_prompt_gives_it_other_keys(
     assert common(keys(**plain), keys(**{**plain, **changed})) == 0
 
 
-@pytest.mark.parametrize("changed", [{"temperature": 1}, {"max_tokens": 7}, {"stream": True}])
+@pytest.mark.parametrize(
+    ("path", "one", "other"),
+    [
+        (RESPONSES, {"reasoning": {"effort": "low"}}, {"reasoning": {"effort": "high"}}),
+        (RESPONSES, {"reasoning": {"effort": "low"}}, {}),
+        (RESPONSES, {"reasoning": "low"}, {"reasoning": "high"}),
+        (MESSAGES, {"output_config": {"effort": "low"}}, {"output_config": {"effort": "high"}}),
+        (MESSAGES, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}),
+    ],
+)
+def test_so_does_how_much_the_model_is_to_think(
+    path: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    asked = {"input": TEXT} if path == RESPONSES else {"messages": [MESSAGE]}
+    assert common(keys(path, **asked, **one), keys(path, **asked, **other)) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "one", "other"),
+    [
+        (RESPONSES, "reasoning", {"effort": "low"}, {"effort": "low", "summary": "auto"}),
+        (MESSAGES, "output_config", {"effort": "low"}, {"effort": "low", "format": {}}),
+        (MESSAGES, "thinking", *({"type": "enabled", "budget_tokens": n} for n in (1024, 2048))),
+    ],
+)
+def test_what_is_done_with_thoughts_and_answers_changes_nothing(
+    path: str, name: str, one: Any, other: Any
+) -> None:
+    asked = {"input": TEXT} if path == RESPONSES else {"messages": [MESSAGE]}
+    assert keys(path, **asked, **{name: one}) == keys(path, **asked, **{name: other})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"temperature": 1},
+        {"max_tokens": 7},
+        {"stream": True},
+        {"continue_final_message": True, "add_generation_prompt": False},
+    ],
+)
 def test_what_does_not_shape_the_prompt_changes_nothing(changed: dict[str, Any]) -> None:
     assert keys(messages=[MESSAGE], **changed) == keys(messages=[MESSAGE])
 
@@ -181,6 +232,16 @@ def test_messages_and_responses_begin_with_their_instructions() -> None:
     assert common(one, other) == 16
 
 
+def test_messages_before_its_input_come_first_in_a_response() -> None:
+    def after(*previous: str) -> PrefixKeys:
+        messages = [{"author": {"role": "user"}, "content": text} for text in previous]
+        return keys(RESPONSES, previous_input_messages=messages, input=TEXT)
+
+    assert common(after(TEXT), after("#" + TEXT)) == 0
+    assert common(after(TEXT), after(TEXT, "more")) == 16
+    assert len(after(TEXT).keys) == 32
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -233,6 +294,10 @@ def scheme_with(seed: str) -> str:
 def test_processes_with_one_hash_seed_make_the_same_keys() -> None:
     assert scheme_with("1") == scheme_with("1") != scheme_with("2")
     assert len(scheme()) == 16
+
+
+def test_another_set_of_members_that_shape_prompts_is_another_scheme() -> None:
+    assert SAMPLE.keys() >= SHAPING_KEYS
 
 
 def test_what_is_null_has_a_key_too() -> None:
