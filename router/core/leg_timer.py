@@ -8,11 +8,16 @@ from router.core.ledger import Lease
 from router.core.prefix.cache_events import PromptFeedback
 from router.core.speed_estimator import SpeedEstimator
 
-__all__ = ["MIN_UNARY_TOKENS", "LegTimer"]
+__all__ = ["MAX_TIMED_SEQUENCES", "MIN_UNARY_TOKENS", "LegTimer"]
 
 MIN_UNARY_TOKENS = 32
 """Tokens from which a unary answer is used to estimate seconds per token: its prefill and network
 time hardly count then. Answers that waited for a KV transfer are not used."""
+
+
+MAX_TIMED_SEQUENCES = 16
+"""Answers to one request from which speed is measured. Of more the engine runs some later than
+others, nobody knows how many, and a single such request would outweigh all others."""
 
 
 class LegTimer:
@@ -42,7 +47,8 @@ class LegTimer:
         """`work`: prompt tokens to compute before its first token.
 
         `tracks_first_token`: its first token is seen as it comes (a stream or a prefill, not a
-        unary answer). `sequences`: answers generated side by side (the request's `n`).
+        unary answer). `sequences`: answers generated side by side (the request's `n`, for each of
+        its prompts); of more than MAX_TIMED_SEQUENCES only the prompt is timed.
         """
         self.speed = speed
         self.work = work
@@ -53,7 +59,7 @@ class LegTimer:
         """Who wants to know what the answer tells of the prompt; for --prefix-cache events only."""
         self._has_begun = False
         self._is_paused = False
-        self._is_open = tracks_first_token
+        self._is_open = tracks_first_token = tracks_first_token and sequences <= MAX_TIMED_SEQUENCES
         if tracks_first_token:
             speed.on_request(self, now)
         else:
@@ -61,16 +67,26 @@ class LegTimer:
 
     def first_token(self, now: float) -> None:
         """The first token of a stream came."""
-        self._answered(now)
+        self._answered(now, goes_on=True)
         self._has_begun = self._is_open
         if self._is_open and not self._is_paused:
             self.speed.on_stream_start(self, now)
 
     def unary_answer(self, now: float, tokens: int = 0) -> None:
         """The whole answer came at once, with `tokens` generated tokens (0: not known)."""
-        self._answered(now)
-        if tokens >= MIN_UNARY_TOKENS * self.sequences and self.work:
-            self.speed.on_unary_answer(tokens, self.sequences * max(0.0, now - self.started))
+        self._answered(now, goes_on=self._is_open)
+        sequences = self.sequences
+        is_timed = sequences <= MAX_TIMED_SEQUENCES and self.work
+        if is_timed and tokens >= MIN_UNARY_TOKENS * sequences:
+            self.speed.on_unary_answer(tokens, sequences * max(0.0, now - self.started))
+
+    def sequences_ended(self, count: int, now: float) -> None:
+        """So many of a stream's answers are complete. The end of the last one is the leg's."""
+        count = min(count, self.sequences - 1)
+        if count > 0 and self._has_begun and self._is_open:
+            self.sequences -= count
+            if not self._is_paused:
+                self.speed.on_sequences_end(count, now)
 
     def calibrate(self, tokens: int, events: int) -> None:
         """The stream's usage states `tokens`, which arrived in `events`. The first token of each
@@ -84,13 +100,13 @@ class LegTimer:
             self.pause(now)
             self._is_open = False
 
-    def _answered(self, now: float) -> None:
+    def _answered(self, now: float, *, goes_on: bool) -> None:
         lease = self._lease
         if lease is not None:
             costs = self.speed.costs
             if costs is not None and self._is_open and not self._is_paused:
                 costs.observe(self.work, lease.pending, lease.loads, now - self.started)
-            lease.prefilled(goes_on=self._is_open)
+            lease.prefilled(goes_on=goes_on)
         if self._is_open and not self._is_paused:
             self.speed.on_first_token(self, now)
 

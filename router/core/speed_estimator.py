@@ -5,8 +5,8 @@ were open after their first token, divided by the tokens that came, in buckets o
 is timed per token, and an outage shows at once.
 
 The relay counts stream events. How many tokens an event carries (`--stream-interval`, speculative
-decoding, parsers that hold tokens back) is learned per engine (`calibration.py`). A request for `n`
-answers counts as `n` sequences.
+decoding, parsers that hold tokens back) is learned per engine (`calibration.py`). A request for
+several answers counts as so many sequences, less those that have ended.
 """
 
 import math
@@ -103,6 +103,7 @@ class SpeedEstimator:
         "per_prompt_token",
         "per_token",
         "streams",
+        "surplus",
         "tokens",
         "untracked",
         "was_reliable",
@@ -117,6 +118,8 @@ class SpeedEstimator:
         """Unary legs since the last tick: their tokens are not seen as they come."""
         self.streams = 0
         """Sequences of this process between their first token and their last."""
+        self.surplus = 0
+        """Those of them beyond the first one of each request: they may still wait in the engine."""
         self.open = 0
         """Sequences of this process from which tokens are expected: streams and prefills."""
         self.is_reliable = self.was_reliable = False
@@ -176,6 +179,11 @@ class SpeedEstimator:
         return self.streams + int(self._others.streams)
 
     @property
+    def sure_streams(self) -> int:
+        """Sequences that run for certain, with those of the other processes."""
+        return self.all_streams - self.surplus - int(self._others.surplus)
+
+    @property
     def first_token_seconds(self) -> float | None:
         """The mean time to first token of the streams begun since the last tick."""
         return self._first_seconds / self.begun if self.begun else None
@@ -220,7 +228,7 @@ class SpeedEstimator:
         self._pass(now)
         self.begun += 1
         self._first_seconds += max(0.0, now - leg.started)
-        self.streams += leg.sequences
+        self._run(leg.sequences)
 
     def on_end(self, leg: TimedLeg, now: float, *, was_stream: bool) -> None:
         """The leg is over, however it ended; `was_stream`: after its first token."""
@@ -228,7 +236,14 @@ class SpeedEstimator:
         self._waiting.pop(leg, None)
         self.open -= leg.sequences
         if was_stream:
-            self.streams -= leg.sequences
+            self._run(-leg.sequences)
+
+    def on_sequences_end(self, count: int, now: float) -> None:
+        """So many sequences of a stream are complete; the others go on."""
+        self._pass(now)
+        self.open -= count
+        self.streams -= count
+        self.surplus -= count
 
     def on_resume(self, leg: TimedLeg, now: float) -> None:
         """A paused stream counts again; that is no sign of life of the engine."""
@@ -236,7 +251,12 @@ class SpeedEstimator:
         if self.all_open == 0:
             self.busy_since = now
         self.open += leg.sequences
-        self.streams += leg.sequences
+        self._run(leg.sequences)
+
+    def _run(self, sequences: int) -> None:
+        """So many sequences of one leg run from now on; no more, if negative."""
+        self.streams += sequences
+        self.surplus += sequences - 1 if sequences > 0 else sequences + 1
 
     def on_unary_answer(self, tokens: int, seconds: float) -> None:
         """A unary answer of `tokens` took `seconds` of sequence time."""
@@ -265,6 +285,7 @@ class SpeedEstimator:
         self._shared.publish(
             self._published._replace(
                 streams=self.streams,
+                surplus=self.surplus,
                 open=self.open,
                 last_token_at=self.last_token_at,
                 busy_since=self.busy_since,

@@ -24,6 +24,8 @@ class SpeedTotals(NamedTuple):
     computed_tokens: float = 0.0
     """Prompt tokens computed there, where their costs are measured."""
     streams: float = 0.0
+    surplus: float = 0.0
+    """Sequences of `streams` beyond the first one of each request."""
     open: float = 0.0
     last_token_at: float = 0.0
     busy_since: float = 0.0
@@ -43,7 +45,7 @@ class SpeedTotals(NamedTuple):
         added = (max(0.0, now - was) for now, was in zip(self, before, strict=True))
         return (
             SpeedTotals(*added)
-            ._replace(streams=self.streams, open=self.open)
+            ._replace(streams=self.streams, surplus=self.surplus, open=self.open)
             .with_moments_of(self, NOTHING)
         )
 

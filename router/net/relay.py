@@ -110,7 +110,11 @@ class Relay(RelayLeg):
             record = self._record
             record.chunks += 1
             record.bytes_out += size
-            self._counter.tokens += 1 if self._is_single else chunk.count(b"\n\n")
+            if self._is_single:
+                self._counter.tokens += 1
+            else:
+                self._counter.tokens += chunk.count(b"\n\n")
+                self._count_ended(chunk)
             self._last = chunk
             forward(chunk)
         return True

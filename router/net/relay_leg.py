@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 from router.core.errors import EngineTimedOut, RouterError
 from router.core.events import RequestEnded
-from router.core.leg_timer import LegTimer
+from router.core.leg_timer import MAX_TIMED_SEQUENCES, LegTimer
 from router.core.plans.steps import Stream
 from router.core.sse import DONE, EventSplitter
 from router.core.values import Failure, FailureKind, Reply, RouteKind
@@ -28,6 +28,10 @@ interval. What has piled up by then comes faster than any engine makes it."""
 
 NO_HEAD: Final = AnswerHead(0, [])
 """Of an answer that has not begun."""
+
+
+FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
+"""In the last event of each answer; in all others it is null. Within a text quotes are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,11 @@ class Uncounted:
 
     def __init__(self) -> None:
         self.tokens = 0
+
+
+def counter_of(timer: LegTimer) -> TokenCount:
+    """Where the tokens of a leg are counted."""
+    return timer.speed if timer.sequences <= MAX_TIMED_SEQUENCES else Uncounted()
 
 
 class RelayLeg(EngineLeg):
@@ -111,9 +120,9 @@ class RelayLeg(EngineLeg):
         self._response = client.response
         self._record = record
         self._patience = patience
-        self._counter: TokenCount = timer.speed
         self._is_single = timer.sequences == 1
         """Whether a chunk is one event: the tokens of several answers may come in one."""
+        self._counter: TokenCount = timer.speed if self._is_single else counter_of(timer)
         self._is_plain = step.splice is None
         self._is_stream = self._is_done = False
         self._is_paused = False
@@ -187,7 +196,7 @@ class RelayLeg(EngineLeg):
     def _catch_up(self) -> None:
         self._sweeps_to_wait -= 1
         if self._sweeps_to_wait == 0:
-            self._counter = self.timer.speed
+            self._counter = counter_of(self.timer)
             self.timer.resume(time.monotonic())
 
     def _leave_if_stalled(self) -> None:
@@ -240,9 +249,16 @@ class RelayLeg(EngineLeg):
             found = data.count(b"\n\n")
             self._counter.tokens += found
             self._sent_events += found
+            if not self._is_single:
+                self._count_ended(data)
         if data != DONE:
             self._last = data
         self._send(data)
+
+    def _count_ended(self, data: bytes) -> None:
+        """Several answers come in one stream: those that are complete are not waited for."""
+        if ended := sum(map(data.count, FINISHED)):
+            self.timer.sequences_ended(ended, time.monotonic())
 
     def _send(self, data: bytes) -> None:
         self._sent += 1

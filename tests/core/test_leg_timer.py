@@ -144,11 +144,21 @@ class Legs(RuleBasedStateMachine):
         self.legs: list[LegTimer] = []
         self.now = 0.0
 
-    @rule(tracks_first_token=st.booleans())
-    def ask(self, tracks_first_token: bool) -> None:
+    @rule(tracks_first_token=st.booleans(), sequences=st.sampled_from([1, 4, 16, 17, 1000]))
+    def ask(self, tracks_first_token: bool, sequences: int) -> None:
         self.legs.append(
-            LegTimer(self.speed, None, 5, self.now, tracks_first_token=tracks_first_token)
+            LegTimer(self.speed, None, 5, self.now, tracks_first_token, sequences=sequences)
         )
+
+    @rule(place=st.integers(0, 9))
+    def get_a_token(self, place: int) -> None:
+        if place < len(self.legs) and not self.legs[place]._has_begun:
+            self.legs[place].first_token(self.now)
+
+    @rule(place=st.integers(0, 9), count=st.integers(1, 20))
+    def end_some(self, place: int, count: int) -> None:
+        if place < len(self.legs):
+            self.legs[place].sequences_ended(count, self.now)
 
     @rule(place=st.integers(0, 9))
     def speak(self, place: int) -> None:
@@ -159,7 +169,8 @@ class Legs(RuleBasedStateMachine):
     def begin(self, place: int, tokens: int) -> None:
         if place < len(self.legs):
             leg = self.legs.pop(place)
-            leg.first_token(self.now)
+            if not leg._has_begun:
+                leg.first_token(self.now)
             self.speed.tokens += tokens
             leg.end(self.now)
 
@@ -180,7 +191,9 @@ class Legs(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_negative(self) -> None:
-        assert self.speed.open >= self.speed.streams >= 0
+        speed = self.speed
+        assert speed.open >= speed.streams >= speed.surplus >= 0
+        assert 0 <= speed.sure_streams <= len(self.legs)
         assert self.speed.per_token is None or self.speed.per_token >= 0
 
 
@@ -197,3 +210,45 @@ def test_several_answers_to_one_request_are_as_many_sequences() -> None:
     assert speed.per_token == pytest.approx(0.05, rel=0.05)
     leg.end(4.0)
     assert (speed.open, speed.streams) == (0, 0)
+
+
+def test_answers_that_have_ended_do_not_make_the_others_slow() -> None:
+    speed = SpeedEstimator()
+    leg = LegTimer(speed, None, 10, 0.0, tracks_first_token=True, sequences=4)
+    leg.first_token(0.0)
+    assert speed.sure_streams == 1
+    leg.sequences_ended(3, 0.0)
+    assert (speed.open, speed.streams, speed.sure_streams) == (1, 1, 1)
+    run(speed, 4.0, gap=0.05)
+    assert speed.per_token == pytest.approx(0.05, rel=0.05)
+    leg.sequences_ended(5, 4.0)  # an engine may say anything
+    assert speed.streams == 1
+    leg.end(4.0)
+    assert (speed.open, speed.streams, speed.surplus) == (0, 0, 0)
+
+
+def test_answers_that_end_while_the_client_does_not_read_are_not_resumed() -> None:
+    speed = SpeedEstimator()
+    leg = LegTimer(speed, None, 10, 0.0, tracks_first_token=True, sequences=4)
+    leg.first_token(0.0)
+    leg.pause(1.0)
+    leg.sequences_ended(2, 2.0)
+    assert (speed.open, speed.streams, speed.surplus) == (0, 0, 0)
+    leg.resume(3.0)
+    assert (speed.open, speed.streams, speed.surplus) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_of_very_many_answers_only_the_prompt_is_timed(is_stream: bool) -> None:
+    """A list of 1,000 prompts: most of them wait in the engine, and some end early."""
+    speed, ledger = SpeedEstimator(), Ledger()
+    lease = ledger.lease(D0, 100, 100)
+    leg = LegTimer(speed, lease, 100, 0.0, tracks_first_token=is_stream, sequences=1000)
+    if is_stream:
+        leg.first_token(1.0)
+        assert ledger.load(D0).pending == 0
+    else:
+        leg.unary_answer(1.0, 100_000)
+    assert (speed.open, speed.streams) == (0, 0)
+    speed.tick(2.0)
+    assert (speed.per_token, speed.per_prompt_token) == (None, None)
