@@ -18,7 +18,10 @@ from router.core.speed_estimator import EventCounts, SpeedEstimator
 from router.core.stall import Stall
 from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys
 
-__all__ = ["Exclusion", "Member"]
+__all__ = ["Exclusion", "Kind", "Member"]
+
+Kind = tuple[str | None, str | None]
+"""An engine's vLLM version, and what a model's name stands for there; None: not known."""
 
 CALIBRATION_EVENTS = 200
 """Fewest events between two scrapes: the engine's counter is some steps ahead of the relay."""
@@ -74,6 +77,9 @@ class Member:
     cards: tuple[dict[str, Any], ...] | None = None
     """The entries of its /v1/models; None if not known."""
     models: frozenset[str] | None = None
+    roots: dict[str | None, str | None] = field(default_factory=dict)
+    """What a served name stands for there (its card's `root`), and under None what its first model
+    does; None if not known."""
     gauges: Gauges | None = None
     gauges_at: float = 0.0
     scraped_at: float | None = None
@@ -164,23 +170,16 @@ class Member:
         if self.cache is not None:
             self.cache.reset()
 
-    def root(self, model: str | None) -> str | None:
-        """What a served name stands for there (its card's `root`); without a name, its first
-        model's. None if not known."""
-        for card in self.cards or ():
-            if model is None or card["id"] == model:
-                root = card.get("root")
-                return root if isinstance(root, str) else None
-        return None
+    def set_cards(self, cards: tuple[dict[str, Any], ...]) -> None:
+        """It lists these models."""
+        self.cards = cards
+        self.models = frozenset(card["id"] for card in cards)
+        self.roots = {card["id"]: _root(card) for card in reversed(cards)}  # the first one counts
+        self.roots[None] = _root(cards[0]) if cards else None
 
-    def agrees_with(self, other: "Member", model: str | None) -> bool:
-        """Whether KV caches of a model can be exchanged: both run the same vLLM version, and the
-        name stands for the same model. What is not known agrees with everything."""
-        versions = self.version, other.version
-        roots = self.root(model), other.root(model)
-        return (None in versions or versions[0] == versions[1]) and (
-            None in roots or roots[0] == roots[1]
-        )
+    def kind(self, model: str | None) -> Kind:
+        """What decides with which engines it can exchange KV caches of a model."""
+        return self.version, self.roots.get(model)
 
     def failed(self, error: str, now: float) -> None:
         """Note what failed."""
@@ -236,6 +235,11 @@ class Member:
         if self.stall.since is not None:
             return Exclusion.STALLED
         return None if self.slow_since is None else Exclusion.SLOW
+
+
+def _root(card: dict[str, Any]) -> str | None:
+    root = card.get("root")
+    return root if isinstance(root, str) else None
 
 
 def _half_way(before: int, now: int) -> int:

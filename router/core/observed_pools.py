@@ -108,8 +108,7 @@ class ObservedPools(Pools):
             member.version = event.version
             self._compare()
         if event.cards is not None and event.cards != member.cards:
-            member.cards = event.cards
-            member.models = frozenset(card["id"] for card in event.cards)
+            member.set_cards(event.cards)
             self._models_changed()
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:

@@ -1,8 +1,8 @@
 """Which prefill and decode engines can exchange KV caches, as while engines are upgraded."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
-from router.core.member import Member
+from router.core.member import Kind, Member
 from router.core.values import Endpoint
 
 __all__ = ["is_mixed", "strangers"]
@@ -22,12 +22,25 @@ def is_mixed(members: Iterable[Member]) -> bool:
 
 
 def strangers(
-    members: Iterable[Member], partners: Sequence[Member], model: str | None
+    members: Iterable[Member], partners: Collection[Kind], model: str | None
 ) -> frozenset[Endpoint]:
-    """The engines that can exchange KV caches of a model with none of the partners; without
-    partners nobody is one."""
+    """The engines that can exchange KV caches of a model with none of the partners, given by their
+    kinds; without partners nobody is one."""
+    if not partners:
+        return frozenset()
+    # Kinds are compared, not engines: there are a thousand of these, and two or three kinds.
+    by_kind: dict[Kind, list[Endpoint]] = {}
+    for member in members:
+        by_kind.setdefault(member.kind(model), []).append(member.endpoint)
     return frozenset(
-        member.endpoint
-        for member in members
-        if partners and not any(member.agrees_with(other, model) for other in partners)
+        endpoint
+        for kind, endpoints in by_kind.items()
+        if not any(_agree(kind, other) for other in partners)
+        for endpoint in endpoints
     )
+
+
+def _agree(one: Kind, other: Kind) -> bool:
+    """Whether both run the same vLLM version, and the name stands for the same model. What is not
+    known agrees with everything."""
+    return all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))

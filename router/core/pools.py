@@ -11,7 +11,7 @@ from router.core import health, pairs, served_models
 from router.core.capacity import Capacity
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
-from router.core.member import Member
+from router.core.member import Kind, Member
 from router.core.pool_monitor import ExclusionConfig, PoolMonitor
 from router.core.prefix.cache_events import CacheEvents
 from router.core.prefix.kv_source import EngineCache
@@ -65,6 +65,9 @@ class Pools:
         self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
         """Candidates by role and known model, until something changes who they are, or a tick:
         gauges get stale without an event."""
+        self._strangers: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
+        """Those of a role, by the partner's kind (None: any partner) and known model, until
+        something changes who they are, or a tick: there are as many sets as engines list models."""
         self._monitors = {role: PoolMonitor(role, (), exclusion_config) for role in Role}
         self.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], -math.inf)
 
@@ -126,6 +129,7 @@ class Pools:
 
     def _compare(self) -> None:
         """Find out whether the engines in use are of one kind."""
+        self._strangers.clear()
         self.is_mixed = pairs.is_mixed(m for pool in self._in_use.values() for m in pool)
 
     def __iter__(self) -> Iterator[Member]:
@@ -155,6 +159,7 @@ class Pools:
     def tick(self, now: float) -> None:
         """Update speeds and exclusions; call it every `TICK_SECONDS`."""
         self._kept.clear()
+        self._strangers.clear()
         for monitor in self._monitors.values():
             monitor.tick(now)
 
@@ -172,6 +177,7 @@ class Pools:
         if member.health.state is not before:
             member.since = now
             self._kept.clear()
+            self._strangers.clear()
         if member.health.state is State.UP and before is not State.UP:
             self._monitors[member.endpoint.role].joined(member, now)
 
@@ -188,14 +194,21 @@ class Pools:
     ) -> frozenset[Endpoint]:
         """The engines of a role that cannot exchange KV caches of a model with `partner`. Without
         one, the prefill engines that can with no decode engine that may get new requests."""
-        if partner is not None:
-            known = self._members.get(partner)
-            others = [] if known is None else [known]
-        elif role is Role.PREFILL:
-            others = [m for m in self._in_use[Role.DECODE] if m.health.is_usable]
-        else:
-            others = []
-        return pairs.strangers(self._in_use[role], others, model)
+        other = None if partner is None else self._members.get(partner)
+        if other is None and (partner is not None or role is not Role.PREFILL):
+            return frozenset()
+        kind = None if other is None else other.kind(model)
+        found = self._strangers.get((role, kind, model))
+        if found is None:
+            kinds = self._decode_kinds(model) if kind is None else {kind}
+            found = pairs.strangers(self._in_use[role], kinds, model)
+            if model is None or model in self.known_models():  # clients may name any model
+                self._strangers[role, kind, model] = found
+        return found
+
+    def _decode_kinds(self, model: str | None) -> set[Kind]:
+        """The kinds of the decode engines that may get new requests."""
+        return {m.kind(model) for m in self._in_use[Role.DECODE] if m.health.is_usable}
 
     def models(self) -> dict[str, dict[str, Any]]:
         """The model cards of all usable engines by id; of duplicates the first."""
@@ -230,7 +243,9 @@ def _inherit(member: Member, before: Mapping[Endpoint, Member], now: float) -> N
         known = next(ranks, None)
     if known is not None and known.identity == member.identity and known.health.is_usable:
         member.health, member.since = known.health, now
-        member.cards, member.models, member.version = known.cards, known.models, known.version
+        member.version = known.version
+        if known.cards is not None:
+            member.set_cards(known.cards)
 
 
 def _take_over(member: Member, entry: Entry, now: float) -> None:

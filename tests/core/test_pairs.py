@@ -1,17 +1,22 @@
 """Prefill and decode engines exchange KV caches only if vLLM version and model agree, as during a
 rolling upgrade."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from router.core import pairs
 from router.core.errors import NoEngine, NoPartner
 from router.core.events import Event, FellBack, Probed, RequestEnded
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
+from router.core.member import Kind, Member
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
@@ -21,7 +26,7 @@ from router.core.request_run import RequestRun
 from router.core.roster import Entry
 from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Role
-from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, reply, request
+from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, candidate, reply, request
 
 FACTS = replace(request(prompt="x" * 400, stream=True, model="m"), model="m")
 NAMELESS = replace(FACTS, model=None)
@@ -111,6 +116,7 @@ def test_a_prefill_engine_without_a_partner_gets_nothing() -> None:
 
 def test_a_partner_that_is_down_is_none() -> None:
     cluster = Cluster(p0=OLD, p1=NEW, d0=OLD, d1=NEW)
+    assert {cluster.lease(Role.PREFILL) for _ in range(4)} == {P0, P1}
     for _ in range(3):
         cluster.tells(D0, signal=HealthSignal.FAILED)
     assert [cluster.lease(Role.PREFILL) for _ in range(3)] == [P1] * 3
@@ -125,6 +131,13 @@ def test_a_name_that_stands_for_another_model_is_no_partner() -> None:
     assert cluster.fleet.strangers(Role.DECODE, P0, "other") == set()
     cluster.tells(D0, None)
     assert cluster.fleet.strangers(Role.DECODE, P0, "m") == set()
+
+
+def test_of_cards_with_one_name_the_first_counts() -> None:
+    cluster = Cluster(p0=OLD, d0=OLD)
+    cards = card("/m-v2"), card("/m")
+    cluster.fleet.observe(Probed(D0, HealthSignal.OK, cards), 0.0)
+    assert cluster.fleet.strangers(Role.DECODE, P0, "m") == {D0}
 
 
 def test_a_partner_that_left_the_fleet_goes_with_all() -> None:
@@ -193,3 +206,107 @@ def test_lmcache_prefills_on_an_engine_like_the_decode_engine() -> None:
     action = cluster.run.start(NAMELESS, plan, 0.0)
     assert isinstance(action, Call)
     assert action.endpoint == P1
+
+
+# What is kept of a fleet's pairs is what comparing each engine with each other one would say.
+
+ENGINES = (P0, P1, D0, D1, D2)
+CARDS = st.lists(
+    st.builds(card, st.sampled_from(["/a", "/b", None]), st.sampled_from(["m", "n"])), max_size=3
+)
+GOOD = st.builds(
+    Probed,
+    st.sampled_from(ENGINES),
+    st.just(HealthSignal.OK),
+    st.none() | CARDS.map(tuple),
+    version=st.sampled_from([OLD, NEW, None]),
+)
+BAD = st.builds(Probed, st.sampled_from(ENGINES), st.just(HealthSignal.UNAVAILABLE))
+ROSTERS = st.dictionaries(st.sampled_from(ENGINES), st.booleans())
+"""Who is in the fleet, and whether it is drained."""
+QUERIES = [
+    (role, partner, model)
+    for role, partner in [(Role.PREFILL, None), (Role.DECODE, None), (Role.PREFILL, D0)]
+    + [(Role.DECODE, prefill) for prefill in (P0, P1)]
+    for model in ("m", "n", "unknown", None)
+]
+
+
+def root(member: Member, model: str | None) -> str | None:
+    """Of the first card with that name."""
+    cards = [card for card in member.cards or () if model in (None, card["id"])]
+    return cards[0]["root"] if cards else None
+
+
+def do_agree(one: Member, other: Member, model: str | None) -> bool:
+    """The definition in docs/fleet.md."""
+    versions = {one.version, other.version} - {None}
+    return len(versions) < 2 and len({root(one, model), root(other, model)} - {None}) < 2
+
+
+def strangers(
+    fleet: Fleet, role: Role, partner: Endpoint | None, model: str | None
+) -> set[Endpoint]:
+    """Each engine of the role compared with each of its partners."""
+    if partner is not None:
+        partners = [member for member in fleet if member.endpoint == partner]
+    else:
+        partners = [m for m in fleet.pool(Role.DECODE) if m.is_usable and role is Role.PREFILL]
+    return {
+        one.endpoint
+        for one in fleet.pool(role)
+        if not one.is_drained
+        and partners
+        and not any(do_agree(one, other, model) for other in partners)
+    }
+
+
+@given(st.lists(GOOD | BAD | ROSTERS | st.none(), min_size=5, max_size=20))
+def test_what_is_kept_is_what_comparing_all_engines_says(
+    steps: list[Probed | dict[Endpoint, bool] | None],
+) -> None:
+    fleet = Cluster(p0=OLD, p1=NEW, d0=OLD, d1=NEW, d2=None).fleet
+    for step in steps:
+        if isinstance(step, Probed):
+            fleet.observe(step, 0.0)
+        elif step is not None:
+            fleet.apply([Entry(e, ENGINES.index(e), is_draining=step[e]) for e in step], 0.0)
+        else:
+            fleet.tick(0.0)
+        for query in QUERIES:
+            assert fleet.strangers(*query) == strangers(fleet, *query)
+
+
+class Counted(list[Kind]):
+    """Partners that count how often they are looked through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Kind]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_a_hundred_engines_of_two_kinds_take_two_comparisons_with_the_partners() -> None:
+    members = [Member(candidate(P0), version=OLD if n % 2 else NEW) for n in range(100)]
+    partners = Counted([("0.34.0", None)])
+    assert pairs.strangers(members, partners, "m") == {P0}
+    assert partners.times == 2
+
+
+def test_who_is_a_stranger_is_found_out_once_until_something_changes() -> None:
+    fleet = Cluster(p0=OLD, p1=NEW, d0=NEW, d1=NEW).fleet
+    before = fleet.strangers(Role.PREFILL, None, "m")
+    assert before == {P0}
+    assert fleet.strangers(Role.PREFILL, None, "m") is before
+    by_partner = fleet.strangers(Role.PREFILL, D0, "m")
+    assert fleet.strangers(Role.PREFILL, D1, "m") is by_partner  # of the same kind
+    fleet.tick(0.0)  # a set for each model is much to keep for ever
+    assert fleet.strangers(Role.PREFILL, None, "m") is not before
+
+
+def test_nothing_is_kept_for_models_that_only_clients_name() -> None:
+    fleet = Cluster(p0=OLD, p1=NEW, d0=NEW).fleet
+    unknown = fleet.strangers(Role.PREFILL, None, "unknown")
+    assert unknown == {P0}
+    assert fleet.strangers(Role.PREFILL, None, "unknown") is not unknown
