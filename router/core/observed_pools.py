@@ -103,9 +103,15 @@ class ObservedPools(Pools):
     def _probed(self, member: Member, event: Probed, now: float) -> None:
         if event.error is not None:
             member.failed(event.error, now)
+        before = member.version
         self._see(member, event.signal, now)
-        if event.version is not None and event.version != member.version:
+        if event.version is not None:
+            if member.version not in (None, event.version):
+                # Another engine has taken its place behind a Service, and no probe failed.
+                self._kept.clear()
+                self._monitors[event.endpoint.role].joined(member, now)
             member.version = event.version
+        if member.version != before:
             self._compare()
         if event.cards is not None and event.cards != member.cards:
             member.set_cards(event.cards)

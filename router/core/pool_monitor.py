@@ -100,6 +100,7 @@ class PoolMonitor:
 
     def joined(self, member: Member, now: float) -> None:
         """The engine came up: forget the old one; slow start if the pool is in use."""
+        member.version = None
         member.speed.reset()
         member.speed.is_stalled = False
         member.capacity.reset()

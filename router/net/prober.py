@@ -1,4 +1,4 @@
-"""Probes /health and /v1/models of every engine, /version of those that join, and scrapes its
+"""Probes /health and /v1/models of every engine, now and then its /version, and scrapes its
 /metrics.
 
 Each probe uses a new connection: an engine that shuts down stops listening first, and still answers
@@ -10,6 +10,7 @@ leave as events; nothing is decided here.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable
 from random import Random
@@ -95,9 +96,9 @@ class Prober:
             async with asyncio.timeout(self._timeout_seconds):
                 await asyncio.gather(*map(self._probe_member, self._fleet))
 
-    async def _probe_member(self, member: Member) -> None:
-        is_new = member.version is None or not member.health.is_usable
-        probed = await self._probe(member.endpoint, is_new=is_new)
+    async def _probe_member(self, member: Member, number: int = 1) -> None:
+        asks_version = probing.asks_version(member, number)
+        probed = await self._probe(member.endpoint, asks_version=asks_version)
         if probed is not None:
             self._observe(probed)
 
@@ -129,9 +130,9 @@ class Prober:
     async def _probe_for_ever(self, member: Member) -> None:
         if member.since is None:  # it has joined since the start
             await self._probe_member(member)
-        while True:
+        for number in itertools.count(1):
             await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
-            await self._probe_member(member)
+            await self._probe_member(member, number)
 
     async def _scrape_for_ever(self, member: Member) -> None:
         while True:
@@ -139,7 +140,7 @@ class Prober:
                 await self._scrape(member.endpoint)
             await self._sleep(self._stats_seconds)
 
-    async def _probe(self, endpoint: Endpoint, *, is_new: bool) -> Probed | None:
+    async def _probe(self, endpoint: Endpoint, *, asks_version: bool) -> Probed | None:
         """What the engine answers; None if it could not be asked."""
         assert self._sessions is not None
         fresh, _ = self._sessions
@@ -153,8 +154,8 @@ class Prober:
             trouble = self._diagnosis.of_status(health.status, "/health")
             return Probed(endpoint, signal, error=trouble and trouble.advice)
         models = await self._get(fresh, endpoint, "/v1/models")
-        version = _version(await self._get(fresh, endpoint, "/version")) if is_new else None
-        return Probed(endpoint, HealthSignal.OK, _cards(models), version=version)
+        version = await self._get(fresh, endpoint, "/version") if asks_version else None
+        return Probed(endpoint, HealthSignal.OK, _cards(models), version=_version(version))
 
     def _is_first(self, member: Member) -> bool:
         """Whether it is the first usable rank of its engine; an engine without ranks is."""
@@ -231,7 +232,7 @@ def _member(answer: _Answer | Trouble | None, name: str) -> Any:
         return None
 
 
-def _version(answer: _Answer | Trouble) -> str | None:
+def _version(answer: _Answer | Trouble | None) -> str | None:
     version = _member(answer, "version")
     return version[:MAX_VERSION] if isinstance(version, str) else None
 

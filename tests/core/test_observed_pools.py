@@ -84,6 +84,52 @@ def test_a_good_probe_of_an_engine_that_is_up_changes_nothing_that_is_known_of_i
     assert fleet.member(D0).other_requests == 7
 
 
+def tells(version: str | None) -> Probed:
+    """A good probe of D0."""
+    return Probed(D0, HealthSignal.OK, version=version)
+
+
+def test_an_engine_that_comes_back_has_no_version_until_it_tells_one() -> None:
+    fleet = fleet_up(P0, D0)
+    fleet.observe(Probed(P0, HealthSignal.OK, version="1"), 0.0)
+    versions = []
+    for event in (tells("2"), Probed(D0, HealthSignal.UNAVAILABLE), tells(None), tells("3")):
+        fleet.observe(event, 0.0)
+        versions.append((fleet.member(D0).version, fleet.is_mixed))
+    assert versions == [("2", True), ("2", True), (None, False), ("3", True)]
+
+
+def test_a_version_that_cannot_be_read_while_the_engine_is_up_stays_known() -> None:
+    fleet = fleet_up(D0)
+    for event in (tells("1"), tells(None)):
+        fleet.observe(event, 0.0)
+    assert fleet.member(D0).version == "1"
+
+
+@pytest.mark.parametrize("version", ["1", None])
+def test_the_same_version_again_changes_nothing_that_is_known_of_an_engine(
+    version: str | None,
+) -> None:
+    fleet = fleet_up(D0)
+    for event in (Scraped(D0, Gauges(running=7), 0), tells("1"), tells(version)):
+        fleet.observe(event, 0.0)
+    assert fleet.member(D0).other_requests == 7
+
+
+def test_another_version_is_another_engine_of_which_nothing_is_known() -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.observe(tells("1"), 0.0)
+    fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
+    eject(fleet, D0)
+    assert taking(fleet, Role.DECODE) == [D1]
+    fleet.lease(D1, 10)
+    fleet.observe(tells("2"), 9.0)
+    member = fleet.member(D0)
+    assert (member.exclusion, member.other_requests) == (None, None)
+    assert (member.version, member.returned_at) == ("2", 9.0)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
 @pytest.mark.parametrize("event", [FellBack(Role.DECODE, "reset")])
 def test_what_says_nothing_of_an_engine_is_ignored(event: Event) -> None:
     fleet = fleet_up(D0)

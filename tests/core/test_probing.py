@@ -11,6 +11,7 @@ from router.core.policies import POLICIES
 from router.core.probing import (
     DOUBT_SECONDS,
     SPEED_PROBE_TOKENS,
+    asks_version,
     needs_speed_probe,
     roles_that_use_speed,
     seconds_to_health_probe,
@@ -43,6 +44,15 @@ def member(endpoint=D0, **known) -> Member:
 def test_an_engine_in_doubt_is_probed_more_often(health: Health, seconds: float) -> None:
     assert seconds_to_health_probe(health, 5.0) == seconds
     assert seconds_to_health_probe(health, 0.1) == 0.1
+
+
+def test_an_engine_that_is_up_is_asked_for_its_version_by_every_tenth_probe() -> None:
+    numbers = range(1, 31)
+    known = member(version="1")
+    assert [n for n in numbers if asks_version(known, n)] == [10, 20, 30]
+    down = Member(candidate(D0), version="1")
+    for other in (member(), down):
+        assert all(asks_version(other, number) for number in numbers)
 
 
 def test_only_one_policy_uses_speed() -> None:

@@ -25,6 +25,11 @@ async def _becomes(router: Running, engine: ScriptedEngine, state: State) -> Non
     await eventually(lambda: _state(router, engine) is state, lambda: router.router.events[-5:])
 
 
+async def _tells(router: Running, engine: ScriptedEngine, version: str) -> None:
+    member = router.router.fleet.member(router.endpoint(engine))
+    await eventually(lambda: member.version == version, lambda: router.router.events[-5:])
+
+
 async def test_an_engine_comes_up_goes_down_and_comes_back(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine, **OFTEN)
@@ -44,6 +49,32 @@ async def test_the_version_of_an_engine_is_asked_when_it_joins(harness: Harness)
     await router.router.engines.prober.probe_all()
     assert [probed.version for probed in router.all(Probed)] == [None]
     assert engine.probes.count(b"/version") == 1
+
+
+async def test_an_engine_that_is_upgraded_between_two_probes_tells_its_new_version(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN)
+    engine.version = json_reply({"version": "0.33.0"})
+    await _tells(router, engine, "0.33.0")
+    assert _state(router, engine) is State.UP
+    assert 2 * engine.probes.count(b"/version") < engine.probes.count(b"/health")
+
+
+async def test_an_engine_that_comes_back_is_asked_until_it_tells_its_version(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN)
+    engine.health = json_reply({}, 503)
+    await _becomes(router, engine, State.DRAINING)
+    engine.version = json_reply({}, 500)
+    engine.health = json_reply({})
+    await _becomes(router, engine, State.UP)
+    assert router.router.fleet.member(router.endpoint(engine)).version is None
+    engine.version = json_reply({"version": "0.33.0"})
+    await _tells(router, engine, "0.33.0")
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"version": 1}'])
