@@ -64,6 +64,10 @@ class PoolMonitor:
         """Whether so many are excluded that exclusions are ignored."""
         self.pool_median: float | None = None
         """Median seconds per token (prefill: per prompt token); None if not known."""
+        self._up = self._blocked = 0
+        """Engines that may get new requests, and those of them that are excluded."""
+        self._is_counted = False
+        """Whether both are of now; exclusions keep them in step."""
         self._members: Sequence[Member] = ()
         self.watch(members)
 
@@ -74,29 +78,34 @@ class PoolMonitor:
     def watch(self, members: Sequence[Member]) -> None:
         """These are the pool from now on."""
         self._members = members
+        self._is_counted = False
         if self._role is Role.DECODE:  # on prefill engines prompts are all the work there is
             for member in members:
                 member.view.first_token_weight = FIRST_TOKEN_WEIGHT
+
+    def health_changed(self) -> None:
+        """Another number of engines may get new requests now."""
+        self._is_counted = False
 
     def answered(self, member: Member, now: float, *, is_good: bool) -> None:
         """Count an answer or a failure of the engine."""
         rules = self._config.outliers
         member.outlier = outlier.after(member.outlier, is_good=is_good)
         streak = member.outlier.streak
-        if rules.consecutive and streak >= rules.consecutive:
+        if rules.consecutive and streak >= rules.consecutive and self._may_eject(member):
             others = (
                 other.outlier
                 for other in self._members
                 if other is not member and other.is_usable and not other.is_blocked
             )
             if not outlier.is_chance(streak, others):
-                self._eject(member, now)
+                self._eject(member, outlier.ejected(member.outlier, now, rules))
 
     def ejected_elsewhere(self, member: Member, since: float, until: float) -> None:
         """Another worker process ejected the engine."""
-        if member.outlier.until is None and self._may_exclude(member):
+        if self._may_eject(member):
             times = member.outlier.ejections + 1
-            member.outlier = outlier.Outlier(ejections=times, since=since, until=until)
+            self._eject(member, outlier.Outlier(ejections=times, since=since, until=until))
 
     def joined(self, member: Member, now: float) -> None:
         """The engine came up: forget the old one; slow start if the pool is in use."""
@@ -108,6 +117,7 @@ class PoolMonitor:
         member.queue, member.counted, member.history = QueueDetector(), None, None
         member.view.other_requests, member.view.slowdown = None, 1.0
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
+        self._is_counted = False
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now
             member.view.slow_start_weight = self._slow_start_weight(member, now)
@@ -133,9 +143,8 @@ class PoolMonitor:
         for member in self._members:
             self._return_ejected(member, now)
             member.view.slow_start_weight = self._slow_start_weight(member, now)
-        up = [member for member in self._members if member.is_usable]
-        blocked = sum(member.is_blocked for member in up)
-        self.is_panic = blocked > self._config.max_excluded * len(up)
+        self._count_blocked()
+        self.is_panic = self._blocked > self._config.max_excluded * self._up
 
     def _judge(self, now: float) -> None:
         """Find stalled and slow engines."""
@@ -201,9 +210,12 @@ class PoolMonitor:
         if now < self._interval_ends:
             return
         self._interval_ends = now + self._config.outliers.interval_seconds
-        if self._config.outliers.consecutive:
+        rules = self._config.outliers
+        if rules.consecutive:
             for place in outlier.failing([member.outlier for member in self._members]):
-                self._eject(self._members[place], now)
+                member = self._members[place]
+                if self._may_eject(member):
+                    self._eject(member, outlier.ejected(member.outlier, now, rules))
         for member in self._members:
             member.outlier = outlier.interval(member.outlier)
 
@@ -219,18 +231,17 @@ class PoolMonitor:
 
     def _judge_stall(self, member: Member, gap: float, now: float) -> None:
         before = member.stall
-        member.stall = stall.after(
+        after = stall.after(
             before, member.speed, gap, member.view.load.pending, now, self._config.stall_seconds
         )
-        if (
-            before.since is None
-            and member.stall.since is not None
-            and not self._may_exclude(member)
-        ):
-            member.stall = stall.CLEAR
-        if before.since is not None and member.stall.since is None:
+        if before.since is None and after.since is not None and not self._may_exclude(member):
+            after = stall.CLEAR
+        if after is not before:
+            was_blocked, member.stall = member.is_blocked, after
+            self._keep_count(member, was_blocked=was_blocked)
+        if before.since is not None and after.since is None:
             member.returned_at = now
-        member.speed.is_stalled = member.stall.since is not None
+        member.speed.is_stalled = after.since is not None
 
     def _is_mixed(self, slowdowns: Sequence[float]) -> bool:
         """Whether the pool is of mixed hardware (H100 and L40S, say): a large part of it has been
@@ -265,15 +276,30 @@ class PoolMonitor:
         if was_out and member.outlier.until is None:
             member.returned_at = now
 
-    def _eject(self, member: Member, now: float) -> None:
-        if member.outlier.until is None and self._may_exclude(member):
-            member.outlier = outlier.ejected(member.outlier, now, self._config.outliers)
+    def _may_eject(self, member: Member) -> bool:
+        return member.outlier.until is None and self._may_exclude(member)
+
+    def _eject(self, member: Member, ejected: outlier.Outlier) -> None:
+        was_blocked, member.outlier = member.is_blocked, ejected
+        self._keep_count(member, was_blocked=was_blocked)
 
     def _may_exclude(self, member: Member) -> bool:
-        """Whether one more engine may be excluded."""
-        up = [m for m in self._members if m.is_usable]
-        blocked = sum(m.is_blocked for m in up if m is not member)
-        return blocked + 1 <= self._config.max_excluded * len(up)
+        """Whether one more engine may be excluded. Asked for each engine that stalls or fails, also
+        when all do at once: so engines are not counted each time."""
+        if not self._is_counted:
+            self._count_blocked()
+        others = self._blocked - (member.is_usable and member.is_blocked)
+        return others + 1 <= self._config.max_excluded * self._up
+
+    def _count_blocked(self) -> None:
+        up = [member for member in self._members if member.is_usable]
+        self._up, self._blocked = len(up), sum(member.is_blocked for member in up)
+        self._is_counted = True
+
+    def _keep_count(self, member: Member, *, was_blocked: bool) -> None:
+        """An engine may have been excluded, or taken back."""
+        if member.is_usable:
+            self._blocked += member.is_blocked - was_blocked
 
     def _slow_start_weight(self, member: Member, now: float) -> float:
         since = now - member.returned_at

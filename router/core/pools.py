@@ -178,6 +178,7 @@ class Pools:
             member.since = now
             self._kept.clear()
             self._strangers.clear()
+            self._monitors[member.endpoint.role].health_changed()
         if member.health.state is State.UP and before is not State.UP:
             self._monitors[member.endpoint.role].joined(member, now)
 

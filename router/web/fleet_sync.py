@@ -6,6 +6,7 @@ leader.
 """
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ class FleetSync:
     def follow(self) -> None:
         """Bring the fleet up to date."""
         if self.is_leader:
-            if self.roster.settle(time.monotonic(), self._is_idle):
+            if self.roster.settle(time.monotonic(), self._is_idle()):
                 self._changed()
         elif self._context is not None and self._read(self._context):
             self._applied()
@@ -144,7 +145,12 @@ class FleetSync:
         if self._context is not None:
             self._context.column.table.saw(self._context.number, self.roster.version)
 
-    def _is_idle(self, row: int, version: int) -> bool:
+    def _is_idle(self) -> Callable[[int, int], bool]:
+        """What `Roster.settle` asks of each row that is left."""
         if self._context is not None:
-            return self._context.column.table.is_idle(row, version)
-        return not any(m.row == row and m.view.in_flight for m in self._fleet)
+            return self._context.column.table.is_idle
+        busy = functools.cache(self._busy_rows)  # looked for once, and only if a row is left
+        return lambda row, _version: row not in busy()
+
+    def _busy_rows(self) -> set[int]:
+        return {member.row for member in self._fleet if member.view.in_flight}

@@ -1,6 +1,7 @@
 """The monitor of a pool, in virtual time: slow, stalled and failing engines, and their return."""
 
 import math
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -238,6 +239,55 @@ def test_with_zero_failures_no_engine_is_ejected() -> None:
     assert pool.exclusions == [None] * 8
 
 
+# What may be excluded is counted once, however many engines look bad.
+
+
+class Passes(list[Member]):
+    """A pool that counts how often its engines are gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        self.times += 1
+        return super().__iter__()
+
+
+def passes_when_all_stall(engines: int) -> list[int]:
+    """Of each tick of three seconds in which half of them are excluded."""
+    pool = Pool(*[0.02] * engines)
+    pool.streams()
+    pool.run(2.0)
+    pool.gaps = [None] * engines
+    passes = Passes(pool.members)
+    pool.monitor.watch(passes)
+    counts = []
+    for _ in range(12):
+        before = passes.times
+        pool.run(TICK_SECONDS)
+        counts.append(passes.times - before)
+    assert pool.exclusions.count(Exclusion.STALLED) == engines // 2
+    return counts
+
+
+def test_a_tick_in_which_a_large_pool_stalls_goes_through_it_as_often_as_through_a_small_one() -> (
+    None
+):
+    assert passes_when_all_stall(60) == passes_when_all_stall(4)
+
+
+def test_failures_of_engines_that_cannot_be_ejected_cost_no_look_at_the_pool() -> None:
+    pool = Pool(*[None] * 8)
+    passes = Passes(pool.members)
+    pool.monitor.watch(passes)
+    for place in range(5):
+        fail(pool, place, 5)
+    assert pool.exclusions == [Exclusion.EJECTED] * 4 + [None] * 4
+    before = passes.times
+    for place in range(5):
+        fail(pool, place, 5)
+    assert passes.times == before
+
+
 def test_a_restarted_engine_is_judged_as_a_new_one() -> None:
     pool = Pool(*[0.02] * 4)
     pool.members[1].view.load.add(1, 0, 0)
@@ -245,6 +295,16 @@ def test_a_restarted_engine_is_judged_as_a_new_one() -> None:
     pool.monitor.joined(pool.members[0], 5.0)
     assert pool.members[0].exclusion is None
     assert pool.members[0].returned_at == 5.0
+
+
+def test_a_restarted_engine_leaves_its_place_among_the_excluded_to_another() -> None:
+    pool = Pool(*[None] * 4)
+    for place in range(3):
+        fail(pool, place, 5)
+    assert pool.exclusions == [Exclusion.EJECTED, Exclusion.EJECTED, None, None]
+    pool.monitor.joined(pool.members[0], 5.0)
+    fail(pool, 2, 1)
+    assert pool.exclusions == [None, Exclusion.EJECTED, Exclusion.EJECTED, None]
 
 
 def test_in_an_idle_pool_no_engine_needs_a_slow_start() -> None:

@@ -3,8 +3,9 @@
 import asyncio
 import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,9 +14,10 @@ from router.core.events import Ordered, SharedEvent
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
 from router.core.ledger import Ledger
+from router.core.member import Member
 from router.core.membership import Target
 from router.core.roster import Order, Roster
-from router.core.values import Endpoint, Role
+from router.core.values import Candidate, Endpoint, Role
 from router.net.pool import EnginePool
 from router.net.shared_state import SharedState
 from router.web.fleet_sync import FleetSync
@@ -300,3 +302,28 @@ async def test_an_order_that_was_lost_is_not_taken_for_obeyed_because_a_later_on
 def fleet() -> Fleet:
     """One in which nobody is yet."""
     return Fleet((), Ledger(), HealthThresholds(), stale_after=5.0)
+
+
+class Rows(list[Member]):
+    """A fleet of members that counts how often it is gone through."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Member]:
+        self.times += 1
+        return super().__iter__()
+
+
+def test_busy_engines_are_looked_for_once_a_tick_however_many_leave() -> None:
+    leaving = [Target(Endpoint(f"http://e{n}:8000", Role.DECODE)) for n in range(4)]
+    members = Rows(Member(Candidate(target.endpoint, n), row=n) for n, target in enumerate(leaving))
+    busy = members[2].view.load
+    busy.add(1, 10, 0)
+    sync = FleetSync(Roster(8, 60.0), cast("Fleet", members), None, lambda _: None)
+    sync.on_targets("file", tuple(leaving))
+    sync.follow()
+    assert members.times == 0
+    sync.on_targets("file", ())
+    sync.follow()
+    assert members.times == 1
+    assert [entry.endpoint for entry in sync.roster.entries] == [leaving[2].endpoint]
