@@ -244,9 +244,8 @@ def _inherit(member: Member, before: Mapping[Endpoint, Member], now: float) -> N
         known = next(ranks, None)
     if known is not None and known.identity == member.identity and known.health.is_usable:
         member.health, member.since = known.health, now
+        member.cards, member.models, member.roots = known.cards, known.models, known.roots
         member.version = known.version
-        if known.cards is not None:
-            member.set_cards(known.cards)
 
 
 def _take_over(member: Member, entry: Entry, now: float) -> None:
