@@ -5,6 +5,7 @@ Events of engines that are not in it (any more) are ignored.
 
 from typing import Final
 
+from router.core import served_models
 from router.core.events import (
     Ejected,
     Event,
@@ -113,7 +114,7 @@ class ObservedPools(Pools):
             member.version = event.version
         if member.version != before:
             self._compare()
-        if event.cards is not None and event.cards != member.cards:
+        if event.cards is not None and not served_models.are_same(event.cards, member.cards):
             member.set_cards(event.cards)
             self._models_changed()
 

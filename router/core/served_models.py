@@ -1,11 +1,14 @@
 """The models that a pool's engines list (their /v1/models)."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from router.core.member import Member
 
-__all__ = ["adapters", "base_models", "cards", "names"]
+__all__ = ["adapters", "are_same", "base_models", "cards", "names"]
+
+ANEW: Final = ("created", "permission")
+"""Members of a card that vLLM makes anew for each answer: the time, and random ids."""
 
 
 def cards(members: Iterable[Member]) -> dict[str, dict[str, Any]]:
@@ -16,6 +19,16 @@ def cards(members: Iterable[Member]) -> dict[str, dict[str, Any]]:
             for card in member.cards or ():
                 found.setdefault(card["id"], card)
     return found
+
+
+def are_same(some: tuple[dict[str, Any], ...], others: tuple[dict[str, Any], ...] | None) -> bool:
+    """Whether two answers of an engine list the same models."""
+    if others is None or len(some) != len(others):
+        return False
+    pairs = zip(some, others, strict=True)
+    return all(
+        {**one, **dict.fromkeys(ANEW)} == {**other, **dict.fromkeys(ANEW)} for one, other in pairs
+    )
 
 
 def names(members: Iterable[Member]) -> frozenset[str]:

@@ -4,8 +4,9 @@ from router.core.events import (
     Probed,
 )
 from router.core.health import HealthSignal
+from router.core.values import Role
 from tests.core.fixtures import D0, D1, P0
-from tests.core.fleets import card, fleet_of, fleet_up, up
+from tests.core.fleets import NO_ENDPOINTS, card, fleet_of, fleet_up, up
 
 
 def test_the_known_models_follow_what_is_listed() -> None:
@@ -55,3 +56,20 @@ def test_models_without_a_root_are_told_apart_by_name() -> None:
     fleet = fleet_of(D0)
     fleet.observe(up(D0, card("a"), card("b", root=None)), 0.0)
     assert fleet.base_models() == {"a", "b"}
+
+
+def as_told(second: int, **more: object) -> Probed:
+    """As vLLM answers: the time, and ids, are new each time."""
+    permission = [{"id": f"modelperm-{second}", "created": second}]
+    return up(D0, card("m", root="/m", created=second, permission=permission, **more))
+
+
+def test_a_card_that_was_made_anew_is_the_same() -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(as_told(1), 0.0)
+    kept = fleet.candidates(Role.DECODE, "m", NO_ENDPOINTS, 0.0)
+    fleet.observe(as_told(2), 5.0)
+    assert fleet.candidates(Role.DECODE, "m", NO_ENDPOINTS, 5.0) is kept  # nothing was looked up
+    fleet.observe(as_told(3, max_model_len=1), 10.0)
+    assert fleet.models()["m"]["max_model_len"] == 1
+    assert fleet.candidates(Role.DECODE, "m", NO_ENDPOINTS, 10.0) is not kept
