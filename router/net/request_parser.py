@@ -3,7 +3,7 @@
 Requests whose head is known go around it (`known_heads.py`).
 """
 
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import httptools
 
@@ -90,7 +90,7 @@ class RequestParser:
         would be left to the garbage collector."""
         self._parser = None
         self._is_over = True
-        del self._listener
+        self._listener = cast("ParserListener", None)
 
     def _feed(self, data: bytes) -> None:
         try:

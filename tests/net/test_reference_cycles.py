@@ -17,26 +17,26 @@ from tests.net.payloads import COMPLETIONS, STREAM, completion, token
 BUSY = json_reply({"error": {"message": "full"}}, 503)
 
 
+Alive = Callable[[type], int]
+
+
 @pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
+def alive() -> Iterator[Alive]:
+    """Tells how many objects of a class have come and were not freed, without the collector."""
     gc.collect()
     gc.disable()
-    yield
+    before = {id(each) for each in gc.get_objects()}
+    yield lambda kind: sum(type(o) is kind and id(o) not in before for o in gc.get_objects())
     gc.enable()
 
 
-def alive(kind: type) -> int:
-    """Objects of a class that were not freed."""
-    return sum(type(each) is kind for each in gc.get_objects())
-
-
-async def freed(router: Running) -> None:
+async def freed(router: Running, alive: Alive) -> None:
     """Wait until no request is left."""
     await router.is_quiet()
     await eventually(lambda: alive(ServedRequest) == 0)
 
 
-async def test_closed_connections_are_freed(harness: Harness) -> None:
+async def test_closed_connections_are_freed(harness: Harness, alive: Alive) -> None:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
     router = await harness.router(engine)
@@ -47,7 +47,7 @@ async def test_closed_connections_are_freed(harness: Harness) -> None:
     await eventually(lambda: alive(ClientConnection) == 0)
 
 
-async def test_a_request_that_finds_no_engine_is_freed(harness: Harness) -> None:
+async def test_a_request_that_finds_no_engine_is_freed(harness: Harness, alive: Alive) -> None:
     engine = await harness.engine(listening=False)
     router = await harness.router(engine, ready=False)
     member = router.router.fleet.member(router.endpoint(engine))
@@ -55,7 +55,7 @@ async def test_a_request_that_finds_no_engine_is_freed(harness: Harness) -> None
     client = await router.client()
     for _ in range(3):
         assert (await client.ask(COMPLETIONS, completion())).status == 503
-    await freed(router)
+    await freed(router, alive)
 
 
 def _busy(call: Call) -> None:
@@ -68,17 +68,17 @@ def _reset(call: Call) -> None:
 
 @pytest.mark.parametrize("fails", [_busy, _reset])
 async def test_a_request_that_only_engine_fails_is_freed(
-    harness: Harness, fails: Callable[[Call], None]
+    harness: Harness, alive: Alive, fails: Callable[[Call], None]
 ) -> None:
     engine = await harness.engine()
     engine.answer_all(fails)
     router = await harness.router(engine)
     client = await router.client()
     assert (await client.ask(COMPLETIONS, completion())).status in (502, 503)
-    await freed(router)
+    await freed(router, alive)
 
 
-async def test_a_stream_whose_client_leaves_is_freed(harness: Harness) -> None:
+async def test_a_stream_whose_client_leaves_is_freed(harness: Harness, alive: Alive) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)
     client = await router.client()
@@ -87,4 +87,4 @@ async def test_a_stream_whose_client_leaves_is_freed(harness: Harness) -> None:
     call.stream(token("a"))
     await (await client.begin()).until(token("a"))
     client.leave()
-    await freed(router)
+    await freed(router, alive)
