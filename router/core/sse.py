@@ -17,6 +17,7 @@ __all__ = [
     "MAX_EVENT_BYTES",
     "EventKind",
     "EventSplitter",
+    "data_events",
     "data_of",
     "error_frame",
     "event_kind",
@@ -113,6 +114,8 @@ class EventKind(Enum):
     """It carries a token."""
     ERROR = auto()
     """The engine reports a failure."""
+    ABORTED = auto()
+    """The engine dropped the request before its first token."""
 
 
 _PREAMBLE_TYPES = frozenset(
@@ -144,7 +147,18 @@ def event_kind(event: bytes) -> EventKind:
         return EventKind.CONTENT
     if document.get("error") or document.get("type") in ("error", "response.failed"):
         return EventKind.ERROR
-    return EventKind.PREAMBLE if _is_preamble(document) else EventKind.CONTENT
+    if _is_preamble(document):
+        return EventKind.PREAMBLE
+    return EventKind.ABORTED if _is_aborted(document) else EventKind.CONTENT
+
+
+def data_events(data: bytes) -> int:
+    """How many of these whole events are no comments: with --sse-keep-alive-interval vLLM sends
+    those also while its core hangs."""
+    found = data.count(b"\n\n")
+    if data.startswith(b":"):
+        found -= 1
+    return found - data.count(b"\n\n:")
 
 
 def keep_alive(event: bytes) -> bytes:
@@ -166,11 +180,23 @@ def _is_preamble(document: dict[str, Any]) -> bool:
     return isinstance(kind, str) and kind in _PREAMBLE_TYPES
 
 
+def _is_aborted(document: dict[str, Any]) -> bool:
+    choices = document.get("choices")
+    return isinstance(choices, list) and bool(choices) and all(map(_was_dropped, choices))
+
+
+def _was_dropped(choice: object) -> bool:
+    if not isinstance(choice, dict) or choice.get("finish_reason") != "abort":
+        return False
+    return _is_empty({**choice, "finish_reason": None})
+
+
 # Fields of a chat delta that are no content.
 _SILENT_FIELDS = frozenset({"role"})
 
 
 def _is_empty(choice: object) -> bool:
+    """Whether a choice has no token, and goes on."""
     if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
         return False
     delta = choice.get("delta")

@@ -31,8 +31,8 @@ from router.net.relay_leg import RelayLeg
 __all__ = ["Relay"]
 
 MAX_HELD_EVENTS = 64
-"""Events without content that wait for the first one with some. /v1/responses begins with four, a
-chat of n choices with n; a token may have no text of its own, but not so many in a row."""
+"""Events without content, comments aside, that wait for the first one with some. /v1/responses
+begins with four, a chat of n choices with n; a token may have no text, but not so many in a row."""
 
 MAX_HELD_BYTES = MAX_EVENT_BYTES
 """The first of them can hold the prompt's token ids."""
@@ -42,6 +42,12 @@ JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 PASS_THROUGH: Final = RouteKind.PASS_THROUGH
 PREAMBLE: Final = EventKind.PREAMBLE
 ERROR: Final = EventKind.ERROR
+ABORTED: Final = EventKind.ABORTED
+
+ABORT: Final = b'"finish_reason":"abort"'
+DROPPED: Final = Failure(FailureKind.BROKEN, "The engine aborted the request.")
+"""As vLLM does, with status 200, when it is shut down or put to sleep; before the first token
+another engine may answer."""
 
 
 class Relay(RelayLeg):
@@ -134,7 +140,12 @@ class Relay(RelayLeg):
         parts, now = self._parts, time.monotonic()
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         if self.status < 400:
-            self.timer.unary_answer(now, generated_tokens(body))
+            tokens = generated_tokens(body)
+            if not tokens and body.find(ABORT) >= 0:
+                self.failure = DROPPED
+                self._settle(DROPPED)
+                return
+            self.timer.unary_answer(now, tokens)
             if self._record.text_bytes >= MIN_BYTES:
                 self._record.prompt_tokens = prompt_tokens(body)
             if (feedback := self.timer.feedback) is not None:
@@ -186,6 +197,9 @@ class Relay(RelayLeg):
                 return
             if sign is ERROR:
                 self.timer.end(time.monotonic())  # a failure is no token to be timed
+            if sign is ABORTED:
+                self._give_up(DROPPED)
+                return
             if sign is not PREAMBLE:
                 self._parts.append(data)
                 self._release_hold()
@@ -195,7 +209,7 @@ class Relay(RelayLeg):
             data = b"".join(event for event in found if data_of(event))
         self._parts.append(data)
         self._size += len(data)
-        self._events_held += len(found)
+        self._events_held += sum(1 for event in found if data_of(event))
         if self._events_held > MAX_HELD_EVENTS or self._size > MAX_HELD_BYTES:
             self._release_hold()
         elif not self._step.hold:

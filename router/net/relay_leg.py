@@ -12,7 +12,7 @@ from router.core.errors import EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.leg_timer import MAX_TIMED_SEQUENCES, LegTimer
 from router.core.plans.steps import Stream
-from router.core.sse import DONE, EventSplitter
+from router.core.sse import DONE, EventSplitter, data_events
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.answer_head import AnswerHead
 from router.net.client_connection import ClientConnection
@@ -246,7 +246,7 @@ class RelayLeg(EngineLeg):
                     self._listener.on_first_token()
         elif self._is_stream and not self._response.is_corked:
             # What comes with the end is for the most part no token but usage and [DONE].
-            found = data.count(b"\n\n")
+            found = data_events(data)
             self._counter.tokens += found
             self._sent_events += found
             if not self._is_single:

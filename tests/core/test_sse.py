@@ -15,6 +15,7 @@ from router.core.sse import (
     MAX_EVENT_BYTES,
     EventKind,
     EventSplitter,
+    data_events,
     data_of,
     error_frame,
     event_kind,
@@ -215,6 +216,9 @@ CONTENT = [
     event(choices=[choice(delta={}), choice(delta={"content": "a"})]),
     event(choices=[choice(text="a")]),
     event(choices=[choice(text="", finish_reason="length")]),
+    event(choices=[choice(text="a", finish_reason="abort")]),
+    event(choices=[choice(text="", finish_reason="abort"), choice(text="a")]),
+    event(choices=[choice(text="", finish_reason="abort"), 5]),
     event(choices=[], usage={"prompt_tokens": 1}),
     event(type="response.output_text.delta", delta="a"),
     event(type="content_block_delta"),
@@ -232,6 +236,23 @@ ERRORS = [
     event(type="response.failed", response={"error": {"code": "server_error"}}),
     b"event: error\n" + event(type="error"),
 ]
+
+
+ABORTED = [
+    event(choices=[choice(text="", finish_reason="abort")]),
+    event(choices=[choice(delta={}, finish_reason="abort")]),
+    event(choices=[choice(delta={"content": ""}, finish_reason="abort")] * 2),
+]
+
+
+@pytest.mark.parametrize("event", ABORTED)
+def test_a_request_that_its_engine_dropped_has_not_been_answered(event: bytes) -> None:
+    assert event_kind(event) is EventKind.ABORTED
+
+
+@given(st.lists(st.sampled_from([b": keep-alive\n\n", b":\n\n", DONE, *CONTENT[1:4]])))
+def test_comments_are_no_tokens(stream: list[bytes]) -> None:
+    assert data_events(b"".join(stream)) == sum(not each.startswith(b":") for each in stream)
 
 
 @pytest.mark.parametrize("event", PREAMBLE)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+import orjson
 import pytest
 
 from router.core.events import FellBack, LegAnswered, LegFailed
@@ -225,6 +226,51 @@ async def test_a_stream_that_breaks_before_its_first_content_goes_on_from_anothe
     assert answer.body.removeprefix(b": ping\n\n") == CREATED + DELTA + DONE
     assert [(m.leg, m.reason) for m in router.all(FellBack)] == [(Role.DECODE, "broken")]
     assert (await router.record()).outcome == "ok"
+
+
+def dropped(**choice: object) -> bytes:
+    """What vLLM says of a request that was under way when it is shut down."""
+    choices = [{"index": 0, **choice, "finish_reason": "abort"}]
+    return orjson.dumps({"choices": choices, "usage": {"completion_tokens": 0}})
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_request_that_an_engine_drops_before_its_first_token_moves(
+    harness: Harness, is_stream: bool
+) -> None:
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion(stream=is_stream)))
+    call, text = await bad.call(), dropped(text="")
+    if is_stream:
+        call.stream(b"data: %b\n\n" % text, DONE)
+        call.end()
+    else:
+        call.send(json_reply(text))
+    second = await good.call()
+    if is_stream:
+        second.stream(token("a"), DONE)
+        second.end()
+    else:
+        second.send(json_reply({"choices": [{"text": "a"}]}))
+    answer = await client.answer()
+    assert b"abort" not in answer.body
+    assert [(m.leg, m.reason) for m in router.all(FellBack)] == [(Role.DECODE, "broken")]
+    assert (await router.record()).outcome == "ok"
+
+
+async def test_an_answer_that_is_aborted_later_is_the_clients(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, await harness.engine())
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    aborted = b"data: %b\n\n" % dropped(text="")
+    call.stream(token("a"), aborted, DONE)
+    call.end()
+    assert (await client.answer()).body == token("a") + aborted + DONE
+    assert router.all(FellBack) == []
 
 
 async def test_a_stream_that_no_engine_begins_ends_with_one_error_frame(harness: Harness) -> None:

@@ -286,6 +286,34 @@ async def test_what_keeps_a_connection_alive_is_not_held_back(
     assert answer.body == seen * 3 + held + CONTENTS[path] + DONE
 
 
+async def test_comments_are_no_tokens_and_end_no_hold(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine whose core hangs goes on sending them (--sse-keep-alive-interval)."""
+    monkeypatch.setattr("router.net.relay.MAX_HELD_EVENTS", 3)
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    speed = router.router.fleet.member(router.endpoint(engine)).speed
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    alive = b": keep-alive\n\n"
+    call.stream(*[alive] * 10)
+    answer = await client.begin()
+    await answer.until(alive * 10)
+    assert speed.streams == 0
+    call.events(token("a"))
+    await answer.until(token("a"))
+    before = speed.counted.events
+    for number in range(1, 4):
+        call.events(alive)
+        await answer.until(token("a") + number * alive)
+    assert (speed.streams, speed.counted.events) == (1, before)
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+
+
 async def test_what_is_held_back_is_bounded(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
