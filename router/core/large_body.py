@@ -8,8 +8,6 @@ runs in that other process (`net/body_process.py`), `facts_of` in the router.
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-import orjson
-
 from router.core import facts as reading
 from router.core.errors import BadRequest
 from router.core.plans.prefill import body_for_prefill
@@ -174,10 +172,8 @@ def _prefill(facts: Facts, prefill_from: int | None) -> tuple[bytes | None, str 
         return None, None
     if prefill_from is None or facts.tokens < prefill_from:
         return None, "below_threshold"
-    try:
-        return orjson.dumps(body_for_prefill(facts)), None
-    except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
-        return None, "nested_too_deep"
+    body = body_for_prefill(facts)
+    return body, None if body is not None else "nested_too_deep"
 
 
 def facts_of(

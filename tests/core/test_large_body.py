@@ -1,5 +1,6 @@
 """A body that another process reads routes like one that the router reads itself."""
 
+import json
 from array import array
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_the_prefill_request_is_made_where_there_may_be_one(
 ) -> None:
     raw = b'{"prompt":"eight by","min_tokens":4}'
     facts = apart(COMPLETIONS, raw, prefill_from)
-    made = [orjson.dumps(body_for_prefill(read(ROUTES[COMPLETIONS], JSON, raw)))]
+    made = [body_for_prefill(read(ROUTES[COMPLETIONS], JSON, raw))]
     assert list(facts.prefill) == (made if is_made else [])
     # What has none must not be prefilled, whatever the threshold has become meanwhile.
     assert facts.direct_reason == (None if is_made else "below_threshold")
@@ -104,6 +105,12 @@ def test_what_is_nested_too_deeply_to_be_written_is_served_directly(
     facts = apart(COMPLETIONS, deep, prefill_from)
     assert facts.prefill == ()
     assert facts.direct_reason == ("below_threshold" if prefill_from is None else "nested_too_deep")
+
+
+def test_integers_beyond_64_bits_reach_the_prefill_engine_as_the_client_wrote_them() -> None:
+    raw = b'{"prompt":"x","tools":[{"maximum":%d}]}' % (2**256 - 1)
+    [body] = apart(COMPLETIONS, raw, 0).prefill
+    assert json.loads(body)["tools"] == [{"maximum": 2**256 - 1}]
 
 
 def test_ids_are_passed_on_only_where_somebody_wants_them() -> None:

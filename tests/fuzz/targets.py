@@ -95,7 +95,10 @@ def _is_forwarded(forwarded: bytes, raw: bytes) -> None:
 
 
 def _is_prefilled(found: Any) -> None:
-    body = body_for_prefill(found)
+    written = body_for_prefill(found)
+    if written is None:
+        return  # nested too deeply
+    body = orjson.loads(written)
     assert body["stream"] is False
     name = "max_output_tokens" if found.route.kind is RouteKind.RESPONSES else "max_tokens"
     assert body[name] == 1

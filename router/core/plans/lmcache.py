@@ -188,12 +188,7 @@ class _Transfer:
 def _own_body(facts: Facts) -> bytes | None:
     """The client's request for one token, or of a large one the last piece; None when it cannot be
     written."""
-    if facts.prefill:
-        return facts.prefill[-1]
-    try:
-        return orjson.dumps(body_for_prefill(facts))
-    except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
-        return None
+    return facts.prefill[-1] if facts.prefill else body_for_prefill(facts)
 
 
 def _has(outcome: Outcome, statuses: frozenset[int]) -> bool:

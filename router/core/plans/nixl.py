@@ -82,11 +82,10 @@ def nixl(facts: Facts) -> Plan:
 def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
     if facts.prefill:
         return with_member(facts.prefill[-1], KV_KEY, orjson.dumps(ASK))
-    try:
-        return orjson.dumps({**body_for_prefill(facts), KV_KEY: ASK})
-    except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
+    body = body_for_prefill(facts, **{KV_KEY: ASK})
+    if body is None:
         yield FellBack(PREFILL, "nested_too_deep")
-        return None
+    return body
 
 
 def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:

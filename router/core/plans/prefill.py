@@ -1,7 +1,10 @@
 """The prefill leg, common to all connectors: its request body, and its retries."""
 
-from collections.abc import Callable, Generator
-from typing import Any
+import json
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final
+
+import orjson
 
 from router.core.errors import NoEngine
 from router.core.events import FellBack
@@ -84,14 +87,48 @@ _DROP = frozenset(
 )
 
 
-def body_for_prefill(facts: Facts) -> dict[str, Any]:
+DIGITS: Final = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
+"""For bytes.translate: all digits become 0, and all else spaces."""
+
+LONG_NUMBER: Final = b"0" * 19
+"""Digits, at least, of an integer that does not fit in 64 bits."""
+
+
+def body_for_prefill(facts: Facts, **members: object) -> bytes | None:
+    """The client's body for one token, with more members; None when it cannot be written.
+
+    orjson makes floats of integers beyond 64 bits. Where they are in the prompt, as the bounds in
+    a tool's schema are, the prefill engine would read another prompt than the decode engine: the
+    json module keeps them. Both modules keep all other numbers. orjson reads 1024 levels of nesting
+    and writes 254, json reads and writes what Python's stack allows.
+    """
+    try:
+        if _may_hold_long_integers(facts.raw):
+            exact = json.loads(facts.raw)
+            return json.dumps(_for_one_token(facts.route.kind, exact) | members).encode()
+        return orjson.dumps(_for_one_token(facts.route.kind, facts.body) | members)
+    except (orjson.JSONEncodeError, RecursionError):
+        return None
+
+
+def _may_hold_long_integers(document: bytes) -> bool:
+    """Digits in a string look like one: then the slower module does the same.
+
+    Of every sixth byte at least three are among 19 digits: looking at these first takes a quarter
+    of the time, and rules most prompts out. A regular expression takes ten times as long as all.
+    """
+    is_likely = b"000" in document[::6].translate(DIGITS)
+    return is_likely and LONG_NUMBER in document.translate(DIGITS)
+
+
+def _for_one_token(kind: RouteKind, given: Mapping[str, Any]) -> dict[str, Any]:
     """The client's body, made to produce one token and to end for its length.
 
     Up to vLLM 0.20 an engine hands its KV cache over only when it ended for length, so nothing
     else may end it: no stop strings, no end-of-sequence.
     """
-    body = {key: value for key, value in facts.body.items() if key not in _DROP}
-    body[_ONE_TOKEN.get(facts.route.kind, "max_tokens")] = 1
+    body = {key: value for key, value in given.items() if key not in _DROP}
+    body[_ONE_TOKEN.get(kind, "max_tokens")] = 1
     if "max_completion_tokens" in body:  # on chat it takes precedence over max_tokens
         body["max_completion_tokens"] = 1
     if "n" in body:

@@ -1,15 +1,18 @@
 """The prefill leg: the body that is asked, and which engine is asked next."""
 
+import json
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.core.errors import NoEngine
+from router.core.errors import BadRequest, NoEngine
 from router.core.events import FellBack
 from router.core.plans.prefill import body_for_prefill, prefill
 from router.core.plans.steps import Call, Lease, Release, Step
-from router.core.values import Failure, Reply, Role
+from router.core.values import Facts, Failure, Reply, Role
 from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
@@ -20,9 +23,11 @@ from tests.core.fixtures import (
     RESET,
     RESPONSES,
     SILENT,
+    read,
     reply,
     request,
 )
+from tests.core.json_texts import objects
 
 NO_ENGINE = NoEngine("no prefill engine")
 FACTS = request(prompt="Hello")
@@ -131,21 +136,29 @@ def test_a_failure_with_no_engine_left_is_recorded_once() -> None:
 # The body.
 
 
+def asked(facts: Facts) -> dict[str, Any]:
+    """The prefill request's body, as an engine reads it: vLLM with the json module."""
+    body = body_for_prefill(facts)
+    assert body is not None
+    read_body: dict[str, Any] = json.loads(body)
+    return read_body
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, MESSAGES])
 def test_one_token_is_asked_for(path: str) -> None:
-    assert body_for_prefill(request(path, max_tokens=100))["max_tokens"] == 1
-    assert body_for_prefill(request(path))["max_tokens"] == 1
+    assert asked(request(path, max_tokens=100))["max_tokens"] == 1
+    assert asked(request(path))["max_tokens"] == 1
 
 
 def test_responses_spells_the_limit_differently() -> None:
-    body = body_for_prefill(request(RESPONSES, max_output_tokens=100))
+    body = asked(request(RESPONSES, max_output_tokens=100))
     assert body["max_output_tokens"] == 1
     assert "max_tokens" not in body
 
 
 def test_chats_other_limit_is_set_only_where_the_client_set_it() -> None:
-    assert body_for_prefill(request(CHAT, max_completion_tokens=9))["max_completion_tokens"] == 1
-    assert "max_completion_tokens" not in body_for_prefill(request(CHAT))
+    assert asked(request(CHAT, max_completion_tokens=9))["max_completion_tokens"] == 1
+    assert "max_completion_tokens" not in asked(request(CHAT))
 
 
 @pytest.mark.parametrize(
@@ -161,27 +174,27 @@ def test_chats_other_limit_is_set_only_where_the_client_set_it() -> None:
     ],
 )
 def test_what_could_end_or_forbid_one_token_is_dropped(member: dict[str, Any]) -> None:
-    assert body_for_prefill(request(**member)) == body_for_prefill(request())
+    assert asked(request(**member)) == asked(request())
 
 
 def test_only_the_length_may_end_it() -> None:
-    body = body_for_prefill(request(ignore_eos=False))
+    body = asked(request(ignore_eos=False))
     assert body["ignore_eos"] is True
 
 
 @pytest.mark.parametrize("stream", [True, False, None])
 def test_the_reply_comes_in_one_piece(stream: bool | None) -> None:
-    assert body_for_prefill(request(stream=stream))["stream"] is False
+    assert asked(request(stream=stream))["stream"] is False
 
 
 def test_one_answer_is_asked_for_where_the_client_named_a_number() -> None:
-    assert body_for_prefill(request(n=1))["n"] == 1
-    assert body_for_prefill(request(n=None))["n"] == 1
-    assert "n" not in body_for_prefill(request())
+    assert asked(request(n=1))["n"] == 1
+    assert asked(request(n=None))["n"] == 1
+    assert "n" not in asked(request())
 
 
 @pytest.mark.parametrize(
-    ("given", "asked"),
+    ("given", "choice"),
     [
         ("required", "none"),
         ("any", "none"),
@@ -196,12 +209,12 @@ def test_one_answer_is_asked_for_where_the_client_named_a_number() -> None:
         (7, 7),
     ],
 )
-def test_no_tool_is_forced_upon_one_token(given: object, asked: object) -> None:
-    assert body_for_prefill(request(CHAT, tool_choice=given))["tool_choice"] == asked
+def test_no_tool_is_forced_upon_one_token(given: object, choice: object) -> None:
+    assert asked(request(CHAT, tool_choice=given))["tool_choice"] == choice
 
 
 def test_no_tool_choice_is_invented() -> None:
-    assert "tool_choice" not in body_for_prefill(request(CHAT))
+    assert "tool_choice" not in asked(request(CHAT))
 
 
 def test_all_that_makes_the_prompt_stays() -> None:
@@ -213,17 +226,81 @@ def test_all_that_makes_the_prompt_stays() -> None:
         "cache_salt": "salt",
         "unknown": {"to": ["the", "router"]},
     }
-    body = body_for_prefill(request(CHAT, **prompt))
+    body = asked(request(CHAT, **prompt))
     assert {key: body[key] for key in prompt} == prompt
 
 
 def test_the_clients_body_is_not_changed() -> None:
     facts = request(CHAT, n=1, stop="x", max_tokens=7, tool_choice="required")
     before = dict(facts.body)
-    body_for_prefill(facts)
+    asked(facts)
     assert facts.body == before
 
 
 def test_nothing_is_kept_of_one_token() -> None:
-    assert body_for_prefill(request(RESPONSES, input="x", store=True))["store"] is False
-    assert "store" not in body_for_prefill(request(RESPONSES, input="x"))
+    assert asked(request(RESPONSES, input="x", store=True))["store"] is False
+    assert "store" not in asked(request(RESPONSES, input="x"))
+
+
+WRITTEN = {"max_tokens", "max_completion_tokens", "n", "tool_choice", "store", "ignore_eos"}
+WRITTEN |= {"stream", "stream_options", "min_tokens", "min_completion_tokens", "stop", "best_of"}
+WRITTEN |= {"stop_token_ids", "stop_sequences", "max_output_tokens"}
+"""Members that the prefill request has or lacks for reasons of its own."""
+
+
+def kept(body: dict[str, Any]) -> str:
+    """All others, in a spelling that tells 1 from 1.0 and has every digit."""
+    return json.dumps({name: value for name, value in body.items() if name not in WRITTEN})
+
+
+UINT256 = 2**256 - 1
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *("18446744073709551615", "18446744073709551616", "-9223372036854775808"),
+        *("-9223372036854775809", "9999999999999999999", "-0", "-0.0", "1.0", "1E5", "1e-400"),
+        *("1e16", "0.1", "123456789012345678901234567890.5", "5e-324", str(UINT256)),
+        *(f'"{UINT256}"', '"\\ud83d\\ude00 \u00e9 12345678901234567890"'),
+    ],
+)
+def test_both_engines_read_the_same_number(number: str) -> None:
+    raw = f'{{"messages":[],"tools":[{{"maximum":{number}}}],"n":1}}'.encode()
+    assert kept(asked(read(CHAT, raw))) == kept(json.loads(raw))
+
+
+@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("number", ["-9223372036854775809", "18446744073709551616"])
+def test_a_long_integer_is_found_wherever_it_stands(number: str, place: int) -> None:
+    raw = f'{{"a":"{"x" * place}","b":{number}}}'.encode()
+    assert asked(read(CHAT, raw))["b"] == int(number)
+
+
+@given(objects, st.sampled_from([CHAT, COMPLETIONS, RESPONSES, MESSAGES]))
+def test_both_engines_read_the_same_prompt_whatever_it_holds(document: str, path: str) -> None:
+    try:
+        facts = read(path, document.encode())
+    except BadRequest:
+        return
+    assert kept(asked(facts)) == kept(json.loads(facts.raw))
+
+
+def test_members_are_added_to_a_body_with_long_integers() -> None:
+    facts = read(CHAT, b'{"seed":%d}' % UINT256)
+    body = body_for_prefill(facts, kv_transfer_params={"do_remote_decode": True})
+    assert body is not None
+    assert json.loads(body)["kv_transfer_params"] == {"do_remote_decode": True}
+
+
+def nested(number: int) -> Facts:
+    return read(CHAT, b'{"a":' + b"[" * 1000 + b"%d" % number + b"]" * 1000 + b"}")
+
+
+def test_what_is_nested_too_deeply_is_not_written() -> None:
+    assert body_for_prefill(nested(1)) is None
+
+
+def test_a_long_integer_that_is_nested_deeply_is_exact_where_it_is_written() -> None:
+    body = body_for_prefill(nested(UINT256))  # from Python 3.12 on it is
+    assert body is None or b"[%d]" % UINT256 in body
