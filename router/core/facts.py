@@ -120,6 +120,8 @@ def _direct_reason(body: Mapping[str, Any]) -> str | None:
     Several answers share one KV reference, which may be read once only (vllm#43509, CVE-2026-94623
     for prompt lists); prompt logprobs need the prompt computed where they are returned
     (vllm#27449); beam search ignores the reference; stored responses live in one engine's memory.
+    One token is no call of a forced tool (vllm#38911: 400 or 500), and any other `tool_choice` may
+    change the prompt: chat templates see it, and vLLM may leave out the tools.
     """
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
 
@@ -139,6 +141,13 @@ def _echo_has_logprobs(body: Mapping[str, Any]) -> bool:
     return given is not None and given is not False
 
 
+def _forces_a_tool(choice: object) -> bool:
+    """In the spelling of any route: "required", {"type": "any"}, or the tool's name."""
+    if isinstance(choice, dict):
+        return choice.get("type") not in ("auto", "none")
+    return choice in ("required", "any")
+
+
 _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("several_answers", lambda body: _over_one(body.get("n"))),
     ("best_of", lambda body: _over_one(body.get("best_of"))),
@@ -149,10 +158,11 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("echo_logprobs", lambda body: bool(body.get("echo")) and _echo_has_logprobs(body)),
     ("stored_response", lambda body: body.get("previous_response_id") is not None),
     ("background", lambda body: bool(body.get("background"))),
+    ("forced_tool", lambda body: _forces_a_tool(body.get("tool_choice"))),
 )
 
 _SPECIAL_KEYS: Final = TRANSFER_KEYS | {
     *("vllm_xargs", "n", "best_of", "use_beam_search", "prompt_embeds", "prompt_logprobs", "echo"),
-    *("previous_response_id", "background"),
+    *("previous_response_id", "background", "tool_choice"),
 }
 """A body without them has nothing to be removed, and no rule applies to it."""

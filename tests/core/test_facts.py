@@ -212,6 +212,31 @@ def test_what_must_not_be_disaggregated_says_why(body: dict[str, Any], reason: s
 
 
 @pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ("required", "forced_tool"),
+        ("any", "forced_tool"),
+        ({"type": "function", "function": {"name": "f"}}, "forced_tool"),
+        ({"type": "function", "name": "f"}, "forced_tool"),
+        ({"type": "any"}, "forced_tool"),
+        ({"type": "tool", "name": "f"}, "forced_tool"),
+        ({}, "forced_tool"),
+        ("auto", None),
+        ("none", None),
+        ({"type": "auto"}, None),
+        ({"type": "none"}, None),
+        (None, None),
+        (7, None),
+    ],
+)
+@pytest.mark.parametrize("path", GENERATION)
+def test_a_request_that_forces_a_tool_must_not_be_disaggregated(
+    path: str, choice: object, reason: str | None
+) -> None:
+    assert request(path, tool_choice=choice).direct_reason == reason
+
+
+@pytest.mark.parametrize(
     ("body", "reason"),
     [
         ({"echo": True}, "echo_logprobs"),

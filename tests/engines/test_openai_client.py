@@ -123,7 +123,7 @@ async def test_tools_reach_the_prompt(routed: AsyncOpenAI, alone: AsyncOpenAI, t
 
 @both_lengths
 async def test_a_named_tool_is_called(routed: AsyncOpenAI, alone: AsyncOpenAI, text: str) -> None:
-    """A choice that constrains the answer's grammar, cut to one token on the prefill leg."""
+    """A choice that constrains the answer's grammar, and may change the prompt."""
     options: dict[str, Any] = {
         "messages": _messages(text),
         "tools": [WEATHER],

@@ -133,23 +133,8 @@ def _for_one_token(kind: RouteKind, given: Mapping[str, Any]) -> dict[str, Any]:
         body["max_completion_tokens"] = 1
     if "n" in body:
         body["n"] = 1
-    if _forces_a_tool(body.get("tool_choice")):
-        body["tool_choice"] = _no_tool(body["tool_choice"])
     if body.get("store"):  # only the decode engine's answer is to be stored
         body["store"] = False
     body["ignore_eos"] = True
     body["stream"] = False
     return body
-
-
-def _forces_a_tool(choice: object) -> bool:
-    """One token is no valid call of a required or named tool: vLLM answers 400 or 500 to it."""
-    return choice in ("required", "any") or (
-        isinstance(choice, dict) and choice.get("type") not in ("auto", "none")
-    )
-
-
-def _no_tool(choice: object) -> object:
-    """The tools themselves stay: they are part of the prompt."""
-    is_messages = isinstance(choice, dict) and choice.get("type") in ("any", "tool")
-    return {"type": "none"} if is_messages else "none"

@@ -193,35 +193,12 @@ def test_one_answer_is_asked_for_where_the_client_named_a_number() -> None:
     assert "n" not in asked(request())
 
 
-@pytest.mark.parametrize(
-    ("given", "choice"),
-    [
-        ("required", "none"),
-        ("any", "none"),
-        ({"type": "function", "function": {"name": "f"}}, "none"),
-        ({"type": "any"}, {"type": "none"}),
-        ({"type": "tool", "name": "f"}, {"type": "none"}),
-        ("auto", "auto"),
-        ("none", "none"),
-        ({"type": "auto"}, {"type": "auto"}),
-        ({"type": "none"}, {"type": "none"}),
-        (None, None),
-        (7, 7),
-    ],
-)
-def test_no_tool_is_forced_upon_one_token(given: object, choice: object) -> None:
-    assert asked(request(CHAT, tool_choice=given))["tool_choice"] == choice
-
-
-def test_no_tool_choice_is_invented() -> None:
-    assert "tool_choice" not in asked(request(CHAT))
-
-
 def test_all_that_makes_the_prompt_stays() -> None:
     prompt = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "Hello"}],
         "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": "auto",
         "chat_template_kwargs": {"enable_thinking": False},
         "cache_salt": "salt",
         "unknown": {"to": ["the", "router"]},
@@ -231,7 +208,7 @@ def test_all_that_makes_the_prompt_stays() -> None:
 
 
 def test_the_clients_body_is_not_changed() -> None:
-    facts = request(CHAT, n=1, stop="x", max_tokens=7, tool_choice="required")
+    facts = request(CHAT, n=1, stop="x", max_tokens=7)
     before = dict(facts.body)
     asked(facts)
     assert facts.body == before
@@ -242,7 +219,7 @@ def test_nothing_is_kept_of_one_token() -> None:
     assert "store" not in asked(request(RESPONSES, input="x"))
 
 
-WRITTEN = {"max_tokens", "max_completion_tokens", "n", "tool_choice", "store", "ignore_eos"}
+WRITTEN = {"max_tokens", "max_completion_tokens", "n", "store", "ignore_eos"}
 WRITTEN |= {"stream", "stream_options", "min_tokens", "min_completion_tokens", "stop", "best_of"}
 WRITTEN |= {"stop_token_ids", "stop_sequences", "max_output_tokens"}
 """Members that the prefill request has or lacks for reasons of its own."""
