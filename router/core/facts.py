@@ -4,6 +4,7 @@ The body's bytes are forwarded as the client sent them, unless they hold KV tran
 removed, and the body is serialised again.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -126,12 +127,20 @@ def _direct_reason(body: Mapping[str, Any]) -> str | None:
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
 
 
-def _over_one(value: Any) -> bool:
-    """vLLM's request models are lax: "2" is a number there."""
+def _number(value: Any) -> float:
+    """vLLM's request models are lax: "2" is a number there. NaN, neither more nor less than any
+    number, for what is none."""
     try:
-        return float(value) > 1
+        return float(value)
     except (TypeError, ValueError):
-        return False
+        return math.nan
+
+
+def _truncates(body: Mapping[str, Any]) -> bool:
+    """To what fits with `max_tokens`, which differs on the prefill leg. /v1/responses takes null
+    for "auto"."""
+    is_left_to_vllm = _number(body.get("truncate_prompt_tokens")) < 0
+    return is_left_to_vllm or body.get("truncation", "disabled") != "disabled"
 
 
 def _echo_has_logprobs(body: Mapping[str, Any]) -> bool:
@@ -149,8 +158,8 @@ def _forces_a_tool(choice: object) -> bool:
 
 
 _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
-    ("several_answers", lambda body: _over_one(body.get("n"))),
-    ("best_of", lambda body: _over_one(body.get("best_of"))),
+    ("several_answers", lambda body: _number(body.get("n")) > 1),
+    ("best_of", lambda body: _number(body.get("best_of")) > 1),
     ("beam_search", lambda body: bool(body.get("use_beam_search"))),
     # Each embedding is one more prompt, and its tokens are not counted.
     ("prompt_embeds", lambda body: body.get("prompt_embeds") is not None),
@@ -158,11 +167,13 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("echo_logprobs", lambda body: bool(body.get("echo")) and _echo_has_logprobs(body)),
     ("stored_response", lambda body: body.get("previous_response_id") is not None),
     ("background", lambda body: bool(body.get("background"))),
+    ("truncation", _truncates),
     ("forced_tool", lambda body: _forces_a_tool(body.get("tool_choice"))),
 )
 
 _SPECIAL_KEYS: Final = TRANSFER_KEYS | {
     *("vllm_xargs", "n", "best_of", "use_beam_search", "prompt_embeds", "prompt_logprobs", "echo"),
     *("previous_response_id", "background", "tool_choice"),
+    *("truncate_prompt_tokens", "truncation"),
 }
 """A body without them has nothing to be removed, and no rule applies to it."""
