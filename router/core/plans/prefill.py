@@ -105,8 +105,8 @@ def body_for_prefill(facts: Facts, **members: object) -> bytes | None:
     try:
         if _may_hold_long_integers(facts.raw):
             exact = json.loads(facts.raw)
-            return json.dumps(_for_one_token(facts.route.kind, exact) | members).encode()
-        return orjson.dumps(_for_one_token(facts.route.kind, facts.body) | members)
+            return json.dumps(_for_one_token(facts.route.kind, exact, members)).encode()
+        return orjson.dumps(_for_one_token(facts.route.kind, facts.body, members))
     except (orjson.JSONEncodeError, RecursionError):
         return None
 
@@ -121,7 +121,9 @@ def _may_hold_long_integers(document: bytes) -> bool:
     return is_likely and LONG_NUMBER in document.translate(DIGITS)
 
 
-def _for_one_token(kind: RouteKind, given: Mapping[str, Any]) -> dict[str, Any]:
+def _for_one_token(
+    kind: RouteKind, given: Mapping[str, Any], members: dict[str, object]
+) -> dict[str, Any]:
     """The client's body, made to produce one token and to end for its length.
 
     Up to vLLM 0.20 an engine hands its KV cache over only when it ended for length, so nothing
@@ -135,6 +137,14 @@ def _for_one_token(kind: RouteKind, given: Mapping[str, Any]) -> dict[str, Any]:
         body["n"] = 1
     if body.get("store"):  # only the decode engine's answer is to be stored
         body["store"] = False
+    if kind is RouteKind.MESSAGES and KV_KEY not in members and _has_budget(body.get("thinking")):
+        del body["thinking"]
     body["ignore_eos"] = True
     body["stream"] = False
-    return body
+    return body | members
+
+
+def _has_budget(thinking: object) -> bool:
+    """Thinking tokens that vLLM wants to be less than max_tokens, unless KV parameters tell it that
+    it only prefills. It makes no difference to the prompt."""
+    return isinstance(thinking, dict) and thinking.get("type") == "enabled"

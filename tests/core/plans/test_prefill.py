@@ -219,6 +219,23 @@ def test_nothing_is_kept_of_one_token() -> None:
     assert "store" not in asked(request(RESPONSES, input="x"))
 
 
+THINKING = {"type": "enabled", "budget_tokens": 2048}
+
+
+@pytest.mark.parametrize("thinking", [{"type": "disabled"}, {"type": "adaptive"}, None, "enabled"])
+def test_a_budget_of_thinking_tokens_is_left_out_as_it_exceeds_one_token(thinking: object) -> None:
+    assert "thinking" not in asked(request(MESSAGES, messages=[], thinking=THINKING))
+    assert asked(request(MESSAGES, messages=[], thinking=thinking))["thinking"] == thinking
+    assert asked(request(CHAT, messages=[], thinking=THINKING))["thinking"] == THINKING
+
+
+def test_a_budget_stays_where_kv_parameters_tell_vllm_that_it_only_prefills() -> None:
+    facts = request(MESSAGES, messages=[], thinking=THINKING)
+    body = body_for_prefill(facts, kv_transfer_params={"do_remote_decode": True})
+    assert body is not None
+    assert json.loads(body)["thinking"] == THINKING
+
+
 WRITTEN = {"max_tokens", "max_completion_tokens", "n", "store", "ignore_eos"}
 WRITTEN |= {"stream", "stream_options", "min_tokens", "min_completion_tokens", "stop", "best_of"}
 WRITTEN |= {"stop_token_ids", "stop_sequences", "max_output_tokens"}
