@@ -135,7 +135,8 @@ def _for_one_token(
         body["max_completion_tokens"] = 1
     if "n" in body:
         body["n"] = 1
-    if body.get("store"):  # only the decode engine's answer is to be stored
+    # Only the decode engine's answer is to be stored; on /v1/responses that is the default.
+    if kind is RouteKind.RESPONSES or body.get("store"):
         body["store"] = False
     if kind is RouteKind.MESSAGES and KV_KEY not in members and _has_budget(body.get("thinking")):
         del body["thinking"]

@@ -215,8 +215,13 @@ def test_the_clients_body_is_not_changed() -> None:
 
 
 def test_nothing_is_kept_of_one_token() -> None:
-    assert asked(request(RESPONSES, input="x", store=True))["store"] is False
-    assert "store" not in asked(request(RESPONSES, input="x"))
+    assert asked(request(CHAT, messages=[], store=True))["store"] is False
+    assert "store" not in asked(request(CHAT, messages=[]))
+
+
+@pytest.mark.parametrize("store", [{}, {"store": True}, {"store": None}, {"store": False}])
+def test_a_response_is_stored_unless_told_otherwise(store: dict[str, Any]) -> None:
+    assert asked(request(RESPONSES, input="x", **store))["store"] is False
 
 
 THINKING = {"type": "enabled", "budget_tokens": 2048}
