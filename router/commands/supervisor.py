@@ -1,12 +1,12 @@
 """Keeps N worker processes alive until a signal ends them.
 
 A worker is a fork of this process, so it starts with everything imported. One that ends is
-restarted; if workers keep failing at start, this process ends with status 1, and with status 2 if
-one says that the configuration is wrong. Each worker is a
-process group of its own, since Ctrl-C in a terminal signals a whole group. The first SIGTERM or
-SIGINT is passed on to all workers; at a second one they get `force_stop` instead, so that a worker
-which was signalled by others, too, does not take that for the second. A worker whose event loop
-hangs is killed: it would keep its share of the connections.
+restarted, ever later if it keeps failing at start. If workers fail and none runs for long, this
+process ends with status 1, and with status 2 if one says that the configuration is wrong. Each
+worker is a process group of its own, since Ctrl-C in a terminal signals a whole group. The first
+SIGTERM or SIGINT is passed on to all workers; at a second one they get `force_stop` instead, so
+that a worker which was signalled by others, too, does not take that for the second. A worker whose
+event loop hangs is killed: it would keep its share of the connections.
 """
 
 import logging
@@ -24,12 +24,16 @@ log = logging.getLogger(__name__)
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP})
 
 RESTART_SECONDS = 1.0
-"""Shortest time between two starts of a worker."""
+"""Shortest time between two starts of a worker; doubled with each start that fails again."""
+
+MAX_RESTART_SECONDS = 30.0
 
 MOST_FAILURES = 5
-"""Consecutive starts, of any worker, that may end within `SETTLED_SECONDS`."""
+"""Consecutive starts, of any worker, that may end within `SETTLED_SECONDS` while none has run for
+longer."""
 
 SETTLED_SECONDS = 10.0
+"""A worker that has run so long has started successfully."""
 
 TICK_SECONDS = 0.25
 """Between two calls of `on_tick`; the workers tick as often."""
@@ -50,6 +54,8 @@ class _Worker:
     number: int
     pid: int | None = None
     started: float = -math.inf
+    failures: int = 0
+    """Its starts in a row that have failed."""
     heartbeat: int = 0
     silent_ticks: int = 0
     """Ticks since the heartbeat changed."""
@@ -57,7 +63,12 @@ class _Worker:
     @property
     def due(self) -> float:
         """When it may be started next."""
-        return self.started + RESTART_SECONDS
+        doublings = min(max(self.failures - 1, 0), 10)
+        return self.started + min(RESTART_SECONDS * 2.0**doublings, MAX_RESTART_SECONDS)
+
+    def has_settled(self, now: float) -> bool:
+        """Whether it runs, and has for some time."""
+        return self.pid is not None and now - self.started >= SETTLED_SECONDS
 
 
 class Supervisor:
@@ -167,7 +178,7 @@ class Supervisor:
             pid = os.fork()
         except OSError as error:  # no memory, or too many processes: for now, it may be
             log.error("worker %d cannot be started: %s", worker.number, error.strerror)  # noqa: TRY400 - no traceback
-            self._count_failure(0.0)
+            self._count_failure(worker, 0.0)
             return
         if pid:
             worker.pid = pid
@@ -202,14 +213,20 @@ class Supervisor:
                     self._end(signal.SIGTERM)
             elif not self._is_ending:
                 log.error("worker %d (pid %d) ended; restarting it", worker.number, pid)
-                self._count_failure(time.monotonic() - worker.started)
+                self._count_failure(worker, time.monotonic() - worker.started)
 
-    def _count_failure(self, lived: float) -> None:
-        self._failures = self._failures + 1 if lived < SETTLED_SECONDS else 0
-        if self._failures >= MOST_FAILURES:
-            log.error("%d starts of workers failed in a row: giving up", self._failures)
-            self._status = 1
-            self._end(signal.SIGTERM)
+    def _count_failure(self, worker: _Worker, lived: float) -> None:
+        if lived >= SETTLED_SECONDS:
+            self._failures = worker.failures = 0
+            return
+        self._failures += 1
+        worker.failures += 1
+        now = time.monotonic()
+        if self._failures < MOST_FAILURES or any(each.has_settled(now) for each in self._workers):
+            return
+        log.error("%d starts of workers failed in a row: giving up", self._failures)
+        self._status = 1
+        self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
         """Pass the signal on to all workers; after a second one they end at once, and a third one

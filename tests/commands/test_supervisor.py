@@ -5,11 +5,19 @@ import os
 import signal
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import NoReturn
 
 import pytest
 
-from router.commands.supervisor import ABORT_TICKS, HUNG_TICKS, MOST_FAILURES, Supervisor
+from router.commands.supervisor import (
+    ABORT_TICKS,
+    HUNG_TICKS,
+    MAX_RESTART_SECONDS,
+    MOST_FAILURES,
+    SETTLED_SECONDS,
+    Supervisor,
+)
 
 
 def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
@@ -28,6 +36,87 @@ def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
     assert told == ["ending"]
     assert len(caplog.messages) == MOST_FAILURES + 1
     assert caplog.messages[0] == ("worker 0 cannot be started: Resource temporarily unavailable")
+
+
+@dataclass
+class Restarts:
+    """A supervisor of two workers. Worker 1 has run for long; starts of worker 0 fail, until a test
+    gives it a `pid`."""
+
+    now: float = 1000.0
+    pid: int | None = None
+    tries: list[float] = field(default_factory=list)
+    """When worker 0 was started."""
+    sent: list[int] = field(default_factory=list)
+    supervisor: Supervisor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.supervisor = Supervisor(
+            2, lambda _: None, lambda _: None, lambda: None, signal.SIGUSR1
+        )
+        self.supervisor._workers[1].pid = 11
+        self.supervisor._workers[1].started = self.now - SETTLED_SECONDS
+
+    def monotonic(self) -> float:
+        """The clock."""
+        return self.now
+
+    def fork(self) -> int:
+        """Fails for want of memory."""
+        self.tries.append(self.now)
+        if self.pid is None:
+            raise OSError(12, "Cannot allocate memory")
+        return self.pid
+
+    def go_on(self, seconds: int) -> None:
+        """Let time pass."""
+        for _ in range(seconds):
+            self.supervisor._start_due(set())
+            self.now += 1.0
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between the starts."""
+        return [later - earlier for earlier, later in pairwise(self.tries)]
+
+
+@pytest.fixture
+def restarts(monkeypatch: pytest.MonkeyPatch) -> Restarts:
+    found = Restarts()
+    monkeypatch.setattr("router.commands.supervisor.time", found)
+    monkeypatch.setattr(os, "fork", found.fork)
+    monkeypatch.setattr(os, "kill", lambda _, number: found.sent.append(number))
+    return found
+
+
+def test_a_worker_that_cannot_start_is_tried_ever_later_and_the_others_stay(
+    restarts: Restarts,
+) -> None:
+    restarts.go_on(3600)
+    assert restarts.sent == []
+    assert restarts.gaps[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, MAX_RESTART_SECONDS]
+    assert set(restarts.gaps[6:]) == {MAX_RESTART_SECONDS}
+
+
+def test_a_worker_that_has_run_again_is_restarted_without_that_delay(
+    restarts: Restarts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarts.go_on(100)
+    restarts.pid = 10
+    restarts.go_on(100)
+    monkeypatch.setattr(os, "waitpid", lambda pid, _: (pid if pid == 10 else 0, signal.SIGKILL))
+    restarts.supervisor._reap()
+    restarts.tries.clear()
+    restarts.go_on(1)
+    assert restarts.tries
+    assert restarts.sent == []
+
+
+def test_workers_are_given_up_while_none_of_them_has_run_for_long(restarts: Restarts) -> None:
+    restarts.supervisor._workers[1].started = restarts.now + SETTLED_SECONDS
+    restarts.go_on(3600)
+    assert restarts.sent == [signal.SIGTERM]
+    assert len(restarts.tries) == MOST_FAILURES
 
 
 @dataclass
