@@ -105,6 +105,10 @@ class Roster:
         self._beyond[source] = max(0, len(fit) - self.rows)
         return self._update(now)
 
+    def named_by(self, source: str) -> tuple[Target, ...] | None:
+        """The set that a source named last; None if it has named none."""
+        return self._sources.get(source)
+
     def set_ranks(self, url: str, ranks: tuple[int, ...], now: float) -> bool:
         """The engine at a URL has these data-parallel ranks, each an endpoint of its own; with one
         or none it is one endpoint. Returns whether that changes the fleet."""

@@ -14,7 +14,7 @@ from router.core.values import Endpoint, Role
 from router.discovery.dns_answers import RETRY_SECONDS, Belief, Host
 from router.discovery.dns_resolver import LookupFailed, Question, Resolver
 from router.discovery.outage import Outage
-from router.discovery.source import OnAnswer, OnTargets
+from router.discovery.source import Known, OnAnswer, OnTargets, nothing_known
 
 __all__ = ["DnsSource"]
 
@@ -23,7 +23,11 @@ _HOST = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 class DnsSource:
-    """The engines that `names` lead to. A name is asked for again when its answer's TTL is over."""
+    """The engines that `names` lead to. A name is asked for again when its answer's TTL is over.
+
+    After a restart nobody is removed because a name has no answer: until it has one, those of its
+    role that are `known` stay.
+    """
 
     name = "dns"
 
@@ -33,6 +37,7 @@ class DnsSource:
         resolver: Resolver,
         chance: Random | None = None,
         on_answer: OnAnswer = lambda server: None,
+        known: Known = nothing_known,
     ) -> None:
         # What both roles' names lead to is a decode engine: that serves requests by itself.
         self._names = [
@@ -41,6 +46,9 @@ class DnsSource:
             for name in names.get(role, ())
         ]
         self._chance = chance or Random()
+        self._known = known
+        self._before: tuple[Target, ...] = ()
+        """Those known when it began to watch."""
         self._on_targets: OnTargets = lambda targets: None
         self._told: tuple[Target, ...] | None = None
 
@@ -50,8 +58,10 @@ class DnsSource:
         return tuple(dict.fromkeys(name.server for name in self._names))
 
     async def watch(self, on_targets: OnTargets) -> None:
-        """See `Source`. The first set is told when each name has been asked for once."""
+        """See `Source`. The first set is told when each name has been asked for once, and one of
+        them has an answer: a name that does not exist yet does not hold up the others."""
         self._on_targets, self._told = on_targets, None
+        self._before = self._known(self.name) or ()
         async with asyncio.TaskGroup() as group:
             for name in self._names:
                 group.create_task(self._follow(name))
@@ -66,10 +76,16 @@ class DnsSource:
     def _changed(self) -> None:
         if not all(name.was_asked for name in self._names):
             return
+        if not any(name.was_answered for name in self._names):
+            return
+        unanswered = {name.role for name in self._names if not name.was_answered}
         found: dict[str, Target] = {}
         for name in self._names:
             for url in name.urls:
                 found.setdefault(url, Target(Endpoint(url, name.role)))
+        for target in self._before:
+            if target.endpoint.role in unanswered:
+                found.setdefault(target.endpoint.url, target)
         targets = tuple(found[url] for url in sorted(found))
         if targets != self._told:
             self._told = targets
@@ -83,6 +99,8 @@ class _Name:
         self.role = role
         self.server = f"dns {name.host}"
         self.was_asked = False
+        self.was_answered = False
+        """Whether it has led to engines, or it is believed that it leads to none."""
         self._resolver = resolver
         self._name = name
         self._outage = Outage(f"DNS name {name.host}", on_answer=partial(on_answer, self.server))
@@ -99,6 +117,8 @@ class _Name:
         """Ask all questions; returns the seconds until they are to be asked again."""
         seconds = await asyncio.gather(*map(self._ask, self._beliefs))
         self.was_asked = True
+        if self.urls or all(belief.is_held for belief in self._beliefs.values()):
+            self.was_answered = True
         return min((each for each in seconds if each is not None), default=RETRY_SECONDS)
 
     async def _ask(self, question: Question) -> float | None:

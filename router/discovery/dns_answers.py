@@ -42,11 +42,13 @@ class Belief:
 
     def __init__(self) -> None:
         self.urls: frozenset[str] = frozenset()
+        self.is_held = False
+        """Whether an answer has been believed."""
         self._is_doubted = False
 
     def hear(self, urls: Iterable[str]) -> None:
         """Take an answer. Questions that fail are no answers: nothing changes."""
         found = frozenset(urls)
         if found or self._is_doubted:
-            self.urls = found
+            self.urls, self.is_held = found, True
         self._is_doubted = not found

@@ -5,13 +5,21 @@ from typing import Protocol
 
 from router.core.membership import Target
 
-__all__ = ["OnAnswer", "OnTargets", "Source", "WrongConfiguration"]
+__all__ = ["Known", "OnAnswer", "OnTargets", "Source", "WrongConfiguration", "nothing_known"]
 
 OnTargets = Callable[[tuple[Target, ...]], None]
 """Takes the whole set that a source names, each time it changes."""
 
+Known = Callable[[str], tuple[Target, ...] | None]
+"""The set that the source of this name told last, perhaps in a process before this one; None: it
+has told none."""
+
 OnAnswer = Callable[[str], None]
 """Told each time that a server of a source has said what is so, with the server's name."""
+
+
+def nothing_known(_source: str) -> None:
+    """No source has told a set."""
 
 
 class WrongConfiguration(Exception):

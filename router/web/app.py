@@ -273,7 +273,8 @@ class Router:
 
     def _discover(self) -> None:
         discovery = Discovery(self._networks, self.sync.on_targets, self._is_misconfigured)
-        for source in sources_of(self.settings, self.metrics.discovery_answered):
+        answered, known = self.metrics.discovery_answered, self.sync.roster.named_by
+        for source in sources_of(self.settings, answered, known):
             self.metrics.begin_discovery(source.servers)
             self._tasks.spawn(partial(discovery.run, source), "discovery", source.name)
 

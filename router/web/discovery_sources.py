@@ -5,18 +5,20 @@ from router.discovery.dns import DnsSource
 from router.discovery.dns_resolver import SystemResolver
 from router.discovery.kubernetes import KubernetesSource
 from router.discovery.kubernetes_login import kubernetes_login
-from router.discovery.source import OnAnswer, Source
+from router.discovery.source import Known, OnAnswer, Source, nothing_known
 from router.settings import Settings, SettingsError
 
 __all__ = ["discovery_sources", "dns_source", "kubernetes_source"]
 
 
 def discovery_sources(
-    settings: Settings, on_answer: OnAnswer = lambda server: None
+    settings: Settings,
+    on_answer: OnAnswer = lambda server: None,
+    known: Known = nothing_known,
 ) -> list[Source]:
     """All of them. Raises SettingsError when an extra is not installed."""
     try:
-        found = (kubernetes_source(settings, on_answer), dns_source(settings, on_answer))
+        found = (kubernetes_source(settings, on_answer), dns_source(settings, on_answer, known))
     except ImportError as error:
         raise SettingsError(str(error)) from None
     return [each for each in found if each is not None]
@@ -38,9 +40,9 @@ def kubernetes_source(settings: Settings, on_answer: OnAnswer) -> KubernetesSour
     )
 
 
-def dns_source(settings: Settings, on_answer: OnAnswer) -> DnsSource | None:
+def dns_source(settings: Settings, on_answer: OnAnswer, known: Known) -> DnsSource | None:
     """The one that asks DNS servers; None if none is asked for. Raises ImportError."""
     names = {PREFILL: settings.dns_prefill, DECODE: settings.dns_decode}
     if not any(names.values()):
         return None
-    return DnsSource(names, SystemResolver(), on_answer=on_answer)
+    return DnsSource(names, SystemResolver(), on_answer=on_answer, known=known)

@@ -8,7 +8,7 @@ from router.core.membership import Target
 from router.core.roster import MAX_ENDPOINTS, Roster
 from router.core.values import Endpoint, Role
 from router.discovery.file import FileSource
-from router.discovery.source import OnAnswer, Source
+from router.discovery.source import Known, OnAnswer, Source, nothing_known
 from router.settings import Settings
 from router.web.discovery_sources import discovery_sources
 
@@ -26,12 +26,16 @@ SETTINGS = "settings"
 """The source of the engines that `--prefill` and `--decode` name."""
 
 
-def sources_of(settings: Settings, on_answer: OnAnswer = lambda server: None) -> list[Source]:
+def sources_of(
+    settings: Settings,
+    on_answer: OnAnswer = lambda server: None,
+    known: Known = nothing_known,
+) -> list[Source]:
     """The sources that watch something, which tell `on_answer` of their answers. Raises
     SettingsError when an extra is not installed."""
     path = settings.engines_file
     found: list[Source] = [] if path is None else [FileSource(path, on_answer=on_answer)]
-    return found + discovery_sources(settings, on_answer)
+    return found + discovery_sources(settings, on_answer, known)
 
 
 def new_roster(settings: Settings) -> Roster:

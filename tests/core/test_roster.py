@@ -175,6 +175,15 @@ def test_of_two_sources_that_name_an_engine_the_first_counts_and_one_is_enough()
     assert entry_of(roster, D0).leaving_since is None
 
 
+def test_what_a_source_named_last_is_known_in_the_next_process_too() -> None:
+    roster = roster_of(Target(P0), Target(D0))
+    roster.set_targets("file", (Target(D0),), 1.0)
+    heir = Roster(8, LEAVE_SECONDS)
+    heir.restore(roster.encode())
+    assert heir.named_by("file") == (Target(D0),)
+    assert heir.named_by("dns") is None
+
+
 def test_a_name_that_is_too_long_is_left_out() -> None:
     long = Endpoint(f"http://{'a' * 2000}", Role.DECODE)
     roster = roster_of(Target(long), Target(D0, "x" * 2000), Target(D1))

@@ -33,14 +33,21 @@ async def server() -> AsyncIterator[Server]:
 
 
 class Watched:
-    """A source that runs, and what it has said."""
+    """A source that runs, and what it has said; `before`: what it said in an earlier process."""
 
-    def __init__(self, server: Server, *decode: str, prefill: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        server: Server,
+        *decode: str,
+        prefill: tuple[str, ...] = (),
+        before: tuple[Target, ...] = (),
+    ) -> None:
         self.server = server
         self.told: list[tuple[Target, ...]] = []
         resolver = SystemResolver(server.resolver())
         names = {PREFILL: map(dns_name, prefill), DECODE: map(dns_name, decode)}
-        self.source = DnsSource(names, resolver, Random(1))
+        known = {"dns": before}.get
+        self.source = DnsSource(names, resolver, Random(1), known=known)
 
     @property
     def urls(self) -> list[str]:
@@ -49,7 +56,7 @@ class Watched:
 
     async def __aenter__(self) -> "Watched":
         self._task = asyncio.create_task(self.source.watch(self.told.append))
-        await self.until(lambda: self.told)
+        await self.until(lambda: self.told or self.server.asked)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -101,6 +108,7 @@ async def test_srv_records_bring_names_and_ports(server: Server) -> None:
 async def test_an_srv_record_may_say_that_there_is_no_service(server: Server) -> None:
     server.put(SERVICE, "SRV", ["0 0 0 ."])
     async with Watched(server, SERVICE) as watched:
+        await watched.until(lambda: watched.told)
         assert watched.urls == []
 
 
@@ -169,10 +177,57 @@ async def test_it_starts_before_the_name_exists(
 ) -> None:
     server.records = {}
     async with Watched(server, f"{NAME}:8000") as watched:
-        assert watched.told == [()]
+        assert watched.told == []
         server.put(NAME, "A", [A])
-        await watched.until(lambda: watched.urls)
+        await watched.until(lambda: watched.told)
+        assert watched.urls == [f"{A}:8000"]
     assert f"there is no name {NAME}; check it" in caplog.text
+
+
+async def test_a_name_that_does_not_exist_does_not_hold_up_the_others(server: Server) -> None:
+    async with Watched(server, f"{NAME}:8000", prefill=(f"{OTHER}:9000",)) as watched:
+        assert watched.urls == [f"{A}:8000", f"{B}:8000"]
+        server.put(NAME, "A", [A])
+        await watched.until(lambda: watched.urls == [f"{A}:8000"])
+
+
+BEFORE = tuple(Target(Endpoint(f"http://{host}:8000", DECODE)) for host in (A, C))
+
+
+@pytest.mark.parametrize("failure", ["SERVFAIL", "REFUSED", "NXDOMAIN"])
+async def test_after_a_restart_known_engines_stay_until_there_is_an_answer(
+    server: Server, failure: str
+) -> None:
+    server.failure = failure
+    async with Watched(server, f"{NAME}:8000", before=BEFORE) as watched:
+        await watched.asked_again(times=3)
+        assert watched.told == []
+        server.failure = None
+        await watched.until(lambda: watched.told)
+        assert watched.urls == [f"{A}:8000", f"{B}:8000"]
+
+
+async def test_after_a_restart_an_empty_answer_is_believed_when_it_comes_twice(
+    server: Server,
+) -> None:
+    server.put(NAME, "A", [])
+    async with Watched(server, f"{NAME}:8000", before=BEFORE) as watched:
+        assert watched.told == []
+        await watched.asked_again()
+        assert watched.told == [()]
+
+
+async def test_after_a_restart_engines_stay_while_a_name_of_their_role_has_no_answer(
+    server: Server,
+) -> None:
+    prefill = tuple(Target(Endpoint(f"http://{host}:9000", PREFILL)) for host in (A, C))
+    async with Watched(
+        server, f"{NAME}:8000", prefill=(f"{OTHER}:9000",), before=(*BEFORE, *prefill)
+    ) as watched:
+        assert watched.urls == [f"{A}:8000", f"{A}:9000", f"{B}:8000", f"{C}:9000"]
+        server.put(OTHER, "A", [C])
+        await watched.until(lambda: f"{A}:9000" not in watched.urls)
+        assert watched.urls == [f"{A}:8000", f"{B}:8000", f"{C}:9000"]
 
 
 async def test_a_hundred_engines_come_over_tcp(server: Server) -> None:

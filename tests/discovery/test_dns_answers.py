@@ -18,6 +18,14 @@ def test_an_empty_answer_is_believed_when_it_comes_twice() -> None:
     assert belief.urls == frozenset()
 
 
+def test_a_first_answer_is_held_unless_it_is_empty() -> None:
+    for heard, is_held in (([], False), (["a"], True), ([""], False), (["", ""], True)):
+        belief = Belief()
+        for urls in heard:
+            belief.hear(urls)
+        assert belief.is_held == is_held
+
+
 def test_an_answer_between_two_empty_ones_ends_the_doubt() -> None:
     belief = Belief()
     for heard in ("a", "", "b", ""):
