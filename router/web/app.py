@@ -272,8 +272,8 @@ class Router:
         self._loop_lag.start()
 
     def _discover(self) -> None:
-        discovery = Discovery(self._networks, self.sync.on_targets, self._is_misconfigured)
         answered, known = self.metrics.discovery_answered, self.sync.roster.named_by
+        discovery = Discovery(self._networks, self.sync.on_targets, known, self._is_misconfigured)
         for source in sources_of(self.settings, answered, known):
             self.metrics.begin_discovery(source.servers)
             self._tasks.spawn(partial(discovery.run, source), "discovery", source.name)

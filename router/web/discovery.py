@@ -7,7 +7,7 @@ from typing import Final
 
 from router.core.engine_networks import EngineNetworks
 from router.core.membership import Target
-from router.discovery.source import Source, WrongConfiguration
+from router.discovery.source import Known, Source, WrongConfiguration
 from router.web.sources import admitted
 
 __all__ = ["Discovery"]
@@ -19,29 +19,29 @@ AGAIN_SECONDS: Final = 10.0
 
 
 class Discovery:
-    """`on_targets` gets the engines that a source names, of those in `networks`.
-    `on_wrong_configuration` is called when a source can never work."""
+    """`on_targets` gets the engines that a source names, of those in `networks`; `known` tells what
+    it has got. `on_wrong_configuration` is called when a source can never work."""
 
     def __init__(
         self,
         networks: EngineNetworks,
         on_targets: Callable[[str, tuple[Target, ...]], None],
+        known: Known,
         on_wrong_configuration: Callable[[], None],
     ) -> None:
         self._networks = networks
         self._on_targets = on_targets
+        self._known = known
         self._on_wrong_configuration = on_wrong_configuration
         self._refused: dict[str, frozenset[str]] = {}
         """By source, why engines that it names are left out, as last logged."""
 
     async def run(self, source: Source) -> None:
         """Let a source name engines, for ever. If its configuration is wrong it is asked no more;
-        where it has named some they stay, and it is asked again: its cluster has changed."""
-        has_told = False
+        where it has named some, perhaps to a process before this one, they stay, and it is asked
+        again: its cluster has changed."""
 
         def on_targets(targets: tuple[Target, ...]) -> None:
-            nonlocal has_told
-            has_told = True
             self._on_targets(source.name, self._admitted(source.name, targets))
 
         while True:
@@ -49,7 +49,7 @@ class Discovery:
                 await source.watch(on_targets)
             except WrongConfiguration as error:
                 log.error("discovery by %s: %s", source.name, error)  # noqa: TRY400
-                if not has_told:
+                if self._known(source.name) is None:
                     self._on_wrong_configuration()
                     return
             await asyncio.sleep(AGAIN_SECONDS)

@@ -70,8 +70,9 @@ class FleetSync:
 
     def on_targets(self, source: str, targets: tuple[Target, ...]) -> None:
         """A source names its whole set; in the leader only."""
-        if self.roster.set_targets(source, targets, time.monotonic()):
-            self._changed()
+        is_first = self.roster.named_by(source) is None
+        if self.roster.set_targets(source, targets, time.monotonic()) or is_first:
+            self._changed()  # an empty first set, too: a restarted leader is to know of it
         left_out, self._left_out = self._left_out, self.roster.left_out
         if self._left_out and self._left_out != left_out:
             log.warning(

@@ -41,16 +41,23 @@ class Source:
 
 
 class Bench:
-    """A discovery, and what it has told."""
+    """A discovery, and what it has told; `before`: what it told in an earlier process."""
 
-    def __init__(self, *networks: str) -> None:
+    def __init__(self, *networks: str, before: tuple[Target, ...] | None = None) -> None:
+        self.before = before
         self.told: list[tuple[Target, ...]] = []
         self.ended = 0
-        self.discovery = Discovery(EngineNetworks(networks), self._on_targets, self._end)
+        self.discovery = Discovery(
+            EngineNetworks(networks), self._on_targets, self._known, self._end
+        )
 
     def _on_targets(self, source: str, targets: tuple[Target, ...]) -> None:
         assert source == "pods"
         self.told.append(targets)
+
+    def _known(self, source: str) -> tuple[Target, ...] | None:
+        assert source == "pods"
+        return self.told[-1] if self.told else self.before
 
     def _end(self) -> None:
         self.ended += 1
@@ -101,3 +108,13 @@ async def test_one_that_has_named_engines_is_asked_again_and_they_stay(
     assert (bench.ended, source.watched) == (0, 2)
     assert bench.told == [(IN,), (IN, NAME)]
     assert len(caplog.messages) == 1
+
+
+async def test_one_that_has_named_engines_before_a_restart_is_asked_again_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
+    bench, source = Bench(before=(IN,)), Source(None, (NAME,))
+    await bench.run(source, 1)
+    assert (bench.ended, source.watched) == (0, 2)
+    assert bench.told == [(NAME,)]

@@ -299,6 +299,15 @@ async def test_an_order_that_was_lost_is_not_taken_for_obeyed_because_a_later_on
     state.close()
 
 
+def test_a_restarted_leader_knows_of_a_source_that_has_named_nobody() -> None:
+    state = SharedState(2, Roster(8, 60.0))
+    for number, known in enumerate((None, ())):
+        leader = FleetSync(Roster(8, 60.0), fleet(), state.join(0, number + 1), lambda _: None)
+        assert leader.roster.named_by("pods") == known
+        leader.on_targets("pods", ())
+    state.close()
+
+
 def fleet() -> Fleet:
     """One in which nobody is yet."""
     return Fleet((), Ledger(), HealthThresholds(), stale_after=5.0)
