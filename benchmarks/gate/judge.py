@@ -17,7 +17,7 @@ from benchmarks.command_line import VALIDATOR, program
 from benchmarks.gate.analysis import verdict
 from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
 from benchmarks.gate.analysis.diagnosis import classify
-from benchmarks.gate.analysis.records import Diagnosis, Unreadable
+from benchmarks.gate.analysis.records import Diagnosis, Kind, Unreadable
 from benchmarks.gate.analysis.verdict import Exit, Verdict
 from benchmarks.gate.output import export, plots, report, results
 from benchmarks.gate.output.report import Judged
@@ -79,6 +79,10 @@ def total_of(arguments: argparse.Namespace, result: Result) -> int | None:
     return PLATFORMS[arguments.platform].gpus if arguments.platform else result.gpus_total
 
 
+RELATIVE = frozenset({Kind.HEALTHY, Kind.JITTER, Kind.DEGRADED})
+"""What a run looks like beside what is asked; the other kinds are seen in its requests."""
+
+
 @dataclass(frozen=True, slots=True)
 class Opinion:
     """On one stored result: what it was judged by, the verdict, and why."""
@@ -107,12 +111,26 @@ def opinion(
         constraints,
         benchmarked,
         total,
-        client=None if run is None else run.client,
-        in_flight=None if run is None else min(run.concurrency, len(run.requests)),
+        client=result.client if run is None else run.client,
+        in_flight=result.in_flight if run is None else min(run.concurrency, len(run.requests)),
         interrupted=result.interrupted,
     )
-    why = classify(run, result.metrics, constraints, workers, total)
-    return Opinion(result, constraints, found, why)
+    same = (constraints, benchmarked, total) == (result.constraints, result.gpus, result.gpus_total)
+    why = _stored(result, same=same)
+    return Opinion(
+        result,
+        constraints,
+        found,
+        why or classify(run, result.metrics, constraints, workers, total),
+    )
+
+
+def _stored(result: Result, *, same: bool) -> Diagnosis | None:
+    """What whoever had the requests said of them, where only figures are left; `same` is asked of
+    them now as was then."""
+    if result.run is not None or result.diagnosis is None:
+        return None
+    return result.diagnosis if same or result.diagnosis.kind not in RELATIVE else None
 
 
 def _parser(command: str, about: str) -> Parser:

@@ -6,9 +6,12 @@ None.
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
 
 
 class Unreadable(ValueError):
@@ -117,15 +120,7 @@ class Run:
     @classmethod
     def from_json(cls, data: bytes | str) -> "Run":
         """Read it back; unknown fields are ignored. Raises Unreadable."""
-        try:
-            return _RUN.validate_json(data, strict=True)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            place = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
-            raise Unreadable(f"run{place}: {first['msg']}") from None
-
-
-_RUN = TypeAdapter(Run)
+        return _read(_RUN, data, "run")
 
 
 class Kind(StrEnum):
@@ -152,6 +147,30 @@ class Diagnosis:
     until: float | None = None
 
 
+_RUN = TypeAdapter(Run)
+_CLIENT, _DIAGNOSIS = TypeAdapter(Client | None), TypeAdapter(Diagnosis | None)
+
+
 def run_of(found: object) -> Run:
     """A run from parsed JSON. Raises Unreadable."""
     return Run.from_json(orjson.dumps(found))
+
+
+def client_of(found: object) -> Client | None:
+    """A stored client from parsed JSON. Raises Unreadable."""
+    return _read(_CLIENT, orjson.dumps(found), "client")
+
+
+def diagnosis_of(found: object) -> Diagnosis | None:
+    """A stored diagnosis from parsed JSON. Raises Unreadable."""
+    return _read(_DIAGNOSIS, orjson.dumps(found), "diagnosis")
+
+
+def _read(adapter: TypeAdapter[T], data: bytes | str, name: str) -> T:
+    """Raises Unreadable, with the place of what is wrong."""
+    try:
+        return adapter.validate_json(data, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
+        raise Unreadable(f"{name}{place}: {first['msg']}") from None

@@ -16,7 +16,15 @@ import orjson
 from benchmarks.distributions import Distribution
 from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import ErrorCount, Metrics, summarise
-from benchmarks.gate.analysis.records import Run, Unreadable, run_of
+from benchmarks.gate.analysis.records import (
+    Client,
+    Diagnosis,
+    Run,
+    Unreadable,
+    client_of,
+    diagnosis_of,
+    run_of,
+)
 
 NAME = "profile_export_aiperf.json"
 RUN = "run.json.gz"
@@ -53,6 +61,11 @@ class Result:
     interrupted: bool = False
     provenance: Mapping[str, str] = field(default_factory=dict)
     """Who measured what, where and how, by the name of the row."""
+    client: Client | None = None
+    in_flight: int | None = None
+    diagnosis: Diagnosis | None = None
+    """Where `run` is None: the load generator's evidence, how many requests it should have had in
+    flight, and what the requests looked like to whoever still had them."""
 
 
 def to_json(found: Mapping[str, Any]) -> bytes:
@@ -160,6 +173,7 @@ def result_of(name: str, data: str | bytes) -> Result:
     said = found.get(OURS)
     ours = said if isinstance(said, Mapping) else {}
     gpus, total = (ours.get(key) for key in ("gpus", "gpus_total"))
+    client = client_of(ours.get("client"))
     return Result(
         name=name,
         metrics=metrics,
@@ -168,7 +182,17 @@ def result_of(name: str, data: str | bytes) -> Result:
         gpus_total=total if isinstance(total, int) else None,
         interrupted=found.get("was_cancelled") is True,
         provenance=_texts(ours.get("provenance")),
+        client=client,
+        in_flight=None if client is None else _in_flight(ours, metrics),
+        diagnosis=diagnosis_of(ours.get("diagnosis")),
     )
+
+
+def _in_flight(ours: Mapping[str, Any], metrics: Metrics) -> int | None:
+    """As many as there were streams, or requests where these were fewer."""
+    streams = _count(_number(ours, "concurrency"), "concurrency")
+    asked = (metrics.requests or 0) + metrics.errors + metrics.unfinished
+    return None if streams is None else min(streams, asked)
 
 
 def _texts(found: object) -> dict[str, str]:

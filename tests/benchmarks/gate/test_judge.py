@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -5,9 +6,10 @@ import pytest
 
 from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import summarise
-from benchmarks.gate.analysis.records import Run
-from benchmarks.gate.judge import main_judge, main_plot, main_report
-from benchmarks.gate.output import export
+from benchmarks.gate.analysis.records import Client, Run
+from benchmarks.gate.judge import main_judge, main_plot, main_report, opinion
+from benchmarks.gate.output import export, results
+from benchmarks.gate.output.results import Result
 from tests.benchmarks.gate.runs import Stall, least_loaded, loop, round_robin
 
 ASKED = Constraints(">= 500", "<= 300")
@@ -143,6 +145,66 @@ def test_plots_are_pngs(stalled: str, tmp_path: Path) -> None:
         "distributions", "first-tokens", "throughput", "workers",
     ]  # fmt: skip
     assert all(file.read_bytes().startswith(PNG) for file in files)
+
+
+def figures_of(path: Path, seen: Run, asked: Constraints | None = ASKED) -> str:
+    """The result alone, as the log of a Job has it, without the requests."""
+    metrics = summarise(seen)
+    live = opinion(Result("live", metrics, seen), asked or Constraints(), seen.gpus)
+    document = export.document(seen, metrics, asked, live.verdict, live.diagnosis)
+    path.write_bytes(results.to_json(document))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        (Client(0.99, 1.0, 64), "the client used 0.99 of a core"),
+        (Client(0.1, 400.0, 64), "the client's loop was late: p99 400 ms"),
+        (Client(0.1, None, 40), "the client reached 40 of 64 requests in flight"),
+    ],
+)
+def test_a_void_run_stays_void_without_its_requests(
+    client: Client, told: str, tmp_path: Path, capsys
+) -> None:
+    seen = replace(loop(least_loaded), client=client)
+    file, baseline = figures_of(tmp_path / "void.json", seen), tmp_path / "baseline.json"
+    assert main_judge([file, "--ctrf", str(tmp_path / "ctrf.json")]) == 3
+    assert f"void: {told}" in capsys.readouterr().out
+    [test] = orjson.loads((tmp_path / "ctrf.json").read_bytes())["results"]["tests"]
+    assert (test["status"], test["extra"]["diagnosis"]) == ("other", "client-limited")
+    assert main_judge([file, "--write-baseline", str(baseline)]) == 3
+    assert not baseline.exists()
+
+
+def test_fewer_requests_than_streams_are_all_that_could_be_reached(tmp_path: Path) -> None:
+    seen = replace(loop(least_loaded), concurrency=1000, client=Client(0.1, 1.0, 640))
+    assert main_judge([figures_of(tmp_path / "few.json", seen)]) == 0
+
+
+def test_the_worker_to_blame_is_named_without_the_requests(tmp_path: Path, capsys) -> None:
+    file = figures_of(tmp_path / "stalled.json", loop(round_robin, stall=STALL))
+    for options in ([], ["--ttft-p99", "<= 400"]):
+        assert main_judge([file, *options]) == 1
+        assert "looks like single-worker backup: w2 held up to" in capsys.readouterr().out
+
+
+def test_what_is_healthy_depends_on_what_is_asked(tmp_path: Path, capsys) -> None:
+    file = figures_of(tmp_path / "healthy.json", loop(least_loaded))
+    main_judge([file])
+    assert "looks like healthy" in capsys.readouterr().out
+    main_judge([file, "--throughput", ">= 1e9"])
+    assert "looks like balanced degradation" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("key", ["client", "diagnosis"])
+def test_evidence_that_is_malformed_is_broken(key: str, tmp_path: Path, capsys) -> None:
+    file = Path(figures_of(tmp_path / "x.json", loop(round_robin)))
+    found = orjson.loads(file.read_bytes())
+    found["pd_router"][key] = {"cpu": "much", "kind": "strange"}
+    file.write_bytes(results.to_json(found))
+    assert main_judge([str(file)]) == 3
+    assert f"error: {file}: {key}" in capsys.readouterr().err
 
 
 def test_figures_alone_cannot_be_drawn_but_reported(stalled: str, tmp_path: Path, capsys) -> None:

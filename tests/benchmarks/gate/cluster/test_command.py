@@ -1,6 +1,7 @@
 """`pd-bench cluster`: exit statuses, reports, and the validator's guards."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import summarise
+from benchmarks.gate.analysis.records import Client, Diagnosis, Kind, Run
 from benchmarks.gate.analysis.verdict import SKIPPED, judge
 from benchmarks.gate.cluster import command
 from benchmarks.gate.output import export
@@ -24,12 +26,14 @@ def report(out: Path) -> Any:
     return test
 
 
-def log_of(throughput: str) -> str:
+MEASURED = run_of([request(n) for n in range(20)])
+
+
+def log_of(throughput: str, measured: Run = MEASURED, why: Diagnosis | None = None) -> str:
     """What the Job prints of a run that is judged by this threshold."""
-    measured, constraints = run_of([request(n) for n in range(20)]), Constraints(throughput)
-    metrics = summarise(measured)
-    verdict = judge(metrics, constraints)
-    document = export.document(measured, metrics, constraints, verdict)
+    metrics, constraints = summarise(measured), Constraints(throughput)
+    verdict = judge(metrics, constraints, client=measured.client, in_flight=measured.concurrency)
+    document = export.document(measured, metrics, constraints, verdict, why)
     return f"waiting\n{export.framed(document)}"
 
 
@@ -51,6 +55,25 @@ def test_the_jobs_verdict_is_the_commands(
     assert report(out)["status"] == word
     assert "RESULT: Inference throughput" in report(out)["stdout"][0]
     assert (out / command.LOG).read_text().strip() == log_of(throughput).strip()
+
+
+def test_a_void_run_is_reported_as_void(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.says(log_of(">= 1", replace(MEASURED, client=Client(0.99, 1.0, 20))))
+    cluster.save(gate=[[ended_pod(3)]])
+    out = tmp_path / "out"
+    assert run(out, "--throughput", ">= 1") == 3
+    assert report(out)["status"] == "other"
+    assert report(out)["message"].startswith("void: the client used 0.99 of a core")
+
+
+def test_the_report_has_the_jobs_own_diagnosis(cluster: FakeCluster, tmp_path: Path) -> None:
+    backup = Diagnosis(Kind.BACKUP, "w3", "w3 held up to 200 requests", 1.0, 2.0)
+    cluster.says(log_of(">= 1e9", why=backup))
+    cluster.save(gate=[[ended_pod(1)]])
+    out = tmp_path / "out"
+    run(out, "--throughput", ">= 1e9")
+    assert report(out)["extra"] == {"diagnosis": "single-worker backup"}
+    assert "w3 held up to 200 requests" in report(out)["message"]
 
 
 def test_without_thresholds_it_is_skipped_and_the_cluster_not_asked(
