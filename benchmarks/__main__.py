@@ -7,7 +7,6 @@ or grown, 2 bad usage, 130 interrupted; of the others the validator's: 0 pass, 1
 
 import argparse
 import pkgutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from benchmarks.command_line import VALIDATOR, Parser, program
 from benchmarks.comparison import limits
 from benchmarks.comparison.scenarios import SCENARIOS, Scenario
 from benchmarks.routers.table import DEFAULT, ROUTERS
+from benchmarks.system import signals
 
 # They read their own command lines; of the gate's, exit statuses are the validator's.
 OWN = {
@@ -201,9 +201,7 @@ def main(command: Sequence[str]) -> int:
 
 def command_line() -> NoReturn:
     """`pd-bench`, and `python -m benchmarks`."""
-    # Also as a background job, which is born deaf to SIGINT: what was started ends with the bench.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    signals.interrupt()
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

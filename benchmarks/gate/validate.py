@@ -38,7 +38,8 @@ from benchmarks.gate.output.live import Board, Live
 from benchmarks.gate.traffic.load import Phase, Target
 from benchmarks.gate.traffic.measured import Measured, Offered, offer
 from benchmarks.gate.traffic.offer import Offer
-from benchmarks.gate.traffic.processes import SIGNALS, GeneratorDied, Generators, make_room
+from benchmarks.gate.traffic.processes import GeneratorDied, Generators, make_room
+from benchmarks.system import signals
 from router import __version__
 
 AGENT = f"pd-bench/{__version__}"
@@ -300,19 +301,20 @@ class _Validation:
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
         """The first signal stops in good order, a second one at once."""
-        loop = asyncio.get_running_loop()
+        loop, heard = asyncio.get_running_loop(), signals.heard()
 
         def deaf() -> None:
-            for number in SIGNALS:
+            for number in heard:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.default_int_handler)
 
         def stop() -> None:
-            self._live.say("stopping: what there is will be written; once more ends at once")
             self._stopped.set()
             deaf()
+            # Last: after a hang-up there is no terminal to say it on.
+            self._live.say("stopping: what there is will be written; once more ends at once")
 
-        for number in SIGNALS:
+        for number in heard:
             loop.add_signal_handler(number, stop)
         try:
             yield

@@ -5,13 +5,12 @@ wrong with the cluster or the user's rights is 3, never a verdict on the deploym
 """
 
 import argparse
+import contextlib
 import secrets
-import signal
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 from benchmarks.command_line import VALIDATOR, program
 from benchmarks.gate import judge
@@ -97,19 +96,16 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 def _carried_out(arguments: argparse.Namespace) -> Measured:
     kubectl = Kubectl(arguments.context)
-    signal.signal(signal.SIGTERM, _interrupted)  # SIGINT is one already
     try:
         return Procedure(plan_of(arguments), kubectl, _say).carry_out()
     except KeyboardInterrupt:
         raise ClusterTrouble("interrupted before the gate had ended") from None
 
 
-def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _say(text: str) -> None:
-    print(text, flush=True)
+    # A terminal that is gone is no reason to leave a namespace behind.
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 def _judged(out: Path, at: datetime, measured: Measured) -> int:

@@ -1,4 +1,4 @@
-"""What the pods of a run are doing. Pure: pods are the API server's objects."""
+"""What the pods and the Job of a run are doing. Pure: they are the API server's objects."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -57,6 +57,18 @@ def exit_status(pods: Iterable[Object]) -> int | None:
             ended = each.get("state", {}).get("terminated")
             if ended is not None:
                 return int(ended["exitCode"])
+    return None
+
+
+def job_over(jobs: Iterable[Object]) -> str | None:
+    """How the Job ended, or that it is gone; None while its pod may still run."""
+    found = list(jobs)
+    if not found:
+        return "somebody deleted it"
+    for job in found:
+        for each in job.get("status", {}).get("conditions") or ():
+            if each["type"] in ("Complete", "Failed") and each["status"] == "True":
+                return f"{each['type']}: {each.get('message') or 'no message'}"
     return None
 
 

@@ -6,14 +6,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from benchmarks.gate.cluster.capacity import node_with, nodes_of
 from benchmarks.gate.cluster.kubectl import ClusterTrouble, Kubectl
 from benchmarks.gate.cluster.manifests import Fitted, Run, fitted
-from benchmarks.gate.cluster.pods import exit_status, hopeless, is_ready, unschedulable
+from benchmarks.gate.cluster.pods import (
+    exit_status,
+    hopeless,
+    is_ready,
+    job_over,
+    unschedulable,
+)
+from benchmarks.system.signals import ignored
 
 RIGHTS = (
     ("create", "namespaces"),
@@ -23,6 +30,7 @@ RIGHTS = (
     ("create", "statefulsets.apps"),
     ("create", "deployments.apps"),
     ("create", "jobs.batch"),
+    ("list", "jobs.batch"),
     ("create", "rolebindings.rbac.authorization.k8s.io"),
 )
 """What the user must be allowed, as far as it can be asked about a namespace that is not there."""
@@ -30,7 +38,10 @@ RIGHTS = (
 ENGINES, JOB = "app.kubernetes.io/name=vllm", "app.kubernetes.io/name=pd-router-gate"
 # An engine's pod that finds no place for so long has lost a race for the GPUs.
 PLACE_S = 60.0
+# An API server that is upgraded, or behind a VPN that reconnects, is back by then.
+OUTAGE_S = 120.0
 
+T = TypeVar("T")
 Say = Callable[[str], None]
 
 
@@ -103,30 +114,57 @@ class Procedure:
     def _namespace(self) -> Iterator[None]:
         """The run's own, until the end."""
         name = self._plan.namespace
-        self._kubectl.run("create", "namespace", name)
-        self._say(f"namespace {name}")
         try:
+            # It may be there although no answer came.
+            self._kubectl.run("create", "namespace", name)
+            self._say(f"namespace {name}")
             yield
         finally:
             if self._plan.cleanup:
-                self._kubectl.run("delete", "namespace", name, "--wait=false")
-                self._say(f"namespace {name} is being deleted")
+                self._delete(name)
             else:
                 self._say(f"left as it is; to end it: kubectl delete namespace {name}")
+
+    def _delete(self, name: str) -> None:
+        """Raises nothing: what was measured, or went wrong before, is what counts. Not to be
+        interrupted: it holds GPUs."""
+        command = ("delete", "namespace", name, "--wait=false", "--ignore-not-found")
+        with ignored():
+            try:
+                self._patiently(lambda: self._kubectl.run(*command))
+            except (ClusterTrouble, OSError) as trouble:
+                self._say(f"{trouble}\nnamespace {name} is left: kubectl delete namespace {name}")
+            else:
+                self._say(f"namespace {name} is being deleted")
+
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """What kubectl answers, asked again where it fails: who waits for an hour is not to fail by
+        one answer. Raises ClusterTrouble where none came for OUTAGE_S."""
+        begin, said = self._clock(), ""
+        while True:
+            try:
+                return ask()
+            except ClusterTrouble as trouble:
+                if self._clock() - begin >= OUTAGE_S:
+                    raise
+                if str(trouble) != said:
+                    said = str(trouble)
+                    self._say(f"{said}; asking again for up to {OUTAGE_S:.0f} s")
+            self._sleep(self._plan.poll_s)
 
     def _apply(self, objects: Iterable[Mapping[str, Any]]) -> None:
         wanted = [each for each in objects if each["kind"] != "Namespace"]
         self._kubectl.run("apply", "--filename=-", given=yaml.safe_dump_all(wanted))
 
-    def _pods(self, selector: str) -> list[dict[str, Any]]:
-        return self._kubectl.items(
-            "pods", f"--namespace={self._plan.namespace}", f"--selector={selector}"
-        )
+    def _found(self, kind: str, selector: str) -> list[dict[str, Any]]:
+        """The run's own objects of a kind."""
+        options = (f"--namespace={self._plan.namespace}", f"--selector={selector}")
+        return self._patiently(lambda: self._kubectl.items(kind, *options))
 
     def _wait_for_engines(self, wanted: int) -> None:
         begin, said = self._clock(), -1
         while True:
-            pods = self._pods(ENGINES)
+            pods = self._found("pods", ENGINES)
             ready, lasted = sum(map(is_ready, pods)), self._clock() - begin
             if ready != said:
                 self._say(f"{ready} of {wanted} engines are ready")
@@ -149,18 +187,32 @@ class Procedure:
         begin = self._clock()
         self._say("the gate measures")
         while True:
-            pods = self._pods(JOB)
+            # Asked before the pods: where it is over by then, they tell how the gate ended.
+            over = job_over(self._found("jobs", JOB))
+            pods = self._found("pods", JOB)
             status, lasted = exit_status(pods), self._clock() - begin
             if status is not None:
-                return Measured(status, self._log())
+                return Measured(status, self._patiently(self._log))
+            if over is not None:
+                raise ClusterTrouble(
+                    f"the gate's Job is over ({over}), and no pod of it says how: it was evicted, "
+                    "drained or deleted"
+                )
             why = hopeless(pods) or (unschedulable(pods) if lasted > PLACE_S else None)
             if why is not None:
                 raise ClusterTrouble(why)
             if lasted > self._plan.measure_s:
                 raise ClusterTrouble(
-                    f"the gate had not ended after {lasted:.0f} s; its log so far:\n{self._log()}"
+                    f"the gate had not ended after {lasted:.0f} s; its log so far:\n"
+                    f"{self._log_or_why_not()}"
                 )
             self._sleep(self._plan.poll_s)
 
     def _log(self) -> str:
         return self._kubectl.run("logs", "job/gate", f"--namespace={self._plan.namespace}")
+
+    def _log_or_why_not(self) -> str:
+        try:
+            return self._log()
+        except ClusterTrouble as trouble:
+            return str(trouble)

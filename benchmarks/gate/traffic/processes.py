@@ -22,13 +22,13 @@ import uvloop
 
 from benchmarks.gate.traffic.conversations import ConversationLoad
 from benchmarks.gate.traffic.load import Load, Outcome, Phase, Progress, Target, Tickets
+from benchmarks.system.signals import ENDING
 
 # How often a process says where it is.
 TELL_S = 0.25
 # All processes are told of a phase before it begins.
 NOTICE_S = 0.05
 STOP_S = 5.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class SharedCounter:
@@ -51,7 +51,7 @@ class SharedCounter:
 def serve(pipe: Connection, target: Target, tickets: Tickets) -> None:
     """A generator process: offers the phases that it is told of, until the pipe closes."""
     # Signals reach the whole group (Ctrl-C, timeout(1)), but it is the gate's to say what happens.
-    for number in SIGNALS:
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -228,7 +228,7 @@ def shares(total: int, parts: int) -> list[int]:
 def _deaf() -> Iterator[None]:
     """What is started inside never hears these signals, not even before its first line; what comes
     meanwhile is ours to hear afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import orjson
+import pytest
 
 from benchmarks.gate.judge import main_judge
 from tests.benchmarks.gate.real import Gate, engines, gate, router
@@ -186,10 +187,13 @@ async def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists()
 
 
-async def test_sigterm_before_the_load_ends_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_before_the_load_ends_at_once(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     async with gate("http://127.0.0.1:9", tmp_path, *ASKED) as it:
         await it.until("not ready")
-        it.process.send_signal(signal.SIGTERM)
+        it.process.send_signal(number)
         assert await it.ended() == 3, it.text
     assert "nothing was measured" in it.text
 

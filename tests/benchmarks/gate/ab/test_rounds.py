@@ -213,7 +213,10 @@ async def test_what_the_router_refuses_is_said_before_anything_runs(
     assert not out.exists()
 
 
-async def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+async def test_ctrl_c_or_a_lost_terminal_ends_everything(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     process = await forked.start(
         *("pd-bench", *command(tmp_path, "--requests", "4000")),
         stdout=asyncio.subprocess.PIPE,
@@ -224,7 +227,7 @@ async def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
         while b"1: 4000 requests" not in await process.stdout.readline():
             pass
         started = started_by(process.pid)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = await process.communicate()
     assert process.returncode == 3
     assert b"interrupted" in said

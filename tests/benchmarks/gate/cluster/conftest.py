@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.benchmarks.gate.cluster import fake_kubectl
-from tests.benchmarks.gate.cluster.objects import Object, ended_pod, engine_pod, node
+from tests.benchmarks.gate.cluster.objects import Object, ended_pod, engine_pod, gate_job, node
 from tests.deploy.conftest import overlay
 
 READY = [engine_pod(f"engine-{number}", ready=True) for number in range(8)]
@@ -35,6 +35,7 @@ class FakeCluster:
             "pods": [],
             "engines": [READY],
             "gate": [[ended_pod(0)]],
+            "jobs": [gate_job()],
         }
         self.save()
 

@@ -2,7 +2,8 @@
 the gate starts it; no cluster.
 
 The folder holds answers.json: what `get` answers by kind (a list of answers for `engines` and
-`gate`, of which the last one stays), `forbidden` rights, `fail` (a message for every command); and
+`gate`, of which the last one stays), `forbidden` rights, `fail` (a message for every command),
+`refused` (of which commands how many have no answer: they may have been heard nevertheless); and
 the files rendered.yaml and gate.log.
 """
 
@@ -23,6 +24,12 @@ def main(arguments: list[str]) -> int:
     if "fail" in answers and arguments[0] != "kustomize":
         print(answers["fail"], file=sys.stderr)
         return 1
+    refused = answers.get("refused", {})
+    if refused.get(arguments[0], 0) > 0:
+        refused[arguments[0]] -= 1
+        (FOLDER / "answers.json").write_text(json.dumps(answers))
+        print("The connection to the server was refused", file=sys.stderr)
+        return 1
     match arguments:
         case ["kustomize", _]:
             print((FOLDER / "rendered.yaml").read_text())
@@ -41,6 +48,8 @@ def _items(answers: dict[str, Any], kind: str, options: list[str]) -> Any:
     selectors = [each for each in options if each.startswith("--selector=")]
     if not selectors:
         return answers[kind]
+    if kind == "jobs":
+        return answers["jobs"]
     name = "gate" if "gate" in selectors[0] else "engines"
     following = answers[name]
     found = following[0]

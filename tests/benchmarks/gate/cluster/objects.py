@@ -74,3 +74,10 @@ def ended_pod(status: int) -> Object:
         "metadata": {"name": "gate-x", "namespace": "gate"},
         "status": {"containerStatuses": [{"state": {"terminated": {"exitCode": status}}}]},
     }
+
+
+def gate_job(over: str | None = None, message: str | None = None) -> Object:
+    """The gate's Job; over: "Failed" or "Complete"."""
+    told = {} if message is None else {"message": message}
+    conditions = [] if over is None else [{"type": over, "status": "True", **told}]
+    return {"metadata": {"name": "gate"}, "status": {"active": 1, "conditions": conditions}}

@@ -2,8 +2,15 @@
 
 import pytest
 
-from benchmarks.gate.cluster.pods import HOPELESS, exit_status, hopeless, is_ready, unschedulable
-from tests.benchmarks.gate.cluster.objects import ended_pod, engine_pod
+from benchmarks.gate.cluster.pods import (
+    HOPELESS,
+    exit_status,
+    hopeless,
+    is_ready,
+    job_over,
+    unschedulable,
+)
+from tests.benchmarks.gate.cluster.objects import ended_pod, engine_pod, gate_job
 
 
 def test_a_pod_is_ready_when_it_says_so() -> None:
@@ -33,3 +40,11 @@ def test_the_exit_status_is_that_of_the_container() -> None:
     assert exit_status([ended_pod(1)]) == 1
     assert exit_status([engine_pod("gate-x")]) is None
     assert exit_status([]) is None
+
+
+def test_a_job_is_over_when_it_says_so_or_is_gone() -> None:
+    assert job_over([gate_job()]) is None
+    assert job_over([{"metadata": {"name": "gate"}}]) is None
+    assert job_over([gate_job("Failed", "BackoffLimit")]) == "Failed: BackoffLimit"
+    assert job_over([gate_job("Complete")]) == "Complete: no message"
+    assert job_over([]) == "somebody deleted it"

@@ -1,5 +1,7 @@
 """The order in which a run goes, and that nothing stays behind."""
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -7,9 +9,10 @@ import pytest
 
 from benchmarks.gate.cluster.command import OVERLAY
 from benchmarks.gate.cluster.kubectl import ClusterTrouble, Kubectl
-from benchmarks.gate.cluster.procedure import Plan, Procedure
+from benchmarks.gate.cluster.procedure import OUTAGE_S, Plan, Procedure
+from benchmarks.system.signals import ENDING
 from tests.benchmarks.gate.cluster.conftest import READY, FakeCluster
-from tests.benchmarks.gate.cluster.objects import engine_pod, node, pod
+from tests.benchmarks.gate.cluster.objects import ended_pod, engine_pod, gate_job, node, pod
 
 NAME = "pd-router-gate-1"
 PLAN = Plan(OVERLAY, NAME, 8, {"--platform": "h100-eks"}, True, 60.0, 90.0)
@@ -18,10 +21,11 @@ PLAN = Plan(OVERLAY, NAME, 8, {"--platform": "h100-eks"}, True, 60.0, 90.0)
 class Run:
     """A procedure whose waits take no time."""
 
-    def __init__(self, plan: Plan = PLAN) -> None:
+    def __init__(self, plan: Plan = PLAN, kubectl: Kubectl | None = None) -> None:
         self.said: list[str] = []
         self.now = 0.0
-        self.procedure = Procedure(plan, Kubectl(), self.said.append, lambda: self.now, self._sleep)
+        asked = kubectl or Kubectl()
+        self.procedure = Procedure(plan, asked, self.said.append, lambda: self.now, self._sleep)
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -75,6 +79,9 @@ def troubles() -> Iterator[tuple[dict[str, object], str]]:
     yield {"engines": [READY[:7]]}, "7 of 8 engines were ready after 65 s.*--ready-timeout"
     yield {"gate": [[]]}, "the gate had not ended after 95 s"
     yield {"gate": [[engine_pod("gate-x", waiting=("ErrImagePull", "x"))]]}, "gate-x: ErrImagePull"
+    limit = gate_job("Failed", "Job has reached the specified backoff limit")
+    yield {"gate": [[]], "jobs": [limit]}, "over .Failed: Job has reached .*evicted, drained or"
+    yield {"gate": [[]], "jobs": []}, "over .somebody deleted it"
 
 
 @pytest.mark.parametrize(("answers", "told"), list(troubles()))
@@ -98,6 +105,97 @@ def test_without_cleanup_the_namespace_stays_and_its_end_is_told(cluster: FakeCl
     run.procedure.carry_out()
     assert not cluster.did("delete")
     assert run.said[-1] == f"left as it is; to end it: kubectl delete namespace {NAME}"
+
+
+# Answers of the cluster that do not come.
+
+# A few tries are as good as many.
+HURRIED = replace(PLAN, poll_s=OUTAGE_S / 2)
+
+
+@pytest.mark.parametrize("command", ["get", "logs", "delete"])
+def test_an_answer_that_does_not_come_is_asked_for_again(
+    command: str, cluster: FakeCluster
+) -> None:
+    cluster.says("what the gate said")
+    run = Run(HURRIED, Unanswered(cluster, command, 2))
+    assert run.procedure.carry_out().log.strip() == "what the gate said"
+    told = "The connection to the server was refused"
+    assert sum(told in each for each in run.said) == 1, "it is said once"
+    assert run.now == OUTAGE_S
+    assert run.said[-1] == f"namespace {NAME} is being deleted"
+
+
+@pytest.mark.parametrize("command", ["get", "logs"])
+def test_a_cluster_that_stays_away_is_told(command: str, cluster: FakeCluster) -> None:
+    run = Run(HURRIED, Unanswered(cluster, command, 3))
+    assert "was refused" in run.fails()
+    assert cluster.did("delete", "namespace", NAME)
+
+
+def test_a_namespace_that_cannot_be_deleted_is_told_and_the_measurement_kept(
+    cluster: FakeCluster,
+) -> None:
+    cluster.says("what the gate said")
+    run = Run(HURRIED, Unanswered(cluster, "delete", 3))
+    assert run.procedure.carry_out().log.strip() == "what the gate said"
+    assert run.said[-1].endswith(f"namespace {NAME} is left: kubectl delete namespace {NAME}")
+
+
+def test_what_went_wrong_is_told_though_the_namespace_cannot_be_deleted(
+    cluster: FakeCluster,
+) -> None:
+    cluster.save(engines=[[engine_pod("engine-0", waiting=("ErrImagePull", "no such tag"))]])
+    assert "no such tag" in Run(HURRIED, Unanswered(cluster, "delete", 3)).fails()
+
+
+def test_a_namespace_that_may_have_been_created_is_deleted(cluster: FakeCluster) -> None:
+    cluster.save(refused={"create": 1})
+    assert "was refused" in Run().fails()
+    assert cluster.did("delete", "namespace", NAME)
+
+
+class Unanswered(Kubectl):
+    """Once the namespace is there, the next so many of these commands are refused."""
+
+    def __init__(self, cluster: FakeCluster, command: str, count: int) -> None:
+        super().__init__()
+        self._cluster, self._refused = cluster, {command: count}
+
+    def run(self, *arguments: str, given: str | None = None) -> str:
+        found = super().run(*arguments, given=given)
+        if arguments[0] == "create":
+            self._cluster.save(refused=self._refused)
+        return found
+
+
+class Struck(Kubectl):
+    """A signal comes while it deletes."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__()
+        self._number = number
+
+    def run(self, *arguments: str, given: str | None = None) -> str:
+        if arguments[0] == "delete":
+            os.kill(os.getpid(), self._number)
+        return super().run(*arguments, given=given)
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_nothing_interrupts_the_end(number: signal.Signals, cluster: FakeCluster) -> None:
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        Run(PLAN, Struck(number)).procedure.carry_out()
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert cluster.did("delete", "namespace", NAME)
+
+
+def test_a_gate_whose_job_failed_says_itself_how_it_ended(cluster: FakeCluster) -> None:
+    cluster.save(jobs=[gate_job("Failed")], gate=[[ended_pod(1)]])
+    assert Run().procedure.carry_out().exit_status == 1
 
 
 # Before anything is created.

@@ -63,6 +63,7 @@ async def test_stopping_returns_what_there_is() -> None:
             for process in generators.pids:
                 os.kill(process, signal.SIGINT)
                 os.kill(process, signal.SIGTERM)
+                os.kill(process, signal.SIGHUP)
             generators.stop()
             outcomes = await running
             server.full.set()
