@@ -18,7 +18,7 @@ BODY_LIMIT = 8192
 VERSION_S = 5.0
 
 Unusable = Callable[[], Awaitable[str | None]]
-"""Why the workers are not complete; None where they are, or nobody knows of any."""
+"""Why the workers are not complete; None where nothing is missed."""
 
 
 class NotReady(Exception):

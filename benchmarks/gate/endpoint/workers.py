@@ -32,6 +32,11 @@ RUNNING, WAITING, KV_USAGE = (
     )
 )
 
+UNKNOWN = (
+    "{expected} workers are expected, and the endpoint lists none at /endpoints: is that on the "
+    "router's admin port? Then name each with --worker URL"
+)
+
 View = Mapping[str, Any]
 """An entry of the router's /endpoints."""
 Gauges = tuple[float | None, float | None, float | None]
@@ -84,7 +89,8 @@ async def discover(control_client: ControlClient, told: Sequence[str]) -> Worker
 async def unusable(
     control_client: ControlClient, told: Sequence[str], expected: int | None
 ) -> str | None:
-    """Why workers are missing; None where all are there, or nobody knows of any."""
+    """Why workers are missing; None where all are there, or where nobody knows of any and none are
+    `expected`."""
     if told:
         wrong = await _silent(control_client, told)
         there, known = len(told) - len(wrong), len(told)
@@ -93,7 +99,7 @@ async def unusable(
         serving = [each for each in found.values() if each.get("role") != "prefill"]
         there, known = sum(not _unfit(each) for each in serving), len(serving)
     else:
-        return None
+        return None if expected is None else UNKNOWN.format(expected=expected)
     if not wrong and (expected is None or there >= expected):
         return None
     asked = known if expected is None else max(expected, known)

@@ -80,9 +80,25 @@ async def test_without_a_list_nobody_is_known_and_that_is_said(found: list[objec
         workers = await discover(asked, ())
         assert workers == Workers((), None)
         assert "no worker evidence" in workers.line
-        assert await unusable(asked, (), 4) is None
+        assert await unusable(asked, (), None) is None
     async with control_client("http://127.0.0.1:9", {}) as asked:
         assert await discover(asked, ()) == Workers((), None)
+
+
+async def refusing(_request: web.Request) -> web.Response:
+    return web.json_response({"error": {"message": "no"}}, status=503)
+
+
+@pytest.mark.parametrize(
+    "paths", [{}, listing(), {"/endpoints": refusing}], ids=["not there", "empty", "refused"]
+)
+async def test_workers_that_are_expected_must_be_known(paths: dict[str, Handler]) -> None:
+    async with served(paths) as url, control_client(url, {}) as asked:
+        why = await unusable(asked, (), 8)
+    assert why is not None
+    assert why.startswith("8 workers are expected, and the endpoint lists none at /endpoints")
+    assert "admin port" in why
+    assert "--worker URL" in why
 
 
 @pytest.mark.parametrize(
