@@ -15,11 +15,13 @@ __all__ = ["Sockets"]
 
 class Sockets:
     """Each worker's sockets: `public` for clients, `admin` for operators. With --takeover another
-    router can get them by the `succession`. Raises UsageError."""
+    router can get them by the `succession`; `are_taken_over`: another one listens on them still.
+    Raises UsageError."""
 
     def __init__(self, settings: Settings) -> None:
         workers = settings.workers
         predecessor = _predecessor(settings)
+        self.are_taken_over = predecessor is not None
         if predecessor is not None:
             self.public = _taken(predecessor.public, settings.port, workers, "--port")
             self.admin = _taken(predecessor.admin, settings.admin_port, workers, "--admin-port")

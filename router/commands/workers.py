@@ -79,6 +79,7 @@ class Workers:
             self._lifeline,
             self._sockets.admin[number],
             on_listening=self._listening.tell,
+            takes_over=self._sockets.are_taken_over,
         )
         server.run(sockets=self._sockets.public[number])
         router.metrics.close()

@@ -123,6 +123,8 @@ class Router:
         roster = first_roster(settings) if context is None else new_roster(settings)
         self.sync = FleetSync(roster, self.fleet, context, self._apply)
         self.sync.start()
+        answered = self.metrics.discovery_answered
+        self.sources = sources_of(settings, answered, self.sync.roster.named_by)
         self.operators = OperatorSide(
             settings,
             self.fleet,
@@ -272,11 +274,16 @@ class Router:
         self._loop_lag.start()
 
     def _discover(self) -> None:
-        answered, known = self.metrics.discovery_answered, self.sync.roster.named_by
+        known = self.sync.roster.named_by
         discovery = Discovery(self._networks, self.sync.on_targets, known, self._is_misconfigured)
-        for source in sources_of(self.settings, answered, known):
+        for source in self.sources:
             self.metrics.begin_discovery(source.servers)
             self._tasks.spawn(partial(discovery.run, source), "discovery", source.name)
+
+    def silent_sources(self) -> list[str]:
+        """The sources of engines that have told nothing yet, to any process of the router."""
+        known = self.sync.roster.named_by
+        return [source.name for source in self.sources if known(source.name) is None]
 
     def _is_misconfigured(self) -> None:
         self.exit_status = WRONG_CONFIGURATION

@@ -73,6 +73,7 @@ class Server(uvicorn.Server):
     `lifeline` is the reading end of a pipe, for a worker; when it closes, its parent is gone.
     `admin_sockets` listen for operators, where the settings say so. `on_listening` is called when
     connections are accepted, `on_hangup` at SIGHUP; with `succession` another router may take over.
+    `takes_over`: a router before this one serves until connections are accepted.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Server(uvicorn.Server):
         on_listening: Callable[[], None] = lambda: None,
         on_hangup: Callable[[], None] = lambda: None,
         succession: Succession | None = None,
+        takes_over: bool = False,
     ) -> None:
         settings: Settings = router.settings
         super().__init__(
@@ -106,6 +108,7 @@ class Server(uvicorn.Server):
         self._on_listening = on_listening
         self._on_hangup = on_hangup
         self._succession = succession
+        self._takes_over = takes_over
         self._is_handed_over = False
         self._is_told_to_end = False
         self._lifeline = lifeline
@@ -119,6 +122,8 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             self.should_exit = True
             return
+        if self._takes_over:
+            await self._until_engines_are_known()
         if self.should_exit:  # it was told to end in the meantime: nobody is to come here
             await self.lifespan.shutdown()
             self._router.event_buffer.flush()
@@ -156,6 +161,21 @@ class Server(uvicorn.Server):
         if self._succession is not None:
             self._succession.begin()
             loop.call_later(TICK_SECONDS, self._look_for_successor, loop, self._succession)
+
+    async def _until_engines_are_known(self) -> None:
+        """Wait until each source has named its engines, and probe those: the router before this one
+        knows them."""
+        router = self._router
+        if not router.sources:
+            return
+        if silent := router.silent_sources():
+            fields = {"sources": ",".join(silent)}
+            log.info("waiting for discovery before taking over", extra={"fields": fields})
+        while router.silent_sources():
+            if self.should_exit:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        await router.engines.prober.probe_all()
 
     def _start_admin(self, loop: asyncio.AbstractEventLoop) -> None:
         settings = self._router.settings
