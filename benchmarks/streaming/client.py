@@ -19,6 +19,9 @@ from benchmarks.streaming.sse import EventReader
 BODY_LIMIT = 8192
 # Headers that name the worker: this router's, and those of gateways with an endpoint picker.
 WORKER = (b"x-pd-router-endpoint", b"x-gateway-destination-endpoint-served")
+# Seconds in which a close that the server had begun before it read our request reaches us: half a
+# round trip. Who closes later has had the request, and dropped it.
+CROSSED_S = 0.05
 # Workers that it waited for before, where this router says so: a comma list.
 LEFT = b"x-pd-router-left"
 
@@ -30,7 +33,8 @@ class Seen:
     `sent` is when it was meant to be sent, where that was arranged: it was then `late` by so many
     seconds. It is given up by the client after `give_up` seconds: `cancelled`. `events` collects
     what comes, for those who want to read it: then `text` is what was said. `left` are workers
-    that it waited for before `worker` answered.
+    that it waited for before `worker` answered. It was `resent` where the connection was closed
+    just when it was written.
     """
 
     number: int
@@ -52,6 +56,7 @@ class Seen:
     late: float | None = None
     give_up: float | None = None
     cancelled: bool = False
+    resent: bool = False
     events: list[bytes] | None = None
     text: str | None = None
 
@@ -180,10 +185,11 @@ class Stream(asyncio.Protocol):
         if self._transport is None:  # we dropped it ourselves
             return
         self._transport = None
-        if self._seen is None:
+        if (seen := self._seen) is None:
             return
-        if not self._fresh and not self._heard:
+        if not self._fresh and not self._heard and _crossed(seen):
             # Kept alive, and closed by the server just when we wrote: it has not seen the request.
+            seen.resent = True
             self._crowd.connect(self)
         elif self._done and exc is None:
             self.on_message_complete()  # HTTP/1.0: the end of the connection is the end
@@ -260,6 +266,10 @@ class Stream(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _crossed(seen: Seen) -> bool:
+    return seen.written is not None and time.monotonic() - seen.written <= CROSSED_S
 
 
 def listed(value: bytes) -> tuple[str, ...]:

@@ -25,7 +25,8 @@ class Metrics:
     """The figures of one run. Throughputs are per second, `requests` counts successes.
 
     `chunk_counted` successes had no token count, so that their chunks were counted; `unfinished`
-    requests were given up, on purpose or by an interruption, and are in no other figure.
+    requests were given up, on purpose or by an interruption, and are in no other figure. `resent`
+    are those of all that were written to a connection that was just being closed.
     """
 
     output_token_throughput: float | None = None
@@ -41,6 +42,7 @@ class Metrics:
     errors: int = 0
     unfinished: int = 0
     chunk_counted: int = 0
+    resent: int = 0
     error_summary: tuple[ErrorCount, ...] = ()
 
     @property
@@ -92,6 +94,7 @@ def summarise(run: Run) -> Metrics:
         errors=failed,
         unfinished=len(unfinished),
         chunk_counted=sum(each.output_tokens is None for each in good),
+        resent=sum(each.resent for each in run.requests),
         error_summary=_errors(run),
     )
 

@@ -26,7 +26,8 @@ class Request:
     content, `gaps` the seconds between such chunks; `ended` is when the outcome was known, None if
     it never was. `output_tokens` is None where nobody counted: chunks are counted then. One that is
     `cancelled` was given up by the client on purpose. `left` are workers that it waited for in
-    vain, before the router moved it to `worker`.
+    vain, before the router moved it to `worker`. It was `resent` by the client where the connection
+    was closed just when it was written.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Request:
     gaps: tuple[float, ...]
     cancelled: bool = False
     left: tuple[str, ...] = ()
+    resent: bool = False
 
     @property
     def waited_for(self) -> str | None:

@@ -62,8 +62,15 @@ class RunArtifacts:
             *([] if self.goodput is None else [self.goodput.line]),
             f"output tokens: {self.tokens}",
             f"{self._prompts}{self.cached.line}",
+            *self._resent,
             *self.notes,
         ]
+
+    @property
+    def _resent(self) -> list[str]:
+        count = self.opinion.result.metrics.resent
+        why = "as the kept connection was closed just when they were written"
+        return [f"sent again, {why}: {count} requests"] if count else []
 
     @property
     def _prompts(self) -> str:

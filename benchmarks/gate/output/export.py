@@ -75,6 +75,7 @@ def document(
         "client": asdict(run.client),
         "unfinished": metrics.unfinished,
         "chunk_counted": metrics.chunk_counted,
+        "resent": metrics.resent,
         "constraints": None if constraints is None else asdict(constraints),
         "verdict": None if verdict is None else {**asdict(verdict), "word": verdict.word},
         "diagnosis": None if diagnosis is None else asdict(diagnosis),

@@ -215,6 +215,7 @@ def _figures(metrics: Metrics) -> str:
         f"{metrics.errors} failed"
     )
     counts += f", {metrics.unfinished} given up" if metrics.unfinished else ""
+    counts += f", {metrics.resent} sent again" if metrics.resent else ""
     if metrics.chunk_counted:
         counts += f"; in {metrics.chunk_counted} answers chunks were counted instead of tokens"
     return f"<p>{counts}.</p><table>{head}{body}</table>" + _failures(metrics)

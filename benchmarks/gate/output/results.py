@@ -111,6 +111,7 @@ def metrics_of(found: Mapping[str, Any]) -> Metrics:
         errors=_count(_number(_entry(found, "error_request_count"), "avg"), "errors") or 0,
         unfinished=_count(_number(evidence, "unfinished"), "unfinished") or 0,
         chunk_counted=_count(_number(evidence, "chunk_counted"), "chunk_counted") or 0,
+        resent=_count(_number(evidence, "resent"), "resent") or 0,
         error_summary=_summary(found.get("error_summary")),
     )
 

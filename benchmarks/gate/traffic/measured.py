@@ -82,6 +82,7 @@ def request_of(seen: Seen, begin: float) -> Request:
         gaps=tuple(round(gap, DIGITS) for gap in seen.gaps),
         cancelled=seen.cancelled,
         left=seen.left,
+        resent=seen.resent,
     )
 
 

@@ -37,8 +37,9 @@ def answered(number: int, *, error: str | None = None) -> Seen:
     return seen
 
 
-def measured(*, stopped: bool = False) -> Measured:
+def measured(*, stopped: bool = False, resent: bool = False) -> Measured:
     seen = [answered(number) for number in range(40)]
+    seen[0].resent = resent
     outcome = Outcome(seen, 0.2, array("d", [0.001]), stopped)
     samples = tuple(
         WorkerSample(at / 2, url, 4.0, 0.0, 0.1, 4, None, 0.01)
@@ -102,6 +103,19 @@ def test_what_is_written_is_read_back_to_the_same_verdict(tmp_path: Path) -> Non
     assert again.constraints == asked.constraints
     assert results.read(tmp_path / results.RUN).run == found.opinion.result.run
     assert len((tmp_path / export.RECORDS).read_bytes().splitlines()) == 40
+
+
+def test_requests_that_were_sent_again_are_counted_and_told(tmp_path: Path) -> None:
+    asked = plan(tmp_path)
+    found = kept(asked, resent=True)
+    line = "sent again, as the kept connection was closed just when they were written: 1 requests"
+    assert found.lines[-1] == line
+    assert found.document["pd_router"]["resent"] == 1
+    artifacts.write(tmp_path, found)
+    page = artifacts.draw(asked, [found], [tmp_path]).read_text(encoding="utf-8")
+    assert "40 answered, 0 failed, 1 sent again" in page
+    assert results.read(tmp_path).metrics.resent == 1
+    assert results.read(tmp_path / results.NAME).metrics == found.opinion.result.metrics
 
 
 def test_who_counted_tokens_is_said() -> None:

@@ -1,12 +1,15 @@
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from benchmarks.gate.traffic.generator import ChatStream, has_content, kind_of
-from benchmarks.streaming.client import Seen, Stream
+from benchmarks.streaming.client import CROSSED_S, Seen, Stream
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n%btransfer-encoding: chunked\r\n\r\n"
+# A time of writing that is never long ago, however slow the machine.
+NOW = float("inf")
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 USAGE = (
     b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,'
@@ -50,6 +53,7 @@ class Crowd:
     def __init__(self, requests: int = 1) -> None:
         self.numbers = iter(range(requests))
         self.seen: list[Seen] = []
+        self.asked: list[Seen] = []
         self.wires: list[Wire] = []
         self.pieces = 0
         self.ended_all = asyncio.Event()
@@ -57,7 +61,8 @@ class Crowd:
     def next_request(self) -> tuple[Seen, bytes] | None:
         if (number := next(self.numbers, None)) is None:
             return None
-        return Seen(number, number, 0.0), b"request %d" % number
+        self.asked.append(Seen(number, number, 0.0))
+        return self.asked[-1], b"request %d" % number
 
     def arrived(self, seen: Seen, chunks: int) -> None:
         self.pieces += chunks
@@ -219,10 +224,25 @@ async def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure() -> No
     stream = stream_of(crowd)
     stream.data_received(answer(piece("a"), DONE))
     await turn()
+    crowd.asked[1].written = NOW
     stream.connection_lost(None)
     assert [wire.sent for wire in crowd.wires] == [[b"request 0", b"request 1"], [b"request 1"]]
+    assert [each.resent for each in crowd.asked] == [False, True]
+    crowd.asked[1].written = NOW
     stream.connection_lost(None)  # a fresh one: this time it is
     assert [each.error for each in crowd.seen] == [None, "connection lost"]
+
+
+async def test_a_request_that_is_dropped_later_is_a_failure_also_on_a_kept_connection() -> None:
+    crowd = Crowd(2)
+    stream = stream_of(crowd)
+    stream.data_received(answer(piece("a"), DONE))
+    await turn()
+    crowd.asked[1].written = time.monotonic() - 2 * CROSSED_S
+    stream.connection_lost(None)
+    assert [each.error for each in crowd.seen] == [None, "connection lost"]
+    assert not crowd.asked[1].resent
+    assert len(crowd.wires) == 1
 
 
 async def test_connection_close_is_obeyed() -> None:
