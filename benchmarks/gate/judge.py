@@ -151,11 +151,12 @@ def _opinions(arguments: argparse.Namespace) -> list[Opinion]:
     return found
 
 
-def series_of(opinions: Sequence[Opinion], required: int | None = None) -> verdict.Series:
-    """All of them as one."""
-    return verdict.series(
-        [each.verdict for each in opinions], [each.result.metrics for each in opinions], required
-    )
+def series_of(
+    opinions: Sequence[Opinion], required: int | None = None, broken: str | None = None
+) -> verdict.Series:
+    """All of them as one; `broken` says why there are not more."""
+    verdicts = [each.verdict for each in opinions]
+    return verdict.series(verdicts, [each.result.metrics for each in opinions], required, broken)
 
 
 def show(opinions: Sequence[Opinion], overall: verdict.Series) -> None:
@@ -198,16 +199,23 @@ def _broken(error: Exception) -> int:
     return int(Exit.VOID)
 
 
-def ctrf_of(opinions: Sequence[Opinion]) -> dict[str, object]:
-    """A test for each run."""
+def ctrf_of(opinions: Sequence[Opinion], broken: str | None = None) -> dict[str, object]:
+    """A test for each run, and one for what is missing where the series is `broken`, unless its
+    last run says so itself."""
     begins = [
         datetime.now(UTC) if run is None else datetime.fromisoformat(run.started_at)
         for run in (each.result.run for each in opinions)
     ]
+    verdicts = [each.verdict for each in opinions]
+    durations = [each.result.metrics.duration or 0.0 for each in opinions]
+    if broken is not None and not opinions[-1].result.interrupted:
+        verdicts.append(Verdict(passed=False, lines=(), failures=(), void_reason=broken))
+        begins.append(datetime.now(UTC))
+        durations.append(0.0)
     return export.ctrf(
-        [each.verdict for each in opinions],
+        verdicts,
         begins,
-        [each.result.metrics.duration or 0.0 for each in opinions],
+        durations,
         __version__,
         [each.diagnosis for each in opinions],
     )
@@ -244,16 +252,17 @@ def page(
     required: int | None = None,
     drawn: Sequence[dict[str, bytes]] | None = None,
     notes: Sequence[Sequence[str]] | None = None,
+    broken: str | None = None,
 ) -> str:
     """report.html of some runs that were judged alike; their pictures, and what else is to be said
-    of each, where there are some."""
+    of each, where there are some; and why there are not more."""
     pictures = [pictures_of(each) for each in opinions] if drawn is None else drawn
     said = [()] * len(opinions) if notes is None else notes
     judged = [
         Judged(each.result, each.verdict, each.diagnosis, some, lines)
         for each, some, lines in zip(opinions, pictures, said, strict=True)
     ]
-    return report.html(judged, series_of(opinions, required), opinions[0].constraints)
+    return report.html(judged, series_of(opinions, required, broken), opinions[0].constraints)
 
 
 def main_report(argv: Sequence[str]) -> int:

@@ -93,6 +93,11 @@ class Plan:
         """Requests before it."""
         return self.profile.warmup_count(1)
 
+    @property
+    def must_pass(self) -> int:
+        """Runs, of all that are planned: those that never were have not passed."""
+        return self.runs if self.required is None else self.required
+
     def phases(self, number: int) -> tuple[Phase, Phase]:
         """Warm-up and measured phase of a run: they share one walk through the prompts, as AIPerf's
         do."""

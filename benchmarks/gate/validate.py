@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         wrong = carried_out(plan, console, kept)
         if wrong is not None and not kept:
             return _nothing(plan, wrong, at)
-        code = _finished(plan, kept)
+        code = _finished(plan, kept, None if wrong is None else str(wrong))
     except KeyboardInterrupt:
         return _broken("interrupted while results were written")
     except OSError as error:
@@ -110,16 +110,16 @@ def _nothing(plan: Plan, wrong: Exception, at: datetime) -> int:
     return _broken(str(wrong))
 
 
-def _finished(plan: Plan, kept: list[RunArtifacts]) -> int:
+def _finished(plan: Plan, kept: list[RunArtifacts], broken: str | None) -> int:
     """Say the verdict, draw, and return the exit status."""
-    overall = judge.series_of([each.opinion for each in kept], plan.required)
+    overall = judge.series_of([each.opinion for each in kept], plan.must_pass, broken)
     judge.show([each.opinion for each in kept], overall)
     for each in kept:
         prefix = f"{each.opinion.result.name}: " if len(kept) > 1 else ""
         for line in each.lines:
             print(f"{prefix}{line}")
     folders = [folder_of(plan, number) for number in range(len(kept))]
-    print(f"written to {artifacts.draw(plan, kept, folders)}", flush=True)
+    print(f"written to {artifacts.draw(plan, kept, folders, broken)}", flush=True)
     if plan.sentinel:
         for each in kept:
             print(export.framed(each.document), end="", flush=True)

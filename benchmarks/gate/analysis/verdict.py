@@ -220,7 +220,8 @@ def client_limits(
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Several runs as one: how many passed, of how many, and how far they lie apart."""
+    """Several runs as one: how many passed, of how many, and how far they lie apart. `broken` says
+    why there are not as many as were planned."""
 
     passed: int
     void: int
@@ -229,10 +230,13 @@ class Series:
     skipped: bool
     throughputs: tuple[float, ...]
     ttfts_ms: tuple[float, ...]
+    broken: str | None = None
 
     @property
     def exit_code(self) -> Exit:
-        """Void where repeating the void runs could still decide it."""
+        """Void where it broke off, or where repeating the void runs could still decide it."""
+        if self.broken is not None:
+            return Exit.VOID
         if self.skipped:
             return Exit.SKIPPED
         if self.runs and self.passed >= self.required:
@@ -244,6 +248,7 @@ class Series:
         """k of N, then median and spread."""
         void = f", {self.void} void" if self.void else ""
         found = [f"{self.passed} of {self.runs} passed{void} ({self.required} required)"]
+        found += [] if self.broken is None else [f"void: {self.broken}"]
         kinds = (
             ("throughput", self.throughputs, "tokens/sec"),
             ("TTFT p99", self.ttfts_ms, "ms"),
@@ -260,7 +265,10 @@ class Series:
 
 
 def series(
-    verdicts: Sequence[Verdict], metrics: Sequence[Metrics], required: int | None = None
+    verdicts: Sequence[Verdict],
+    metrics: Sequence[Metrics],
+    required: int | None = None,
+    broken: str | None = None,
 ) -> Series:
     """One verdict of several runs; all must pass unless fewer are required. Void runs are in no
     median."""
@@ -278,4 +286,5 @@ def series(
             if each.output_token_throughput is not None
         ),
         ttfts_ms=tuple(each.ttft_p99_ms for each in counted if each.ttft_p99_ms is not None),
+        broken=broken,
     )

@@ -203,15 +203,22 @@ def write(folder: Path, each: RunArtifacts) -> None:
     export.write(folder, run, each.document)
 
 
-def draw(plan: Plan, all_kept: list[RunArtifacts], folders: list[Path]) -> Path:
-    """Pictures beside each run, and report.html and CTRF for all of them. Raises OSError."""
+def draw(
+    plan: Plan, all_kept: list[RunArtifacts], folders: list[Path], broken: str | None = None
+) -> Path:
+    """Pictures beside each run, and report.html and CTRF for all of them; `broken` says why there
+    are not more. Raises OSError."""
     opinions = [each.opinion for each in all_kept]
-    (plan.out / export.CTRF).write_bytes(results.to_json(judge.ctrf_of(opinions)))
-    return report(plan.out, plan.required, all_kept, folders)
+    (plan.out / export.CTRF).write_bytes(results.to_json(judge.ctrf_of(opinions, broken)))
+    return report(plan.out, plan.must_pass, all_kept, folders, broken)
 
 
 def report(
-    out: Path, required: int | None, all_kept: Sequence[RunArtifacts], folders: list[Path]
+    out: Path,
+    required: int | None,
+    all_kept: Sequence[RunArtifacts],
+    folders: list[Path],
+    broken: str | None = None,
 ) -> Path:
     """Pictures beside each run, and one page in `out` for all. Raises OSError."""
     opinions = [each.opinion for each in all_kept]
@@ -220,5 +227,5 @@ def report(
         plots.save(pictures, folder)
     path = out / REPORT
     notes = [each.lines for each in all_kept]
-    path.write_text(judge.page(opinions, required, drawn, notes), encoding="utf-8")
+    path.write_text(judge.page(opinions, required, drawn, notes, broken), encoding="utf-8")
     return path

@@ -162,14 +162,16 @@ def ctrf(
     version: str,
     diagnoses: Sequence[Diagnosis] = (),
 ) -> dict[str, Any]:
-    """The validator's report (1.11): a test for each run, as AICR's own reads it."""
+    """The validator's report (1.11): a test for each run, as AICR's own reads it. The first of them
+    have diagnoses."""
     codes = [each.exit_code for each in verdicts]
     begins = [round(each.timestamp() * 1e3) for each in started_at]
     tests = []
     for number, verdict in enumerate(verdicts):
-        extra = {"diagnosis": diagnoses[number].kind.value} if diagnoses else {}
+        diagnosis = diagnoses[number] if number < len(diagnoses) else None
+        extra = {} if diagnosis is None else {"diagnosis": diagnosis.kind.value}
         why = [verdict.message] if verdict.message else []
-        why += [diagnoses[number].text] if diagnoses and codes[number] is not Exit.PASS else []
+        why += [diagnosis.text] if diagnosis and codes[number] is not Exit.PASS else []
         tests.append(
             {
                 "name": "inference-perf",

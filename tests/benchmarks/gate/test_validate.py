@@ -181,6 +181,7 @@ async def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
         assert await it.ended() == 3, it.text
     assert "stopping: what there is will be written" in it.text
     assert "error: interrupted: what there is of smoke was written" in it.text
+    assert "\nvoid: interrupted: what there is of smoke was written" in it.text
     run = orjson.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))
     assert run["interrupted"]
     assert it.status == "other"

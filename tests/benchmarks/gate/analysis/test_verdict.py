@@ -282,14 +282,14 @@ def test_fewer_gpus_are_never_asked_for_more(
 GOOD, BAD = figures(110_000, 700), figures(110_000, 9000)
 
 
-def several(*letters: str, required: int | None = None):
+def several(*letters: str, required: int | None = None, broken: str | None = None):
     metrics = [GOOD if letter in "PV" else BAD for letter in letters]
     client = Client(0.1, 1.0, 256)
     verdicts = [
         judge(each, NOW, client=client, in_flight=2048 if letter == "V" else 256)
         for each, letter in zip(metrics, letters, strict=True)
     ]
-    return series(verdicts, metrics, required)
+    return series(verdicts, metrics, required, broken)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +317,13 @@ def test_several_runs_say_k_of_n_and_leave_void_ones_out_of_the_medians() -> Non
         "throughput: median 110000.00 [110000.00–110000.00] tokens/sec",
         "TTFT p99: median 4850.00 [700.00–9000.00] ms",
     )
+
+
+@pytest.mark.parametrize("letters", ["P", "F", "PP", "PF"])
+def test_what_broke_off_is_void_and_says_why(letters: str) -> None:
+    found = several(*letters, required=1, broken="interrupted")
+    assert found.exit_code is Exit.VOID
+    assert found.lines[1] == "void: interrupted"
 
 
 def test_skipped_runs_are_skipped_together() -> None:

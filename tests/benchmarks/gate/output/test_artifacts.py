@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import orjson
+import pytest
 
 from benchmarks.gate import options
 from benchmarks.gate.analysis.metrics import Metrics
@@ -116,6 +117,37 @@ def test_requests_that_were_sent_again_are_counted_and_told(tmp_path: Path) -> N
     assert "40 answered, 0 failed, 1 sent again" in page
     assert results.read(tmp_path).metrics.resent == 1
     assert results.read(tmp_path / results.NAME).metrics == found.opinion.result.metrics
+
+
+def summary_of(folder: Path) -> tuple[int, int, list[str]]:
+    """Passed and void tests of CTRF, and the messages of those that did not pass."""
+    found = orjson.loads((folder / export.CTRF).read_bytes())["results"]
+    messages = [each["message"] for each in found["tests"] if each["status"] != "passed"]
+    return found["summary"]["passed"], found["summary"]["other"], messages
+
+
+@pytest.mark.parametrize("required", [(), ("--require", "1")])
+def test_a_series_that_broke_off_is_void_however_its_runs_passed(
+    required: tuple[str, ...], tmp_path: Path
+) -> None:
+    asked = plan(tmp_path, "--runs", "5", *required)
+    page = artifacts.draw(asked, [kept(asked)], [tmp_path], "process 0 ended").read_text("utf-8")
+    assert "<title>VOID: inference performance" in page
+    assert f"1 of 1 passed ({asked.must_pass} required)\n<br>void: process 0 ended" in page
+    assert summary_of(tmp_path) == (1, 1, ["void: process 0 ended"])
+
+
+def test_fewer_runs_than_planned_do_not_pass(tmp_path: Path) -> None:
+    asked = plan(tmp_path, "--runs", "2")
+    page = artifacts.draw(asked, [kept(asked)], [tmp_path]).read_text("utf-8")
+    assert "1 of 1 passed (2 required)" in page
+    assert "<title>PASS" not in page
+
+
+def test_a_run_that_was_interrupted_is_one_void_test(tmp_path: Path) -> None:
+    asked = plan(tmp_path)
+    artifacts.draw(asked, [kept(asked, stopped=True)], [tmp_path], "interrupted: it was written")
+    assert summary_of(tmp_path)[:2] == (0, 1)
 
 
 def test_who_counted_tokens_is_said() -> None:
