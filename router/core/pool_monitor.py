@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from router.core import outlier, pool_speed, stall
 from router.core.capacity import QueueDetector, waits_for_slot
 from router.core.member import Member
+from router.core.prompt_costs import LineFit, overhead_of
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.values import Role
 
@@ -79,9 +80,11 @@ class PoolMonitor:
         """These are the pool from now on."""
         self._members = members
         self._is_counted = False
-        if self._role is Role.DECODE:  # on prefill engines prompts are all the work there is
-            for member in members:
+        for member in members:
+            if self._role is Role.DECODE:  # on prefill engines prompts are all the work there is
                 member.view.first_token_weight = FIRST_TOKEN_WEIGHT
+            elif member.speed.prompts is None:
+                member.speed.prompts = LineFit()
 
     def health_changed(self) -> None:
         """Another number of engines may get new requests now."""
@@ -146,9 +149,24 @@ class PoolMonitor:
         self._count_blocked()
         self.is_panic = self._blocked > self._config.max_excluded * self._up
 
+    def _measure_overhead(self) -> None:
+        """Find out what a prefill takes beside its tokens: engines that get short prompts only, as
+        those do that are avoided, would look slow. Those do not count."""
+        fits = (
+            member.speed.prompts
+            for member in self._members
+            if member.speed.prompts is not None and member.view.slowdown <= 1.0
+        )
+        overhead = overhead_of(fits)
+        if overhead is not None:
+            for member in self._members:
+                member.speed.prompt_overhead = int(overhead)
+
     def _judge(self, now: float) -> None:
         """Find stalled and slow engines."""
         is_prefill = self._role is Role.PREFILL
+        if is_prefill:
+            self._measure_overhead()
         gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in self._members]
         self.pool_median = pool_speed.pool_median(gap for gap in gaps if gap is not None)
         cost = self._prompt_cost()

@@ -6,6 +6,7 @@ out that a stall is over, or that a slow engine has recovered. `net/prober.py` a
 """
 
 from collections.abc import Mapping
+from random import Random
 
 import orjson
 
@@ -63,6 +64,13 @@ SPEED_PROBE_TOKENS = 8
 SPEED_PROBE_PROMPT = "1 2 3 4 5 6 7 8"
 SPEED_PROBE_PROMPT_TOKENS = len(SPEED_PROBE_PROMPT) // 4
 
+PREFILL_PROBE_TOKENS = 2048
+"""Of a prefill engine's probe: as many as a step of vLLM computes. A short prompt takes a step as
+well, and would not tell a fast engine from a slow one."""
+
+PREFILL_PROBE_IDS = range(100, 1000)
+"""Token ids of such a prompt: in every vocabulary, and no special ones."""
+
 SPEED_PROBE_TIMEOUT_SECONDS = 10.0
 """For a whole speed probe: 8 tokens at a second each, and some."""
 
@@ -107,11 +115,26 @@ def speed_probe_tokens(role: Role) -> int:
     return 1 if role is Role.PREFILL else SPEED_PROBE_TOKENS
 
 
-def speed_probe_body(member: Member) -> bytes:
-    """The JSON body of one probe."""
+def speed_probe_work(member: Member) -> int:
+    """Prompt tokens of one probe."""
+    if member.endpoint.role is not Role.PREFILL:
+        return SPEED_PROBE_PROMPT_TOKENS
+    lengths = (card.get("max_model_len") for card in member.cards or ())
+    shortest = min((each for each in lengths if type(each) is int and each > 0), default=None)
+    if shortest is None:
+        return PREFILL_PROBE_TOKENS
+    return max(1, min(PREFILL_PROBE_TOKENS, shortest // 2))
+
+
+def speed_probe_body(member: Member, rng: Random) -> bytes:
+    """The JSON body of one probe. A prefill engine's prompt is another one each time: its prefix
+    cache does not have it."""
     tokens = speed_probe_tokens(member.endpoint.role)
+    prompt: str | list[int] = SPEED_PROBE_PROMPT
+    if member.endpoint.role is Role.PREFILL:
+        prompt = rng.choices(PREFILL_PROBE_IDS, k=speed_probe_work(member))
     body: dict[str, object] = {
-        "prompt": SPEED_PROBE_PROMPT,
+        "prompt": prompt,
         "temperature": 0,
         "max_tokens": tokens,
         "min_tokens": tokens,

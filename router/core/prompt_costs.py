@@ -5,15 +5,19 @@ Both are lines, fitted to the legs of late: a base (network, the step that is go
 per token. `AutoThreshold` asks for them; without it nothing is measured here.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "Line", "LineFit", "PromptCosts", "Sums"]
+__all__ = ["NOTHING", "Line", "LineFit", "PromptCosts", "Sums", "overhead_of"]
 
 MEMORY_SAMPLES = 128.0
 """Samples that an engine's fit spans: some seconds under load, so that it follows the load."""
 
 OVERHEAD = 64.0
 """Tokens that take as long as the base does, as long as samples do not say."""
+
+MAX_OVERHEAD = 8192.0
+"""Prompts would hardly count at all with more."""
 
 EQUAL_TOKENS = 256.0
 """Weights fall with the length: up to here errors count in seconds, far above it relatively. Long
@@ -110,6 +114,19 @@ class LineFit:
             weight * tokens * seconds,
         )
         self.sums = new.plus(sums, kept)
+
+
+def overhead_of(fits: Iterable[LineFit]) -> float | None:
+    """The prompt tokens that take as long as the base does, by all samples together; None while
+    there are too few."""
+    total = NOTHING
+    for fit in fits:
+        if fit.sums.samples:
+            total = total.plus(fit.sums)
+    line = total.line() if total.samples >= EXPECTED_FROM else None
+    if line is None or line.per_token <= 0.0:
+        return None
+    return min(max(OVERHEAD, line.base / line.per_token), MAX_OVERHEAD)
 
 
 class PromptCosts:

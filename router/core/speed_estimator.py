@@ -15,7 +15,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from router.core.calibration import Calibration
-from router.core.prompt_costs import PromptCosts
+from router.core.prompt_costs import LineFit, PromptCosts
 from router.core.speed_totals import SharedTotals, SpeedTotals
 
 __all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg"]
@@ -37,7 +37,7 @@ RELIABLE_TOKENS = 8
 """Tokens that make an estimate reliable."""
 
 PROMPT_OVERHEAD = 64
-"""Fixed cost of a prefill, in prompt tokens."""
+"""Fixed cost of a prefill, in prompt tokens, as long as it is not measured."""
 
 
 BEST_PREFILL_DRIFT = 1.0025
@@ -102,6 +102,8 @@ class SpeedEstimator:
         "open",
         "per_prompt_token",
         "per_token",
+        "prompt_overhead",
+        "prompts",
         "streams",
         "surplus",
         "tokens",
@@ -147,6 +149,10 @@ class SpeedEstimator:
         self.calibration = Calibration()
         self.costs: PromptCosts | None = None
         """What prompts take there; None where nobody wants to know."""
+        self.prompts: LineFit | None = None
+        """Seconds to the first token by prompt tokens, of a prefill engine; None for others."""
+        self.prompt_overhead = PROMPT_OVERHEAD
+        """Fixed cost of a prefill, in prompt tokens, as its pool has it."""
         self._counted = EventCounts()
         self._stream_seconds = 0.0
         self._prompt_work = 0
@@ -220,8 +226,11 @@ class SpeedEstimator:
         self._waiting.pop(leg, None)
         self._newest_begun = max(self._newest_begun, leg.started)
         if leg.work:
-            self._prompt_work += leg.work + PROMPT_OVERHEAD
-            self._prompt_seconds += max(0.0, now - leg.started)
+            seconds = max(0.0, now - leg.started)
+            self._prompt_work += leg.work + self.prompt_overhead
+            self._prompt_seconds += seconds
+            if self.prompts is not None:
+                self.prompts.add(float(leg.work), seconds)
 
     def on_stream_start(self, leg: TimedLeg, now: float) -> None:
         """The leg is a stream and has had its first token."""
@@ -349,6 +358,8 @@ class SpeedEstimator:
         self.calibration.reset()
         if self.costs is not None:
             self.costs.reset()
+        if self.prompts is not None:
+            self.prompts = LineFit()
         self._buckets.clear()
 
     def _pass(self, now: float) -> None:

@@ -74,10 +74,10 @@ class SpeedProber:
         connection = pool.take(replay=False) or await pool.connect()
         if isinstance(connection, Failure):
             return "failed"
-        work = probing.SPEED_PROBE_PROMPT_TOKENS
+        work = probing.speed_probe_work(member)
         leg = LegTimer(member.speed, None, work, time.monotonic(), tracks_first_token=True)
         sink = _Sink(leg)
-        body = probing.speed_probe_body(member)
+        body = probing.speed_probe_body(member, self._rng)
         try:
             async with asyncio.timeout(probing.SPEED_PROBE_TIMEOUT_SECONDS):
                 connection.start(self._head(pool, len(body)), body, sink)

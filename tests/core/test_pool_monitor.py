@@ -13,6 +13,7 @@ from router.core.health import Health, State
 from router.core.leg_timer import LegTimer
 from router.core.member import Exclusion, Member
 from router.core.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig, PoolMonitor
+from router.core.probing import speed_probe_work
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.stall import RETRY_SECONDS
 from router.core.values import Candidate, Endpoint, Role
@@ -104,6 +105,61 @@ def test_a_pool_that_is_slow_as_a_whole_has_no_slow_engine() -> None:
     pool.streams()
     pool.run(4.0)
     assert pool.exclusions == [None] * 8
+
+
+BASE, PER_TOKEN = 0.03, 1 / 20_000
+"""Seconds of a prefill, as a step and the network take them whatever the prompt, and of a token."""
+
+
+def prefill(pool: Pool, place: int, tokens: int, factor: float = 1.0) -> None:
+    """An engine computes a prompt, in a time so many times the usual."""
+    seconds = factor * (BASE + PER_TOKEN * tokens)
+    speed = pool.members[place].speed
+    leg = LegTimer(speed, None, tokens, pool.now - seconds, tracks_first_token=True)
+    leg.unary_answer(pool.now)
+    leg.end(pool.now)
+
+
+def test_a_prefill_engine_that_gets_short_prompts_only_is_not_slow() -> None:
+    pool = Pool(None, None, None, role=Role.PREFILL)
+    for _ in range(40):
+        for tokens in (30, 200, 8000):
+            prefill(pool, 1, tokens)
+            prefill(pool, 2, tokens)
+        prefill(pool, 0, 30)
+        pool.run(TICK_SECONDS)
+    assert [member.view.slowdown for member in pool.members] == [1.0, 1.0, 1.0]
+    assert pool.members[0].speed.prompt_overhead == pytest.approx(BASE / PER_TOKEN, rel=0.2)
+
+
+def test_a_slow_prefill_engine_is_seen_by_short_prompts_too() -> None:
+    pool = Pool(None, None, None, role=Role.PREFILL)
+    for _ in range(40):
+        for tokens in (30, 200, 8000):
+            prefill(pool, 1, tokens)
+            prefill(pool, 2, tokens)
+        prefill(pool, 0, 30, factor=4.0)
+        pool.run(TICK_SECONDS)
+    assert pool.exclusions == [Exclusion.SLOW, None, None]
+
+
+def test_a_prefill_engine_that_was_slow_returns_by_its_probes() -> None:
+    """All prompts are equally long: nobody knows what a short one takes."""
+    pool = Pool(None, None, None, role=Role.PREFILL)
+    slow = []
+    for number in range(160):
+        for place in (0, 1, 2):
+            factor = 4.0 if place == 0 and number < 40 else 1.0
+            if place != 0 or pool.exclusions[0] is None:
+                prefill(pool, place, 4000, factor)
+            elif number % 4 == 0:
+                prefill(pool, 0, speed_probe_work(pool.members[0]), factor)
+        pool.run(TICK_SECONDS)
+        slow += [number] * (pool.exclusions[0] is Exclusion.SLOW)
+    assert slow == list(range(slow[0], slow[-1] + 1))
+    assert slow[0] <= 4
+    assert 39 <= slow[-1] <= 40 + 3 / TICK_SECONDS
+    assert pool.exclusions == [None, None, None]
 
 
 def test_a_prefill_pool_is_judged_by_prompt_tokens() -> None:

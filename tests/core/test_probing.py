@@ -1,5 +1,7 @@
 """What the router asks engines of its own account, and when."""
 
+from random import Random
+
 import orjson
 import pytest
 
@@ -10,6 +12,7 @@ from router.core.member import Member
 from router.core.policies import POLICIES
 from router.core.probing import (
     DOUBT_SECONDS,
+    PREFILL_PROBE_TOKENS,
     SPEED_PROBE_TOKENS,
     asks_version,
     needs_speed_probe,
@@ -17,6 +20,7 @@ from router.core.probing import (
     seconds_to_health_probe,
     speed_probe_body,
     speed_probe_tokens,
+    speed_probe_work,
 )
 from router.core.stall import Stall
 from router.core.values import Role
@@ -96,16 +100,32 @@ def test_an_ejected_an_absent_and_an_empty_engine_are_not_probed() -> None:
 
 
 def test_a_probe_is_a_short_stream_of_a_model_that_the_engine_serves() -> None:
-    body = orjson.loads(speed_probe_body(member(models=frozenset({"b", "a"}))))
+    body = orjson.loads(speed_probe_body(member(models=frozenset({"b", "a"})), Random(1)))
     assert body["model"] == "a"
     assert body["stream"] is True
     assert body["min_tokens"] == body["max_tokens"] == SPEED_PROBE_TOKENS
-    assert "model" not in orjson.loads(speed_probe_body(member()))
+    assert "model" not in orjson.loads(speed_probe_body(member(), Random(1)))
 
 
 def test_a_prefill_engine_is_asked_for_one_token() -> None:
     assert speed_probe_tokens(Role.PREFILL) == 1
-    assert orjson.loads(speed_probe_body(member(P0)))["max_tokens"] == 1
+    engine = member(P0)
+    body = orjson.loads(speed_probe_body(engine, Random(1)))
+    assert body["max_tokens"] == 1
+    # As much as a step of the engine computes, and never what its prefix cache has.
+    assert len(body["prompt"]) == speed_probe_work(engine) == PREFILL_PROBE_TOKENS
+    assert body["prompt"] != orjson.loads(speed_probe_body(engine, Random(2)))["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens"),
+    [(512, 256), (1, 1), (10**6, PREFILL_PROBE_TOKENS), (None, PREFILL_PROBE_TOKENS), ("8", 2048)],
+)
+def test_a_prefill_engines_probe_fits_its_shortest_model(length: object, tokens: int) -> None:
+    engine = member(P0)
+    engine.set_cards(({"id": "a", "max_model_len": 10**6}, {"id": "b", "max_model_len": length}))
+    assert speed_probe_work(engine) == tokens
+    assert speed_probe_work(member()) == 3
 
 
 def test_an_engine_that_is_drained_needs_no_speed_probe() -> None:

@@ -8,6 +8,7 @@ from router.core.ledger import Ledger
 from router.core.leg_timer import LegTimer
 from router.core.prompt_costs import (
     EQUAL_TOKENS,
+    MAX_OVERHEAD,
     MEMORY_SAMPLES,
     MOST_OVER,
     NOTHING,
@@ -16,6 +17,7 @@ from router.core.prompt_costs import (
     Line,
     LineFit,
     PromptCosts,
+    overhead_of,
 )
 from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.speed_totals import SpeedTotals
@@ -42,6 +44,23 @@ def line_of(fit: LineFit) -> Line:
 
 def test_without_samples_there_is_no_line() -> None:
     assert NOTHING.line() is None
+
+
+def test_the_overhead_is_the_base_in_tokens_of_all_fits_together() -> None:
+    assert overhead_of([]) is None
+    assert overhead_of([fit_of((100.0, 1.0))]) is None  # too few
+    long = fit_of(*[(float(tokens), 0.03 + tokens / 20_000) for tokens in range(2000, 9000, 100)])
+    short = fit_of(*[(20.0, 0.03 + 20 / 20_000)] * 20)
+    assert overhead_of([long, LineFit(), short]) == pytest.approx(600, rel=0.1)
+
+
+def test_the_overhead_is_bounded_and_usual_where_prompts_do_not_tell() -> None:
+    assert overhead_of([fit_of(*[(4000.0, 0.5)] * 20)]) == pytest.approx(OVERHEAD)
+    growing = fit_of(*[(float(tokens), tokens / 20_000) for tokens in range(20, 9000, 100)])
+    assert overhead_of([growing]) == OVERHEAD
+    flat = fit_of(*[(float(tokens), 1.0 + tokens * 1e-6) for tokens in range(20, 9000, 100)])
+    assert overhead_of([flat]) == MAX_OVERHEAD
+    assert overhead_of([fit_of(*[(4000.0, 0.0)] * 20)]) is None  # no time at all
 
 
 @given(st.floats(0.0, 1.0), st.floats(1e-5, 1e-3))

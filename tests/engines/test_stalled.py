@@ -4,6 +4,7 @@ Frozen means SIGSTOP to the engine's whole process group: its sockets stay open 
 """
 
 import asyncio
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -77,7 +78,7 @@ async def test_the_routers_own_questions_are_answered_by_every_engine(
         fleet = Fleet([endpoint], Ledger(), HealthThresholds(), 5.0)
         fleet.observe(Probed(endpoint, HealthSignal.OK, ({"id": MODEL},)), 0.0)
         headers = {"content-type": "application/json"}
-        data = speed_probe_body(fleet.member(endpoint))
+        data = speed_probe_body(fleet.member(endpoint), Random(1))
         async with session.post(
             engine.url + SPEED_PROBE_PATH, data=data, headers=headers
         ) as response:

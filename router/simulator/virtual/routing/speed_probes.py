@@ -57,10 +57,8 @@ class SpeedProbes:
 
     def _ask(self, place: int, now: float) -> None:
         engine, member = self.replica.engines[place], self.replica.members[place]
-        work, tokens = (
-            probing.SPEED_PROBE_PROMPT_TOKENS,
-            probing.speed_probe_tokens(engine.spec.role),
-        )
+        work = probing.speed_probe_work(member)
+        tokens = probing.speed_probe_tokens(engine.spec.role)
         probe = Attempt(self, self.replica.number, place, work, tokens)
         if engine.submit(probe, now) is not Answer.ACCEPTED:
             return
