@@ -16,6 +16,10 @@ GAP_FACTOR = 20.0
 PREFILL_FACTOR = 4.0
 """Times the expected prefill time of all pending prompts."""
 
+TRANSFER_SECONDS = 10.0
+"""Grace for an engine on which all that waits is KV caches being loaded: nothing can be computed
+until they are there, and 4 GB over 10 Gb/s take 3.4 s."""
+
 RETRY_SECONDS = 30.0
 """A stalled engine with nothing open is tried again after this long."""
 
@@ -52,5 +56,6 @@ def after(
     silent_since = max(speed.last_token_at, speed.busy_since)
     limit = max(seconds, GAP_FACTOR * expected_gap)
     if speed.all_streams == 0:  # all wait for a first token
-        limit = max(limit, PREFILL_FACTOR * (speed.per_prompt_token or 0.0) * pending)
+        computing = PREFILL_FACTOR * (speed.per_prompt_token or 0.0) * pending
+        limit = max(limit, computing if pending else TRANSFER_SECONDS)
     return Stall(now) if now - silent_since > limit else CLEAR

@@ -5,7 +5,7 @@ import pytest
 from router.core import stall
 from router.core.leg_timer import LegTimer
 from router.core.speed_estimator import SpeedEstimator
-from router.core.stall import CLEAR, GAP_FACTOR, RETRY_SECONDS, Stall
+from router.core.stall import CLEAR, GAP_FACTOR, RETRY_SECONDS, TRANSFER_SECONDS, Stall
 
 
 def heard(gap: float = 0.02, streams: int = 1, at: float = 10.0) -> SpeedEstimator:
@@ -60,6 +60,20 @@ def test_who_waits_for_a_long_prompt_waits_longer() -> None:
     assert judged(speed, 251.0, pending=60_000).since == 251.0
 
 
+@pytest.mark.parametrize(("seconds", "limit"), [(2.0, TRANSFER_SECONDS), (60.0, 60.0)])
+def test_a_kv_cache_may_take_longer_to_load_than_a_token(seconds: float, limit: float) -> None:
+    speed = heard(at=10.0, streams=0)
+    LegTimer(speed, None, 0, 100.0, tracks_first_token=True)
+    assert judged(speed, 100.0 + limit, seconds=seconds) is CLEAR
+    assert judged(speed, 100.1 + limit, seconds=seconds).since is not None
+
+
+def test_an_engine_that_streams_is_silent_whatever_is_loaded_there() -> None:
+    speed = heard(at=10.0)
+    LegTimer(speed, None, 0, 10.0, tracks_first_token=True)
+    assert judged(speed, 12.1).since == 12.1
+
+
 def test_it_is_over_when_the_engine_speaks() -> None:
     speed = heard()
     stalled = judged(speed, 20.0)
@@ -95,5 +109,5 @@ def test_a_question_is_no_answer() -> None:
 def test_silence_begins_with_the_question() -> None:
     speed = heard(at=10.0, streams=0)
     LegTimer(speed, None, 10, 100.0, tracks_first_token=True)
-    assert judged(speed, 102.0) is CLEAR
-    assert judged(speed, 102.1).since == 102.1
+    assert judged(speed, 102.0, pending=10) is CLEAR
+    assert judged(speed, 102.1, pending=10).since == 102.1
