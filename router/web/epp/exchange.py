@@ -24,6 +24,7 @@ from router.core.request_head import check_head, check_size, declared_size
 from router.core.routes import ROUTES
 from router.core.urls import split_rank
 from router.core.values import DECODE, Endpoint, Facts, Route
+from router.net.engine_head import KEY_HEADERS
 from router.net.network import Network
 from router.net.pool import RANK_HEADER
 from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, Messages, Modes
@@ -160,7 +161,7 @@ class Exchange:
         headers = self._chosen(pick, pick.decodes(now))
         body = b"".join((*facts.lead, facts.raw))
         self._drop_body()
-        messages, drop = self._messages, tuple(GATEWAY_HEADERS | {RANK_HEADER})
+        messages, drop = self._messages, tuple(self._not_for_engines())
         if self._modes.request == FULL_DUPLEX:
             told = messages.with_headers("request_headers", headers, drop=drop)
             return [told, *messages.pieces("request_body", body, is_last=is_last)]
@@ -168,6 +169,11 @@ class Exchange:
         if body != raw:  # headers that clients may not set are dropped
             messages.replace_body(told, body)
         return [told]
+
+    def _not_for_engines(self) -> frozenset[bytes]:
+        """Headers of the client that engines do not get."""
+        drop = GATEWAY_HEADERS | {RANK_HEADER}
+        return drop if self._network.api_keys is None else drop | KEY_HEADERS
 
     async def _read(self, raw: bytes) -> Facts:
         assert self._route is not None, "it was routed"
@@ -199,6 +205,8 @@ class Exchange:
         rank = split_rank(decodes[0].url)[1]
         if rank is not None:
             headers[RANK_HEADER] = b"%d" % rank
+        if (key := self._network.engine_api_key) is not None:
+            headers[b"authorization"] = b"Bearer %b" % key.encode()
         return headers
 
     # The answer.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +101,15 @@ class Picker:
 @pytest.fixture
 async def picker(harness: Harness) -> AsyncIterator[Picker]:
     """In front of two engines."""
+    async with picking(harness, max_body_bytes=200_000) as picker:
+        yield picker
+
+
+@asynccontextmanager
+async def picking(harness: Harness, **settings: Any) -> AsyncIterator[Picker]:
+    """A picker in front of two engines."""
     engines = await harness.engine(), await harness.engine()
-    router = await harness.router(*engines, epp_port=0, max_body_bytes=200_000)
+    router = await harness.router(*engines, epp_port=0, **settings)
     assert router.router.clients.picker is not None
     place = f"127.0.0.1:{router.router.clients.picker.port}"
     async with grpc.aio.insecure_channel(place) as channel:
@@ -135,6 +143,37 @@ async def test_a_buffered_body_is_answered_with_the_engine(picker: Picker) -> No
     assert lb["x-gateway-destination-endpoint"].string_value == chosen
     await call.leave()
     assert (await picker.router.record()).outcome == "client_left"
+
+
+ROUTER_KEY, ENGINE_KEY = "a-key-of-the-router", "a-key-of-the-engines"
+
+
+@pytest.mark.parametrize("mode", [BUFFERED, FULL_DUPLEX])
+@pytest.mark.parametrize("has_keys", [True, False])
+@pytest.mark.parametrize("engine_key", [ENGINE_KEY, None])
+async def test_engines_get_their_key_and_never_the_routers(
+    harness: Harness, tmp_path: Path, mode: int, engine_key: str | None, *, has_keys: bool
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"team-a {ROUTER_KEY}\n")
+    given = {"api_key_file": path} if has_keys else {}
+    async with picking(harness, engine_api_key=engine_key, **given) as picker:
+        call = picker.call()
+        await call.head(mode, authorization=f"Bearer {ROUTER_KEY}", x_api_key=ROUTER_KEY)
+        if mode == BUFFERED:
+            await call.told()
+        await call.body(BODY)
+        told = await call.told()
+        response = told.request_body if mode == BUFFERED else told.request_headers
+        mutation = response.response.header_mutation
+        await call.leave()
+    expected = None if engine_key is None else b"Bearer %b" % ENGINE_KEY.encode()
+    assert set_headers(mutation).get("authorization") == expected
+    removed = {"authorization", "x-api-key"} & {*mutation.remove_headers}
+    if not has_keys:  # they are the engine's
+        assert removed == set()
+    else:
+        assert removed == ({"x-api-key"} if engine_key else {"authorization", "x-api-key"})
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, FULL_DUPLEX])
