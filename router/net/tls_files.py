@@ -20,15 +20,21 @@ class TLSFiles:
         self._what = what
         self._make = make
         self._files = WatchedFiles(*(path for path in paths if path is not None))
+        self._complaint = ""
+        """Why it could not be made when that was last tried."""
         self.context = make()
 
     def refresh(self) -> None:
-        """Make it anew if a file has changed; while they are wrong the old one remains."""
-        if not self._files.have_changed():
+        """Make it anew if a file has changed. While that fails the old one remains, and it is tried
+        each time: what is wrong need not be in the files (their mode, too many open files)."""
+        if not self._files.have_changed() and not self._complaint:
             return
         try:
             self.context = self._make()
         except ValueError as error:  # perhaps the other file of a pair is yet to come
-            log.error("%s: %s; the old ones remain", self._what, error)  # noqa: TRY400
+            if (complaint := str(error)) != self._complaint:
+                self._complaint = complaint
+                log.error("%s: %s; the old ones remain", self._what, complaint)  # noqa: TRY400
         else:
+            self._complaint = ""
             log.info("%s: the certificates were read again", self._what)
