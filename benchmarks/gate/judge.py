@@ -50,18 +50,20 @@ def add_constraints(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus-total", type=positive, help="GPUs that the throughput is asked of")
 
 
-def constraints_of(arguments: argparse.Namespace, stored: Constraints | None) -> Constraints:
-    """From the options; where none asks for anything, those that the result was judged by.
+def constraints_of(
+    arguments: argparse.Namespace, stored: Constraints | None, gpus: int | None
+) -> Constraints:
+    """From the options; where none asks for anything, those that the result was judged by. `gpus`
+    are benchmarked, None where nobody said.
 
     Raises InvalidConstraint, Unreadable.
     """
     platform = PLATFORMS[arguments.platform].constraints if arguments.platform else None
-    baseline: Path | None = arguments.baseline
     given = {
         "throughput": arguments.throughput,
         "ttft_p99": arguments.ttft_p99,
         "max_errors": arguments.max_errors,
-        "baseline": results.read_baseline(baseline).median if baseline else None,
+        "baseline": _baseline(arguments.baseline, gpus) if arguments.baseline else None,
         "baseline_floor": arguments.baseline_floor,
     }
     changes = {name: value for name, value in given.items() if value is not None}
@@ -70,6 +72,17 @@ def constraints_of(arguments: argparse.Namespace, stored: Constraints | None) ->
     found = replace(base, **changes)
     found.check()
     return found
+
+
+def _baseline(path: Path, gpus: int | None) -> float:
+    """Its median. Throughput is not quite in proportion to GPUs: no count stands for another."""
+    found = results.read_baseline(path)
+    if found.gpus and gpus and found.gpus != gpus:
+        raise InvalidConstraint(
+            f"baseline {path} was measured with {found.gpus} GPUs, {gpus} are benchmarked now: "
+            "measure one with as many"
+        )
+    return found.median
 
 
 def total_of(arguments: argparse.Namespace, result: Result) -> int | None:
@@ -146,8 +159,9 @@ def _opinions(arguments: argparse.Namespace) -> list[Opinion]:
     found = []
     for path in arguments.files:
         result = results.read(path)
-        asked = constraints_of(arguments, result.constraints)
-        found.append(opinion(result, asked, arguments.gpus, total_of(arguments, result)))
+        gpus = result.gpus if arguments.gpus is None else arguments.gpus
+        asked = constraints_of(arguments, result.constraints, gpus)
+        found.append(opinion(result, asked, gpus, total_of(arguments, result)))
     return found
 
 
@@ -188,7 +202,7 @@ def main_judge(argv: Sequence[str]) -> int:
         if arguments.ctrf is not None:
             arguments.ctrf.write_bytes(results.to_json(ctrf_of(opinions)))
         if arguments.write_baseline is not None:
-            _keep(opinions, arguments.write_baseline)
+            _keep(opinions, arguments.gpus, arguments.write_baseline)
     except (Unreadable, InvalidConstraint, OSError) as error:
         return _broken(error)
     return int(overall.exit_code)
@@ -221,14 +235,19 @@ def ctrf_of(opinions: Sequence[Opinion], broken: str | None = None) -> dict[str,
     )
 
 
-def _keep(opinions: Sequence[Opinion], path: Path) -> None:
-    """Only what passed is healthy. Raises Unreadable where nothing did."""
+def _keep(opinions: Sequence[Opinion], gpus: int | None, path: Path) -> None:
+    """Only what passed is healthy; `gpus` were benchmarked, else as many as the results say. Raises
+    Unreadable where nothing passed, or not with as many GPUs."""
     passed = [each.result for each in opinions if each.verdict.exit_code is Exit.PASS]
     values = [each.metrics.output_token_throughput for each in passed]
     throughputs = tuple(each for each in values if each is not None)
     if not throughputs:
         raise Unreadable("no run passed: nothing to write as a baseline")
-    path.write_bytes(results.Baseline(throughputs, passed[0].gpus).to_json())
+    counts = {each.gpus for each in passed} if gpus is None else {gpus}
+    if len(counts) > 1:
+        named = " and ".join(sorted("unknown" if each is None else str(each) for each in counts))
+        raise Unreadable(f"the runs that passed had {named} GPUs: no baseline for any count")
+    path.write_bytes(results.Baseline(throughputs, counts.pop()).to_json())
 
 
 def pictures_of(each: Opinion) -> dict[str, bytes]:

@@ -228,7 +228,7 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
         gpus=gpus,
         gpus_total=arguments.gpus_total or (platform.gpus if platform else None),
         profile=profile,
-        constraints=judge.constraints_of(arguments, None),
+        constraints=judge.constraints_of(arguments, None, gpus),
         slos=tuple(parse(each) for each in arguments.slo),
         runs=arguments.runs,
         required=arguments.require,

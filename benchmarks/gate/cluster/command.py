@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     top, at = parser(), datetime.now(UTC)
     arguments = top.parse_args(argv)
     try:
-        constraints = judge.constraints_of(_with_defaults(arguments), None)
+        constraints = judge.constraints_of(_with_defaults(arguments), None, None)
     except (InvalidConstraint, Unreadable) as error:
         top.error(str(error))
     out = arguments.out or RESULTS / f"{at:%Y-%m-%dT%H%M%SZ}-cluster"

@@ -9,7 +9,7 @@ from benchmarks.gate.analysis.metrics import summarise
 from benchmarks.gate.analysis.records import Client, Run
 from benchmarks.gate.judge import main_judge, main_plot, main_report, opinion
 from benchmarks.gate.output import export, results
-from benchmarks.gate.output.results import Result
+from benchmarks.gate.output.results import Baseline, Result
 from tests.benchmarks.gate.runs import Stall, least_loaded, loop, round_robin
 
 ASKED = Constraints(">= 500", "<= 300")
@@ -115,6 +115,33 @@ def test_what_passed_becomes_the_baseline_of_the_next(
     assert main_judge([stalled, "--baseline", str(file)]) == 1
     assert "of the healthy median 3200.00" in capsys.readouterr().out
     assert main_judge([stalled, "--write-baseline", str(file)]) == 3, "nothing passed"
+
+
+def test_a_baseline_of_another_number_of_gpus_is_refused(
+    steady: str, tmp_path: Path, capsys
+) -> None:
+    file = tmp_path / "baseline.json"
+    file.write_bytes(Baseline((600.0,), 8).to_json())
+    assert main_judge([steady, "--baseline", str(file)]) == 3
+    told = capsys.readouterr().err
+    assert f"baseline {file} was measured with 8 GPUs, 4 are benchmarked now" in told
+    assert main_judge([steady, "--baseline", str(file), "--gpus", "8"]) == 0
+    file.write_bytes(Baseline((600.0,)).to_json())
+    assert main_judge([steady, "--baseline", str(file)]) == 0, "nobody knows of how many it is"
+
+
+def test_a_baseline_is_of_one_number_of_gpus(tmp_path: Path, capsys) -> None:
+    four, eight = (
+        kept(tmp_path / str(gpus), replace(loop(least_loaded), gpus=gpus)) for gpus in (4, 8)
+    )
+    file = tmp_path / "baseline.json"
+    assert main_judge([four, eight, "--write-baseline", str(file)]) == 3
+    assert "the runs that passed had 4 and 8 GPUs" in capsys.readouterr().err
+    assert not file.exists()
+    assert main_judge([four, four, "--write-baseline", str(file)]) == 0
+    assert results.read_baseline(file).gpus == 4
+    assert main_judge([four, eight, "--gpus", "2", "--write-baseline", str(file)]) == 0
+    assert results.read_baseline(file).gpus == 2
 
 
 def test_ctrf_is_written(stalled: str, tmp_path: Path) -> None:

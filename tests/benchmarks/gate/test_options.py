@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks.gate.analysis.slo import Slo
 from benchmarks.gate.options import Plan, read, usual_processes
+from benchmarks.gate.output.results import Baseline
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 NEEDED = ["--url", "http://r:8000/v1", "--model", "Qwen/Qwen3-8B"]
@@ -131,3 +132,16 @@ def test_a_key_comes_from_the_environment_or_a_file_and_is_not_shown(
     with pytest.raises(SystemExit):
         plan("--gpus", "1", "--api-key-file", str(path))
     assert "s3cr3t" not in capsys.readouterr().err
+
+
+def test_a_baseline_of_another_number_of_gpus_is_refused_before_any_traffic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "baseline.json"
+    file.write_bytes(Baseline((108_790.0,), 8).to_json())
+    assert plan("--gpus", "8", "--baseline", str(file)).constraints.baseline == 108_790.0
+    for gpus in ("4", "16"):
+        with pytest.raises(SystemExit) as ended:
+            plan("--gpus", gpus, "--baseline", str(file))
+        assert ended.value.code == 3
+        assert f"measured with 8 GPUs, {gpus} are benchmarked" in capsys.readouterr().err
