@@ -9,6 +9,7 @@ import argparse
 import pkgutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -202,15 +203,25 @@ def main(command: Sequence[str]) -> int:
 def command_line() -> NoReturn:
     """`pd-bench`, and `python -m benchmarks`."""
     signals.interrupt()
+    is_gate = sys.argv[1:2] != [] and sys.argv[1] in GATED
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("matplotlib", "numpy"):  # the extra `bench`
+    except Exception as error:
+        if (missing := _missing_extra(error)) is not None:
+            print(f"pd-bench needs {missing}: pip install 'pd-router[bench]'", file=sys.stderr)
+        elif is_gate:  # Python's own exit status would be 1: the deployment failed
+            traceback.print_exc()
+        else:
             raise
-        print(f"pd-bench needs {error.name}: pip install 'pd-router[bench]'", file=sys.stderr)
-        sys.exit(3 if sys.argv[1] in GATED else 2)
+        sys.exit(3 if is_gate else 2)
+
+
+def _missing_extra(error: Exception) -> str | None:
+    """The module of the extra `bench` that is not installed, if that is what is wrong."""
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    return name if name.partition(".")[0] in ("matplotlib", "numpy") else None
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.__main__ import GATED, Unfit, main, parser, scenario_of
+from benchmarks.__main__ import GATED, OWN, Unfit, command_line, main, parser, scenario_of
 from benchmarks.comparison.scenarios import SCENARIOS
 from benchmarks.routers import nginx
 from benchmarks.routers.fleet import Fleet
 from benchmarks.routers.table import ROUTERS
+from benchmarks.system import signals
 
 
 def test_the_command_line_changes_the_scenario() -> None:
@@ -230,3 +231,29 @@ def test_help_says_who_the_validator_is(
     words = capsys.readouterr().out.split()
     assert "inference-perfofNVIDIAAIClusterRuntime(AICR)" in "".join(words)
     assert "https://github.com/NVIDIA/aicr" in words
+
+
+def stumble(argv: list[str]) -> int:
+    """A command with a mistake in it."""
+    raise KeyError("a mistake")
+
+
+@pytest.mark.parametrize("command", GATED)
+def test_a_mistake_of_the_gate_is_no_verdict_on_the_deployment(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(OWN, command, f"{__name__}:stumble")
+    monkeypatch.setattr("sys.argv", ["pd-bench", command])
+    monkeypatch.setattr(signals, "interrupt", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        command_line()
+    assert ended.value.code == 3
+    assert "KeyError: 'a mistake'" in capsys.readouterr().err
+
+
+def test_a_mistake_of_the_bench_is_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OWN, "instructions", f"{__name__}:stumble")
+    monkeypatch.setattr("sys.argv", ["pd-bench", "instructions"])
+    monkeypatch.setattr(signals, "interrupt", lambda: None)
+    with pytest.raises(KeyError):
+        command_line()

@@ -62,12 +62,17 @@ def main(argv: Sequence[str]) -> int:
     except (InvalidConstraint, Unreadable) as error:
         top.error(str(error))
     out = arguments.out or RESULTS / f"{at:%Y-%m-%dT%H%M%SZ}-cluster"
-    out.mkdir(parents=True, exist_ok=True)
+    if any((out / name).exists() for name in (LOG, results.NAME, "run-1")):
+        top.error(f"--out: {out} holds results already")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        top.error(f"--out: {error}")
     if constraints.empty:
         return _without_figures(out, at, Verdict(False, (), (), skipped=True))
     try:
         return _judged(out, at, _carried_out(arguments))
-    except ClusterTrouble as trouble:
+    except (ClusterTrouble, OSError, ValueError) as trouble:
         return _without_figures(out, at, Verdict(False, (), (), void_reason=str(trouble)))
 
 

@@ -135,3 +135,41 @@ def test_namespaces_are_new_and_kept_on_demand(cluster: FakeCluster, tmp_path: P
     assert len(set(created)) == 2
     assert all(name.startswith("pd-router-gate-") for name in created)
     assert not cluster.did("delete")
+
+
+@pytest.mark.parametrize("name", [command.LOG, "profile_export_aiperf.json"])
+def test_results_of_an_earlier_run_are_not_overwritten(
+    name: str, cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("earlier")
+    (tmp_path / export.CTRF).write_text("earlier")
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path, "--throughput", ">= 1")
+    assert ended.value.code == 3
+    assert f"--out: {tmp_path} holds results already" in capsys.readouterr().err
+    assert (tmp_path / export.CTRF).read_text() == "earlier"
+    assert cluster.calls == []
+
+
+def test_a_run_that_came_to_nothing_may_be_repeated(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.save(fail="The connection to the server was refused")
+    assert run(tmp_path, "--throughput", ">= 1") == 3
+    assert run(tmp_path, "--throughput", ">= 1") == 3
+
+
+def test_a_folder_that_cannot_be_made_is_bad_usage(cluster: FakeCluster, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        run(tmp_path / "file", "--throughput", ">= 1")
+    assert ended.value.code == 3
+
+
+def test_what_is_no_json_and_what_cannot_be_written_is_no_verdict(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    (cluster.folder / "kubectl").write_text("#!/bin/sh\necho yes\n")
+    assert run(tmp_path / "a", "--throughput", ">= 1") == 3
+    assert report(tmp_path / "a")["status"] == "other"
+    (cluster.folder / "kubectl").write_text("no program")
+    assert run(tmp_path / "b", "--throughput", ">= 1") == 3
+    assert "Exec format error" in report(tmp_path / "b")["message"]
