@@ -3,7 +3,7 @@
 __all__ = ["MAX_TOKENS_PER_EVENT", "Calibration"]
 
 CALIBRATION_TOKENS = 16
-"""Tokens needed for an estimate; before that one token per event is assumed."""
+"""Tokens needed for an estimate; before that the pool's is assumed, or one token per event."""
 
 MAX_TOKENS_PER_EVENT = 64.0
 """No sensible --stream-interval is larger; a larger value is an engine's counting error."""
@@ -15,16 +15,22 @@ CALIBRATION_MEMORY = 4096
 class Calibration:
     """One engine's tokens per event."""
 
-    __slots__ = ("_by_usage", "_events", "_tokens", "tokens_per_event")
+    __slots__ = ("_by_usage", "_events", "_tokens", "is_learned", "tokens_per_event")
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: the engine was restarted or replaced."""
+        self.is_learned = False
         self.tokens_per_event = 1.0
         self._tokens = self._events = 0.0
         self._by_usage = False
+
+    def assume(self, tokens_per_event: float) -> None:
+        """What other engines of its pool have learned holds until it has learned itself."""
+        if not self.is_learned:
+            self.tokens_per_event = tokens_per_event
 
     def learn(self, tokens: float, events: float, *, by_usage: bool) -> None:
         """Count `tokens` that arrived in `events`. Impossible numbers are ignored.
@@ -40,6 +46,7 @@ class Calibration:
         self._tokens += tokens
         self._events += events
         if self._tokens >= CALIBRATION_TOKENS:
+            self.is_learned = True
             measured = self._tokens / self._events
             self.tokens_per_event = min(max(measured, 1.0), MAX_TOKENS_PER_EVENT)
         if self._events > CALIBRATION_MEMORY:

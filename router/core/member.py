@@ -198,9 +198,11 @@ class Member:
         if before is None or now.untracked != before[1].untracked:
             return
         events = now.events - before[1].events
-        if events >= CALIBRATION_EVENTS:
-            tokens = generated - before[0] - (now.begun - before[1].begun)
-            self.speed.calibration.learn(tokens, events, by_usage=False)
+        if events < CALIBRATION_EVENTS:
+            self.counted = before  # with few streams that takes several scrapes
+            return
+        tokens = generated - before[0] - (now.begun - before[1].begun)
+        self.speed.calibration.learn(tokens, events, by_usage=False)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -138,6 +138,7 @@ class PoolMonitor:
         if self._is_pool_silent():
             for member in self._members:
                 member.speed.ignore_stream_time()
+        self._assume_calibration()
         for member in self._members:
             self._count(member, now, is_late=is_late)
         self._note_interval(now)
@@ -148,6 +149,14 @@ class PoolMonitor:
             member.view.slow_start_weight = self._slow_start_weight(member, now)
         self._count_blocked()
         self.is_panic = self._blocked > self._config.max_excluded * self._up
+
+    def _assume_calibration(self) -> None:
+        """An engine that has just come up sends as many tokens in an event as the others do."""
+        calibrations = [member.speed.calibration for member in self._members]
+        learned = pool_speed.pool_median(c.tokens_per_event for c in calibrations if c.is_learned)
+        if learned is not None:
+            for calibration in calibrations:
+                calibration.assume(learned)
 
     def _measure_overhead(self) -> None:
         """Find out what a prefill takes beside its tokens: engines that get short prompts only, as

@@ -267,6 +267,11 @@ class SpeedEstimator:
         self.streams += sequences
         self.surplus += sequences - 1 if sequences > 0 else sequences + 1
 
+    def on_probe_end(self, tokens: int) -> None:
+        """A probe's stream, of so many tokens behind the first one, is over. They are counted as
+        tokens: so few come in other events than those of users' streams."""
+        self._whole_tokens += tokens
+
     def on_unary_answer(self, tokens: int, seconds: float) -> None:
         """A unary answer of `tokens` took `seconds` of sequence time."""
         self._whole_tokens += tokens

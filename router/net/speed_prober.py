@@ -136,12 +136,12 @@ class _Sink:
             events -= 1
             self._events = 1
         self._events += events
-        self._leg.speed.tokens += events
 
     def on_end(self) -> None:
         """The answer is complete."""
-        if self._is_good and (tokens := usage.generated_tokens(self._end)):
-            self._leg.calibrate(tokens, self._events)
+        if self._is_good:
+            tokens = usage.generated_tokens(self._end) or self._events
+            self._leg.speed.on_probe_end(max(0, tokens - 1))
         self._finish("ok" if self._is_good else "failed")
 
     def on_lost(self, _failure: Failure) -> None:

@@ -56,6 +56,18 @@ def test_a_few_events_between_two_scrapes_tell_nothing() -> None:
     assert scraped(member, 1600) == 1.0
 
 
+def test_few_events_add_up_over_several_scrapes() -> None:
+    """An engine with few streams would never learn, and look as many times too slow."""
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    stream(member, 70)
+    assert scraped(member, 1 + 3 * 70) == 1.0
+    member.speed.tokens += 70
+    assert scraped(member, 1 + 3 * 140) == 1.0
+    member.speed.tokens += 70
+    assert scraped(member, 1 + 3 * 210) == 3.0
+
+
 def test_a_tick_between_two_scrapes_loses_no_event() -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 0)

@@ -107,6 +107,17 @@ def test_a_pool_that_is_slow_as_a_whole_has_no_slow_engine() -> None:
     assert pool.exclusions == [None] * 8
 
 
+def test_an_engine_that_has_just_come_up_sends_as_many_tokens_in_an_event_as_the_others() -> None:
+    pool = Pool(*[0.02] * 4)
+    for member in pool.members[1:]:
+        member.speed.calibration.learn(2000, 100, by_usage=False)
+    pool.run(TICK_SECONDS)
+    assert [member.speed.calibration.tokens_per_event for member in pool.members] == [20.0] * 4
+    pool.members[0].speed.calibration.learn(300, 100, by_usage=False)
+    pool.run(TICK_SECONDS)
+    assert pool.members[0].speed.calibration.tokens_per_event == 3.0  # it has learned itself
+
+
 BASE, PER_TOKEN = 0.03, 1 / 20_000
 """Seconds of a prefill, as a step and the network take them whatever the prompt, and of a token."""
 

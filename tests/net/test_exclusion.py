@@ -232,6 +232,27 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(harness: Harnes
     assert b'pd_router_speed_probes_total{endpoint="%b",outcome="ok",' % slow.url.encode() in text
 
 
+async def test_a_probe_tells_the_speed_and_not_how_many_tokens_events_carry(
+    harness: Harness,
+) -> None:
+    """Its few tokens come in other events than those of users' streams."""
+    engine = await harness.engine()
+    router = await harness.router(
+        engine, load_balancing_strategy="shortest_expected_delay", speed_probe_interval=0.01
+    )
+    member = router.router.fleet.member(router.endpoint(engine))
+    member.speed.calibration.learn(2000, 100, by_usage=False)
+    member.stall = Stall(time.monotonic())  # so that it is probed
+    call = await engine.call()
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":8}}\n\n'
+    call.stream(token("a"), token("bcdefgh"), usage)
+    call.end()
+    await eventually(lambda: member.speed.counted.whole_tokens >= 7)
+    assert member.speed.counted.whole_tokens % 7 == 0
+    assert member.speed.counted.events == 0
+    assert member.speed.calibration.tokens_per_event == 20.0
+
+
 async def _tokens(call: Call) -> None:
     """An answer of 8 tokens, a millisecond apart."""
     call.stream(token("a"))
