@@ -1,8 +1,8 @@
 """When the router probes engines, and with what: health, gauges and speed.
 
-A speed probe is a tiny generation on a stalled or slow engine that has no users' requests: it finds
-out that a stall is over, or that a slow engine has recovered. `net/prober.py` and
-`net/speed_prober.py` make the requests; the simulator uses the same rules.
+A speed probe is a tiny generation on a stalled engine, or on a slow one that has no users'
+requests: it finds out that a stall is over, or that a slow engine has recovered. `net/prober.py`
+and `net/speed_prober.py` make the requests; the simulator uses the same rules.
 """
 
 from collections.abc import Mapping
@@ -97,17 +97,18 @@ def roles_that_use_speed(policies: Mapping[Role, Policy]) -> frozenset[Role]:
 def needs_speed_probe(member: Member, speed_roles: frozenset[Role]) -> bool:
     """Whether only a probe can tell that it has recovered, or how fast it is now.
 
-    Stalled engines need one under every policy, slow ones only in `speed_roles`, which
-    avoid them. Ejected engines return when their time is over.
+    Stalled engines need one under every policy, whatever is open there: one stream may hang on an
+    engine that is well. Slow ones need one only in `speed_roles`, which avoid them, and while
+    nobody measures them. Ejected engines return when their time is over.
     """
     if not member.is_usable or member.models == frozenset():
         return False
-    if member.speed.all_open or member.exclusion is Exclusion.EJECTED:
+    if member.exclusion in (Exclusion.EJECTED, Exclusion.STALLED):
+        return member.exclusion is Exclusion.STALLED
+    if member.speed.all_open:
         return False
     is_avoided = member.exclusion is Exclusion.SLOW or member.view.slowdown > 1
-    return member.exclusion is Exclusion.STALLED or (
-        is_avoided and member.endpoint.role in speed_roles
-    )
+    return is_avoided and member.endpoint.role in speed_roles
 
 
 def speed_probe_tokens(role: Role) -> int:

@@ -69,6 +69,15 @@ def test_a_stalled_engine_is_probed_under_every_policy(roles: frozenset[Role]) -
     assert needs_speed_probe(member(stall=Stall(1.0)), roles)
 
 
+def test_a_stalled_engine_is_probed_beside_a_stream_that_hangs() -> None:
+    """The engine may be well, and the stream hangs for two minutes."""
+    stalled = member(stall=Stall(1.0))
+    LegTimer(stalled.speed, None, 0, 0.0, tracks_first_token=True).first_token(0.0)
+    assert needs_speed_probe(stalled, NO_ROLE)
+    stalled.outlier = outlier.Outlier(until=9.0)
+    assert not needs_speed_probe(stalled, NO_ROLE)
+
+
 @pytest.mark.parametrize("endpoint", [P0, D0])
 def test_a_slow_engine_is_probed_only_where_its_role_spares_it(endpoint) -> None:
     slow = member(endpoint, slow_since=1.0)

@@ -94,6 +94,14 @@ def test_open_streams_hold_it() -> None:
     assert judged(heard(), 1000.0, Stall(20.0)).since == 20.0
 
 
+def test_a_probe_beside_a_stream_that_hangs_ends_it_by_its_token_only() -> None:
+    speed, stalled = heard(at=10.0), Stall(20.0)
+    probe = LegTimer(speed, None, 2, 21.0, tracks_first_token=True)
+    assert judged(speed, 40.0, stalled) is stalled
+    probe.first_token(40.0)
+    assert judged(speed, 40.1, stalled) is CLEAR
+
+
 def test_a_question_is_no_answer() -> None:
     """The router's own probe of an engine that everybody left must not end its stall."""
     speed = SpeedEstimator()
