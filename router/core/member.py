@@ -15,6 +15,7 @@ from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.trust import PrefixTrust
 from router.core.speed_estimator import EventCounts, SpeedEstimator
+from router.core.stale_gauges import StaleGauges
 from router.core.stall import Stall
 from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys
 
@@ -86,6 +87,7 @@ class Member:
     """When its gauges were last read; None: never."""
     capacity: Capacity = field(default_factory=Capacity)
     queue: QueueDetector = field(default_factory=QueueDetector)
+    stale_gauges: StaleGauges = field(default_factory=StaleGauges)
     history: SlowdownHistory | None = None
     """Its long-term slowdown; None if not known."""
     own: int = 0
@@ -138,6 +140,8 @@ class Member:
         self.gauges, self.gauges_at = gauges, now
         view = self.view
         self.queue.observe(gauges, has_transfers=has_transfers)
+        ours = max(own, self.own_lately)
+        self.stale_gauges.observe(gauges, is_idle=not ours)
         if gauges is not None:
             self.scraped_at = now
             self.observe_cache(gauges)
@@ -148,7 +152,7 @@ class Member:
         self.capacity.observe_running(running, now)
         waiting = gauges.waiting or 0
         # Gauges lag by a step: own requests that have just ended are not other clients'.
-        others = max(0, running + waiting - max(own, self.own_lately))
+        others = 0 if self.stale_gauges.are_stale else max(0, running + waiting - ours)
         # Damped: routers that all follow the same old gauges would oscillate together.
         before = view.other_requests
         view.other_requests = others if before is None else _half_way(before, others)

@@ -252,6 +252,23 @@ def test_others_follow_the_gauges_half_way_at_a_time() -> None:
     assert seen == [10, 50, 70, 80, 85, 87, 43, 44]
 
 
+@pytest.mark.parametrize(("step", "expected"), [(0, 0), (1, 30)])
+def test_requests_in_gauges_that_an_engine_left_standing_are_gone(step: int, expected: int) -> None:
+    """All its requests were aborted; engines that generate are believed."""
+    fleet = fleet_up(D0)
+    for number in range(20):
+        gauges = Gauges(running=30, waiting=0, generated=900 + step * number)
+        fleet.observe(Scraped(D0, gauges, 0), float(number))
+    assert fleet.member(D0).other_requests == expected
+
+
+def test_gauges_stand_for_a_request_that_waits_there() -> None:
+    fleet = fleet_up(D0)
+    for number in range(20):
+        fleet.observe(Scraped(D0, Gauges(running=30, waiting=0, generated=9), 1), float(number))
+    assert fleet.member(D0).other_requests == 29
+
+
 def test_requests_that_have_just_ended_are_not_somebody_elses() -> None:
     """A scrape finds the gauges of a moment ago; half a second later they must be true."""
     fleet = fleet_up(D0)
