@@ -23,6 +23,13 @@ MAX_MESSAGE_SLACK: Final = 1 << 20
 """For headers and framing, beside the largest body."""
 
 
+KEEPALIVE_MS = 20_000
+"""Of silence, until an Envoy is asked whether it is there: a stream may be silent for minutes."""
+
+KEEPALIVE_TIMEOUT_MS = 10_000
+"""For its answer; without one its streams end, and with them what they count for in the loads."""
+
+
 class EndpointPicker:
     """Serves Envoy's external processing. Raises SettingsError when the extra is not installed."""
 
@@ -49,6 +56,10 @@ class EndpointPicker:
                 ("grpc.max_receive_message_length", largest),
                 ("grpc.max_send_message_length", largest),
                 ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+                # grpcio 1.85 ignores the one before; without this one it waits for 60 s.
+                ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
             ]
         )
         handler = grpc.stream_stream_rpc_method_handler(

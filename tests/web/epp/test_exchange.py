@@ -116,6 +116,70 @@ async def picking(harness: Harness, **settings: Any) -> AsyncIterator[Picker]:
         yield Picker(router, channel)
 
 
+class Link:
+    """A connection to a port that can be cut without a word, as when a host loses its power."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._pumps: list[asyncio.Task[None]] = []
+        self.passed = 0
+        """Pieces of data that have been passed on."""
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cut()
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+
+    def cut(self) -> None:
+        """Pass nothing on any more, in either direction."""
+        for pump in self._pumps:
+            pump.cancel()
+
+    async def _on_connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers = [writer, other_writer]
+        self._pumps = [
+            asyncio.ensure_future(self._pump(reader, other_writer)),
+            asyncio.ensure_future(self._pump(other_reader, writer)),
+        ]
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            self.passed += 1
+
+
+async def test_what_an_envoy_that_vanished_had_asked_is_over(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.web.epp.server.KEEPALIVE_MS", 100)
+    monkeypatch.setattr("router.web.epp.server.KEEPALIVE_TIMEOUT_MS", 100)
+    async with picking(harness) as picker:
+        clients = picker.router.router.clients
+        assert clients.picker is not None
+        link = Link(clients.picker.port)
+        async with link as place, grpc.aio.insecure_channel(place) as channel:
+            call = Picker(picker.router, channel).call()
+            await call.head()
+            await call.told()
+            await call.body(BODY)
+            await call.told()
+            assert any(member.view.in_flight for member in picker.router.router.fleet)
+            silent_since = link.passed
+            await eventually(lambda: link.passed >= silent_since + 10)  # it is asked, and answers
+            assert clients.network.active
+            link.cut()
+            await eventually(lambda: not clients.network.active)
+        assert not any(member.view.in_flight for member in picker.router.router.fleet)
+
+
 async def refused(call: Call, status: int) -> str:
     """The error's message."""
     told = await call.told()
