@@ -27,11 +27,16 @@ class FleetCollector(Collector):
     """Gauges that are read from the fleet at scrape time."""
 
     def __init__(
-        self, fleet: Fleet, connections: Connections, threshold: Callable[[], float]
+        self,
+        fleet: Fleet,
+        connections: Connections,
+        threshold: Callable[[], float],
+        has_prefill: Callable[[], bool],
     ) -> None:
         self._fleet = fleet
         self._connections = connections
         self._threshold = threshold
+        self._has_prefill = has_prefill
 
     def collect(self) -> Iterator[Metric]:
         """The current gauges."""
@@ -39,6 +44,7 @@ class FleetCollector(Collector):
         yield from self._speed_gauges()
         yield from self._prefix_gauges()
         yield self._states()
+        yield self._usable_engines()
         yield self._connection_gauges()
         yield self._token_ratios()
         yield GaugeMetricFamily(
@@ -140,6 +146,20 @@ class FleetCollector(Collector):
             for state in State:
                 is_in = float(current is state)
                 gauge.add_metric([*_names(member.endpoint), state], is_in)
+        return gauge
+
+    def _usable_engines(self) -> Metric:
+        """Of every pool that there should be, an empty one too: an alert sees no absent series."""
+        gauge = GaugeMetricFamily(
+            "pd_router_pool_usable_engines",
+            "Engines that are up and get new requests; 0 of a pool that has none.",
+            labels=["role"],
+        )
+        for role in Role:
+            pool = self._fleet.pool(role)
+            if pool or role is Role.DECODE or self._has_prefill():
+                usable = sum(each.is_usable and not each.is_blocked for each in pool)
+                gauge.add_metric([role], usable)
         return gauge
 
     def _token_ratios(self) -> Metric:

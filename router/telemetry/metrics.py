@@ -69,7 +69,8 @@ class _Kind:
 class Metrics:
     """The router's metrics in a registry of their own, those of all its processes together.
 
-    Counts are flushed by `flush`, and before an exposition.
+    Counts are flushed by `flush`, and before an exposition. `has_prefill`: whether there should be
+    prefill engines, also while there are none.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Metrics:
         config: Mapping[str, str] = NO_CONFIG,
         threshold: Callable[[], float] = lambda: 0.0,
         reloads: Sequence[int] = NEVER_RELOADED,
+        has_prefill: Callable[[], bool] = lambda: False,
     ) -> None:
         # A _created series for each counter would double the text.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -89,7 +91,7 @@ class Metrics:
         restarts = (lambda: 0) if group is None else group.restarts
         self.info = RouterInfo(config, restarts, reloads)
         self._state.register(self.info)
-        self._state.register(FleetCollector(fleet, connections, threshold))
+        self._state.register(FleetCollector(fleet, connections, threshold, has_prefill))
         self.are_merged = group is not None
         """Whether counts of all workers are read from files, which is slow."""
         self._fleet = fleet

@@ -103,6 +103,7 @@ class Router:
             shown_config(settings),
             lambda: self.handler.network.scheduler.threshold_now,
             self.reloads,
+            lambda: self.settings.names_prefill,
         )
         self.counts = Counts(self.metrics)
         self.event_buffer = self.counts.event_buffer

@@ -34,6 +34,22 @@ def test_with_discovery_no_decode_engine_need_be_known():
     assert (settings.decode, settings.discovers) == ((), True)
 
 
+@pytest.mark.parametrize(
+    ("flags", "names_prefill"),
+    [
+        (D0, False),
+        ({**D0, "prefill": "http://p0"}, True),
+        ({**POD, "k8s_prefill_selector": "role=prefill"}, True),
+        ({"dns_decode": "d:80", "dns_prefill": "p:80"}, True),
+        (POD, False),
+    ],
+)
+def test_settings_tell_whether_there_should_be_prefill_engines(
+    flags: dict[str, str], names_prefill: bool
+) -> None:
+    assert load(flags).names_prefill is names_prefill
+
+
 def test_discovered_engines_need_a_registry_for_lmcache():
     options = {"disagg_connector_type": "lmcache", "engines_file": str(ENGINES)}
     assert refusal(options).startswith("--decoder-registry: discovered decode engines need")

@@ -387,6 +387,34 @@ def test_an_endpoint_is_in_one_state(bench):
         assert states == {one: float(one == state) for one in State}
 
 
+USABLE = "pd_router_pool_usable_engines"
+
+
+def test_engines_that_get_new_requests_are_counted_by_pool(bench):
+    assert bench.value(USABLE, role="decode") == 0
+    bench.fleet.observe(Probed(D0, HealthSignal.OK), 0.0)
+    assert bench.value(USABLE, role="decode") == 1
+    assert bench.value(USABLE, role="prefill") == 0
+    member = bench.fleet.member(D0)
+    member.outlier.until = 9.0
+    assert bench.value(USABLE, role="decode") == 0
+    member.outlier.until, member.is_drained = None, True
+    assert bench.value(USABLE, role="decode") == 0
+
+
+@pytest.mark.parametrize(("has_prefill", "pools"), [(True, 2), (False, 1)])
+def test_a_pool_that_lost_all_engines_has_none_and_is_not_absent(has_prefill, pools):
+    bench = Bench()
+    bench.metrics = Metrics(bench.fleet, list, has_prefill=lambda: has_prefill)
+    bench.fleet.apply([], 1.0)
+    bench.metrics.follow()
+    assert [value for _, value in bench.samples(USABLE)] == [0.0] * pools
+
+
+def test_a_plain_pool_has_no_count_of_prefill_engines():
+    assert [labels["role"] for labels, _ in Bench([D0]).samples(USABLE)] == ["decode"]
+
+
 def test_gauges_of_engines_are_told_while_they_are_scraped(bench):
     d0 = {"endpoint": "http://d0", "role": "decode"}
     assert bench.value("pd_router_endpoint_other_requests", **d0) is None

@@ -63,6 +63,14 @@ async def test_engines_are_added_and_removed(harness: Harness) -> None:
     await eventually(lambda: [each.url for each in router.router.pools] == [new.url])
 
 
+async def test_a_pool_that_is_named_later_is_counted_while_it_is_empty(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
+    count = b'pd_router_pool_usable_engines{role="prefill"} 0.0'
+    assert count not in router.router.metrics.exposition()
+    router.router.settings = router.router.settings.model_copy(update={"dns_prefill": ("p:80",)})
+    assert count in router.router.metrics.exposition()
+
+
 async def test_gateways_are_trusted_and_no_longer_trusted(harness: Harness) -> None:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(OK))

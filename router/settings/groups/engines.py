@@ -80,6 +80,12 @@ class Engines(Group):
     dns_decode: DnsNames = Field((), description="DNS name of the decode engines, likewise.")
 
     @property
+    def names_prefill(self) -> bool:
+        """Whether there should be prefill engines. What an engines file or an operator names is not
+        known here."""
+        return bool(self.prefill or self.k8s_prefill_selector is not None or self.dns_prefill)
+
+    @property
     def discovers(self) -> bool:
         """Whether engines come and go by a source that is watched."""
         sources = (self.engines_file, self.k8s_decode_selector)
