@@ -137,6 +137,10 @@ class Member:
     ) -> None:
         """Learn from a scrape, None if it failed. `own`: this router's requests there when it was
         taken; `has_transfers`: the engine loads KV caches of others."""
+        # What grew since a scrape before the silence may be older than it.
+        silent_since = max(self.speed.last_token_at, self.stall.since or 0.0)
+        if self.gauges_at >= silent_since and stall.has_generated(self.gauges, gauges):
+            self.speed.last_token_at = now
         self.gauges, self.gauges_at = gauges, now
         view = self.view
         self.queue.observe(gauges, has_transfers=has_transfers)

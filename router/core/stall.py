@@ -7,8 +7,9 @@ a first token after 42 s is a warm-up (CUDA graphs are captured then).
 from dataclasses import dataclass
 
 from router.core.speed_estimator import SpeedEstimator
+from router.core.values import Gauges
 
-__all__ = ["CLEAR", "Stall", "after"]
+__all__ = ["CLEAR", "Stall", "after", "has_generated"]
 
 GAP_FACTOR = 20.0
 """Times the expected gap between tokens: a step that prefills a long prompt takes several."""
@@ -54,8 +55,16 @@ def after(
     if not seconds or speed.all_open == 0 or not speed.is_warm:
         return CLEAR
     silent_since = max(speed.last_token_at, speed.busy_since)
-    limit = max(seconds, GAP_FACTOR * expected_gap)
+    limit = max(seconds, GAP_FACTOR * expected_gap * speed.calibration.tokens_per_event)
     if speed.all_streams == 0:  # all wait for a first token
         computing = PREFILL_FACTOR * (speed.per_prompt_token or 0.0) * pending
         limit = max(limit, computing if pending else TRANSFER_SECONDS)
     return Stall(now) if now - silent_since > limit else CLEAR
+
+
+def has_generated(before: Gauges | None, now: Gauges | None) -> bool:
+    """Whether the engine has generated tokens between two scrapes: it is alive, also where a parser
+    (of tool calls, say) holds them back."""
+    if before is None or now is None or before.generated is None or now.generated is None:
+        return False
+    return now.generated > before.generated

@@ -108,3 +108,22 @@ def test_a_counter_that_is_missing_or_began_anew_tells_nothing(generated: int | 
     scraped(member, 5000)
     stream(member, 200)
     assert scraped(member, generated) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("last_token", "stalled_since", "expected"),
+    [
+        (5.0, None, 11.0),  # nothing has come since the first scrape: tokens are held back
+        (10.5, None, 10.5),  # the counter may have grown before the last token came
+        (5.0, 7.0, 11.0),
+        (5.0, 10.5, 5.0),  # and before the stall was found
+    ],
+)
+def test_a_counter_that_grows_during_a_silence_is_a_sign_of_life(
+    last_token: float, stalled_since: float | None, expected: float
+) -> None:
+    member = Member(Candidate(D0, 0), stall=Stall(stalled_since))
+    member.speed.last_token_at = last_token
+    for now, generated in ((10.0, 5), (11.0, 6)):
+        member.observe_gauges(Gauges(running=1, generated=generated), 1, now, has_transfers=False)
+    assert member.speed.last_token_at == expected

@@ -6,6 +6,7 @@ from router.core import stall
 from router.core.leg_timer import LegTimer
 from router.core.speed_estimator import SpeedEstimator
 from router.core.stall import CLEAR, GAP_FACTOR, RETRY_SECONDS, TRANSFER_SECONDS, Stall
+from router.core.values import Gauges
 
 
 def heard(gap: float = 0.02, streams: int = 1, at: float = 10.0) -> SpeedEstimator:
@@ -34,6 +35,31 @@ def test_it_takes_much_longer_than_the_usual_gap() -> None:
     usual = 1.0
     assert stall.after(CLEAR, speed, usual, 0, 10 + GAP_FACTOR * usual, 2.0) is CLEAR
     assert stall.after(CLEAR, speed, usual, 0, 10.1 + GAP_FACTOR * usual, 2.0).since is not None
+
+
+def test_events_of_many_tokens_are_further_apart() -> None:
+    speed = heard()
+    speed.calibration.learn(320, 32, by_usage=True)
+    assert judged(speed, 14.0) is CLEAR  # 20 times 10 tokens of 0.02 s
+    assert judged(speed, 14.1).since is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_alive"),
+    [
+        (Gauges(generated=5), Gauges(generated=6), True),
+        (Gauges(generated=5), Gauges(generated=5), False),
+        (Gauges(generated=5), Gauges(generated=0), False),
+        (Gauges(), Gauges(generated=6), False),
+        (Gauges(generated=5), Gauges(), False),
+        (None, Gauges(generated=6), False),
+        (Gauges(generated=5), None, False),
+    ],
+)
+def test_a_counter_that_grows_is_a_sign_of_life(
+    before: Gauges | None, now: Gauges | None, is_alive: bool
+) -> None:
+    assert stall.has_generated(before, now) == is_alive
 
 
 def test_with_nothing_open_there_is_no_stall() -> None:
