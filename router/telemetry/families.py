@@ -44,6 +44,11 @@ class Families:
             "Requests by route, mode, status and outcome.",
             ["route", "mode", "status", "outcome"],
         )
+        # Without labels it is there from the start, so that the first failures are an increase.
+        self.failed = counter(
+            "pd_router_requests_failed",
+            "Requests that failed by no fault of their clients: 5xx, or an answer that broke off.",
+        )
         self.decisions = counter(
             "pd_router_decisions", "Direct or remote prefill, and why.", ["mode", "reason"]
         )

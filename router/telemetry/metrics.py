@@ -58,6 +58,8 @@ class _Kind:
     """Where requests of one kind are counted: looking that up costs more than counting."""
 
     requests: BatchedCounter
+    failed: BatchedCounter | None
+    """None for those that did not fail by the router's or an engine's fault."""
     duration: BatchedHistogram
     decisions: BatchedCounter | None
     """None for what was refused before a decision, like `tokens`."""
@@ -112,6 +114,7 @@ class Metrics:
         self._prefill = self._histogram(families.prefill)
         self._chunks = self._counter(families.chunks)
         self._bytes = self._counter(families.bytes)
+        self._failed = self._counter(families.failed)
         self._worst_lag = 0.0
         self._dropped_lines = 0
         if group is None:
@@ -280,6 +283,8 @@ class Metrics:
     def _ended(self, record: RequestEnded) -> None:
         kind = self._kind_of(record)
         kind.requests.value += 1
+        if kind.failed is not None:
+            kind.failed.value += 1
         kind.duration.observe(record.ended - record.started)
         if kind.decisions is not None:
             kind.decisions.value += 1
@@ -321,6 +326,7 @@ class Metrics:
                 requests=self._counter(
                     families.requests, record.route, name, status, record.outcome
                 ),
+                failed=self._failed if record.has_failed else None,
                 duration=self._histogram(families.duration, name),
                 decisions=self._counter(families.decisions, name, reason) if mode else None,
                 tokens=self._histogram(families.tokens, name) if mode else None,

@@ -193,6 +193,26 @@ def test_a_request_is_counted_once_by_each(bench):
     assert bench.value("pd_router_relayed_bytes_total") == 99
 
 
+FAILED = "pd_router_requests_failed_total"
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "count"),
+    [
+        (200, "ok", 0),
+        (200, "broken", 1),
+        (503, "error", 1),
+        (400, "error", 0),
+        (0, "client_left", 0),
+        (200, "aborted", 0),
+    ],
+)
+def test_failures_are_those_that_no_client_caused_and_begin_at_zero(status, outcome, count, bench):
+    assert bench.value(FAILED) == 0
+    bench.metrics.observe([a_request(status=status, outcome=outcome)])
+    assert bench.value(FAILED) == count
+
+
 def test_a_request_that_was_never_decided_is_counted_without_a_decision(bench):
     changes = {"mode": None, "reason": "", "status": 0, "outcome": "client_left"}
     bench.metrics.observe([a_request(**changes, first_byte=None, prefill_seconds=None)])
