@@ -18,7 +18,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 QUERIES = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
 
-VARIABLES = {"$__rate_interval": "5s", "$job": ".+"}
+VARIABLES = {"$__rate_interval": "5s", "$namespace": ".*", "$job": ".+"}
 """What Grafana would put in their places."""
 
 
@@ -77,9 +77,13 @@ def test_every_panel_says_what_it_shows_and_takes_the_chosen_source_and_job() ->
         for target in panel["targets"]:
             selectors = re.findall(r"pd_router_\w+(\{[^}]*\})?", target["expr"])
             assert selectors
-            assert all('job=~"$job"' in found for found in selectors), target["expr"]
-    named = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
-    assert named == {"datasource", "job"}
+            chosen = '{namespace=~"$namespace", job=~"$job"'
+            assert all(found.startswith(chosen) for found in selectors), target["expr"]
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert variables.keys() == {"datasource", "namespace", "job"}
+    # Outside Kubernetes the label is empty, which .+ is not.
+    for name in ("namespace", "job"):
+        assert variables[name]["allValue"] == VARIABLES[f"${name}"]
 
 
 def test_panels_do_not_lie_on_each_other() -> None:

@@ -41,6 +41,12 @@ def test_every_recording_that_an_alert_asks_for_is_made() -> None:
     assert asked <= made
 
 
+def test_no_rule_mixes_the_releases_of_two_namespaces() -> None:
+    for rule in rules():
+        for labels in re.findall(r"\b(?:by|on) \(([^)]*)\)", rule["expr"]):
+            assert labels.startswith("namespace, job"), rule["expr"]
+
+
 def test_every_alert_says_what_is_wrong_how_urgent_it_is_and_what_to_do() -> None:
     for rule in rules():
         if "alert" in rule:
