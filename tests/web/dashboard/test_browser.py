@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -171,6 +172,30 @@ def test_it_goes_on_when_the_router_was_restarted(browser: Browser, engines: Sit
         expect(page.locator("#connection")).to_have_text("live")
         before = page.locator("#updated").text_content()
         expect(page.locator("#updated")).not_to_have_text(str(before))
+
+
+def test_a_connection_over_which_nothing_comes_is_made_anew(
+    browser: Browser, engines: Site
+) -> None:
+    """The router stands still, and with it its answer; the page's clock goes on by itself."""
+    [port] = free_ports([0])
+    other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
+    events = f"{other.router}/dashboard/events"
+    with process(other.command) as router, browser.new_context() as context:
+        answers(other.router, router)
+        page = context.new_page()
+        page.clock.install()
+        page.goto(f"{other.router}/dashboard")
+        state = page.locator("#connection")
+        expect(state).to_have_text("live", timeout=PATIENCE_MS)
+        router.send_signal(signal.SIGSTOP)
+        try:
+            with page.expect_request(events, timeout=PATIENCE_MS):
+                page.clock.fast_forward(12_000)
+            expect(state).to_contain_text("trying again", timeout=PATIENCE_MS)
+        finally:
+            router.send_signal(signal.SIGCONT)
+        expect(state).to_have_text("live", timeout=PATIENCE_MS)
 
 
 def test_names_of_models_are_text(browser: Browser, site: Site) -> None:

@@ -4,11 +4,14 @@
 
 const SAMPLES = 60; // a minute of history, one sample a second
 const RETRY_MS = 2000; // until a connection that the browser has given up is made anew
+const SILENT_MS = 10_000; // of a connection that brings a sample a second: it is dead; as in pd-router top
+const LOOK_MS = 2000; // how often the page looks whether it is silent
 const SVG_HEIGHT = 16;
 
 const histories = new Map(); // of each engine: field -> its last values
 const rows = new Map(); // of each engine: its table row
 let events = null;
+let heardAt = 0; // when the last sample came, or the connection was begun
 
 const by = (id) => document.getElementById(id);
 const keyOf = (engine) => `${engine.role} ${engine.url}`;
@@ -251,8 +254,10 @@ function connected(is) {
 function connect() {
   disconnect();
   events = new EventSource("dashboard/events");
+  heardAt = performance.now();
   events.addEventListener("history", (event) => takeHistory(JSON.parse(event.data)));
   events.addEventListener("message", (event) => {
+    heardAt = performance.now();
     connected(true);
     show(JSON.parse(event.data));
   });
@@ -271,5 +276,13 @@ function disconnect() {
   events = null;
 }
 
+// A peer that vanishes without a word, behind a NAT or a proxy, is no error to the browser.
+function lookForSilence() {
+  if (document.hidden || events === null || performance.now() - heardAt < SILENT_MS) return;
+  connected(false);
+  connect();
+}
+
+setInterval(lookForSilence, LOOK_MS);
 document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
 connect();
