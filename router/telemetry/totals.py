@@ -24,6 +24,8 @@ class Totals:
 
     requests: Mapping[str, float] = field(default_factory=dict)
     """By outcome."""
+    failures: float = 0.0
+    """Those that failed by no fault of their clients."""
     decisions: Mapping[Pair, float] = field(default_factory=dict)
     """By mode and reason."""
     fallbacks: Mapping[Pair, float] = field(default_factory=dict)
@@ -39,6 +41,7 @@ class Totals:
 def totals_of(families: Iterable[Metric]) -> Totals:
     """Read the families that are needed, and no other."""
     requests: dict[str, float] = {}
+    failures = 0.0
     decisions: dict[Pair, float] = {}
     fallbacks: dict[Pair, float] = {}
     answers: dict[Endpoint, float] = {}
@@ -49,6 +52,8 @@ def totals_of(families: Iterable[Metric]) -> Totals:
             match name:
                 case "pd_router_requests_total":
                     _add(requests, labels["outcome"], value)
+                case "pd_router_requests_failed_total":
+                    failures += value
                 case "pd_router_decisions_total":
                     _add(decisions, (labels["mode"], labels["reason"]), value)
                 case "pd_router_fallbacks_total":
@@ -60,7 +65,7 @@ def totals_of(families: Iterable[Metric]) -> Totals:
                 case "pd_router_endpoint_time_to_first_token_seconds_bucket":
                     buckets = by_endpoint.setdefault(_endpoint(labels), {})
                     _add(buckets, float(labels["le"]), value)
-    return Totals(requests, decisions, fallbacks, answers, ttft, by_endpoint)
+    return Totals(requests, failures, decisions, fallbacks, answers, ttft, by_endpoint)
 
 
 def _add(counts: dict[K, float], key: K, value: float) -> None:

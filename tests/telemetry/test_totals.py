@@ -16,6 +16,7 @@ def test_counts_are_added_over_the_labels_that_are_not_asked_for() -> None:
     requests.labels("/v1/completions", "direct", 200, "ok").inc(2)
     requests.labels("/v1/completions", "remote_prefill", 200, "ok").inc(3)
     requests.labels("/v1/completions", "none", 503, "error").inc()
+    Counter("pd_router_requests_failed", "-", registry=registry).inc(6)
     answers = Counter(
         *("pd_router_engine_answers", "-", ["role", "endpoint", "status"]), registry=registry
     )
@@ -27,6 +28,7 @@ def test_counts_are_added_over_the_labels_that_are_not_asked_for() -> None:
     fallbacks.labels("decode", "stalled").inc()
     found = totals_of(registry.collect())
     assert found.requests == {"ok": 5, "error": 1}
+    assert found.failures == 6
     assert found.answers == {D0: 5}
     assert found.decisions == {("direct", "below_threshold"): 7}
     assert found.fallbacks == {("decode", "stalled"): 1}

@@ -90,9 +90,8 @@ class Window:
         return self.rate(sum(now.values()), sum(before.values()), since)
 
     def failures(self) -> float:
-        """Requests that failed or broke off within the window."""
-        now, before = self.last.totals.requests, self.first.totals.requests
-        return sum(max(0.0, now.get(k, 0.0) - before.get(k, 0.0)) for k in ("error", "broken"))
+        """Requests that failed within the window by no fault of their clients."""
+        return max(0.0, self.last.totals.failures - self.first.totals.failures)
 
     def tokens_per_second(self, endpoint: Endpoint) -> float | None:
         """Tokens that it generated for this router's clients."""

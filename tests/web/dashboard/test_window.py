@@ -87,7 +87,8 @@ def test_an_engine_that_was_restarted_has_no_negative_figures() -> None:
 def test_the_window_is_a_minute() -> None:
     totals = [
         Totals(
-            requests={"error": at, "broken": at, "client_left": at, "ok": at},
+            requests={"error": 3 * at, "broken": at, "client_left": at, "ok": at},
+            failures=2.0 * at,
             answers={D0: 2.0 * at, D1: 0.0},
             decisions={("direct", "below_threshold"): 3.0 * at},
             fallbacks={("decode", "reset"): 4.0 * at},
