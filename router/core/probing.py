@@ -71,6 +71,10 @@ well, and would not tell a fast engine from a slow one."""
 PREFILL_PROBE_IDS = range(100, 1000)
 """Token ids of such a prompt: in every vocabulary, and no special ones."""
 
+HUNG_STREAM_SECONDS = 10.0
+"""Of a stall, after which the streams of a stalled engine may hang alone: their tokens would have
+ended it."""
+
 SPEED_PROBE_TIMEOUT_SECONDS = 10.0
 """For a whole speed probe: 8 tokens at a second each, and some."""
 
@@ -94,17 +98,20 @@ def roles_that_use_speed(policies: Mapping[Role, Policy]) -> frozenset[Role]:
     return frozenset(role for role, chosen in policies.items() if chosen is shortest_expected_delay)
 
 
-def needs_speed_probe(member: Member, speed_roles: frozenset[Role]) -> bool:
+def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) -> bool:
     """Whether only a probe can tell that it has recovered, or how fast it is now.
 
-    Stalled engines need one under every policy, whatever is open there: one stream may hang on an
-    engine that is well. Slow ones need one only in `speed_roles`, which avoid them, and while
-    nobody measures them. Ejected engines return when their time is over.
+    Stalled engines need one under every policy, after a while whatever is open there: one stream
+    may hang on an engine that is well. Slow ones need one only in `speed_roles`, which avoid them,
+    and while nobody measures them. Ejected engines return when their time is over.
     """
     if not member.is_usable or member.models == frozenset():
         return False
-    if member.exclusion in (Exclusion.EJECTED, Exclusion.STALLED):
-        return member.exclusion is Exclusion.STALLED
+    if member.exclusion is Exclusion.EJECTED:
+        return False
+    since = member.stall.since
+    if since is not None:
+        return not member.speed.all_open or now - since >= HUNG_STREAM_SECONDS
     if member.speed.all_open:
         return False
     is_avoided = member.exclusion is Exclusion.SLOW or member.view.slowdown > 1

@@ -65,7 +65,7 @@ class SpeedProber:
     async def _watch(self, member: Member) -> None:
         while True:
             await asyncio.sleep(self._seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
-            if probing.needs_speed_probe(member, self.speed_roles):
+            if probing.needs_speed_probe(member, self.speed_roles, time.monotonic()):
                 self._count(member.endpoint, await self._probe(member))
 
     async def _probe(self, member: Member) -> str:

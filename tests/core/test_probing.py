@@ -12,6 +12,7 @@ from router.core.member import Member
 from router.core.policies import POLICIES
 from router.core.probing import (
     DOUBT_SECONDS,
+    HUNG_STREAM_SECONDS,
     PREFILL_PROBE_TOKENS,
     SPEED_PROBE_TOKENS,
     asks_version,
@@ -28,6 +29,9 @@ from tests.core.fixtures import D0, P0, candidate
 
 NO_ROLE: frozenset[Role] = frozenset()
 BOTH = frozenset(Role)
+
+
+NOW = 100.0
 
 
 def member(endpoint=D0, **known) -> Member:
@@ -66,16 +70,17 @@ def test_only_one_policy_uses_speed() -> None:
 
 @pytest.mark.parametrize("roles", [NO_ROLE, BOTH])
 def test_a_stalled_engine_is_probed_under_every_policy(roles: frozenset[Role]) -> None:
-    assert needs_speed_probe(member(stall=Stall(1.0)), roles)
+    assert needs_speed_probe(member(stall=Stall(1.0)), roles, NOW)
 
 
 def test_a_stalled_engine_is_probed_beside_a_stream_that_hangs() -> None:
     """The engine may be well, and the stream hangs for two minutes."""
     stalled = member(stall=Stall(1.0))
     LegTimer(stalled.speed, None, 0, 0.0, tracks_first_token=True).first_token(0.0)
-    assert needs_speed_probe(stalled, NO_ROLE)
+    assert not needs_speed_probe(stalled, NO_ROLE, 1.0 + HUNG_STREAM_SECONDS - 0.1)
+    assert needs_speed_probe(stalled, NO_ROLE, 1.0 + HUNG_STREAM_SECONDS)
     stalled.outlier = outlier.Outlier(until=9.0)
-    assert not needs_speed_probe(stalled, NO_ROLE)
+    assert not needs_speed_probe(stalled, NO_ROLE, NOW)
 
 
 @pytest.mark.parametrize("endpoint", [P0, D0])
@@ -83,21 +88,21 @@ def test_a_slow_engine_is_probed_only_where_its_role_spares_it(endpoint) -> None
     slow = member(endpoint, slow_since=1.0)
     slow.view.slowdown = 4.0
     other = Role.PREFILL if endpoint.role is Role.DECODE else Role.DECODE
-    assert needs_speed_probe(slow, frozenset({endpoint.role}))
-    assert not needs_speed_probe(slow, frozenset({other}))
-    assert not needs_speed_probe(slow, NO_ROLE)
+    assert needs_speed_probe(slow, frozenset({endpoint.role}), NOW)
+    assert not needs_speed_probe(slow, frozenset({other}), NOW)
+    assert not needs_speed_probe(slow, NO_ROLE, NOW)
 
 
 def test_an_engine_that_is_not_spared_is_measured_by_its_users() -> None:
-    assert not needs_speed_probe(member(), BOTH)
+    assert not needs_speed_probe(member(), BOTH, NOW)
 
 
 def test_an_engine_somewhat_slower_is_probed_while_it_has_nothing() -> None:
     slower = member()
     slower.view.slowdown = 1.5
-    assert needs_speed_probe(slower, BOTH)
+    assert needs_speed_probe(slower, BOTH, NOW)
     LegTimer(slower.speed, None, 0, 0.0, tracks_first_token=True)
-    assert not needs_speed_probe(slower, BOTH)
+    assert not needs_speed_probe(slower, BOTH, NOW)
 
 
 def test_an_ejected_an_absent_and_an_empty_engine_are_not_probed() -> None:
@@ -105,7 +110,7 @@ def test_an_ejected_an_absent_and_an_empty_engine_are_not_probed() -> None:
     absent = member(stall=Stall(1.0))
     absent.health = Health(State.DOWN)
     serves_nothing = member(stall=Stall(1.0), models=frozenset())
-    assert not any(needs_speed_probe(one, BOTH) for one in (ejected, absent, serves_nothing))
+    assert not any(needs_speed_probe(one, BOTH, NOW) for one in (ejected, absent, serves_nothing))
 
 
 def test_a_probe_is_a_short_stream_of_a_model_that_the_engine_serves() -> None:
@@ -139,6 +144,6 @@ def test_a_prefill_engines_probe_fits_its_shortest_model(length: object, tokens:
 
 def test_an_engine_that_is_drained_needs_no_speed_probe() -> None:
     stalled = member(stall=Stall(1.0))
-    assert needs_speed_probe(stalled, NO_ROLE)
+    assert needs_speed_probe(stalled, NO_ROLE, NOW)
     stalled.is_drained = True
-    assert not needs_speed_probe(stalled, NO_ROLE)
+    assert not needs_speed_probe(stalled, NO_ROLE, NOW)

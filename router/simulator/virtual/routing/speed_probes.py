@@ -25,7 +25,9 @@ class SpeedProbes:
     def sweep(self, now: float) -> None:
         """Ask those that need it."""
         for place, member in enumerate(self.replica.members):
-            if place not in self._open and probing.needs_speed_probe(member, self._speed_roles):
+            if place not in self._open and probing.needs_speed_probe(
+                member, self._speed_roles, now
+            ):
                 self._ask(place, now)
 
     def forget(self, attempt: Attempt, now: float) -> None:
