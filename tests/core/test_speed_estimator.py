@@ -117,3 +117,14 @@ def test_all_that_was_counted_is_told_with_what_came_since_the_last_tick() -> No
     speed.tokens += 2
     speed.on_unary_answer(7, 0.1)
     assert speed.counted == EventCounts(events=5, begun=1, untracked=0, whole_tokens=57)
+
+
+def test_a_probes_tokens_count_as_tokens_whatever_events_carry() -> None:
+    speed = SpeedEstimator()
+    speed.calibration.learn(2000, 100, by_usage=False)
+    leg = open_leg(speed)
+    speed.on_probe_end(7)
+    leg.end(0.7)
+    speed.tick(0.75)
+    assert speed.per_token == pytest.approx(0.1)
+    assert speed.was_reliable
