@@ -182,7 +182,7 @@ class Member:
         """It lists these models."""
         self.cards = cards
         self.models = frozenset(card["id"] for card in cards)
-        self.roots = {card["id"]: _root(card) for card in reversed(cards)}  # the first one counts
+        self.roots = {card["id"]: _root(card) for card in cards[::-1]}  # the first one counts
         self.roots[None] = _root(cards[0]) if cards else None
 
     def kind(self, model: str | None) -> Kind:
