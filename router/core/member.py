@@ -203,7 +203,7 @@ class Member:
             return
         now = self.speed.counted
         self.counted = generated, now
-        if before is None or now.untracked != before[1].untracked:
+        if before is None or now.whole != before[1].whole:
             return
         events = now.events - before[1].events
         if events < CALIBRATION_EVENTS:

@@ -58,7 +58,12 @@ class EventCounts(NamedTuple):
     begun: int = 0
     untracked: int = 0
     whole_tokens: int = 0
-    """Tokens of unary answers."""
+    """Tokens of unary answers and of probes."""
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """Differs when the engine has generated tokens that are no events."""
+        return self.untracked, self.whole_tokens
 
 
 class TimedLeg(Protocol):

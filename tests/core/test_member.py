@@ -68,6 +68,22 @@ def test_few_events_add_up_over_several_scrapes() -> None:
     assert scraped(member, 1 + 3 * 210) == 3.0
 
 
+def test_tokens_of_probes_are_no_tokens_of_events() -> None:
+    """A slow engine is probed for a minute; then a user's stream comes."""
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    generated = 0
+    for _ in range(60):
+        probe = LegTimer(member.speed, None, 3, 0.0, tracks_first_token=True)
+        probe.first_token(0.0)
+        probe.end(0.0)
+        member.speed.on_probe_end(7)
+        generated += 8
+        assert scraped(member, generated) == 1.0
+    stream(member, 200)
+    assert scraped(member, generated + 1 + 200) == 1.0
+
+
 def test_a_tick_between_two_scrapes_loses_no_event() -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 0)
