@@ -2,7 +2,8 @@
 of it or to be loaded from another engine.
 
 Both are lines, fitted to the legs of late: a base (network, the step that is going on) and seconds
-per token. `AutoThreshold` asks for them; without it nothing is measured here.
+per token. `AutoThreshold` asks for those of each engine, where there is one; a pool's monitor asks
+for the base of its prefill engines.
 """
 
 from collections.abc import Iterable

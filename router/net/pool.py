@@ -20,6 +20,8 @@ from router.net.tls_files import TLSFiles
 
 __all__ = ["RANK_HEADER", "EnginePool"]
 
+log = logging.getLogger(__name__)
+
 MAX_HEADS = 32
 """Of answers that are kept, by engine: with Date there is a new one each second."""
 
@@ -34,8 +36,7 @@ keep-alive limit."""
 
 
 COMPLAINT_SECONDS = 1.0
-
-log = logging.getLogger(__name__)
+"""Between two lines of a process that it has nothing left for connections."""
 
 
 class EnginePool:

@@ -131,26 +131,26 @@ def prefill(pool: Pool, place: int, tokens: int, factor: float = 1.0) -> None:
     leg.end(pool.now)
 
 
-def test_a_prefill_engine_that_gets_short_prompts_only_is_not_slow() -> None:
+def with_short_prompts(factor: float) -> Pool:
+    """A pool whose first engine got short ones only, and took so many times the usual for them."""
     pool = Pool(None, None, None, role=Role.PREFILL)
     for _ in range(40):
         for tokens in (30, 200, 8000):
             prefill(pool, 1, tokens)
             prefill(pool, 2, tokens)
-        prefill(pool, 0, 30)
+        prefill(pool, 0, 30, factor)
         pool.run(TICK_SECONDS)
+    return pool
+
+
+def test_a_prefill_engine_that_gets_short_prompts_only_is_not_slow() -> None:
+    pool = with_short_prompts(1.0)
     assert [member.view.slowdown for member in pool.members] == [1.0, 1.0, 1.0]
     assert pool.members[0].speed.prompt_overhead == pytest.approx(BASE / PER_TOKEN, rel=0.2)
 
 
 def test_a_slow_prefill_engine_is_seen_by_short_prompts_too() -> None:
-    pool = Pool(None, None, None, role=Role.PREFILL)
-    for _ in range(40):
-        for tokens in (30, 200, 8000):
-            prefill(pool, 1, tokens)
-            prefill(pool, 2, tokens)
-        prefill(pool, 0, 30, factor=4.0)
-        pool.run(TICK_SECONDS)
+    pool = with_short_prompts(4.0)
     assert pool.exclusions == [Exclusion.SLOW, None, None]
 
 

@@ -54,7 +54,7 @@ class Exclusion(Group):
     )
     speed_probe_interval: SecondsOrZero = Field(
         probing.SPEED_PROBE_SECONDS,
-        description="Seconds between the router's own generations of 8 tokens on an engine that "
-        "gets no users' requests, because it has stalled or, under shortest_expected_delay, is "
-        "slow; 0: none.",
+        description="Seconds between the router's own probes of an engine that gets no users' "
+        "requests, because it has stalled or, under shortest_expected_delay, is slow: a generation "
+        "of 8 tokens, on prefill engines a prompt of 2048; 0: none.",
     )
