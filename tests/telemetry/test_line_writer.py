@@ -103,6 +103,7 @@ def test_what_does_not_fit_is_dropped_counted_and_told_once(pipe: Pipe) -> None:
     told = notice(1000 - kept, "it was not read fast enough")
     wanted = b"".join(lines[:kept]) + told
     assert pipe.read(len(wanted)) == wanted
+    assert pipe.writer.wait(SECONDS)  # the thread is to know, too, that it has told
     pipe.writer.write(b"on it goes\n")
     assert pipe.read_all().endswith(told + b"on it goes\n")
 
