@@ -2,7 +2,7 @@
 
 Exit status of compare, results, instructions and peers: 0 sound, 1 something void, failed, missing
 or grown, 2 bad usage, 130 interrupted; of the others the validator's: 0 pass, 1 fail, 2 skipped,
-3 void or broken.
+3 void or broken. Where the command line does not begin with one of the former: 3.
 """
 
 import argparse
@@ -63,8 +63,9 @@ def seconds(text: str) -> float:
     return number
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
+def parser(first: str = "") -> argparse.ArgumentParser:
+    """The command line, which begins with the word `first`. If that is no command of the bench it
+    may have been meant for the gate: see GATED."""
     top = Parser(prog=program(), description=ABOUT, epilog=VALIDATOR)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     side = commands.add_parser("compare", help="measure routers side by side")
@@ -103,6 +104,8 @@ def parser() -> argparse.ArgumentParser:
     steps = commands.add_parser("lockstep", help="engines and client (started by the bench)")
     steps.add_argument("decode", type=int, help="decode engines")
     steps.add_argument("prefill", type=int, help="prefill engines")
+    if first not in commands.choices:
+        top.status = 3
     return top
 
 
@@ -169,7 +172,7 @@ def main(command: Sequence[str]) -> int:
     if command and command[0] in OWN:
         run: Callable[[Sequence[str]], int] = pkgutil.resolve_name(OWN[command[0]])
         return run(command[1:])
-    arguments = parser().parse_args(command)
+    arguments = parser(*command[:1]).parse_args(command)
     match arguments.command:
         case "compare":
             try:

@@ -4,7 +4,7 @@ import argparse
 import difflib
 import sys
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 SCRIPT, MODULE = "pd-bench", "python -m benchmarks"
 
@@ -28,7 +28,7 @@ def program(command: str = "") -> str:
 class Parser(argparse.ArgumentParser):
     """argparse with errors of one line that name the culprit and where to look."""
 
-    status: ClassVar[int] = 2
+    status: int = 2
     """The exit status after a usage error."""
 
     def error(self, message: str) -> NoReturn:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar
 
 from benchmarks import command_line
 from benchmarks.command_line import VALIDATOR, program
@@ -29,7 +28,7 @@ from router import __version__
 class Parser(command_line.Parser):
     """Ends with 3 on bad usage: 2 means that nothing was asked for."""
 
-    status: ClassVar[int] = Exit.VOID
+    status: int = Exit.VOID
 
 
 def positive(text: str) -> int:
@@ -111,12 +110,9 @@ def opinion(
     constraints: Constraints,
     gpus: int | None = None,
     total: int | None = None,
-    workers: int | None = None,
 ) -> Opinion:
-    """Judge and classify one result; the same for `validate` and for stored ones.
-
-    `workers` is how many were expected, by default one for each GPU. Raises InvalidConstraint.
-    """
+    """Judge and classify one result; the same for `validate` and for stored ones. Raises
+    InvalidConstraint."""
     run = result.run
     benchmarked = gpus if gpus is not None else result.gpus
     found = verdict.judge(
@@ -134,7 +130,7 @@ def opinion(
         result,
         constraints,
         found,
-        why or classify(run, result.metrics, constraints, workers, total),
+        why or classify(run, result.metrics, constraints, total),
     )
 
 

@@ -26,6 +26,7 @@ from benchmarks.gate.output.results import NAME
 from benchmarks.gate.profiles import PLATFORMS, InvalidProfile, Profile
 from benchmarks.gate.traffic.load import Phase
 from benchmarks.gate.traffic.offer import Offer
+from benchmarks.gate.traffic.pace import UNLIMITED
 
 # As many streams as one process carries with room to spare; more processes than cores only queue.
 STREAMS_PER_PROCESS = 256
@@ -234,7 +235,8 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
         required=arguments.require,
         workers=tuple(address(each).url for each in dict.fromkeys(arguments.worker)),
         workers_expected=arguments.workers_expected,
-        processes=arguments.processes or usual_processes(profile.concurrency(1)),
+        processes=arguments.processes
+        or usual_processes(min(profile.concurrency(1), arguments.max_in_flight or UNLIMITED)),
         out=arguments.out or RESULTS / f"{at:%Y-%m-%dT%H%M%SZ}-{profile.name}",
         key=key_of(arguments),
         verify=not arguments.insecure,
@@ -250,6 +252,8 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
     _check(found)
     basis = Basis(profile, found.model, found.requests, arguments.requests, found.prompts)
     found = replace(found, offer=load_of(arguments, basis))
+    if found.offer is not None:
+        _check_offer(found, found.offer)
     if found.generator == AIPERF:
         _check_aiperf(found, arguments.processes)
     return found
@@ -293,6 +297,14 @@ def _check(found: Plan) -> None:
         prompts.check(found.prompts, found.profile.input_tokens)
     except ValueError as error:
         raise Invalid(f"--prompts: {error}") from None
+
+
+def _check_offer(found: Plan, offer: Offer) -> None:
+    if found.unique and offer.conversations >= UNLIMITED:
+        raise Invalid("--unique-prompts: with --duration say how many at most, by --requests")
+    # Each process sends one at least, or those that are its turn would never be sent.
+    if offer.pace.cap is not None and found.processes > offer.pace.cap:
+        raise Invalid(f"--processes: more than the {offer.pace.cap} of --max-in-flight")
 
 
 def _check_aiperf(found: Plan, processes: int | None) -> None:

@@ -1,8 +1,8 @@
 """AIPerf's records of single requests (profile_export.jsonl) as ours, and its prompts.
 
 AIPerf's own figures are kept as they are: times, chunks' gaps, tokens. It does not say who served a
-request, nor the status of one that succeeded. A stream that ends in an error event counts as
-answered there, and so here.
+request, nor the status of one that succeeded. A stream that ends in an error event, or with an
+abort, counts as answered there, and so here.
 """
 
 import re

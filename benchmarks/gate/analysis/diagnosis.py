@@ -34,9 +34,10 @@ from benchmarks.gate.analysis.timeline import (
     end_of,
     rate,
     timeline,
+    visits,
     workers_of,
 )
-from benchmarks.gate.analysis.verdict import client_limits, refused, timed_out
+from benchmarks.gate.analysis.verdict import client_limits, exhausted, refused, timed_out
 
 # Jitter at the knee was 1 to 2 s, against ceilings of 1 s and of 2 s: it begins at half of the
 # latter, and ends at 2.2 s or where the ceiling does.
@@ -69,13 +70,11 @@ def classify(
     run: Run | None,
     metrics: Metrics,
     constraints: Constraints | None = None,
-    workers: int | None = None,
     gpus_total: int | None = None,
 ) -> Diagnosis:
     """What the run looks like. Without `run` (AIPerf's export) nothing is known of workers.
 
-    `workers` is how many were expected, by default one for each GPU; `gpus_total` what the
-    throughput is asked of. Raises InvalidConstraint.
+    `gpus_total` is what the throughput is asked of. Raises InvalidConstraint.
     """
     asked = limits_of(constraints or Constraints(), run.gpus if run else None, gpus_total)
     bad = unwell(metrics, asked)
@@ -85,8 +84,7 @@ def classify(
     seen = None if seen is None else comparable(run, seen)
     found = _client(run, metrics, asked) or _backup(run, seen) or _errors(run, metrics, asked, seen)
     if found is None and bad:
-        missing = _missing(run, run.gpus if workers is None else workers)
-        found = missing or _behind_one(run) or _cold(run)
+        found = _missing(run) or _behind_one(run) or _cold(run)
     if found is not None:
         return found
     shared = _shared(metrics, asked, _balance(run, seen))
@@ -106,11 +104,10 @@ def unwell(metrics: Metrics, asked: Limits) -> bool:
 
 
 def _client(run: Run, metrics: Metrics, asked: Limits) -> Diagnosis | None:
-    if refused(metrics):
-        return None
     failing = metrics.error_share > ERROR_SHARE
     reachable = None if failing else min(run.concurrency, len(run.requests))
-    limits = client_limits(run.client, reachable, asked.ttft_ms)
+    measured = None if refused(metrics) else run.client
+    limits = exhausted(metrics) + client_limits(measured, reachable, asked.ttft_ms)
     if not limits:
         return None
     return Diagnosis(Kind.CLIENT, None, f"{'; '.join(limits)}: this says nothing about the server.")
@@ -155,7 +152,8 @@ def _output(run: Run, span: Span) -> str:
     if not attributed(run):
         return ""
     chunks = chunks_of(run)
-    rates = {name: tokens_per_request(run, name, chunks[name], span) for name in chunks}
+    requests = visits(run)
+    rates = {name: tokens_per_request(requests[name], name, chunks[name], span) for name in chunks}
     mine = rates.pop(span.worker, None)
     others = [each for each in rates.values() if each is not None]
     if mine is None or not others:
@@ -229,9 +227,9 @@ def _aside(run: Run) -> str:
     )
 
 
-def _missing(run: Run, expected: int) -> Diagnosis | None:
+def _missing(run: Run) -> Diagnosis | None:
     """Fewer workers than expected, or workers that served nothing."""
-    names = workers_of(run)
+    names, expected = workers_of(run), run.gpus if run.workers is None else run.workers
     if not names:
         return None
     served = {each.worker for each in run.requests if each.succeeded}

@@ -4,6 +4,7 @@ Pure.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from benchmarks.gate.analysis.timeline import (
     rate,
     serving,
     stays,
+    visits,
 )
 
 # Backed up: 1022 and 643 where 256 were fair, the others at 16 to 366 (1.14). Balanced runs: 296.
@@ -95,12 +97,15 @@ def backed_up(seen: Timeline, worker: str, fair: float, last_sent: float) -> Spa
 
     Only while requests were still sent: who is last to finish is not backed up.
     """
-    load, others = seen.loads[worker], seen.others(worker)
+    load = seen.loads[worker]
     with np.errstate(invalid="ignore"):
-        much = (load >= OF_FAIR * fair) & (load >= OF_OTHERS * others)
-        alone = (load >= fair) & (load >= OF_OTHERS_ALONE * others)
         # One alone: several that hold more than others are of another kind, as decode engines are.
-        single = load >= OF_FAIR * seen.most(worker)
+        single = (load >= fair) & (load >= OF_FAIR * seen.most(worker))
+        if not single.any():  # the usual case; medians of a thousand workers take their time
+            return None
+        others = seen.others(worker)
+        much = (load >= OF_FAIR * fair) & (load >= OF_OTHERS * others)
+        alone = load >= OF_OTHERS_ALONE * others
         more = (much | alone) & single & (load - others >= DEVIATIONS * math.sqrt(fair))
     found = longest(more & (seen.times <= last_sent))
     if found is None:
@@ -109,9 +114,11 @@ def backed_up(seen: Timeline, worker: str, fair: float, last_sent: float) -> Spa
     return span if span.seconds >= SUSTAINED * float(seen.times[-1]) else None
 
 
-def tokens_per_request(run: Run, name: str, chunks: Numbers, span: Span) -> float | None:
+def tokens_per_request(
+    requests: Iterable[Request], name: str, chunks: Numbers, span: Span
+) -> float | None:
     """Tokens per second and request held in the span; None where nothing was held."""
-    came, went = (np.clip(each, span.since, span.until) for each in stays(run, name))
+    came, went = (np.clip(each, span.since, span.until) for each in stays(requests, name))
     # Who never went was there until the end.
     held = float(np.sum(span.until - came) - np.sum(span.until - went))
     produced = int(np.count_nonzero((chunks >= span.since) & (chunks < span.until)))
@@ -120,8 +127,9 @@ def tokens_per_request(run: Run, name: str, chunks: Numbers, span: Span) -> floa
 
 def chunks_of(run: Run) -> dict[str, Numbers]:
     """When content arrived, by worker."""
+    requests = visits(run)
     return {
-        name: chunk_times(each for each in run.requests if each.worker == name)
+        name: chunk_times(each for each in requests[name] if each.worker == name)
         for name in serving(run)
     }
 
@@ -145,14 +153,15 @@ def standstills(run: Run) -> list[Span]:
     rates = {name: rate(chunks, edges) for name, chunks in chunks_of(run).items()}
     if len(rates) < 2:
         return []
-    found = []
+    found, requests = [], visits(run)
     for name, mine in rates.items():
         others = np.median([each for other, each in rates.items() if other != name], axis=0)
         steady = float(np.median(others))
         going = np.flatnonzero(others >= GOING * steady)
-        if not len(going):
+        still = mine < STANDSTILL * steady
+        if not (len(going) and still.any()):
             continue
-        still = (mine < STANDSTILL * steady) & _held_during(run, name, edges)
+        still &= _held_during(requests[name], name, edges)
         span = longest(still & (np.arange(BINS) <= going[-1]))
         # A lull that all share is nobody's standstill.
         if span is not None and span[1] > span[0] and _alone(others, span, steady):
@@ -191,8 +200,8 @@ def _alone(others: Numbers, span: tuple[int, int], steady: float) -> bool:
     return float(others[span[0] : span[1] + 1].mean()) >= GOING * steady
 
 
-def _held_during(run: Run, name: str, edges: Numbers) -> Mask:
+def _held_during(requests: Iterable[Request], name: str, edges: Numbers) -> Mask:
     """Whether the worker had a request throughout each bin."""
-    came, went = stays(run, name)
+    came, went = stays(requests, name)
     counts = np.searchsorted(came, edges[:-1], "right") - np.searchsorted(went, edges[1:], "left")
     return np.asarray(counts > 0)

@@ -97,7 +97,8 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that was seen of one measured phase. `started_at` is ISO 8601, UTC."""
+    """Everything that was seen of one measured phase. `started_at` is ISO 8601, UTC; `workers` how
+    many were to serve, None for one on each GPU."""
 
     profile: str
     url: str
@@ -109,6 +110,7 @@ class Run:
     samples: tuple[WorkerSample, ...]
     client: Client
     interrupted: bool
+    workers: int | None = None
 
     def gave_up(self, request: Request) -> bool:
         """Whether the client did not wait for it: no success, and nobody's failure."""

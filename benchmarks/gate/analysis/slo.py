@@ -34,7 +34,7 @@ class Slo:
 @dataclass(frozen=True, slots=True)
 class Goodput:
     """`good` of `ended` requests met all of `slos`. `per_second` is None where nothing was
-    answered: there is no duration then."""
+    answered: there is no throughput then."""
 
     slos: tuple[str, ...]
     good: int
@@ -85,11 +85,13 @@ def parse(text: str) -> Slo:
 
 
 def goodput(run: Run, metrics: Metrics, slos: Iterable[Slo]) -> Goodput | None:
-    """None where nothing is asked. The rate is over the duration that throughput is over."""
+    """None where nothing is asked. The rate is throughput's, as far as its requests were good: over
+    the same time."""
     asked = tuple(slos)
     if not asked:
         return None
     good = sum(each.succeeded and all(slo.met_by(each) for slo in asked) for each in run.requests)
     ended = metrics.errors + (metrics.requests or 0)
-    rate = good / metrics.duration if metrics.duration else None
+    all_answered = metrics.request_throughput
+    rate = all_answered * good / metrics.requests if all_answered and metrics.requests else None
     return Goodput(tuple(map(str, asked)), good, ended, rate)

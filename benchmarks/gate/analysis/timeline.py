@@ -76,11 +76,21 @@ def serving(run: Run) -> list[str]:
     return sorted({each.worker for each in run.requests if each.worker is not None})
 
 
-def stays(run: Run, worker: str) -> tuple[Numbers, Numbers]:
+def visits(run: Run) -> dict[str, list[Request]]:
+    """Requests by worker: those that it answered, and those that left it before."""
+    found: dict[str, list[Request]] = {name: [] for name in workers_of(run)}
+    for each in run.requests:
+        for name in {each.worker, *each.left}:
+            if name is not None:
+                found[name].append(each)
+    return found
+
+
+def stays(requests: Iterable[Request], worker: str) -> tuple[Numbers, Numbers]:
     """When requests came to a worker, and when they went: each sorted. One that moved was at the
     worker that it left until its first content, and from then on at the one that answered."""
     came, went = [], []
-    for each in run.requests:
+    for each in requests:
         mine, left = each.worker == worker, each.left
         if not (mine or worker in left):
             continue
@@ -107,11 +117,15 @@ def timeline(run: Run) -> Timeline | None:
     for source in ("router", "engines"):
         known = sum(_held(sample, source) is not None for sample in run.samples)
         if known and known >= KNOWN * len(run.samples):
-            loads = {name: _sampled(run.samples, name, times, source) for name in names}
+            samples: dict[str, list[WorkerSample]] = {name: [] for name in names}
+            for sample in run.samples:
+                samples[sample.worker].append(sample)
+            loads = {name: _sampled(mine, times, source) for name, mine in samples.items()}
             return Timeline(times, loads, source)
     if not attributed(run):
         return None
-    return Timeline(times, {name: _counted(run, name, times) for name in names}, "requests")
+    loads = {name: _counted(mine, name, times) for name, mine in visits(run).items()}
+    return Timeline(times, loads, "requests")
 
 
 def _held(sample: WorkerSample, source: str) -> float | None:
@@ -120,8 +134,9 @@ def _held(sample: WorkerSample, source: str) -> float | None:
     return None if sample.running is None else sample.running + (sample.waiting or 0.0)
 
 
-def _sampled(samples: Sequence[WorkerSample], name: str, times: Numbers, source: str) -> Numbers:
-    held_at = ((e.at, _held(e, source)) for e in samples if e.worker == name)
+def _sampled(samples: Sequence[WorkerSample], times: Numbers, source: str) -> Numbers:
+    """What one worker held, by its samples."""
+    held_at = ((each.at, _held(each, source)) for each in samples)
     mine = sorted((at, held) for at, held in held_at if held is not None)
     if not mine:
         return np.full(len(times), np.nan)
@@ -132,8 +147,8 @@ def _sampled(samples: Sequence[WorkerSample], name: str, times: Numbers, source:
     return np.where(known, held[np.maximum(index, 0)], np.nan)
 
 
-def _counted(run: Run, name: str, times: Numbers) -> Numbers:
-    begun, over = (np.searchsorted(each, times, side="right") for each in stays(run, name))
+def _counted(requests: Iterable[Request], name: str, times: Numbers) -> Numbers:
+    begun, over = (np.searchsorted(each, times, side="right") for each in stays(requests, name))
     return (begun - over).astype(np.float64)
 
 

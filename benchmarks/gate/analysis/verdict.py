@@ -30,6 +30,12 @@ CLIENT_CPU = 0.9
 # A loop that is later than this share of the TTFT that is judged has measured itself.
 LAG_SHARE = 0.05
 TIMED_OUT, REFUSED_SHARE = "timed out", 0.01
+# Why no connection can be opened, whatever the endpoint does: what the client's machine lacks.
+LACKED = {
+    "cannot connect: EMFILE": "open files (ulimit -n)",
+    "cannot connect: ENFILE": "open files (fs.file-max)",
+    "cannot connect: EADDRNOTAVAIL": "local ports (net.ipv4.ip_local_port_range)",
+}
 SKIPPED = "no inference-throughput or inference-ttft-p99 constraint in recipe"
 
 
@@ -101,7 +107,8 @@ def judge(
     lines = [*lines, *(text for text, fine in beyond if fine)]
     too_many = metrics.errors > _allowed(metrics, constraints)
     measured = None if too_many and refused(metrics) else client
-    limits = client_limits(measured, None if too_many else in_flight, constraints.ttft_limit_ms)
+    limits = exhausted(metrics)
+    limits += client_limits(measured, None if too_many else in_flight, constraints.ttft_limit_ms)
     void = "; ".join((["interrupted"] if interrupted else []) + limits) or None
     return Verdict(
         passed=not failures and not constraints.empty and void is None,
@@ -195,6 +202,15 @@ def refused(metrics: Metrics) -> bool:
 def timed_out(metrics: Metrics) -> int:
     """Failures that were time-outs."""
     return sum(e.count for e in metrics.error_summary if e.message.startswith(TIMED_OUT))
+
+
+def exhausted(metrics: Metrics) -> list[str]:
+    """What the client had too few of for its connections; their failures are not the endpoint's."""
+    return [
+        f"the client ran out of {LACKED[each.message]}: {each.count} requests had no connection"
+        for each in metrics.error_summary
+        if each.message in LACKED
+    ]
 
 
 def client_limits(

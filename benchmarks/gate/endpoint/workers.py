@@ -41,7 +41,6 @@ View = Mapping[str, Any]
 """An entry of the router's /endpoints."""
 Gauges = tuple[float | None, float | None, float | None]
 """Running, waiting and KV use; None for what is not known."""
-NO_GAUGES: Gauges = (None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,11 @@ class Workers:
             )
         by = "the router's list" if self.source == "router" else "--worker"
         return f"{len(self.urls)} workers, from {by}"
+
+    def unmatched(self, served: set[str]) -> bool:
+        """Whether answers name workers that --worker does not: a DNS name and an IP address, say,
+        of which nobody knows that they are one worker's."""
+        return self.source == "told" and bool(served) and served.isdisjoint(self.urls)
 
 
 async def views(
@@ -125,6 +129,19 @@ async def _silent(control_client: ControlClient, urls: Sequence[str]) -> list[st
 
     reasons = await asyncio.gather(*(why(url) for url in urls))
     return [f"{url}: {reason}" for url, reason in zip(urls, reasons, strict=True) if reason]
+
+
+def asked_at(url: str) -> tuple[str, str]:
+    """Where a worker is asked, and its data-parallel rank, empty for a whole engine: the router's
+    name of a rank is http://d0:8000#3."""
+    base, _, rank = url.partition("#")
+    return base, rank
+
+
+def of_rank(text: bytes, rank: str) -> bytes:
+    """The lines of one rank of an engine's exposition; all, where none is named."""
+    label = f'engine="{rank}"'.encode()
+    return b"\n".join(line for line in text.split(b"\n") if label in line) if rank else text
 
 
 def gauges(text: bytes) -> Gauges:
@@ -200,24 +217,27 @@ class Sampler:
             await asyncio.sleep(due - time.monotonic())
 
     async def _beat(self) -> None:
-        at, urls = time.monotonic(), self._workers.urls
+        at = time.monotonic()
+        workers = {url: asked_at(url) for url in self._workers.urls}
+        engines = dict.fromkeys(base for base, _ in workers.values())
         found, said = await asyncio.gather(
             views(self._control_client, self._timeout),
-            asyncio.gather(*(self._gauges(url) for url in urls)),
+            asyncio.gather(*(self._metrics(base) for base in engines)),
         )
-        views_of = found or {}
+        views_of, text_of = found or {}, dict(zip(engines, said, strict=True))
         self._latest = [
-            _sample(at, url, views_of.get(url, {}), each)
-            for url, each in zip(urls, said, strict=True)
+            _sample(at, url, views_of.get(url, {}), gauges(of_rank(text_of[base], rank)))
+            for url, (base, rank) in workers.items()
         ]
         self._samples += self._latest
 
-    async def _gauges(self, url: str) -> Gauges:
+    async def _metrics(self, engine: str) -> bytes:
+        """An engine's exposition; empty where it does not answer."""
         try:
-            answer = await self._control_client.worker(f"{url}/metrics", timeout=self._timeout)
+            answer = await self._control_client.worker(f"{engine}/metrics", timeout=self._timeout)
         except Unanswered:
-            return NO_GAUGES
-        return gauges(answer.body) if answer.status == 200 else NO_GAUGES
+            return b""
+        return answer.body if answer.status == 200 else b""
 
 
 def _sample(at: float, url: str, view: View, found: Gauges) -> WorkerSample:

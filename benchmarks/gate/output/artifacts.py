@@ -29,6 +29,7 @@ from benchmarks.gate.traffic.measured import (
     client_of,
     request_of,
 )
+from benchmarks.streaming.client import Seen
 from router import __version__
 
 REPORT = "report.html"
@@ -95,10 +96,14 @@ def tokens_from(metrics: Metrics) -> str:
     return f"counted by the server (usage), but for {metrics.chunk_counted} answers: chunks"
 
 
-def run_of(plan: Plan, measured: Measured) -> Run:
+def run_of(plan: Plan, measured: Measured, workers: Workers) -> Run:
     """The record of a measured phase."""
     offered, offer, streams = measured.offered, plan.offer, plan.concurrency
     client = _client(plan, offered)
+    requests = tuple(request_of(each, offered.begin) for each in offered.seen)
+    if workers.unmatched(served_by(offered.seen)):
+        # Under both names each worker would count twice, and be seen to hold what it never served.
+        requests = tuple(replace(each, worker=None, left=()) for each in requests)
     return Run(
         profile=plan.profile.name,
         url=plan.address.url,
@@ -106,11 +111,29 @@ def run_of(plan: Plan, measured: Measured) -> Run:
         gpus=plan.gpus,
         concurrency=streams if offer is None else offer.concurrency(streams, client.reached),
         started_at=offered.started_at.isoformat(),
-        requests=tuple(request_of(each, offered.begin) for each in offered.seen),
+        requests=requests,
         samples=measured.samples,
         client=client,
         interrupted=offered.interrupted,
+        workers=plan.workers_expected or len(workers.urls) or None,
     )
+
+
+def served_by(seen: Sequence[Seen]) -> set[str]:
+    """The workers that answers name."""
+    return {each.worker for each in seen if each.worker is not None}
+
+
+def _unmatched(workers: Workers, seen: Sequence[Seen]) -> list[str]:
+    """For people: why answers are not put down to workers."""
+    served = served_by(seen)
+    if not workers.unmatched(served):
+        return []
+    return [
+        f"--worker names none of the workers as answers do ({', '.join(sorted(served)[:3])}), so "
+        "answers are put down to no worker: name them so, or leave --worker out where the "
+        "endpoint's /endpoints lists them"
+    ]
 
 
 def _client(plan: Plan, offered: Offered) -> Client:
@@ -122,21 +145,22 @@ def _client(plan: Plan, offered: Offered) -> Client:
 
 def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> RunArtifacts:
     """Judge it."""
-    offer, seen = plan.offer, measured.offered.seen
+    offer, seen, dropped = plan.offer, measured.offered.seen, measured.offered.dropped
     ours = count(seen, bundled().count) if offer is not None and offer.pace.keep else None
-    run = run_of(plan, measured)
+    run = run_of(plan, measured, inputs.workers)
     metrics = summarise(run)
     rows = provenance(plan, run, inputs.workers, inputs.version)
     result = results.Result(
         name, metrics, run, plan.constraints, plan.gpus, plan.gpus_total, run.interrupted, rows
     )
-    expected = plan.workers_expected or len(inputs.workers.urls) or None
-    opinion = judge.opinion(result, plan.constraints, plan.gpus, plan.gpus_total, expected)
+    opinion = judge.opinion(result, plan.constraints, plan.gpus, plan.gpus_total)
     good, known = goodput(run, metrics, plan.slos), cached(seen)
     tokens = tokens_from(metrics) if ours is None else ours.text
     extra = {
         "workload": asdict(plan.profile),
-        "input": _input(plan, inputs.prompts, len(seen)) if offer is None else offer.report(seen),
+        "input": _input(plan, inputs.prompts, len(seen))
+        if offer is None
+        else offer.report(seen, dropped),
         "cached": asdict(known),
         "tokens_from": tokens,
         "goodput": None if good is None else {**asdict(good), "share": good.share},
@@ -154,7 +178,8 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> RunArtifa
         extra,
         plan.gpus_total,
     )
-    notes = [] if offer is None else offer.notes(seen)
+    notes = [] if offer is None else offer.notes(seen, dropped)
+    notes += _unmatched(inputs.workers, seen)
     return RunArtifacts(opinion, good, known, document, tokens, notes)
 
 

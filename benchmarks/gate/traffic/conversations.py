@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.gate.inputs.datasets import Conversation
@@ -60,7 +60,7 @@ class ConversationLoad(Load):
         self._timers: set[asyncio.TimerHandle] = set()
         self._cap, self._began, self._until = UNLIMITED, 0.0, float("inf")
         self._schedule: Times = starts(0, 0.0)
-        self._begun, self._under_way = 0, 0
+        self._begun, self._under_way, self._dropped = 0, 0, 0
 
     async def run(self, phase: Phase) -> Outcome:
         """Offer one phase; return when the outcome of every request is known, or it is stopped."""
@@ -69,7 +69,7 @@ class ConversationLoad(Load):
             timer.cancel()
         for seen in outcome.seen:
             seen.events = None  # of those that were given up by `stop`
-        return outcome
+        return replace(outcome, dropped=self._dropped)
 
     def _prepare(self, phase: Phase) -> None:
         self._clear()
@@ -152,7 +152,11 @@ class ConversationLoad(Load):
     def next_request(self) -> tuple[Seen, bytes] | None:
         if not self._ready or self._in_flight >= self._cap:
             return None
-        ready, now = self._ready.popleft(), time.monotonic()
+        now = time.monotonic()
+        if now >= self._until:
+            self._drop()
+            return None
+        ready = self._ready.popleft()
         active, turn, pace = ready.active, len(ready.active.answers), self._phase.pace
         number = active.number * self._template.dataset.longest + turn
         seen = Seen(number, active.prompt, now, turn=turn)
@@ -216,6 +220,13 @@ class ConversationLoad(Load):
         self._pump()
 
     # the end
+
+    def _drop(self) -> None:
+        """The duration is over: what waits, as the cap was reached, is not begun any more."""
+        self._dropped += sum(each.due is not None for each in self._ready)
+        self._under_way -= len(self._ready)
+        self._ready.clear()
+        self._settle()
 
     def _settle(self) -> None:
         if not self._under_way and self._begun >= len(self._schedule):

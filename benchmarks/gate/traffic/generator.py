@@ -17,6 +17,8 @@ from benchmarks.streaming.sse import DONE, data_of
 # which talks about JSON cannot write these bytes.
 CONTENT, EMPTY = b'"content":"', b'"content":""'
 USAGE = b'"usage":{'
+# How an engine ends what it gives up, when it is shut down for one: with status 200 and [DONE].
+ABORTED = b'"finish_reason":"abort"'
 # A stream whose head was sent by an engine that the router then left says so in a comment.
 MOVED = re.compile(rb": x-pd-router-endpoint (\S+) left (.*)")
 
@@ -29,8 +31,13 @@ class ChatStream(Stream):
             seen.events += events
         before = seen.chunks
         for event in events:
-            # The last piece may carry the usage with it.
-            if CONTENT in event and EMPTY not in event and USAGE not in event:
+            # The last piece may carry the usage with it, and why it is the last.
+            if (
+                CONTENT in event
+                and EMPTY not in event
+                and USAGE not in event
+                and ABORTED not in event
+            ):
                 seen.arrival(now)
             else:
                 self._other(event, seen, now)
@@ -38,7 +45,7 @@ class ChatStream(Stream):
             self._crowd.arrived(seen, new)
 
     def _other(self, event: bytes, seen: Seen, now: float) -> None:
-        """Roles, usage, errors, the end, comments, and content that is written another way."""
+        """Roles, usage, errors, the end, aborts, comments, and content written another way."""
         data = data_of(event)
         if not data:
             if (moved := MOVED.fullmatch(event.strip())) is not None:
@@ -53,6 +60,8 @@ class ChatStream(Stream):
             return
         if (error := found.get("error")) is not None:
             seen.error = seen.error or f"error event: {kind_of(error)}"
+        if was_aborted(found):
+            seen.error = seen.error or "aborted by the engine"
         _count(found.get("usage"), seen)
         if has_content(found):
             seen.arrival(now)
@@ -70,14 +79,23 @@ class ChatStream(Stream):
 
 def has_content(found: Mapping[str, Any]) -> bool:
     """Text, reasoning or a tool call: what AIPerf takes for content."""
-    choices = found.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        delta = choice.get("delta") if isinstance(choice, dict) else None
+    for choice in _choices(found):
+        delta = choice.get("delta")
         if isinstance(delta, dict) and any(
             delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls")
         ):
             return True
     return False
+
+
+def was_aborted(found: Mapping[str, Any]) -> bool:
+    """Whether the engine gave the answer up: what there is of it is not all of it."""
+    return any(choice.get("finish_reason") == "abort" for choice in _choices(found))
+
+
+def _choices(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    choices = found.get("choices")
+    return [each for each in choices if isinstance(each, dict)] if isinstance(choices, list) else []
 
 
 def _count(usage: object, seen: Seen) -> None:

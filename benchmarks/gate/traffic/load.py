@@ -70,12 +70,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one process saw of a phase, and what it cost it."""
+    """What one process saw of a phase, and what it cost it. `dropped` requests were due and had not
+    been sent when the phase's duration was over."""
 
     seen: list[Seen]
     cpu: float
     late: "array[float]"
     stopped: bool
+    dropped: int = 0
 
     @property
     def lag_p99_ms(self) -> float:

@@ -30,6 +30,11 @@ class Offered:
         return any(each.stopped for each in self.outcomes)
 
     @property
+    def dropped(self) -> int:
+        """Requests that were due and never sent."""
+        return sum(each.dropped for each in self.outcomes)
+
+    @property
     def seen(self) -> list[Seen]:
         """All requests, in the order in which they were numbered."""
         found = [each for outcome in self.outcomes for each in outcome.seen]

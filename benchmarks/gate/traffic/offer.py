@@ -68,7 +68,7 @@ class Offer:
         reached, which nobody can fall short of."""
         return streams if self.fills_streams else max(reached, 1)
 
-    def notes(self, seen: Sequence[Seen]) -> list[str]:
+    def notes(self, seen: Sequence[Seen], dropped: int = 0) -> list[str]:
         """What came of it beside the answers, for people."""
         found, late = [], lateness(seen)
         if late is not None:
@@ -76,11 +76,16 @@ class Offer:
                 f"sent later than intended: p50 {late.p50_ms:.1f} ms, p99 {late.p99_ms:.1f} ms, "
                 f"at most {late.max_ms:.1f} ms; latencies count from the intended time"
             )
+        if dropped:
+            found.append(
+                f"due and not sent before the {self.pace.duration:g} s were over: {dropped} of "
+                f"{len(seen) + dropped} requests"
+            )
         if gone := sum(each.cancelled for each in seen):
             found.append(f"given up by their clients: {gone} of {len(seen)} requests")
         return found
 
-    def report(self, seen: Sequence[Seen]) -> dict[str, Any]:
+    def report(self, seen: Sequence[Seen], dropped: int = 0) -> dict[str, Any]:
         """For the result: what was offered, its checksum, and how it was kept to. JSON's types."""
         dataset, pace = self.template.dataset, self.pace
         late = lateness(seen)
@@ -97,6 +102,7 @@ class Offer:
             "ramp": pace.arrivals.ramp if pace.arrivals is not None else pace.ramp,
             "duration": pace.duration,
             "begun": len(seen),
+            "dropped": dropped,
             "cancelled": sum(each.cancelled for each in seen),
             "late": None if late is None else asdict(late),
         }

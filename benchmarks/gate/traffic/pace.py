@@ -55,7 +55,8 @@ class Pace:
     Open loop: with `arrivals`, or with `replay`, the speed at which a data set's own times pass;
     at most `cap` requests are then in flight in all, and what is due waits. Otherwise a closed
     loop, whose streams begin one after the other over `ramp` seconds. After `duration` seconds no
-    request is begun, and those in flight are waited for. `keep` keeps the answers' texts.
+    request is begun: those in flight are waited for, those that wait for the cap are dropped.
+    `keep` keeps the answers' texts.
     """
 
     arrivals: Arrivals | None = None

@@ -53,6 +53,16 @@ def test_several_runs_say_k_of_n(stalled: str, steady: str, capsys) -> None:
     assert main_judge([steady, stalled, "--require", "1"]) == 0
 
 
+def test_engines_on_several_gpus_each_are_not_missing_when_judged_again(
+    tmp_path: Path, capsys
+) -> None:
+    slow = replace(loop(round_robin, prefill_all=0.05), gpus=8)
+    assert main_judge([kept(tmp_path / "one-each", slow)]) == 1
+    assert "looks like under-provisioned: 4 of 8 workers" in capsys.readouterr().out
+    assert main_judge([kept(tmp_path / "two-each", replace(slow, workers=4))]) == 1
+    assert "looks like balanced degradation" in capsys.readouterr().out
+
+
 def test_without_anything_asked_it_is_skipped(tmp_path: Path) -> None:
     assert main_judge([kept(tmp_path / "plain", loop(round_robin), None)]) == 2
 

@@ -61,6 +61,17 @@ def test_unique_prompts_are_one_for_each_request_of_each_run() -> None:
     assert found.phases(0)[1].min_seconds == 0, "there are no more prompts"
 
 
+SMOKE = ("--gpus", "1", "--profile", "smoke")
+
+
+@pytest.mark.parametrize("load", [("--rate", "9"), ("--duration", "6", "--requests", "30")])
+def test_unique_prompts_are_enough_for_other_loads_too(load: tuple[str, ...]) -> None:
+    found = plan(*SMOKE, "--unique-prompts", "--runs", "2", *load)
+    assert found.offer is not None
+    _, last = found.phases(1)
+    assert last.offset + last.requests == len(found.offer.template.dataset.conversations)
+
+
 def test_smoke_lasts_seconds_unless_the_requests_are_said() -> None:
     warm, hot = plan("--gpus", "1", "--profile", "smoke").phases(0)
     assert (warm.min_seconds, hot.min_seconds) == (0, 2)
@@ -71,6 +82,14 @@ def test_smoke_lasts_seconds_unless_the_requests_are_said() -> None:
 def test_processes_follow_streams_and_cores() -> None:
     assert usual_processes(4) == usual_processes(256) == 1
     assert 1 <= usual_processes(2048) <= 8
+
+
+def test_there_are_no_more_processes_than_requests_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
+    assert plan("--gpus", "4", "--rate", "5").processes == 4
+    assert plan("--gpus", "4", "--rate", "5", "--max-in-flight", "1").processes == 1
 
 
 WRONG = [
@@ -89,6 +108,11 @@ WRONG = [
     (["--gpus", "1", "--runs", "2", "--require", "3"], "--require"),
     (["--gpus", "1", "--prompt-tokens", "1"], "--prompts"),
     (["--gpus", "1", "--processes", "999"], "--processes"),
+    (["--gpus", "1", "--unique-prompts", "--duration", "6"], "--requests"),
+    (
+        ["--gpus", "1", "--rate", "5", "--max-in-flight", "2", "--processes", "3"],
+        "more than the 2 of --max-in-flight",
+    ),
     (["--gpus", "1", "--worker", "w:1"], "w:1"),
     (["--gpus", "1", "--baseline", "/nowhere"], "/nowhere"),
     (["--gpus", "1", "--ready-window", "0"], "--ready-window"),

@@ -127,7 +127,7 @@ def test_fewer_workers_than_gpus_are_under_provisioned_where_it_hurts() -> None:
     assert found.kind is Kind.UNDER_PROVISIONED
     assert "4 of 8 workers served" in found.text
     assert diagnosis(replace(fast, gpus=8)).kind is Kind.HEALTHY
-    assert classify(replace(slow, gpus=8), summarise(slow), ASKED, 4).kind is Kind.DEGRADED
+    assert diagnosis(replace(slow, gpus=8, workers=4)).kind is Kind.DEGRADED
 
 
 def test_a_worker_that_served_nothing_is_named() -> None:
@@ -235,6 +235,13 @@ def test_the_clients_fault_comes_before_all_others() -> None:
     seen = loop(round_robin, stall=Stall(2, 0.5, 2.5))
     found = diagnosis(replace(seen, client=Client(cpu=0.99, lag_p99_ms=1.0, reached=64)))
     assert (found.kind, found.worker) == (Kind.CLIENT, None)
+
+
+def test_a_client_without_files_for_its_connections_is_to_blame_for_these_failures() -> None:
+    lacking = [
+        request(n, worker=None, error="cannot connect: EMFILE", first=None) for n in range(9)
+    ]
+    assert diagnosis(run([*lacking, request(9)])).kind is Kind.CLIENT
 
 
 def test_part_of_a_node_is_measured_by_its_part() -> None:

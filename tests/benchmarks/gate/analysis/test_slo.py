@@ -51,6 +51,18 @@ def test_one_request_must_meet_all_and_failures_meet_none() -> None:
     )
 
 
+def test_goodput_is_over_the_same_time_as_throughput() -> None:
+    """A request that hung until it timed out lengthens both."""
+    hung = request(9, first=None, last=None, ended=120.0, error="timed out after 120 s")
+    seen = run([*(request(number) for number in range(9)), hung])
+    metrics = summarise(seen)
+    found = goodput(seen, metrics, [parse("ttft:200")])
+    assert found is not None
+    assert found.good == 9
+    assert found.per_second == pytest.approx(9 / 120)
+    assert found.per_second == pytest.approx(metrics.request_throughput)
+
+
 def test_nothing_asked_is_nothing_said() -> None:
     seen = run([request()])
     assert goodput(seen, summarise(seen), []) is None

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from benchmarks.gate.analysis.records import WorkerSample
-from benchmarks.gate.analysis.timeline import attributed, chunk_times, rate, timeline, workers_of
+from benchmarks.gate.analysis.timeline import (
+    attributed,
+    chunk_times,
+    rate,
+    timeline,
+    visits,
+    workers_of,
+)
 from tests.benchmarks.gate.runs import least_loaded, loop, request, round_robin, run, sampled
 
 
@@ -41,6 +48,13 @@ def test_a_request_that_moved_was_at_the_worker_that_it_left_until_its_first_tok
     ]
     assert [at["a"][time] for time in moments] == [1, 2, 1, 1, 1]
     assert [at["b"][time] for time in moments] == [0, 0, 1, 0, 1]
+
+
+def test_a_request_that_moved_visited_both_workers() -> None:
+    plain, moved = request(0, worker="b"), request(1, worker="b", left=("a",))
+    returned, unserved = request(2, worker="a", left=("a",)), request(3, worker=None)
+    found = visits(run([plain, moved, returned, unserved]))
+    assert found == {"a": [moved, returned], "b": [plain, moved]}
 
 
 def test_samples_agree_with_what_the_requests_say() -> None:

@@ -235,6 +235,23 @@ def test_a_run_that_the_client_limited_is_void_passed_or_failed(client: Client, 
         assert words in found.message
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("EMFILE", "open files (ulimit -n)"), ("ENFILE", "open files"), ("EADDRNOTAVAIL", "ports")],
+)
+def test_a_run_whose_client_had_no_more_connections_is_void(name: str, words: str) -> None:
+    summary = (ErrorCount(None, f"cannot connect: {name}", 40),)
+    lacking = replace(figures(60_000, 500, errors=40, requests=60), error_summary=summary)
+    found = judge(lacking, NOW, client=Client(0.1, 1.0, 256), in_flight=256)
+    assert found.exit_code is Exit.VOID
+    assert words in found.message
+    assert "40 requests had no connection" in found.message
+    refused = replace(
+        lacking, error_summary=(ErrorCount(None, "cannot connect: ConnectionRefusedError", 40),)
+    )
+    assert judge(refused, NOW).exit_code is Exit.FAIL
+
+
 def test_an_interrupted_run_is_void() -> None:
     assert judge(figures(108_000, 700), NOW, interrupted=True).message == "void: interrupted"
 

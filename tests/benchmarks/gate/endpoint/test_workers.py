@@ -9,7 +9,7 @@ from aiohttp import web
 
 from benchmarks.gate.endpoint import workers
 from benchmarks.gate.endpoint.control_client import control_client
-from benchmarks.gate.endpoint.workers import Sampler, Workers, discover, gauges, unusable
+from benchmarks.gate.endpoint.workers import Sampler, Workers, discover, gauges, of_rank, unusable
 
 METRICS = b"""# HELP vllm:num_requests_running Num requests running.
 # TYPE vllm:num_requests_running gauge
@@ -34,6 +34,16 @@ def test_gauges_are_read_from_vllms_exposition() -> None:
 def test_ranks_add_up_and_the_fullest_cache_counts() -> None:
     text = METRICS + b'vllm:num_requests_running{engine="1"} 4\nvllm:kv_cache_usage_perc{e="1"} 1\n'
     assert gauges(text) == (7.0, 2.0, 1.0)
+
+
+def test_one_rank_has_lines_of_its_own() -> None:
+    text = (
+        METRICS
+        + b'vllm:num_requests_running{engine="1"} 4\nvllm:num_requests_running{engine="10"} 9\n'
+    )
+    assert gauges(of_rank(text, "1")) == (4.0, None, None)
+    assert gauges(of_rank(text, "0")) == (3.0, 2.0, 0.25)
+    assert of_rank(text, "") == text
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -188,6 +198,30 @@ async def test_samples_join_what_worker_and_router_say() -> None:
     assert (bad.running, bad.waiting, bad.kv_usage, bad.in_flight) == (None, None, None, 9)
     assert bad.exclusion == "slow"
     assert all(0 <= each.at < 60 for each in found)
+
+
+@pytest.mark.usefixtures("calm")
+async def test_ranks_are_told_apart_and_their_engine_is_asked_once_a_beat() -> None:
+    text = METRICS + b'vllm:num_requests_running{engine="1"} 4\n'
+    asked_for: asyncio.Queue[None] = asyncio.Queue()
+
+    async def metrics(_request: web.Request) -> web.Response:
+        asked_for.put_nowait(None)
+        return web.Response(body=text)
+
+    async with (
+        served({"/": metrics, "/metrics": metrics}) as a,
+        served(listing(view(f"{a}#0"), view(f"{a}#1", in_flight=7))) as url,
+        control_client(url, {}) as asked,
+    ):
+        begin = time.monotonic()
+        async with Sampler(asked, await discover(asked, ()), 0.01) as sampler:
+            for _ in range(20):
+                await asked_for.get()
+            found = sampler.between(begin, time.monotonic())
+    known = {each.worker: (each.running, each.in_flight) for each in found}
+    assert known == {f"{a}#0": (3.0, 5), f"{a}#1": (4.0, 7)}
+    assert 20 + asked_for.qsize() < len(found), "two samples for each time that it was asked"
 
 
 @pytest.mark.usefixtures("calm")

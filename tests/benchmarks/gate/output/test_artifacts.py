@@ -1,7 +1,10 @@
+import itertools
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from benchmarks.gate import options
 from benchmarks.gate.analysis.metrics import Metrics
 from benchmarks.gate.analysis.records import Kind, WorkerSample
+from benchmarks.gate.analysis.timeline import workers_of
 from benchmarks.gate.analysis.verdict import Exit
 from benchmarks.gate.endpoint.workers import Workers
 from benchmarks.gate.inputs.prompts import build
@@ -38,10 +42,18 @@ def answered(number: int, *, error: str | None = None) -> Seen:
     return seen
 
 
-def measured(*, stopped: bool = False, resent: bool = False) -> Measured:
+def measured(
+    *,
+    stopped: bool = False,
+    resent: bool = False,
+    served_by: Sequence[str] = (),
+    dropped: int = 0,
+) -> Measured:
     seen = [answered(number) for number in range(40)]
     seen[0].resent = resent
-    outcome = Outcome(seen, 0.2, array("d", [0.001]), stopped)
+    for each, worker in zip(seen, itertools.cycle(served_by), strict=False):
+        each.worker = worker
+    outcome = Outcome(seen, 0.2, array("d", [0.001]), stopped, dropped)
     samples = tuple(
         WorkerSample(at / 2, url, 4.0, 0.0, 0.1, 4, None, 0.01)
         for at in range(8)
@@ -54,9 +66,9 @@ def measured(*, stopped: bool = False, resent: bool = False) -> Measured:
     return Measured(Offered(100.0, 105.0, AT, (outcome,)), samples, 8, 1)
 
 
-def kept(plan: Plan, **changes: bool) -> RunArtifacts:
+def kept(plan: Plan, source: str = "router", **changes: Any) -> RunArtifacts:
     prompts = replace(build(20, 32, 100), counted_by="tokenize")
-    inputs = Inputs(prompts, Workers(("http://a", "http://b"), "router"))
+    inputs = Inputs(prompts, Workers(("http://a", "http://b"), source))
     return artifacts.kept(plan, "smoke", measured(**changes), inputs)
 
 
@@ -81,6 +93,45 @@ def test_a_run_is_judged_and_says_what_it_rests_on(tmp_path: Path) -> None:
 
 def test_unique_prompts_are_sent_once(tmp_path: Path) -> None:
     assert kept(plan(tmp_path, "--unique-prompts")).document["pd_router"]["input"]["reuse"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"), [((), 2), (("--gpus", "8"), 2), (("--workers-expected", "3"), 3)]
+)
+def test_how_many_workers_were_expected_is_kept_with_the_run(
+    flags: tuple[str, ...], expected: int, tmp_path: Path
+) -> None:
+    found = kept(plan(tmp_path, *flags))
+    artifacts.write(tmp_path, found)
+    run = results.read(tmp_path).run
+    assert run is not None
+    assert run.workers == expected
+
+
+def test_what_was_due_and_never_sent_is_told(tmp_path: Path) -> None:
+    found = kept(plan(tmp_path, "--rate", "9", "--duration", "3"), dropped=7)
+    assert "due and not sent before the 3 s were over: 7 of 47 requests" in found.lines
+    assert found.document["pd_router"]["input"]["dropped"] == 7
+
+
+def test_workers_by_two_names_do_not_count_twice(tmp_path: Path) -> None:
+    found = kept(plan(tmp_path), "told", served_by=("http://10.0.0.1", "http://10.0.0.2"))
+    run = found.opinion.result.run
+    assert run is not None
+    assert workers_of(run) == ["http://a", "http://b"]
+    assert {each.worker for each in run.requests} == {None}
+    assert found.document["pd_router"]["workers"]["each"].keys() == {"http://a", "http://b"}
+    assert "--worker names none of the workers as answers do (http://10.0.0.1, " in found.lines[-1]
+
+
+@pytest.mark.parametrize("served_by", [("http://a", "http://b"), ("http://a",)])
+def test_answers_of_workers_that_were_named_so_are_theirs(
+    served_by: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = kept(plan(tmp_path), "told", served_by=served_by)
+    each = found.document["pd_router"]["workers"]["each"]
+    assert {name for name, seen in each.items() if seen["answers"]} == {*served_by}
+    assert not any("--worker" in line for line in found.lines)
 
 
 def test_an_interrupted_run_is_void(tmp_path: Path) -> None:

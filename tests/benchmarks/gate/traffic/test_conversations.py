@@ -249,8 +249,18 @@ async def test_above_the_cap_what_is_due_waits() -> None:
     outcome = await offered(server, Phase(1, 8, 0, pace=clock(1000, cap=2)))
     assert server.most == 2
     assert server.connections == 2
-    assert len(outcome.seen) == 8
+    assert (len(outcome.seen), outcome.dropped) == (8, 0)
     assert [(each.late or 0) > 0.05 for each in outcome.seen][-2:] == [True, True]
+
+
+@calm
+async def test_after_the_duration_what_waits_at_the_cap_is_dropped() -> None:
+    server = Server(takes=0.2)
+    pace = clock(1000, cap=2, duration=0.05)
+    outcome = await offered(server, Phase(1, UNLIMITED, 0, pace=pace))
+    assert (len(outcome.seen), outcome.dropped) == (2, 48)
+    assert errors(outcome) == {None}
+    assert len(server.bodies) == 2
 
 
 @calm

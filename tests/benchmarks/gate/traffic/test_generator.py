@@ -22,6 +22,15 @@ def piece(text: str) -> bytes:
     return b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
 
 
+def finished(text: str, reason: str) -> bytes:
+    return piece(text).replace(b"}}]", b'},"finish_reason":"%b"}]' % reason.encode())
+
+
+def spaced(event: bytes) -> bytes:
+    """As a server that writes JSON with spaces."""
+    return event.replace(b'":', b'": ')
+
+
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
@@ -121,6 +130,17 @@ async def test_content_usage_and_the_end_are_seen(crowd: Crowd) -> None:
     assert crowd.over
 
 
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls"])
+async def test_an_answer_that_ends_by_itself_is_good(crowd: Crowd, reason: str) -> None:
+    seen = await outcome(crowd, answer(piece("a"), finished("b", reason), DONE))
+    assert (seen.error, seen.chunks) == (None, 2)
+
+
+async def test_what_came_of_an_aborted_answer_is_counted(crowd: Crowd) -> None:
+    seen = await outcome(crowd, answer(piece("a"), finished("b", "abort"), USAGE, DONE))
+    assert (seen.chunks, seen.output_tokens) == (2, 2)
+
+
 @pytest.mark.parametrize("size", [1, 7, 50])
 async def test_it_does_not_matter_how_the_bytes_are_cut(crowd: Crowd, size: int) -> None:
     data = answer(ROLE, piece("a") + piece("b"), USAGE, DONE)
@@ -184,6 +204,9 @@ PLAIN = b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n%b"
         (answer(piece("a")), "stream ended without [DONE]"),
         (answer(ROLE, USAGE, DONE), "no content"),
         (answer(piece("a"), b"data: {\n\n", DONE), "malformed event"),
+        (answer(piece("a"), finished("", "abort"), USAGE, DONE), "aborted by the engine"),
+        (answer(piece("a"), finished("b", "abort"), DONE), "aborted by the engine"),
+        (answer(piece("a"), spaced(finished("b", "abort")), DONE), "aborted by the engine"),
         (b"SMTP\r\n\r\n", "malformed answer: HttpParserInvalidStatusError"),
     ],
 )

@@ -88,3 +88,6 @@ def test_it_is_said_what_is_offered_and_what_came_of_it() -> None:
     late, gone = offer().notes([Seen(0, 0, 0.0, late=0.5), Seen(0, 0, 0.0, cancelled=True)])
     assert late.startswith("sent later than intended: p50 500.0 ms")
     assert gone == "given up by their clients: 1 of 2 requests"
+    assert offer(arrivals=Arrivals(9), duration=2.5).notes([Seen(0, 0, 0.0)], 3) == [
+        "due and not sent before the 2.5 s were over: 3 of 4 requests"
+    ]
