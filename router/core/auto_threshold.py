@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from router.core.fleet import Fleet
 from router.core.member import Member
-from router.core.prompt_costs import NOTHING, RECENT_SECONDS, Line, PromptCosts, Sums
+from router.core.prompt_costs import RECENT_SECONDS, Line, PromptCosts, Sums, total
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import (
     DIRECT,
@@ -80,6 +80,13 @@ class _Lines(NamedTuple):
     loading: Line
 
 
+class _PoolSums(NamedTuple):
+    """The samples of all engines together."""
+
+    computing: dict[Role, Sums]
+    loading: Sums
+
+
 class AutoThreshold:
     """The threshold of one router process; it measures all engines of the fleet.
 
@@ -91,8 +98,10 @@ class AutoThreshold:
         self._fleet = fleet
         self._tries = tries
         self._max_impact = max_itl_impact
+        self._pools: _PoolSums | None = None
+        """None until both ways have been measured."""
         self._lines: dict[Endpoint, _Lines] = {}
-        """Of all engines; empty until both ways have been measured."""
+        """Of the engines that were asked for since the last fit."""
         self._fitted_at = -math.inf
         for member in fleet:
             _costs_of(member)
@@ -109,7 +118,7 @@ class AutoThreshold:
 
         Only streams show their first token, so only they try what is not known.
         """
-        if now - self._fitted_at >= TICK_SECONDS or self._is_new(decode) or self._is_new(prefill):
+        if now - self._fitted_at >= TICK_SECONDS:
             self._fit(now)
         decision = self._decision(decode, prefill, now, rng if is_stream and self._tries else None)
         if decision.mode is DIRECT:
@@ -122,10 +131,13 @@ class AutoThreshold:
         self, decode: Prompt, prefill: Prompt, now: float, rng: Random | None
     ) -> Decision:
         """Without a random source nothing is tried."""
-        if not self._lines:
+        pools = self._pools
+        if pools is None:
             return self._cold(decode, rng)
         own = float(decode.uncached)
-        there, here = self._remote(prefill, decode), self._direct(decode)
+        on_decode = self._lines_of(decode, pools)
+        there = self._remote(prefill, decode, self._lines_of(prefill, pools), on_decode)
+        here = self._direct(decode, on_decode)
         # A longer prompt is never a reason to go direct.
         here = Line(here.base, max(here.per_token, there.per_token))
         delay = PromptDelay(here.seconds(own), there.seconds(own))
@@ -136,7 +148,7 @@ class AutoThreshold:
             return Decision(REMOTE, "at_or_above_threshold", delay)
         margin = HYSTERESIS * max(0.0, there.seconds(self.tokens))
         is_remote = delay.remote + (margin if own < self.tokens else -margin) < delay.direct
-        may_direct = self._impact(decode) <= self._max_impact
+        may_direct = self._impact(decode, on_decode) <= self._max_impact
         if self._is_try(delay, now, rng, is_remote=is_remote) and (may_direct or not is_remote):
             return Decision(DIRECT if is_remote else REMOTE, "try", delay)
         if is_remote:
@@ -155,33 +167,32 @@ class AutoThreshold:
 
     # The two ways, as lines over the tokens that the decode engine lacks.
 
-    def _remote(self, prefill: Prompt, decode: Prompt) -> Line:
-        computing = self._lines[prefill.candidate.endpoint].computing
-        loading = self._lines[decode.candidate.endpoint].loading
+    def _remote(
+        self, prefill: Prompt, decode: Prompt, on_prefill: _Lines, on_decode: _Lines
+    ) -> Line:
+        computing, loading = on_prefill.computing, on_decode.loading
         # Fewer where the prefill engine's cache holds more of the prompt than the decode engine's.
         more = prefill.candidate.load.pending + prefill.uncached - decode.uncached
         base = computing.seconds(float(more)) + loading.base
         return Line(base, computing.per_token + loading.per_token)
 
-    def _direct(self, decode: Prompt) -> Line:
-        candidate = decode.candidate
-        line = self._lines[candidate.endpoint].computing
+    def _direct(self, decode: Prompt, on_decode: _Lines) -> Line:
+        candidate, line = decode.candidate, on_decode.computing
         streams = self._fleet.member(candidate.endpoint).speed.all_streams
         return Line(
             line.seconds(float(candidate.load.pending)),
             line.per_token * (1.0 + STREAM_WEIGHT * streams),
         )
 
-    def _impact(self, decode: Prompt) -> float:
+    def _impact(self, decode: Prompt, on_decode: _Lines) -> float:
         """By how much gaps between tokens are longer on a decode engine that computes this prompt,
         those of late and those ahead of it; 0 where no streams run."""
-        endpoint = decode.candidate.endpoint
-        member = self._fleet.member(endpoint)
+        member = self._fleet.member(decode.candidate.endpoint)
         if not member.speed.all_streams:
             return 0.0
         tokens = _costs_of(member).recent_tokens
         tokens += decode.candidate.load.pending + decode.uncached
-        share = tokens * self._lines[endpoint].computing.per_token / RECENT_SECONDS
+        share = tokens * on_decode.computing.per_token / RECENT_SECONDS
         return share / (1.0 - share) if share < 1.0 else math.inf
 
     # The threshold.
@@ -206,26 +217,27 @@ class AutoThreshold:
 
     # The measurements.
 
-    def _is_new(self, prompt: Prompt) -> bool:
-        """Whether its engine has joined since the last fit."""
-        return bool(self._lines) and prompt.candidate.endpoint not in self._lines
-
     def _fit(self, now: float) -> None:
+        """Take together what all engines have measured. The lines of each are fitted when they are
+        asked for: of a thousand engines a few are."""
         self._fitted_at = now
         self._lines = {}
-        costs = {member.endpoint: _costs_of(member) for member in self._fleet}
-        computing = dict.fromkeys(Role, NOTHING)
-        loading = NOTHING
-        for endpoint, one in costs.items():
-            computing[endpoint.role] = computing[endpoint.role].plus(one.computing.sums)
-            loading = loading.plus(one.loading.sums)
-        if min(loading.samples, *(sums.samples for sums in computing.values())) < WARM_SAMPLES:
-            return
-        for endpoint, one in costs.items():
-            self._lines[endpoint] = _Lines(
-                _line(one.computing.sums, computing[endpoint.role]),
-                _line(one.loading.sums, loading),
+        costs = {role: [_costs_of(member) for member in self._fleet.pool(role)] for role in Role}
+        computing = {role: total(one.computing.sums for one in costs[role]) for role in Role}
+        loading = total(one.loading.sums for pool in costs.values() for one in pool)
+        samples = min(loading.samples, *(sums.samples for sums in computing.values()))
+        self._pools = _PoolSums(computing, loading) if samples >= WARM_SAMPLES else None
+
+    def _lines_of(self, prompt: Prompt, pools: _PoolSums) -> _Lines:
+        endpoint = prompt.candidate.endpoint
+        lines = self._lines.get(endpoint)
+        if lines is None:
+            own = _costs_of(self._fleet.member(endpoint))
+            lines = self._lines[endpoint] = _Lines(
+                _line(own.computing.sums, pools.computing[endpoint.role]),
+                _line(own.loading.sums, pools.loading),
             )
+        return lines
 
 
 def _costs_of(member: Member) -> PromptCosts:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from router.core import facts as reading
+from router.core.contents import has_media
 from router.core.errors import BadRequest
 from router.core.plans.prefill import body_for_prefill
-from router.core.prefix.cache_events import given_ids, has_media
+from router.core.prefix.cache_events import given_ids
 from router.core.prefix.keys import prefix_keys
 from router.core.values import MAX_N, Facts, PrefixKeys, Route
 
@@ -134,6 +135,7 @@ def digest(
         "rule": facts.rule,
         "direct_reason": facts.direct_reason or why_not,
         "text_bytes": facts.text_bytes,
+        "learnable_bytes": facts.learnable_bytes,
         "keys": keys.keys,
         "ends": keys.ends,
         "body": _kept(facts),
@@ -202,6 +204,7 @@ def facts_of(
     facts.prefix = PrefixKeys(tuple(summary["keys"]), tuple(summary["ends"]))
     facts.lead = tuple(pieces[:-1])
     facts.prefill = tuple(prefill)
+    facts.learnable_bytes = summary["learnable_bytes"]
     facts.ids, facts.has_media = ids, summary["has_media"]
     return facts
 

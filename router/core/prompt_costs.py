@@ -9,7 +9,7 @@ for the base of its prefill engines.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "Line", "LineFit", "PromptCosts", "Sums", "overhead_of"]
+__all__ = ["NOTHING", "Line", "LineFit", "PromptCosts", "Sums", "overhead_of", "total"]
 
 MEMORY_SAMPLES = 128.0
 """Samples that an engine's fit spans: some seconds under load, so that it follows the load."""
@@ -91,6 +91,12 @@ class Sums(NamedTuple):
 NOTHING = Sums()
 
 
+def total(many: Iterable[Sums]) -> Sums:
+    """The sums of all: of a thousand in a fraction of a millisecond."""
+    columns = zip(*many, strict=True)
+    return Sums(*map(sum, columns))
+
+
 class LineFit:
     """Fits a line to samples, older ones counting less."""
 
@@ -120,11 +126,8 @@ class LineFit:
 def overhead_of(fits: Iterable[LineFit]) -> float | None:
     """The prompt tokens that take as long as the base does, by all samples together; None while
     there are too few."""
-    total = NOTHING
-    for fit in fits:
-        if fit.sums.samples:
-            total = total.plus(fit.sums)
-    line = total.line() if total.samples >= EXPECTED_FROM else None
+    sums = total(fit.sums for fit in fits)
+    line = sums.line() if sums.samples >= EXPECTED_FROM else None
     if line is None or line.per_token <= 0.0:
         return None
     return min(max(OVERHEAD, line.base / line.per_token), MAX_OVERHEAD)
@@ -141,7 +144,8 @@ class PromptCosts:
         self.loading = LineFit()
         """By the prompt tokens whose KV cache came from another engine: what a decode leg takes."""
         self.new_tokens = 0.0
-        """Prompt tokens computed since the last tick."""
+        """Prompt tokens computed since the last tick, also of answers whose time tells nothing of
+        the prompt (unary ones, streams that were not read)."""
         self.recent_tokens = 0.0
         """Those of the last seconds, about: `RECENT_SECONDS`."""
 
@@ -150,7 +154,6 @@ class PromptCosts:
         for so many to be loaded."""
         if own and ahead:
             self.computing.add(float(ahead), max(0.0, seconds))
-            self.new_tokens += float(own)
         elif loaded:
             self.loading.add(float(loaded), max(0.0, seconds))
 

@@ -8,9 +8,10 @@ Chinese, where characters per token differ by three.
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from router.core.contents import has_media
 from router.core.values import Facts
 
-__all__ = ["BYTES_PER_TOKEN", "MIN_BYTES", "TokenRatios"]
+__all__ = ["BYTES_PER_TOKEN", "MIN_BYTES", "TokenRatios", "learnable_bytes"]
 
 BYTES_PER_TOKEN: Final = 4.0
 """Until usage tells."""
@@ -30,6 +31,26 @@ LEAST, MOST = 1 / 16, 2.0
 thousands, a truncated prompt few)."""
 
 MAX_MODELS: Final = 1024
+
+UNCOUNTED: Final = ("tools", "documents", "previous_response_id", "truncate_prompt_tokens")
+"""Members of a body by which its prompt has more tokens than its text has, or fewer."""
+
+
+def learnable_bytes(facts: Facts) -> int:
+    """The bytes of a prompt's text if the prompt is nothing but that, so that usage tells its
+    tokens; else 0."""
+    body = facts.body
+    if any(map(body.get, UNCOUNTED)) or has_media(facts) or _has_thoughts(body.get("messages")):
+        return 0
+    return facts.text_bytes
+
+
+def _has_thoughts(messages: object) -> bool:
+    """Of a chat: templates leave out those of earlier turns."""
+    if not isinstance(messages, list):
+        return False
+    spoken = [message for message in messages if isinstance(message, dict)]
+    return any(each.get("reasoning") or each.get("reasoning_content") for each in spoken)
 
 
 class TokenRatios:

@@ -2,21 +2,25 @@
 
 Text counts characters // 4, the usual average of English text under the BPE tokenizers of current
 models; CJK text is underestimated about threefold (`token_ratios.py` makes up for that where it
-matters). A list of token ids counts its length. Images, audio, tool definitions and anything else
-count 0.
+matters). Text is what is said, what tools are called with and answer, and thoughts (`contents.py`).
+A list of token ids counts its length. Images, audio, tool definitions and anything else count 0.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from router.core.contents import beside_content, json_text, text_member, text_of
 from router.core.values import RouteKind
 
-__all__ = ["CHARACTERS_PER_TOKEN", "TEXT_PARTS", "Estimate", "estimate", "prompts"]
+__all__ = ["CHARACTERS_PER_TOKEN", "NAMED_MEMBERS", "Estimate", "estimate", "prompts"]
 
 CHAT: Final = RouteKind.CHAT
 COMPLETIONS: Final = RouteKind.COMPLETIONS
 
 CHARACTERS_PER_TOKEN = 4
+
+NAMED_MEMBERS: Final = 2
+"""Of a message, that are looked at first: its role and its content. Most have no other."""
 
 BY_CHARACTERS = "characters / 4"
 BY_IDS = "token ids"
@@ -97,31 +101,38 @@ def _add_messages(messages: object, texts: list[str]) -> None:
             content = message.get("content")
             if isinstance(content, str):
                 texts.append(content)
-            else:
+            elif content is not None:
                 _add_content(content, texts)
+            if content is None or len(message) > NAMED_MEMBERS:
+                for held in beside_content(message):
+                    _add_held(held, texts)
 
 
 def _add_input(given: object, texts: list[str]) -> None:
-    """/v1/responses takes a string or a list of items; items with `content` are messages."""
+    """/v1/responses takes a string or a list of items; those with `content` are messages."""
     if isinstance(given, str):
         texts.append(given)
     else:
         _add_messages(given, texts)
 
 
-# The part types that carry prompt text: chat and messages say "text", responses the other two.
-# A tuple, because a client may put something there that has no hash.
-TEXT_PARTS = ("text", "input_text", "output_text")
-
-
 def _add_content(content: object, texts: list[str]) -> None:
     if isinstance(content, str):
         texts.append(content)
     elif isinstance(content, list):
-        texts += [
-            part["text"]
-            for part in content
-            if isinstance(part, dict)
-            and part.get("type") in TEXT_PARTS
-            and isinstance(part.get("text"), str)
-        ]
+        for part in content:
+            text = text_of(part)
+            if text is not None:
+                texts.append(text)
+            elif (name := text_member(part)) is not None:
+                _add_held(part.get(name), texts)
+
+
+def _add_held(held: object, texts: list[str]) -> None:
+    """Add a tool call's input, a tool's answer or a thought."""
+    if isinstance(held, str):
+        texts.append(held)
+    elif isinstance(held, dict):
+        texts.append(json_text(held))
+    elif isinstance(held, list):
+        texts += [text for part in held if (text := text_of(part)) is not None]

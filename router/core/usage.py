@@ -8,6 +8,8 @@ TAIL_BYTES = 2048
 """Bytes at the end of an answer that are searched: more than vLLM's longest usage object."""
 
 _PROMPT = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,9})')
+_READ = re.compile(rb'"cache_read_input_tokens":\s*(\d{1,9})')
+_CREATED = re.compile(rb'"cache_creation_input_tokens":\s*(\d{1,9})')
 _GENERATED = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
 
@@ -21,8 +23,14 @@ def generated_tokens(end: bytes) -> int:
 
 
 def prompt_tokens(end: bytes) -> int:
-    """The tokens of the prompt that an answer with this end had; 0 if it does not say."""
-    return _number(_PROMPT, end)
+    """The tokens of the prompt that an answer with this end had; 0 if it does not say.
+
+    /v1/messages has cached ones beside its input_tokens (vllm#40912), other APIs among them.
+    """
+    tokens = _number(_PROMPT, end)
+    if end.find(b'"cache_') >= 0:
+        tokens += _number(_READ, end) + _number(_CREATED, end)
+    return tokens
 
 
 def _number(pattern: re.Pattern[bytes], end: bytes) -> int:

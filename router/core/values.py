@@ -135,6 +135,8 @@ class Facts:
     """The query string, without its question mark."""
     text_bytes: int = 0
     """The UTF-8 bytes of its prompt's text; 0 where some of it is token ids."""
+    learnable_bytes: int = 0
+    """The same where usage tells the tokens of this text and of nothing else; see `TokenRatios`."""
     scale: float = 1.0
     """Tokens that its prompt probably has, as a multiple of the estimate; see `TokenRatios`."""
     prefix: PrefixKeys | None = field(repr=False, default=None)
@@ -153,6 +155,8 @@ class Facts:
     """Whether the prompt is more than text; of such a body only."""
     destinations: Destinations | None = None
     """The engines that a gateway has chosen; None where the router chooses."""
+    draw: float | None = field(repr=False, default=None)
+    """A random number, 0 to 1: which subset of a large pool it considers; None until needed."""
 
     @property
     def sequences(self) -> int:
@@ -229,7 +233,7 @@ class Candidate:
     other_requests: int | None = None
     """Other clients' requests there, from the engine's gauges; None if not known."""
     slowdown: float = 1.0
-    """Its seconds per token over the pool's median; 1 if not known."""
+    """Its seconds per token over the median of those that serve its models; 1 if not known."""
     is_slow: bool = False
     """Whether it is excluded as slow."""
     slow_start_weight: float = 1.0
@@ -318,8 +322,13 @@ class FailureKind(StrEnum):
     """Nothing was received for longer than the setting allows."""
     STALLED = "stalled"
     """The engine stopped producing tokens before the first one of this request."""
+    UNAUTHORIZED = "unauthorized"
+    """It refused the router's API key."""
     EXHAUSTED = "exhausted"
     """The router had no descriptor, port or memory for a connection: the engine was not asked."""
+
+
+UNSEEN: Final = (FailureKind.REFUSED, FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,5 +343,5 @@ class Failure:
 
     @property
     def is_unseen(self) -> bool:
-        """Whether the engine never saw the request."""
-        return self.kind in (FailureKind.REFUSED, FailureKind.EXHAUSTED)
+        """Whether the engine never saw the request, or has turned it away unread."""
+        return self.kind in UNSEEN

@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import orjson
 
-from router.core.errors import BadRequest, InternalError
+from router.core.errors import BadRequest, InternalError, Overloaded, RouterError
 from router.core.large_body import facts_of
 from router.core.values import Facts, Route
 from router.net.body_process import ABSENT, ANSWER, QUESTION
+from router.net.exhaustion import check_descriptors, is_exhaustion, remedy
 
 __all__ = ["BodyParser"]
 
@@ -29,6 +30,10 @@ PIECE_BYTES: Final = 256 << 10
 
 SECONDS: Final = 60.0
 """For one body. The worst of those that are read at all takes a few seconds."""
+
+DESCRIPTORS: Final = 16
+"""Free ones that there must be before the process is started, which takes nine for a moment. With
+fewer uvloop may hide the cause (errno -1), and does not close those that it has opened."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,6 +79,7 @@ class BodyParser:
         finally:
             self._questions.pop(question, None)
             question.pieces = []
+            del question  # an error refers to this frame, and the question's answer to the error
 
     async def close(self) -> None:
         """End the process, and whoever waits for it."""
@@ -104,16 +110,13 @@ class BodyParser:
                 facts = await self._exchange(question)
         except BadRequest as error:
             if not answer.done():
-                answer.set_exception(error)
+                # Its traceback's frames hold the body, and the question, whose answer holds it.
+                answer.set_exception(error.with_traceback(None))
         except (OSError, EOFError, TimeoutError) as error:
-            log.error(  # noqa: TRY400 - where it happened says nothing
-                "the process that reads large bodies failed (%s); it is started again with the "
-                "next one. Look for an OOM kill, or lower --max-body-bytes",
-                type(error).__name__,
-            )
+            failure = _failure_of(error)
             await self._end_process()
             if not answer.done():
-                answer.set_exception(InternalError("The router could not read the body."))
+                answer.set_exception(failure)
         except BaseException as error:
             await self._end_process()  # its next answer would be of the body before
             if not isinstance(error, Exception):
@@ -131,6 +134,7 @@ class BodyParser:
         if self._process is not None and _is_gone(self._process):
             await self._end_process()
         if self._process is None:
+            check_descriptors(DESCRIPTORS)
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "router.net.body_process"),
                 stdin=PIPE,
@@ -174,6 +178,19 @@ class BodyParser:
 
 def _is_gone(process: Process) -> bool:
     return process.returncode is not None or process.stdin is None or process.stdin.is_closing()
+
+
+def _failure_of(error: OSError | EOFError) -> RouterError:
+    """What the client is told of a process that failed or could not be started; it is logged."""
+    if is_exhaustion(error):
+        log.error("cannot have large bodies read: %s; %s", error.strerror, remedy(error))
+        return Overloaded("The router cannot read a large body now.")
+    log.error(
+        "the process that reads large bodies failed (%s); it is started again with the next one. "
+        "Look for an OOM kill, or lower --max-body-bytes",
+        type(error).__name__,
+    )
+    return InternalError("The router could not read the body.")
 
 
 async def _pieces(reader: asyncio.StreamReader, size: int) -> list[bytes]:

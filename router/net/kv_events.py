@@ -49,7 +49,9 @@ class KVEventSubscriber:
         self._ready: deque[KVSubscription] = deque()
         self._is_scheduled = False
         self._replaying: set[KVSubscription] = set()
-        self._waiting: deque[tuple[KVSubscription, int]] = deque()
+        self._waiting: dict[KVSubscription, int] = {}
+        """Those that may not ask yet, in the order in which they came, and from where on they will:
+        an engine whose numbers go back again and again waits once."""
 
     @property
     def context(self) -> Any:
@@ -118,17 +120,18 @@ class KVEventSubscriber:
 
     def may_replay(self, subscription: KVSubscription, start: int) -> bool:
         """Whether it may ask now; else it is told when it may."""
-        if len(self._replaying) < REPLAYS:
+        if subscription in self._replaying or len(self._replaying) < REPLAYS:
             self._replaying.add(subscription)
             return True
-        self._waiting.append((subscription, start))
+        self._waiting[subscription] = start
         return False
 
     def replay_over(self, subscription: KVSubscription) -> None:
         """It asks no more: the next one may."""
-        self._waiting = deque(each for each in self._waiting if each[0] is not subscription)
+        self._waiting.pop(subscription, None)
         self._replaying.discard(subscription)
         while self._waiting and len(self._replaying) < REPLAYS:
-            other, start = self._waiting.popleft()
+            other = next(iter(self._waiting))
+            start = self._waiting.pop(other)
             self._replaying.add(other)
             other.ask(start)

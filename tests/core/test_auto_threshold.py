@@ -27,8 +27,9 @@ from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.leg_timer import LegTimer
 from router.core.prompt_costs import MEMORY_SAMPLES, RECENT_SECONDS, LineFit, PromptCosts
+from router.core.roster import Entry
 from router.core.values import Decision, Endpoint, Mode
-from tests.core.fixtures import D0, D1, P0
+from tests.core.fixtures import D0, D1, P0, P1
 
 LENGTHS = (100.0, 500.0, 2000.0, 8000.0)
 PREFILL = (0.02, 1e-4)
@@ -62,9 +63,10 @@ class Site:
 
     def costs(self, endpoint: Endpoint) -> PromptCosts:
         """What prompts take there."""
-        costs = self.fleet.member(endpoint).speed.costs
-        assert costs is not None
-        return costs
+        speed = self.fleet.member(endpoint).speed
+        if speed.costs is None:  # it has joined later
+            speed.costs = PromptCosts()
+        return speed.costs
 
     def pending(self, endpoint: Endpoint, tokens: int) -> None:
         """So many prompt tokens come to wait there, for ever."""
@@ -204,6 +206,26 @@ def test_an_engine_without_samples_of_its_own_takes_what_its_pool_takes() -> Non
         for d in (D0, D1)
     ]
     assert delays[0] == pytest.approx(delays[1], rel=0.01)
+
+
+def test_of_many_engines_only_those_that_are_compared_get_their_lines_fitted() -> None:
+    site = Site()
+    site.fleet.apply([Entry(each, row) for row, each in enumerate((P0, D0, D1, P1))], 0.0)
+    for endpoint in (P1, D1):
+        measure(site.costs(endpoint).computing, PREFILL)
+    assert site.mode(2000) is Mode.DIRECT
+    assert site.auto._lines.keys() == {P0, D0}
+
+
+def test_an_engine_that_has_joined_since_the_last_fit_takes_what_its_pool_takes() -> None:
+    site = Site()
+    before = site.decide(2000).delay
+    site.fleet.apply([Entry(each, row) for row, each in enumerate((P0, D0, D1))], 0.0)
+    member = site.fleet.member
+    decode, prefill = Prompt(member(D1).view, 2000), Prompt(member(P0).view, 2000)
+    after = site.auto.decide(decode, prefill, site.now, site.rng, is_stream=True).delay
+    assert before is not None
+    assert after == pytest.approx(before, rel=0.01)
 
 
 # A threshold.

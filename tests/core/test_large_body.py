@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.contents import has_media
 from router.core.errors import BadRequest
 from router.core.facts import read
 from router.core.large_body import (
@@ -22,10 +23,11 @@ from router.core.large_body import (
     is_large,
 )
 from router.core.plans.prefill import body_for_prefill
-from router.core.prefix.cache_events import given_ids, has_media
+from router.core.prefix.cache_events import given_ids
 from router.core.prefix.keys import prefix_keys
 from router.core.retry import may_replay
 from router.core.routes import ROUTES
+from router.core.token_ratios import MIN_BYTES
 from router.core.values import Facts
 from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TRANSCRIPTIONS
 
@@ -42,6 +44,8 @@ def apart(path: str, raw: bytes, prefill_from: int | None = None, kind: bytes = 
 
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"model": "m", "stream": True, "messages": [{"content": "x" * 4000}]}),
+    "text": (CHAT, {"messages": [{"content": "x" * MIN_BYTES}]}),
+    "tools": (CHAT, {"messages": [{"content": "x" * MIN_BYTES}], "tools": [{}]}),
     "ids": (COMPLETIONS, {"prompt": list(range(5000)), "n": 3}),
     "prompts": (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "priority": -3}),
     "salted": (COMPLETIONS, {"prompt": [1, 2, 3], "cache_salt": "tenant-a"}),
@@ -55,7 +59,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
     raw = orjson.dumps(body)
     own, other = read(ROUTES[path], JSON, raw, b"q=1"), apart(path, raw, 0)
-    names = ("route", "model", "stream", "tokens", "rule", "direct_reason", "text_bytes", "path")
+    names = ["route", "model", "stream", "tokens", "rule", "direct_reason", "path"]
+    names += ["text_bytes", "learnable_bytes"]
     for name in names:
         assert getattr(other, name) == getattr(own, name), name
     assert b"".join((*other.lead, other.raw)) == raw

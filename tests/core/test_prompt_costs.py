@@ -160,15 +160,28 @@ def test_a_leg_whose_client_did_not_read_tells_nothing(own: int, loads: int) -> 
     leg.first_token(5.1)
     assert costs_of(speed).computing.sums is NOTHING
     assert costs_of(speed).loading.sums is NOTHING
+    assert costs_of(speed).new_tokens == own
 
 
-def test_a_unary_answer_tells_nothing_of_its_first_token() -> None:
+def test_a_unary_answer_tells_nothing_of_its_first_token_and_was_computed_there() -> None:
     speed = SpeedEstimator()
     speed.costs = PromptCosts()
     lease = Ledger().lease(D0, 100, 100)
     leg = LegTimer(speed, lease, lease.pending_there, 0.0, tracks_first_token=False)
     leg.unary_answer(3.0, 100)
     assert costs_of(speed).computing.sums is NOTHING
+    assert costs_of(speed).new_tokens == 100.0
+
+
+def test_a_unary_prompt_is_counted_once_also_when_its_answer_comes_much_later() -> None:
+    speed = SpeedEstimator()
+    speed.costs = PromptCosts()
+    lease = Ledger().lease(D0, 100, 100)
+    leg = LegTimer(speed, lease, lease.pending_there, 0.0, tracks_first_token=False)
+    speed.settle_prompts(0.001, 1.0)
+    assert costs_of(speed).new_tokens == 100.0
+    leg.unary_answer(9.0, 500)
+    assert costs_of(speed).new_tokens == 100.0
 
 
 def test_a_new_engine_begins_anew() -> None:
@@ -212,7 +225,7 @@ def test_what_other_workers_let_it_compute_counts() -> None:
     others = Elsewhere(500.0)
     speed = SpeedEstimator(others)
     speed.costs = PromptCosts()
-    speed.costs.observe(1000, 1000, 0, 0.4)
+    speed.costs.new_tokens = 1000.0
     speed.sync(1.0)
     speed.tick(1.0)
     speed.sync(1.25)

@@ -1,5 +1,7 @@
 """Tokens per byte: learned from what engines say, for the models that they serve only."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from router.core.token_ratios import (
     WARM_BYTES,
     TokenRatios,
 )
-from tests.core.fixtures import CHAT, D0, request
+from tests.core.fixtures import CHAT, COMPLETIONS, D0, MESSAGES, RESPONSES, request
 
 TEXT = 10 * WARM_BYTES
 """Bytes that are enough."""
@@ -50,6 +52,48 @@ def test_usage_tells_what_a_byte_is() -> None:
     assert ratios.per_byte("n") is None
     assert ratios.per_byte(None) is None
     assert ratios.of(["n", "m"]) == {"m": 0.5}
+
+
+LONG = "x" * MIN_BYTES
+ASKED = {"role": "user", "content": LONG}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:1"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [ASKED]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}),
+        (CHAT, {"messages": [ASKED, "?"], "tools": [], "truncate_prompt_tokens": None}),
+        (COMPLETIONS, {"prompt": LONG}),
+        (MESSAGES, {"messages": [ASKED], "max_tokens": 9}),
+        (RESPONSES, {"input": LONG}),
+    ],
+)
+def test_tokens_per_byte_are_learned_from_prompts_of_text(path: str, body: dict[str, Any]) -> None:
+    assert request(path, **body).learnable_bytes == MIN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": LONG[1:]}]}),
+        (CHAT, {"messages": [ASKED], "tools": [{"type": "function"}]}),
+        (CHAT, {"messages": [ASKED], "documents": [{"text": "abc"}]}),
+        (CHAT, {"messages": [ASKED], "truncate_prompt_tokens": 100}),
+        (CHAT, {"messages": [ASKED, {"role": "user", "content": [IMAGE]}]}),
+        (CHAT, {"messages": [ASKED, {"role": "assistant", "content": "", "reasoning": "Hm."}]}),
+        (CHAT, {"messages": [{"role": "assistant", "content": "", "reasoning_content": LONG}]}),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}, ASKED]}),
+        (RESPONSES, {"input": LONG, "previous_response_id": "resp_1"}),
+        (COMPLETIONS, {"prompt": list(range(MIN_BYTES))}),
+        (COMPLETIONS, {"prompt": LONG, "prompt_embeds": "AAAA"}),
+    ],
+)
+def test_prompts_that_are_more_or_less_than_their_text_teach_nothing(
+    path: str, body: dict[str, Any]
+) -> None:
+    assert request(path, **body).learnable_bytes == 0
 
 
 def test_ids_are_as_many_as_they_are() -> None:

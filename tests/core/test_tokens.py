@@ -96,6 +96,73 @@ def test_responses_count_instructions_and_input(given_input: object) -> None:
     assert estimate(RouteKind.RESPONSES, body)[:2] == (2, TEXT)
 
 
+CALL = {"function": {"name": "f", "arguments": "abcd"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"tool_calls": [CALL, CALL]}, 2),
+        ({"content": "abcd", "tool_calls": [CALL]}, 2),
+        ({"content": [{"type": "text", "text": "abcd"}], "tool_calls": [CALL]}, 2),
+        ({"content": None, "reasoning": "abcdefgh"}, 2),
+        ({"content": "", "reasoning_content": "abcdefgh"}, 2),
+        ({"tool_calls": CALL, "reasoning": 7}, 0),
+        ({"tool_calls": ["abcd", {"function": "abcd"}, {"function": {"arguments": 7}}]}, 0),
+    ],
+)
+def test_a_chat_counts_thoughts_and_what_tools_are_called_with(
+    message: dict[str, object], expected: int
+) -> None:
+    messages = [{"role": "assistant", **message}]
+    assert estimate(RouteKind.CHAT, {"messages": messages})[0] == expected
+
+
+SAID = {"type": "text", "text": "abcd"}
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"type": "tool_use", "name": "f", "input": {"a": 12}}, 2),
+        ({"type": "tool_use", "name": "f"}, 0),
+        ({"type": "tool_result", "content": "abcdefgh"}, 2),
+        ({"type": "tool_result", "content": [SAID, {"type": "image"}, "abcd", SAID]}, 2),
+        ({"type": "tool_result", "content": [{"type": "tool_result", "content": "abcd"}]}, 0),
+        ({"type": "thinking", "thinking": "abcdefgh", "signature": "abcd"}, 2),
+        ({"type": "redacted_thinking", "data": "abcd"}, 0),
+    ],
+)
+def test_messages_count_thoughts_and_what_tools_are_called_with_and_answer(
+    part: dict[str, object], expected: int
+) -> None:
+    assert estimate(RouteKind.MESSAGES, {"messages": [user([part])]})[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "abcd"}, 1),
+        ({"type": "function_call_output", "call_id": "c", "output": "abcdefgh"}, 2),
+        ({"type": "function_call_output", "call_id": "c", "output": [SAID, SAID]}, 2),
+        ({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "abcd"}, 1),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "abcd"}, 1),
+        ({"type": "reasoning", "content": [{"type": "reasoning_text", "text": "abcd"}]}, 1),
+        ({"type": "item_reference", "id": "abcd"}, 0),
+    ],
+)
+def test_so_do_responses(item: dict[str, object], expected: int) -> None:
+    assert estimate(RouteKind.RESPONSES, {"input": [item]})[0] == expected
+
+
+def test_what_is_nested_too_deeply_to_be_written_counts_nothing() -> None:
+    deep: list[object] = []
+    for _ in range(300):
+        deep = [deep]
+    part = {"type": "tool_use", "input": {"x": deep}}
+    assert estimate(RouteKind.MESSAGES, {"messages": [user([SAID, part])]})[0] == 1
+
+
 def test_responses_count_the_messages_before_their_input() -> None:
     harmony = {"author": {"role": "user"}, "content": [{"type": "text", "text": "abcd"}]}
     body = {"previous_input_messages": [user("abcd"), harmony], "input": "abcd"}
@@ -129,7 +196,9 @@ anything = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["content", "text", "type", "role", "x"]), inner, max_size=3
+            st.sampled_from(["content", "text", "type", "role", "tool_calls", "function"]),
+            inner,
+            max_size=3,
         )
     ),
 )

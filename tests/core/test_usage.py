@@ -46,6 +46,15 @@ def test_an_event_of_usage_alone_has_no_choice() -> None:
     [
         (b'"usage":{"prompt_tokens":5,"total_tokens":55,"completion_tokens":50}}', 5),
         (b'"usage":{"input_tokens":7,"output_tokens": 5,"total_tokens":12}}', 7),
+        (b'"usage":{"input_tokens":7,"cache_read_input_tokens":90,"output_tokens":5}}', 97),
+        (
+            b'"usage":{"input_tokens":0,"output_tokens":5,"cache_creation_input_tokens":8,'
+            b'"cache_read_input_tokens": 90}}',
+            98,
+        ),
+        (b'"usage":{"input_tokens":7,"cache_read_input_tokens":null,"output_tokens":5}}', 7),
+        (b'"cache_read_input_tokens":90,"usage":{"input_tokens":7,"output_tokens":5}}', 7),
+        (b'"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8}}', 9),
         (b'{"prompt_tokens_details":{"cached_tokens":2}}', 0),
         (b'"prompt_tokens":9 "usage":{"completion_tokens":50}}', 0),
         (b"", 0),

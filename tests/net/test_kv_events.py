@@ -359,6 +359,46 @@ async def test_few_replays_run_at_a_time(
     assert not subscriber._replaying
 
 
+async def begins_anew(engine: Followed, times: int) -> None:
+    """Its numbers go back so often, and its replays are not answered."""
+
+    def has_begun_anew() -> bool:
+        for seq in (9, 8):
+            engine.publisher.send(seq.to_bytes(8, "big"), batch())
+        return engine.source.stream.restarts >= times
+
+    await eventually(has_begun_anew)
+
+
+async def test_an_engine_that_begins_anew_again_and_again_waits_for_one_replay(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_events, "REPLAYS", 1)
+    engines = [Followed(subscriber, publishers()) for _ in range(2)]
+    await eventually(lambda: len(subscriber._waiting) == 1)
+    await eventually(lambda: any(each.publisher.replay.poll(0) for each in engines))
+    [waiting] = [each for each in engines if not each.publisher.replay.poll(0)]
+    await begins_anew(waiting, 5)
+    assert len(subscriber._waiting) == 1
+    await eventually(lambda: [e.publisher.answer() for e in engines] and not subscriber._waiting)
+    await waiting.is_live()
+
+
+async def test_an_engine_that_begins_anew_while_it_is_asked_is_asked_again_at_once(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_events, "REPLAYS", 1)
+    engine = Followed(subscriber, publishers())
+    await eventually(lambda: engine.publisher.answer(ends=False))
+    await begins_anew(engine, 1)
+    await eventually(lambda: engine.publisher.answer())
+    await engine.is_live()
+
+
 async def test_a_missing_package_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

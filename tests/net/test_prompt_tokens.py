@@ -63,3 +63,16 @@ async def test_an_error_says_nothing(harness: Harness) -> None:
     decode.answer_all(lambda call: call.send(json_reply({"usage": USAGE}, status=400)))
     await router.ask(COMPLETIONS, completion(PROMPT))
     assert (await router.record()).prompt_tokens == 0
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+async def test_of_a_prompt_with_tools_it_is_not_noted(harness: Harness, *, is_large: bool) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    engine.answer_all(lambda call: call.send(json_reply({"choices": [], "usage": USAGE})))
+    prompt = PROMPT * (300 if is_large else 1)
+    for body in (completion(prompt), completion(prompt, tools=[{"type": "function"}])):
+        await router.ask(COMPLETIONS, body)
+    text, with_tools = await router.records(2)
+    assert (text.prompt_tokens, text.text_bytes) == (1321, len(prompt.encode()))
+    assert (with_tools.prompt_tokens, with_tools.text_bytes) == (0, 0)

@@ -1,6 +1,7 @@
 """Simulated engines publish what a real one does, in the form of the version that they pretend."""
 
 import asyncio
+import itertools
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from router.simulator import EngineConfig, RunningEngine, serve_engine
 from tests.simulator.talk import ask
 
 SECONDS = 60.0
+POLL_MS = 100
 SMALL: dict[str, Any] = {
     "total_blocks": 64,
     "max_model_len": 1024,
@@ -138,15 +140,12 @@ class Subscriber:
     def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
         self._socket = context.socket(zmq.SUB)
         self._socket.rcvtimeo = int(1000 * SECONDS)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.subscribe(b"")
         self._socket.connect(endpoint)
 
-    async def connected(self) -> None:
-        """Wait until the publisher knows of it: it has sent its subscription before."""
-        await asyncio.to_thread(self._monitor.recv_multipart)
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
+    async def has_message(self) -> bool:
+        """Whether one comes soon."""
+        return bool(await asyncio.to_thread(self._socket.poll, POLL_MS))
 
     async def message(self) -> list[bytes]:
         """The next one."""
@@ -157,13 +156,18 @@ class Subscriber:
 async def following(
     client: aiohttp.ClientSession, engine: RunningEngine
 ) -> AsyncIterator[tuple[Subscriber, int]]:
-    """Somebody who gets the engine's batches, and the number of the last one that came."""
+    """Somebody who gets the engine's batches, and the number of the last one that came. Those that
+    are sent before the publisher knows of its subscription are lost."""
     context: zmq.Context[Any] = zmq.Context()
     subscriber = Subscriber(context, engine.engine.events.endpoint)
     try:
-        await subscriber.connected()
-        await ask(client, engine, prompt=ids_of(1, 40), max_tokens=1)
-        yield subscriber, int.from_bytes((await subscriber.message())[1], "big")
+        for last in itertools.count():
+            await ask(client, engine, prompt=ids_of(100 + last, 40), max_tokens=1)
+            if await subscriber.has_message():
+                break
+        while int.from_bytes((await subscriber.message())[1], "big") < last:
+            pass
+        yield subscriber, last
     finally:
         context.destroy(linger=0)
 

@@ -22,8 +22,8 @@ from router.core.prefix.shards import Shards
 __all__ = ["MAX_BLOCKS", "SourceBlocks"]
 
 MAX_BLOCKS: Final = 1 << 18
-"""Blocks of a source that are remembered at most, whatever it says of its size: 4 million tokens in
-blocks of 16, some 60 MB."""
+"""Blocks of a source that are remembered at most of each tier, whatever it says of its size: 4
+million tokens in blocks of 16, some 60 MB."""
 
 EVICTIONS: Final = 512
 """Blocks that go at a time for want of room: twice as many as come, at the most."""
@@ -35,7 +35,8 @@ MAX_COPIES: Final = 4
 MAIN_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """Groups of a hybrid model whose blocks hold all tokens of a prefix; the others keep some."""
 
-TIERS: Final = ("GPU", "CPU")
+GPU: Final = "GPU"
+TIERS: Final = (GPU, "CPU")
 """Where a block is as good as computed. What lies in STORAGE other engines can load as well, and it
 takes longer: it tells nothing of one engine."""
 
@@ -47,14 +48,14 @@ CopyId = BlockHash | tuple[int, BlockHash]
 class _Tier:
     """The blocks in one kind of memory."""
 
-    __slots__ = ("copies", "keys", "more")
+    __slots__ = ("blocks", "keys", "more")
 
     def __init__(self) -> None:
         self.keys: Shards[CopyId] = Shards()
         self.more: Shards[CopyId] = Shards()
         """Copies beyond the first."""
-        self.copies = 0
-        """Of all blocks."""
+        self.blocks = 0
+        """Number of keys."""
 
 
 class SourceBlocks:
@@ -66,7 +67,7 @@ class SourceBlocks:
         self.block_size: int | None = None
         """Tokens; None until the first event."""
         self.limit = MAX_BLOCKS
-        """Copies of blocks that the engine has room for."""
+        """Blocks that its GPU has room for. How many its CPU memory holds engines do not say."""
         self.held = 0
         """Distinct blocks."""
         self.orphans = 0
@@ -102,7 +103,7 @@ class SourceBlocks:
         self._index.drop(self.bit, None, [])
 
     def resize(self, tokens: int) -> None:
-        """The engine's cache has room for so many tokens."""
+        """The engine's cache on its GPU has room for so many tokens."""
         if self.block_size is not None:
             self.limit = max(0, min(MAX_BLOCKS, tokens // self.block_size))
 
@@ -168,12 +169,12 @@ class SourceBlocks:
             more = tier.more.of(copy)
             if more.get(copy, 0) < MAX_COPIES - 1:
                 more[copy] = more.get(copy, 0) + 1
-                tier.copies += 1
         else:
-            if before is not None:  # a removal was missed
-                tier.copies -= 1 + tier.more.of(copy).pop(copy, 0)
+            if before is None:
+                tier.blocks += 1
+            else:  # a removal was missed
+                tier.more.of(copy).pop(copy, None)
                 self._release(before)
-            tier.copies += 1
             self._hold(key)
         keys[copy] = key
 
@@ -187,23 +188,23 @@ class SourceBlocks:
             key = keys.get(copy)
             if key is None:
                 continue
-            tier.copies -= 1
             copies = tier.more.of(copy)
             more = copies.pop(copy, 0)
             if more > 1:
                 copies[copy] = more - 1
             elif not more:
                 del keys[copy]
+                tier.blocks -= 1
                 self._release(key)
 
     def _evict(self, tier: _Tier) -> None:
         """A full cache holds no more: the rest is there because a removal was missed. It goes with
         the events that follow, since it may be all."""
-        for _ in range(EVICTIONS):
-            if tier.copies <= self.limit:
-                break
+        limit = self.limit if tier is self._tiers[GPU] else MAX_BLOCKS
+        for _ in range(min(EVICTIONS, tier.blocks - limit)):
             copy, key = tier.keys.pop_old()
-            tier.copies -= 1 + tier.more.of(copy).pop(copy, 0)
+            tier.blocks -= 1
+            tier.more.of(copy).pop(copy, None)
             self._release(key)
 
     def _hold(self, key: int) -> None:

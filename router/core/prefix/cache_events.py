@@ -7,14 +7,14 @@ have told them of the same text before; of other prompts events say nothing.
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
+from router.core.contents import has_media
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.learned import MAX_IDS, LearnedTokens, prompt_ids
 from router.core.prefix.prompt_tokens import ID_BYTES, PromptTokens
-from router.core.tokens import TEXT_PARTS, prompts
+from router.core.tokens import prompts
 from router.core.values import Facts, PrefixKeys, RouteKind
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "PromptFeedback",
     "cached_tokens",
     "given_ids",
-    "has_media",
 ]
 
 
@@ -99,23 +98,6 @@ def _salt(facts: Facts) -> str | None:
     return salt if isinstance(salt, str) and salt else None
 
 
-def has_media(facts: Facts) -> bool:
-    """Whether the prompt is more than text: an image's ids are the same for every image."""
-    body = facts.body
-    contents = [body.get("system")]
-    for name in ("messages", "input"):
-        items = body.get(name)
-        if isinstance(items, list):
-            contents += [item.get("content") for item in items if isinstance(item, dict)]
-    parts = chain.from_iterable(each for each in contents if isinstance(each, list))
-    is_text = body.get("prompt_embeds") is None and all(map(_is_text, parts))
-    return facts.has_media or not is_text
-
-
-def _is_text(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in TEXT_PARTS
-
-
 class PromptFeedback:
     """What a request's answer tells of its prompt: its ids, and how many of them were cached."""
 
@@ -153,15 +135,19 @@ class PromptFeedback:
 
 
 _PROMPT: Final = (b'"prompt_tokens":', b'"input_tokens":')
-_CACHED: Final = re.compile(rb'"cached_tokens":\s*(\d{1,9})')
+_CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":\s*(\d{1,9})')
 USAGE_BYTES: Final = 512
 """Of a usage object, from its prompt tokens on: vLLM's has some 200."""
 
 
 def cached_tokens(answer: bytes) -> int | None:
-    """The cached tokens by an answer's usage, 0 where it has no details; None without a usage."""
+    """The cached tokens by an answer's usage. Where it has no details it is 0 for chats and
+    completions, and not told for others, whose details are always there if they are given. None if
+    it is not told."""
     at = max(answer.rfind(mark) for mark in _PROMPT)
     if at < 0:
         return None
     found = _CACHED.search(answer, at, at + USAGE_BYTES)
-    return int(found.group(1)) if found else 0
+    if found:
+        return int(found.group(1))
+    return 0 if answer.startswith(_PROMPT[0], at) else None

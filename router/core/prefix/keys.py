@@ -2,8 +2,10 @@
 
 No tokenizer is needed: text is cut into chunks of 512 characters, some eight blocks of vLLM's KV
 cache, and each message begins a new chunk, so that a conversation keeps its keys when it goes on.
-Whatever else shapes the prompt (model, tools, template arguments, `cache_salt`) is part of the
-first key, images and the like are part of their message's.
+So does what a tool is called with, what it answers, and a thought. Whatever else shapes the prompt
+(model, tools, template arguments, `cache_salt`) is part of the first key, images and the like are
+part of their message's. `cache_control` shapes nothing: engines do without, and clients move it.
+Nor does the billing header of Claude Code's system prompts.
 
 A key is Python's own hash, seeded at random: nobody outside can make two prompts collide, and the
 worker processes of a host, which are forks of one process, have the same keys. So have replicas
@@ -16,8 +18,16 @@ from typing import Any, Final
 
 import orjson
 
+from router.core.contents import (
+    BILLING_HEADER,
+    beside_content,
+    json_text,
+    text_member,
+    text_of,
+    unbilled,
+)
 from router.core.routes import ROUTES
-from router.core.tokens import CHARACTERS_PER_TOKEN, TEXT_PARTS, prompts
+from router.core.tokens import CHARACTERS_PER_TOKEN, NAMED_MEMBERS, prompts
 from router.core.values import NO_KEYS, Facts, PrefixKeys, RouteKind
 
 __all__ = ["CHUNK_TOKENS", "MIN_TOKENS", "prefix_keys", "scheme"]
@@ -34,8 +44,9 @@ MAX_STEPS: Final = 8192
 """Chunks, messages and other parts of a prompt that are looked at: 4 million characters, more than
 any model takes. What is behind them counts as new."""
 
-NAMED_MEMBERS: Final = 2
-"""Of a message, that are looked at by name: its role and its content."""
+CACHE_CONTROL: Final = "cache_control"
+"""A member of parts and messages that clients move from one to the next, and that no prompt
+holds."""
 
 SHAPING_PARTS: Final = {"reasoning": "effort", "output_config": "effort", "thinking": "type"}
 """Members of a body of which one member changes its prompt; the others change what is generated."""
@@ -53,10 +64,19 @@ blocks with others. Some change only its end, and are left out: `add_generation_
 
 
 def prefix_keys(facts: Facts) -> PrefixKeys:
-    """The keys of a request's prompt; none where it is short, or not a single prompt."""
-    body, kind = facts.body, facts.route.kind
+    """The keys of a request's prompt; none where it is short, or not a single prompt, or holds what
+    cannot be compared."""
     if facts.tokens < MIN_TOKENS:
         return NO_KEYS
+    try:
+        chain = _chain(facts)
+    except orjson.JSONEncodeError:  # nested deeper than orjson writes
+        return NO_KEYS
+    return PrefixKeys(tuple(chain.keys), tuple(chain.ends))
+
+
+def _chain(facts: Facts) -> "_Chain":
+    body, kind = facts.body, facts.route.kind
     chain = _Chain(_root(facts))
     if kind is RouteKind.COMPLETIONS:
         given = prompts(body.get("prompt"))
@@ -65,7 +85,7 @@ def prefix_keys(facts: Facts) -> PrefixKeys:
     elif kind is RouteKind.CHAT:
         chain.add_messages(body.get("messages"))
     elif kind is RouteKind.MESSAGES:
-        chain.add_content(body.get("system"))
+        chain.add_system(body.get("system"))
         chain.add_messages(body.get("messages"))
     elif kind is RouteKind.RESPONSES and body.get("previous_response_id") is None:
         chain.add_content(body.get("instructions"))
@@ -75,7 +95,7 @@ def prefix_keys(facts: Facts) -> PrefixKeys:
             chain.add_text(given_input)
         else:
             chain.add_messages(given_input)
-    return PrefixKeys(tuple(chain.keys), tuple(chain.ends))
+    return chain
 
 
 SAMPLE: Final[dict[str, Any]] = {
@@ -83,9 +103,10 @@ SAMPLE: Final[dict[str, Any]] = {
     "tools": [{"type": "function"}],
     "reasoning": {"effort": "low", "summary": "auto"},
     "messages": [
-        {"role": "system", "content": "You are a sample. " * 50},
+        {"role": "system", "content": f"{BILLING_HEADER}: a\n" + "You are a sample. " * 50},
         {"role": "user", "name": "a", "content": [{"type": "text", "text": "What is this?"}]},
         {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "user", "content": [{"type": "tool_result", "content": "An answer."}]},
     ],
 }
 
@@ -119,10 +140,12 @@ def _digest(value: object) -> int:
         return 0
     if isinstance(value, str):
         return hash(value)
-    try:
-        return hash(orjson.dumps(value))
-    except orjson.JSONEncodeError:  # nested deeper than orjson writes
-        return id(value)  # like no other
+    return hash(orjson.dumps(value))
+
+
+def _digest_rest(item: Mapping[str, Any], *names: str | None) -> int:
+    """A number for all members of a message, item or part but those of these names."""
+    return hash(orjson.dumps([member for member in item.items() if member[0] not in names]))
 
 
 class _Chain:
@@ -184,34 +207,66 @@ class _Chain:
                 return
             role, content = message.get("role"), message.get("content")
             own = hash(role) if isinstance(role, str) else _digest(role)
-            if len(message) > NAMED_MEMBERS or role is None or content is None:
-                rest = [item for item in message.items() if item[0] not in ("role", "content")]
-                own = hash((own, _digest(rest)))
+            shaping = len(message)
+            if shaping > NAMED_MEMBERS and CACHE_CONTROL in message:
+                shaping -= 1
+            is_usual = shaping <= NAMED_MEMBERS and role is not None and content is not None
+            if not is_usual:
+                rest = _digest_rest(message, "role", "content", text_member(message), CACHE_CONTROL)
+                own = hash((own, rest))
             self._key = hash((self._key, own))
             self._left -= 1
-            if isinstance(content, str):
+            if role == "system":
+                self.add_system(content)
+            elif isinstance(content, str):
                 self.add_text(content)
             else:
                 self.add_content(content)
+            if not is_usual:
+                for held in beside_content(message):
+                    self._add_held(held)
+
+    def add_system(self, content: object) -> None:
+        """Add a system prompt, as engines read it."""
+        if isinstance(content, list):
+            self.add_content([unbilled(part) for part in content[:MAX_STEPS]])
+        else:
+            self.add_content(unbilled(content))
 
     def add_content(self, content: object) -> None:
         """Add a message's content: a text, or a list of parts."""
         if isinstance(content, str):
             self.add_text(content)
         elif isinstance(content, list):
-            for part in content:
-                if self._left <= 0:
-                    return
-                self._add_part(part)
+            self._add_parts(content)
         elif content is not None:
             self._mix(_digest(content))
 
-    def _add_part(self, part: object) -> None:
-        text = part.get("text") if isinstance(part, dict) else None
-        if isinstance(part, dict) and part.get("type") in TEXT_PARTS and isinstance(text, str):
+    def _add_parts(self, parts: list[Any], *, are_inner: bool = False) -> None:
+        """`are_inner`: those of a tool's answer, which hold no further parts."""
+        for part in parts:
+            if self._left <= 0:
+                return
+            text = text_of(part)
+            if text is not None:
+                self.add_text(text)
+            elif isinstance(part, dict):
+                name = None if are_inner else text_member(part)
+                self._mix(_digest_rest(part, name, CACHE_CONTROL))
+                if name is not None:
+                    self._add_held(part.get(name))
+            else:
+                self._mix(_digest(part))
+
+    def _add_held(self, held: object) -> None:
+        """Add a tool call's input, a tool's answer or a thought."""
+        text = json_text(held) if isinstance(held, dict) else held
+        if isinstance(text, str) and text:
             self.add_text(text)
-        else:
-            self._mix(_digest(part))
+        elif isinstance(held, list):
+            self._add_parts(held, are_inner=True)
+        elif held is not None:
+            self._mix(_digest(held))
 
     def _mix(self, number: int) -> None:
         """Make what follows depend on `number`, which is no text."""

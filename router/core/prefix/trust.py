@@ -89,10 +89,11 @@ class PrefixTrust:
         if new >= MIN_TOKENS:
             room = (self._prompts - self._predicted) / new
             self.room = min(max(room, MIN_ROOM), MAX_ROOM)
-        if self._predicted >= MIN_TOKENS and self._queries:
+        if self._predicted >= MIN_TOKENS:
             # Neither how many tokens the estimate misses is known nor who else asks there: an
-            # engine that finds enough by either measure is believed.
-            per_prompt_token = max(1.0, self._prompts / self._queries)
+            # engine that finds enough by either measure is believed. One that looks nothing up
+            # caches nothing (vLLM with --no-enable-prefix-caching).
+            per_prompt_token = max(1.0, self._prompts / self._queries) if self._queries else 1.0
             share = per_prompt_token * self._hits / self._predicted
             self.share = 1.0 if share >= BELIEVED else share
             self.is_measured = True

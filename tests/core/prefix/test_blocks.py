@@ -267,12 +267,30 @@ def test_a_block_that_goes_for_want_of_room_goes_with_all_its_copies(
     index: BlockIndex, source: SourceBlocks
 ) -> None:
     source.apply(CHAIN)  # two copies of each now
-    source.resize(5 * SIZE)
+    source.resize(3 * SIZE)
     source.apply(stored([5], [1] * 4))
-    assert source.held == 3  # of nine copies four went: those of two blocks
+    assert source.held == 3
     source.apply(removed(3, 4))
     source.apply(removed(3, 4))
     assert source.held == 1
+
+
+def test_blocks_that_are_announced_with_every_use_take_no_more_room(source: SourceBlocks) -> None:
+    source.resize(5 * SIZE)
+    for _ in range(3):
+        source.apply(CHAIN)
+    source.apply(stored([5], [1] * 4))
+    assert source.held == 5
+
+
+def test_the_size_of_the_gpu_does_not_bound_what_lies_in_cpu_memory(
+    index: BlockIndex, source: SourceBlocks
+) -> None:
+    source.resize(2 * SIZE)
+    source.apply(stored([1, 2, 3, 4], [], tier="CPU"))
+    source.apply(stored([5, 6], [1] * 8))  # the GPU has room for these only
+    assert held(index, source, prompt(IDS)) == 16
+    assert held(index, source, prompt([1] * 8)) == 8
 
 
 def test_a_cache_that_turns_out_small_is_forgotten_little_by_little(

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from router.core.eligible import SUBSET_SIZE
 from router.core.events import Probed, Scraped
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
@@ -27,15 +28,15 @@ IDS = list(range(1, 2049))
 
 
 class Cluster:
-    """Two engines that are up, with events, and the scheduler before them."""
+    """Engines that are up, with events, and the scheduler before them."""
 
-    def __init__(self) -> None:
+    def __init__(self, engines: Sequence[Endpoint] = (D0, D1)) -> None:
         self.events = CacheEvents()
         self.fleet = Fleet(
-            [D0, D1], Ledger(), HealthThresholds(), stale_after=5.0, cache_events=self.events
+            engines, Ledger(), HealthThresholds(), stale_after=5.0, cache_events=self.events
         )
         self.sources = {}
-        for endpoint in (D0, D1):
+        for endpoint in engines:
             self.fleet.observe(Probed(endpoint, HealthSignal.OK), 0.0)
             member = self.fleet.member(endpoint)
             member.view.prompt_cost = member.view.first_token_weight = 0.001
@@ -124,6 +125,15 @@ def test_requests_under_way_count_although_nothing_is_announced_yet(cluster: Clu
     with cluster.lease(by_ids()) as lease:
         assert cluster.uncached(by_ids())[lease.endpoint] == 1
     assert cluster.uncached(by_ids())[lease.endpoint] == 2048
+
+
+def test_in_a_large_pool_engines_that_were_sent_the_prompt_are_considered() -> None:
+    engines = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(3 * SUBSET_SIZE)]
+    cluster = Cluster(engines)
+    with cluster.lease(by_ids()) as first:
+        first.prefilled()
+        cluster.announce(first.endpoint, IDS)
+    assert [cluster.lease(by_ids()).endpoint for _ in range(4)] == [first.endpoint] * 4
 
 
 def test_history_is_used_where_events_say_nothing(cluster: Cluster) -> None:
@@ -286,6 +296,9 @@ def test_cached_tokens_are_read_from_every_api() -> None:
     assert cached_tokens(orjson.dumps({"usage": usage(96)})) == 96
     assert cached_tokens(orjson.dumps({"usage": usage(None)})) == 0
     assert cached_tokens(b'{"input_tokens":9,"input_tokens_details":{"cached_tokens":8}}') == 8
+    told = b'{"input_tokens":9,"output_tokens":2,"cache_read_input_tokens":%d}'
+    assert [cached_tokens(told % count) for count in (8, 0)] == [8, 0]
+    assert cached_tokens(b'{"input_tokens":9,"output_tokens":2}') is None
     assert cached_tokens(b'{"choices":[]}') is None
     assert cached_tokens(sample("chat_stream_usage.sse")) == 0
     assert cached_tokens(b"") is None

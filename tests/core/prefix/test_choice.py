@@ -4,12 +4,14 @@ from random import Random
 
 import pytest
 
+from router.core.eligible import SUBSET_SIZE
 from router.core.events import LegFailed, Probed, Scraped
 from router.core.fleet import MAX_NEWS, Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.policies import POLICIES
 from router.core.prefix.keys import prefix_keys
+from router.core.roster import Entry
 from router.core.schedule import Scheduler
 from router.core.values import (
     Decision,
@@ -68,6 +70,13 @@ def computed(fleet: Fleet, endpoint: Endpoint, facts: Facts) -> None:
 def chosen(scheduler: Scheduler, facts: Facts, role: Role = Role.DECODE) -> Endpoint:
     """The choice for a request that is over at once."""
     with scheduler.lease(role, facts, NO_ENDPOINTS, 0.0) as lease:
+        return lease.endpoint
+
+
+def served(scheduler: Scheduler, facts: Facts) -> Endpoint:
+    """The engine that is chosen for a request, and computes its prompt."""
+    with scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0) as lease:
+        lease.prefilled()
         return lease.endpoint
 
 
@@ -160,6 +169,17 @@ def test_an_engine_that_finds_nothing_is_not_believed_to_hold_anything() -> None
     assert {chosen(scheduler, facts_of()) for _ in range(4)} == {D0, D1}
 
 
+def test_prompts_that_begin_alike_spread_over_engines_that_cache_nothing() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet)
+    for number in range(20):
+        served(scheduler, facts_of())
+        for engine in (D0, D1):  # --no-enable-prefix-caching: vLLM counts no lookups
+            gauges = Gauges(running=0, cache_queries=0, cache_hits=0)
+            fleet.observe(Scraped(engine, gauges, 0), float(number))
+    assert {chosen(scheduler, facts_of()) for _ in range(4)} == {D0, D1}
+
+
 def test_the_capacity_is_that_of_the_engine() -> None:
     fleet = fleet_of(D0)
     fleet.observe(Scraped(D0, Gauges(running=0, cache_tokens=1024), 0), 1.0)
@@ -198,6 +218,64 @@ def test_a_fleet_alone_tells_nobody() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
     computed(fleet, D0, facts_of())
     assert not list(fleet.held_prefixes())
+
+
+# In pools of which a request considers a sample.
+
+MANY = [Endpoint(f"http://e{number}:8000", Role.DECODE) for number in range(4 * SUBSET_SIZE)]
+LETTERS = "abcdefghij"
+
+
+def test_in_a_large_pool_a_conversation_goes_on_where_it_lies() -> None:
+    scheduler = scheduler_of(fleet_of(*MANY))
+    first = [served(scheduler, facts_of(beginning=each)) for each in LETTERS]
+    assert len(set(first)) > 1
+    for turn in range(2, 5):
+        longer = [facts_of(beginning=each, tokens=turn * TOKENS) for each in LETTERS]
+        assert [served(scheduler, facts) for facts in longer] == first
+
+
+def test_in_a_large_pool_prompts_go_where_another_process_has_sent_their_beginning() -> None:
+    fleet, other = fleet_of(*MANY), fleet_of(*MANY)
+    theirs, ours = scheduler_of(other), scheduler_of(fleet)
+    first = [served(theirs, facts_of(beginning=each)) for each in LETTERS]
+    for event in other.held_prefixes():
+        fleet.observe_shared(event, 1.0)
+    longer = [facts_of(beginning=each, tokens=2 * TOKENS) for each in reversed(LETTERS)]
+    assert [served(ours, facts) for facts in longer] == first[::-1]
+
+
+def test_in_a_large_pool_what_is_decided_for_an_engine_is_leased_there() -> None:
+    fleet = fleet_of(P0, *MANY)
+    scheduler = scheduler_of(fleet, threshold=1000, on_uncached=True)
+    for number in range(len(MANY)):
+        facts = facts_of(beginning=chr(0x4E00 + number))
+        computed(fleet, MANY[number], facts)
+        assert scheduler.decide(facts, 0.0) == Decision(Mode.DIRECT, "cached_on_decode")
+        with scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0) as lease:
+            assert lease.endpoint == MANY[number]
+
+
+def test_in_a_large_pool_holders_that_may_not_take_a_request_are_not_asked() -> None:
+    fleet = fleet_of(*MANY)
+    scheduler = scheduler_of(fleet)
+    first = served(scheduler, facts_of())
+    with scheduler.lease(Role.DECODE, facts_of(), frozenset({first}), 0.0) as lease:
+        second = lease.endpoint
+        lease.prefilled()
+    assert second != first
+    both = [Entry(each, row, is_draining=each == first) for row, each in enumerate(MANY)]
+    fleet.apply(both, 0.0)
+    assert {chosen(scheduler, facts_of()) for _ in range(5)} == {second}
+    fleet.apply([entry for entry in both if entry.endpoint not in (first, second)], 0.0)
+    assert chosen(scheduler, facts_of()) not in (first, second)
+
+
+def test_a_large_pool_of_which_nobody_looks_at_the_cache_has_no_holders() -> None:
+    fleet = fleet_of(*MANY)
+    computed(fleet, MANY[0], facts_of())
+    scheduler = scheduler_of(fleet, cached_roles=frozenset())
+    assert len({chosen(scheduler, facts_of()) for _ in range(8)}) == 8
 
 
 # After a remote prefill, and instead of one.

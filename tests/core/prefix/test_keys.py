@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,53 @@ TEXT = "".join(f"{number:07d} " for number in range(1000))
 """8,000 characters, in which no two places look the same."""
 
 MESSAGE = {"role": "user", "content": TEXT}
+
+
+TOOL_CALL = {"path": "README.md", "why": "b" * 600}
+
+
+def chat_agent(answer: object) -> dict[str, Any]:
+    """A turn in which a tool has answered, as /v1/chat/completions has it."""
+    function = {"name": "read", "arguments": orjson.dumps(TOOL_CALL).decode()}
+    call = {"id": "call_1", "type": "function", "function": function}
+    says = {"role": "assistant", "content": None, "reasoning": "c" * 600, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": answer}
+    return {"messages": [{"role": "user", "content": "Fix it"}, says, result]}
+
+
+def messages_agent(answer: object) -> dict[str, Any]:
+    """The same as /v1/messages has it."""
+    thought = {"type": "thinking", "thinking": "c" * 600, "signature": "s"}
+    call = {"type": "tool_use", "id": "call_1", "name": "read", "input": TOOL_CALL}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": answer}
+    return {
+        "messages": [
+            {"role": "user", "content": "Fix it"},
+            {"role": "assistant", "content": [thought, call]},
+            {"role": "user", "content": [result]},
+        ]
+    }
+
+
+def responses_agent(answer: object) -> dict[str, Any]:
+    """The same as /v1/responses has it."""
+    thought = [{"type": "reasoning_text", "text": "c" * 600}]
+    call = {"call_id": "call_1", "name": "read", "arguments": orjson.dumps(TOOL_CALL).decode()}
+    return {
+        "input": [
+            {"role": "user", "content": "Fix it"},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": thought},
+            {"type": "function_call", **call},
+            {"type": "function_call_output", "call_id": "call_1", "output": answer},
+        ]
+    }
+
+
+AGENTS: dict[str, Callable[[object], dict[str, Any]]] = {
+    CHAT: chat_agent,
+    MESSAGES: messages_agent,
+    RESPONSES: responses_agent,
+}
 
 
 def keys(path: str = CHAT, **body: Any) -> PrefixKeys:
@@ -62,6 +109,7 @@ def test_token_ids_have_a_key_for_each_128() -> None:
     [
         (CHAT, {"messages": [MESSAGE, {"role": "assistant", "content": "abc" * 700}]}),
         (RESPONSES, {"previous_input_messages": [MESSAGE], "input": "abc" * 700}),
+        *((path, AGENTS[path](TEXT)) for path in (CHAT, MESSAGES, RESPONSES)),
     ],
 )
 def test_the_last_end_is_the_estimate_of_the_whole_prompt(path: str, body: dict[str, Any]) -> None:
@@ -92,7 +140,80 @@ def test_a_conversation_that_goes_on_keeps_all_its_keys() -> None:
     after = keys(
         messages=[{"role": "system", "content": "Be brief. " * 70}, MESSAGE, answer, MESSAGE]
     )
-    assert common(before, after) == len(before.keys) < len(after.keys)
+    assert 0 < common(before, after) == len(before.keys) < len(after.keys)
+
+
+@pytest.mark.parametrize("path", AGENTS)
+def test_answers_of_tools_share_the_chunks_before_the_first_difference(path: str) -> None:
+    one, other = (keys(path, **AGENTS[path](TEXT + end)) for end in "ab")
+    assert common(one, other) == len(one.keys) - 1 > len(TEXT) // CHUNK_CHARACTERS
+
+
+@pytest.mark.parametrize("path", AGENTS)
+def test_an_answer_in_parts_is_the_same_as_what_it_says(path: str) -> None:
+    parts = [{"type": "text" if path != RESPONSES else "input_text", "text": TEXT}]
+    assert keys(path, **AGENTS[path](parts)) == keys(path, **AGENTS[path](TEXT))
+
+
+@pytest.mark.parametrize("path", AGENTS)
+def test_images_in_answers_of_tools_are_told_apart(path: str) -> None:
+    def seen(url: str) -> PrefixKeys:
+        parts = [{"type": "image", "url": url}, {"type": "text", "text": TEXT}]
+        return keys(path, **AGENTS[path](parts))
+
+    one, other = seen("data:1"), seen("data:2")
+    assert common(one, seen("data:1")) == len(one.keys)
+    assert common(one, other) == len(one.keys) - len(TEXT) // CHUNK_CHARACTERS - 1
+
+
+def billed(number: int, parts: bool) -> object:
+    """A system prompt of Claude Code's."""
+    line = f"x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch={number:05x};"
+    return [{"type": "text", "text": text} for text in (line, TEXT)] if parts else f"{line}\n{TEXT}"
+
+
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_claude_codes_billing_header_changes_nothing(path: str, *, parts: bool) -> None:
+    def begun(number: int) -> PrefixKeys:
+        asked = {"role": "user", "content": "Fix it"}
+        if path == MESSAGES:
+            return keys(path, system=billed(number, parts), messages=[asked])
+        return keys(path, messages=[{"role": "system", "content": billed(number, parts)}, asked])
+
+    assert begun(1) == begun(2)
+    assert len(begun(1).keys) == len(TEXT) // CHUNK_CHARACTERS + 2
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_what_users_say_is_no_billing_header(*, parts: bool) -> None:
+    said = [keys(messages=[{"role": "user", "content": billed(n, parts)}]) for n in (1, 2)]
+    assert common(*said) == 0
+
+
+def test_a_conversation_keeps_its_keys_when_its_cache_control_moves() -> None:
+    def marked(part: dict[str, Any]) -> dict[str, Any]:
+        return {**part, "cache_control": {"type": "ephemeral"}}
+
+    image = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+    said = {"type": "text", "text": TEXT}
+    result = {"type": "tool_result", "tool_use_id": "call_1", "content": [said, image]}
+    marked_result = marked({**result, "content": [marked(said), marked(image)]})
+    before = keys(MESSAGES, messages=[{"role": "user", "content": [image, marked_result]}])
+    answer = {"role": "assistant", "content": "Yes."}
+    asked = {"role": "user", "content": [marked(said)]}
+    first = {"role": "user", "content": [image, result]}
+    after = keys(MESSAGES, messages=[first, answer, asked])
+    assert 0 < common(before, after) == len(before.keys) < len(after.keys)
+
+
+@pytest.mark.parametrize("more", [{}, {"name": "Ann"}])
+def test_so_it_does_where_messages_are_marked_and_not_their_parts(more: dict[str, str]) -> None:
+    said = {"role": "user", "content": TEXT, **more}
+    marked = {**said, "cache_control": {"type": "ephemeral"}}
+    before = keys(messages=[marked])
+    after = keys(messages=[said, {"role": "assistant", "content": "Yes."}, marked])
+    assert 0 < common(before, after) == len(before.keys) < len(after.keys)
 
 
 @pytest.mark.parametrize(
@@ -176,10 +297,20 @@ def test_parts_of_text_are_the_same_as_what_they_say() -> None:
     assert keys(messages=[{"role": "user", "content": parts}]) == keys(messages=[MESSAGE])
 
 
+MANY_PARTS = {"type": "tool_result", "content": [{}] * 2 * MAX_STEPS}
+
 HOSTILE: list[dict[str, Any]] = [
     {"messages": [MESSAGE] + [{"role": "user", "content": "a"}] * 2 * MAX_STEPS},
     {"messages": [MESSAGE] + [{"role": "user"}] * 2 * MAX_STEPS + [MESSAGE]},
+    {"messages": [MESSAGE, {"role": "system", "content": [{}] * 2 * MAX_STEPS}]},
     {"messages": [MESSAGE, {"role": "user", "content": [{}] * 2 * MAX_STEPS}, MESSAGE]},
+    {
+        "messages": [
+            MESSAGE,
+            {"content": [{"type": "tool_result", "content": [{}] * 2 * MAX_STEPS}]},
+        ]
+    },
+    {"messages": [MESSAGE, {"tool_calls": [{"function": {"arguments": "a"}}] * 2 * MAX_STEPS}]},
     {"messages": [{"role": "user", "content": "a" * 2 * CHUNK_CHARACTERS * MAX_STEPS}]},
 ]
 
@@ -257,11 +388,22 @@ def test_some_prompts_have_no_keys(path: str, body: dict[str, Any]) -> None:
     assert keys(path, **body) == NO_KEYS
 
 
-def test_what_is_nested_too_deeply_to_be_compared_is_like_nothing_else() -> None:
-    deep = b"[" * 300 + b"]" * 300
-    raw = b'{"messages":[{"role":"user","x":%b,"content":%b}]}' % (deep, orjson.dumps(TEXT))
-    one, other = (prefix_keys(read(CHAT, raw)) for _ in range(2))
-    assert common(one, other) == 0
+DEEP = b"[" * 300 + b"]" * 300
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        b'"messages":[{"role":"user","x":%b,"content":%b}]' % (DEEP, orjson.dumps(TEXT)),
+        b'"messages":[{"role":"user","content":[%b,{"type":"tool_use","input":{"x":%b}}]}]'
+        % (orjson.dumps({"type": "text", "text": TEXT}), DEEP),
+        b'"tools":%b,"messages":[%b]' % (DEEP, orjson.dumps(MESSAGE)),
+    ],
+)
+def test_what_is_nested_too_deeply_to_be_compared_has_no_keys(members: bytes) -> None:
+    facts = read(CHAT, b"{%b}" % members)
+    assert facts.tokens == len(TEXT) // 4
+    assert prefix_keys(facts) == NO_KEYS
 
 
 json_values = st.recursive(
@@ -270,7 +412,7 @@ json_values = st.recursive(
     max_leaves=8,
 )
 messages = st.dictionaries(
-    st.sampled_from(["role", "content", "name", "type", "text"]), json_values
+    st.sampled_from(["role", "content", "name", "type", "text", "tool_calls", "input"]), json_values
 )
 
 

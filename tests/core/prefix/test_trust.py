@@ -93,11 +93,14 @@ def test_counters_that_began_anew_are_not_compared_with_older_ones() -> None:
     assert trust.share == pytest.approx(1.0, abs=0.01)
 
 
-def test_without_lookups_nothing_is_concluded() -> None:
+def test_an_engine_that_looks_nothing_up_holds_nothing() -> None:
     trust = PrefixTrust()
     trust.observe(0, 0, counted(0, 0))
-    trust.observe(PROMPT, PROMPT, counted(0, 0))
-    assert trust.share == 1.0
+    trust.observe(PROMPT, 3_000, counted(0, 0))
+    assert not trust.is_measured
+    trust.observe(2 * PROMPT, 6_000, counted(0, 0))
+    assert trust.share == 0.0
+    assert trust.is_measured
 
 
 def test_what_it_is_taken_from_is_told() -> None:
