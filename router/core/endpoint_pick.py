@@ -9,16 +9,27 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
+from router.core.engine_error import DROPPED, engine_error, failed_stream
 from router.core.errors import NoEngine
-from router.core.events import Event, LegAnswered, LegDone, RequestEnded
+from router.core.events import Event, LegAnswered, LegDone, LegFailed, RequestEnded
 from router.core.leg_timer import LegTimer
 from router.core.plans.pick import pick, retried
 from router.core.plans.steps import Stream
 from router.core.request_run import RequestRun
 from router.core.schedule import Scheduler
+from router.core.sse import (
+    EventKind,
+    EventSplitter,
+    data_events,
+    data_of,
+    error_in,
+    event_kind,
+    events,
+    status_of,
+)
 from router.core.urls import split_rank
 from router.core.usage import TAIL_BYTES, generated_tokens
-from router.core.values import DECODE, REMOTE, Destinations, Endpoint, Facts
+from router.core.values import DECODE, REMOTE, Destinations, Endpoint, Facts, Failure
 
 __all__ = ["EndpointPick"]
 
@@ -27,9 +38,18 @@ ALTERNATIVES: Final = 2
 
 
 class EndpointPick(RequestRun):
-    """`choose` first; then what Envoy sees: `on_head`, `on_body`, and `close` in any case."""
+    """`choose` first; then what Envoy sees: `on_head`, `on_body`, `on_end`; `end` in any case."""
 
-    __slots__ = ("_events", "_is_stream", "_is_watched", "_tail", "_timer", "is_over")
+    __slots__ = (
+        "_events",
+        "_has_failed",
+        "_is_stream",
+        "_is_watched",
+        "_splitter",
+        "_tail",
+        "_timer",
+        "is_over",
+    )
 
     def __init__(
         self,
@@ -46,7 +66,12 @@ class EndpointPick(RequestRun):
         self._is_watched = is_watched
         self._is_stream = False
         self._timer: LegTimer | None = None
+        self._splitter = EventSplitter()
+        """Of the events up to the first one with content."""
         self._events = 0
+        """From that one on."""
+        self._has_failed = False
+        """Whether the engine has."""
         self._tail = b""
         self.is_over = False
         """Whether the answer was seen to its end."""
@@ -55,7 +80,7 @@ class EndpointPick(RequestRun):
         """Decide and lease. Raises a RouterError."""
         record = self.record
         record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
-        record.text_bytes = facts.text_bytes
+        record.text_bytes = facts.learnable_bytes
         decision = self._scheduler.decide(facts, now)
         self.decided(decision)
         self.start(facts, pick(facts, decision), now)
@@ -107,14 +132,42 @@ class EndpointPick(RequestRun):
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         if not self._is_stream:
             return
-        events = data.count(b"\n\n")
-        if not self._events and events:
-            timer.first_token(now)
-            self._release_prefill()
-            events -= 1
-            self._events = 1
-        self._events += events
-        timer.speed.tokens += events
+        found = data_events(data) if self._events else self._begin(data, timer, now)
+        self._events += found
+        timer.speed.tokens += found
+
+    def _begin(self, data: bytes, timer: LegTimer, now: float) -> int:
+        """Look for the first event with content; returns how many follow it here."""
+        found = events(self._splitter.feed(data))
+        for place, event in enumerate(found, 1):
+            kind = event_kind(event)
+            if kind is EventKind.CONTENT:
+                timer.first_token(now)
+                self._release_prefill()
+                self._events = 1
+                return sum(1 for each in found[place:] if data_of(each))
+            if kind is not EventKind.PREAMBLE:  # no token to be timed
+                timer.end(now)
+                self._timer = None
+                if kind is EventKind.ABORTED:
+                    self.fail(DROPPED, DROPPED.message)
+                else:
+                    self._report(event)
+                break
+        return 0
+
+    def _report(self, event: bytes) -> None:
+        """The stream has this error event."""
+        status = status_of(event)
+        if status >= 500:
+            text = engine_error(DECODE, status, data_of(event))
+            self.fail(failed_stream(event), text)
+
+    def fail(self, failure: Failure, error: str) -> None:
+        """The engine has failed the request. `error`: for the record."""
+        self._has_failed = True
+        self.record.error = error
+        self._observe(LegFailed(self.step.endpoint, failure.kind, self.asked_at, failure.cause))
 
     def on_end(self, now: float) -> None:
         """The answer is complete."""
@@ -122,26 +175,29 @@ class EndpointPick(RequestRun):
             return
         self.is_over = True
         timer, record = self._timer, self.record
-        if timer is not None and record.status < 400:
+        if timer is not None and self._is_stream and (event := error_in(self._tail)):
+            self._report(event)
+        elif timer is not None and record.status < 400:
             tokens = generated_tokens(self._tail)
             if not self._is_stream:
                 timer.unary_answer(now, tokens or 0)
             elif tokens and self._events:
                 timer.calibrate(tokens, self._events)
-        if 0 < record.status < 500:
+        if 0 < record.status < 500 and not self._has_failed:
             self._observe(LegDone(self.step.endpoint))
 
-    def end(self, now: float, error: str | None = None) -> None:
-        """The request is over, for whatever reason. Once."""
+    def end(self, now: float, error: str | None = None, *, is_aborted: bool = False) -> None:
+        """The request is over, for whatever reason; `is_aborted`: for this router, which is going.
+        Once."""
         if self._timer is not None:
             self._timer.end(now)
         self.close()
         record = self.record
-        record.asked_at, record.ended, record.error = self.asked_at, now, error
-        is_good = error is None and 0 < record.status < 400
+        record.asked_at, record.ended, record.error = self.asked_at, now, record.error or error
+        is_good = record.error is None and 0 < record.status < 400
         record.outcome = record.failure if not is_good else "ok"
-        if error is None and not self.is_over and (self._is_watched or not record.status):
-            record.outcome = "client_left"
+        if record.error is None and not self.is_over and (self._is_watched or not record.status):
+            record.outcome = "aborted" if is_aborted else "client_left"
         self._observe(record)
 
     def _move(self, served: Endpoint, now: float) -> None:

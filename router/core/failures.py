@@ -13,6 +13,7 @@ CAUSES: Final = {
     FailureKind.RESET: "it closed a connection before it answered a request",
     FailureKind.BROKEN: "it broke an answer off",
     FailureKind.TIMEOUT: "it sent nothing for longer than the time-outs allow",
+    FailureKind.UNAUTHORIZED: "it refused the router's API key: see --engine-api-key",
     FailureKind.STALLED: "it produced no tokens, with open streams",
 }
 """How a request failed, where the event names no cause."""

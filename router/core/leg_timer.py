@@ -64,6 +64,8 @@ class LegTimer:
             speed.on_request(self, now)
         else:
             speed.untracked += 1
+            if work:
+                speed.unary[self] = None
 
     def first_token(self, now: float) -> None:
         """The first token of a stream came."""
@@ -99,13 +101,25 @@ class LegTimer:
         if self._is_open:
             self.pause(now)
             self._is_open = False
+        else:
+            self.speed.unary.pop(self, None)
+
+    def prompt_computed(self) -> None:
+        """The prompt of a unary leg should be computed by now: it delays nobody any more."""
+        lease = self._lease
+        if lease is not None:
+            if self.speed.costs is not None:
+                self.speed.costs.new_tokens += float(lease.pending)
+            lease.prefilled()
 
     def _answered(self, now: float, *, goes_on: bool) -> None:
         lease = self._lease
         if lease is not None:
             costs = self.speed.costs
-            if costs is not None and self._is_open and not self._is_paused:
-                costs.observe(self.work, lease.pending, lease.loads, now - self.started)
+            if costs is not None:
+                if self._is_open and not self._is_paused:
+                    costs.observe(self.work, lease.pending, lease.loads, now - self.started)
+                costs.new_tokens += float(lease.pending)
             lease.prefilled(goes_on=goes_on)
         if self._is_open and not self._is_paused:
             self.speed.on_first_token(self, now)

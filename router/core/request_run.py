@@ -170,8 +170,7 @@ class RequestRun:
                         return step
                     if isinstance(step, WAITS):
                         return step
-                    self._do(step, now)
-                    given = None
+                    given = self._do(step, now)
                 except RouterError as error:
                     given = error  # it is raised inside the plan
         except StopIteration:
@@ -195,25 +194,28 @@ class RequestRun:
         except RouterError as error:
             return error
 
-    def _do(self, step: steps.Check | steps.Release | FellBack, now: float) -> None:
-        """A step that needs no I/O. Raises NoEngine."""
+    def _do(
+        self, step: steps.Check | steps.Release | steps.Retry | FellBack, now: float
+    ) -> bool | None:
+        """A step that needs no I/O; returns its answer. Raises NoEngine."""
         if isinstance(step, steps.Release):
             self._leases.pop(step.endpoint).release()
+        elif isinstance(step, steps.Retry):
+            return self._has_retry(step.role, now, is_taken=True)
         elif isinstance(step, steps.Check):
-            budget = self._scheduler.retry_budget
-            if step.exclude and budget is not None and not budget.has_one(now):
-                raise self._no_retry(step.role)
+            if step.exclude and not self._has_retry(step.role, now, is_taken=False):
+                raise _no_retry(step.role)
             self._scheduler.check(step.role, self._known(), step.exclude, now)
         else:
             self.record.fallbacks += (step,)
             self._observe(step)
+        return None
 
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:
         role, facts = step.role, self.facts
         assert facts is not None, "the answer has begun"
-        budget = self._scheduler.retry_budget
-        if step.exclude and budget is not None and not budget.take(now):
-            raise self._no_retry(role)
+        if step.exclude and not self._has_retry(role, now, is_taken=True):
+            raise _no_retry(role)
         explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
             explained = self._scheduler.explained(role, facts, now)
@@ -239,9 +241,13 @@ class RequestRun:
             return record.decode if record.decode in self._leases else None
         return record.prefill
 
-    def _no_retry(self, role: Role) -> NoEngine:
+    def _has_retry(self, role: Role, now: float, *, is_taken: bool) -> bool:
+        """Whether the budget has a retry left; a fallback event if not."""
+        budget = self._scheduler.retry_budget
+        if budget is None or (budget.take(now) if is_taken else budget.has_one(now)):
+            return True
         self._observe(FellBack(role, "retry_budget"))
-        return NoEngine(f"A {role} engine failed, and too many requests have been tried again.")
+        return False
 
     def _known(self) -> Facts:
         assert self.facts is not None, "the answer has begun"
@@ -318,3 +324,7 @@ class RequestRun:
         plan, self._plan = self._plan, None
         if plan is not None:
             plan.close()
+
+
+def _no_retry(role: Role) -> NoEngine:
+    return NoEngine(f"A {role} engine failed, and too many requests have been tried again.")

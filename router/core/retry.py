@@ -40,7 +40,7 @@ FALLBACKS = {
     ),
     Role.DECODE: (
         *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),
-        FailureKind.EXHAUSTED,
+        *(FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED),
         *(
             "busy",
             "retry_budget",

@@ -6,7 +6,7 @@ and parses events only until the first one with content or an error.
 
 import re
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Final
 
 from router.core.errors import RouterError
 from router.core.jsonspan import engine_json
@@ -20,8 +20,10 @@ __all__ = [
     "data_events",
     "data_of",
     "error_frame",
+    "error_in",
     "event_kind",
     "events",
+    "has_data",
     "keep_alive",
     "status_of",
 ]
@@ -95,14 +97,49 @@ def data_of(event: bytes) -> bytes:
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
 
 
+def has_data(read: bytes) -> bool:
+    """Whether one of the events that this read completes is no comment."""
+    return any(map(data_of, events(read)))
+
+
+STATUSES: Final = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "overloaded_error": 503,
+}
+"""By the type of an error: those of /v1/messages have no code."""
+
+
 def status_of(event: bytes) -> int:
-    """The HTTP status that an error event stands for: its `code` if that is one, else 500."""
+    """The HTTP status that an error event stands for: its `code` if that is one, or that of its
+    type, else 500."""
     try:
         document: Any = engine_json(data_of(event))
-        code = document["error"]["code"]
-    except (ValueError, KeyError, TypeError):
+        error = document["error"]
+        code, kind = error.get("code"), error.get("type")
+    except (ValueError, KeyError, TypeError, AttributeError):
         return 500
-    return code if isinstance(code, int) and 400 <= code <= 599 else 500
+    if isinstance(code, int) and 400 <= code <= 599:
+        return code
+    return STATUSES.get(kind, 500) if isinstance(kind, str) else 500
+
+
+_ERROR = re.compile(rb'"error"(?!\s*:\s*null)')
+"""What an error event holds. In the text of a token quotes are escaped."""
+
+
+def error_in(data: bytes) -> bytes:
+    """The error event among these events, also if they are a chunk in its framing; empty if there
+    is none."""
+    if _ERROR.search(data) is not None:
+        for event in events(data):
+            if event_kind(event) is EventKind.ERROR:
+                return event
+    return b""
 
 
 class EventKind(Enum):

@@ -4,6 +4,7 @@ Independent of health probes and of speed. Only engines that have produced token
 a first token after 42 s is a warm-up (CUDA graphs are captured then).
 """
 
+import math
 from dataclasses import dataclass
 
 from router.core.speed_estimator import SpeedEstimator
@@ -17,12 +18,21 @@ GAP_FACTOR = 20.0
 PREFILL_FACTOR = 4.0
 """Times the expected prefill time of all pending prompts."""
 
+UNKNOWN_PREFILL_SECONDS = 0.001
+"""Per token, of an engine that has not computed a prompt whose first token was seen: it has loaded
+KV caches, or given unary answers. Slow ones take less."""
+
+HUNG_SECONDS = 5.0
+"""Without an answer after which a stalled engine is seen to hang still, however patient the setting
+is: a probe waits for twice as long, users' requests do not come."""
+
 TRANSFER_SECONDS = 10.0
 """Grace for an engine on which all that waits is KV caches being loaded: nothing can be computed
 until they are there, and 4 GB over 10 Gb/s take 3.4 s."""
 
 RETRY_SECONDS = 30.0
-"""A stalled engine with nothing open is tried again after this long."""
+"""A stalled engine is tried again after this long in which it left no request unanswered, not even
+a probe: nobody can have seen that it has recovered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +40,8 @@ class Stall:
     """Since when the endpoint is stalled, None if it is not."""
 
     since: float | None = None
+    silent_at: float = -math.inf
+    """When requests were last seen to wait there in vain."""
 
 
 CLEAR = Stall()
@@ -48,18 +60,23 @@ def after(
     `seconds`: shortest time without tokens that is a stall (0: never). `expected_gap`: the longer
     of the engine's own and its pool's seconds per token. `pending`: prompt tokens to compute there.
     """
-    if stall.since is not None:
-        has_resumed = speed.last_token_at > stall.since
-        is_due = speed.all_open == 0 and now - stall.since > RETRY_SECONDS
-        return CLEAR if has_resumed or is_due else stall
-    if not seconds or speed.all_open == 0 or not speed.is_warm:
+    if not seconds:
         return CLEAR
-    silent_since = max(speed.last_token_at, speed.busy_since)
+    if stall.since is not None:
+        if speed.last_token_at > stall.since:
+            return CLEAR
+        if speed.silence(now) > min(seconds, HUNG_SECONDS):
+            return Stall(stall.since, now)
+        is_due = now - max(stall.since, stall.silent_at) > RETRY_SECONDS
+        return CLEAR if is_due and speed.all_open == 0 else stall
+    if speed.all_open == 0 or not speed.is_warm:
+        return CLEAR
     limit = max(seconds, GAP_FACTOR * expected_gap * speed.calibration.tokens_per_event)
     if speed.all_streams == 0:  # all wait for a first token
-        computing = PREFILL_FACTOR * (speed.per_prompt_token or 0.0) * pending
+        per_token = speed.last_per_prompt_token or UNKNOWN_PREFILL_SECONDS
+        computing = PREFILL_FACTOR * per_token * pending
         limit = max(limit, computing if pending else TRANSFER_SECONDS)
-    return Stall(now) if now - silent_since > limit else CLEAR
+    return Stall(now) if speed.silence(now) > limit else CLEAR
 
 
 def has_generated(before: Gauges | None, now: Gauges | None) -> bool:

@@ -42,7 +42,9 @@ class Collector(EngineLeg):
         if self._listener is not None:
             self.status = head.status
             self._headers = head.headers
-            self._listener.on_answer(head.status)
+            failure = self._listener.on_answer(head.status)
+            if failure is not None:
+                self._give_up(failure)
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Keep a piece of body."""

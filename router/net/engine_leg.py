@@ -18,8 +18,9 @@ reply with logprobs for 100k tokens stays under a third of it."""
 class LegListener(Protocol):
     """The request that an attempt serves."""
 
-    def on_answer(self, status: int) -> None:
-        """The engine's answer has begun."""
+    def on_answer(self, status: int) -> Failure | None:
+        """The engine's answer has begun. Returns a failure where its status is one, whatever its
+        body says."""
 
     def on_first_token(self) -> None:
         """The client has had the first content of a stream."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from router.core import headers as http
 from router.core.admission import Ticket
+from router.core.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.core.events import RequestEnded
 from router.core.gateway import GATEWAY_HEADERS
 from router.core.plans.steps import Call, Outcome, Stream
@@ -222,9 +223,12 @@ class EngineRun(RequestRun):
 
     # What the engine leg reports.
 
-    def on_answer(self, status: int) -> None:
-        """The engine's answer begins."""
+    def on_answer(self, status: int) -> Failure | None:
+        """The engine's answer begins; a failure where the engine refuses the router's key."""
         self.answered(status, time.monotonic())
+        if status in UNAUTHORIZED_STATUSES and self._network.withholds_client_keys:
+            return UNAUTHORIZED
+        return None
 
     def response_headers(self) -> bytes:
         """The header lines that the router adds to an answer's."""

@@ -70,8 +70,8 @@ class PlanRunner(EngineRun):
 
     def _send(self, reply: Reply) -> None:
         client, record = self._client, self.record
-        if client.response.is_started:  # with the head of an engine that stalled
-            raise EngineFailed(f"A second engine answered with status {reply.status}.")
+        if client.response.is_started:  # with the head of a stream
+            raise EngineFailed(f"The engine answered with status {reply.status}.")
         body = redact(reply.body)
         block = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
         block += self.response_headers()

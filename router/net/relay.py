@@ -8,7 +8,7 @@ comes.
 import time
 from typing import Final
 
-from router.core.engine_error import engine_error
+from router.core.engine_error import DROPPED, engine_error, failed_stream
 from router.core.errors import EngineFailed, RouterError
 from router.core.redact import MARK, redact
 from router.core.sse import (
@@ -17,8 +17,10 @@ from router.core.sse import (
     EventKind,
     EventSplitter,
     data_of,
+    error_in,
     event_kind,
     events,
+    has_data,
     keep_alive,
     status_of,
 )
@@ -45,9 +47,6 @@ ERROR: Final = EventKind.ERROR
 ABORTED: Final = EventKind.ABORTED
 
 ABORT: Final = b'"finish_reason":"abort"'
-DROPPED: Final = Failure(FailureKind.BROKEN, "The engine aborted the request.")
-"""As vLLM does, with status 200, when it is shut down or put to sleep; before the first token
-another engine may answer."""
 
 
 class Relay(RelayLeg):
@@ -63,20 +62,17 @@ class Relay(RelayLeg):
         if listener is None:
             return
         status = head.status
-        listener.on_answer(status)
+        failure = listener.on_answer(status)
         self.status = status
         self._head = head
-        if status in self._step.keep:
+        if failure is None and status in self._step.keep:
             return
         generates = self._kind is not PASS_THROUGH
-        if head.is_redirect or (generates and head.is_compressed):
-            what = "a redirect" if head.is_redirect else "compressed data, not asked for"
-            self._give_up(Failure(FailureKind.BROKEN, f"The engine answered with {what}."))
-            return
         is_stream = generates and head.is_event_stream
-        if self._response.is_started and not (is_stream and status == 200):
-            text = f"A second engine answered with status {status} behind the head of a stream."
-            self._give_up(Failure(FailureKind.BROKEN, text))
+        if head.is_redirect or head.is_compressed or self._response.is_started:
+            failure = failure or self._unusable(head, generates=generates, is_stream=is_stream)
+        if failure is not None:
+            self._give_up(failure)
         elif is_stream:
             self._is_stream = True
             if self._response.is_started:
@@ -91,15 +87,15 @@ class Relay(RelayLeg):
         elif generates or status >= 400:  # an error is read for the log
             self._on_end = Relay._end_whole
         else:
-            self._start(length)
-            self._on_data = Relay._pass
-            self._on_end = Relay._end
+            self._length = length
+            self._on_data = Relay._pass_first
+            self._on_end = Relay._end_empty
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Take one read's worth of body."""
         if self._listener is None:  # the client left in this very turn of the event loop
             return
-        if not is_last:
+        if not is_last and (not data.startswith(b":") or has_data(data)):
             self._heard_at = self._client.loop.time()
         self._response.is_corked = is_last
         self._on_data(self, data)
@@ -134,6 +130,18 @@ class Relay(RelayLeg):
         """The engine broke off: an error frame if the client has seen a stream, else its plan."""
         self._break_off(EngineFailed(failure.message), failure)
 
+    def _unusable(self, head: AnswerHead, *, generates: bool, is_stream: bool) -> Failure | None:
+        """What is wrong with a head that cannot be passed on, or whose body cannot be searched."""
+        if head.is_redirect or (generates and head.is_compressed):
+            what = "a redirect" if head.is_redirect else "compressed data, not asked for"
+            return Failure(FailureKind.BROKEN, f"The engine answered with {what}.")
+        if self._response.is_started and not (is_stream and head.status == 200):
+            text = (
+                f"A second engine answered with status {head.status} behind the head of a stream."
+            )
+            return Failure(FailureKind.BROKEN, text)
+        return None
+
     # Handlers of body bytes, and of their end.
 
     def _end_whole(self) -> None:
@@ -161,8 +169,16 @@ class Relay(RelayLeg):
         self._send(body)
         self._end()
 
-    def _pass(self, data: bytes) -> None:
+    def _pass_first(self, data: bytes) -> None:
+        """Up to now another engine could answer instead."""
+        self._start(self._length)
+        self._on_data = Relay._write
+        self._on_end = Relay._end
         self._write(data)
+
+    def _end_empty(self) -> None:
+        self._start(self._length)
+        self._end()
 
     def _pass_events(self, data: bytes) -> None:
         splitter = self._splitter
@@ -190,13 +206,8 @@ class Relay(RelayLeg):
         found = events(data)
         for event in found:
             sign = event_kind(event)
-            if sign is ERROR and self._step.hold:
-                # It was never shown as a stream: whoever gets it gets it as an error response.
-                self._abort()
-                self._settle(Reply(status_of(event), JSON_HEADERS, data_of(event)))
+            if sign is ERROR and self._is_settled_by(event):
                 return
-            if sign is ERROR:
-                self.timer.end(time.monotonic())  # a failure is no token to be timed
             if sign is ABORTED:
                 self._give_up(DROPPED)
                 return
@@ -214,6 +225,21 @@ class Relay(RelayLeg):
             self._release_hold()
         elif not self._step.hold:
             self._response.flush()
+
+    def _is_settled_by(self, event: bytes) -> bool:
+        """Whether an error event in place of the first token goes to the plan: what is the engine's
+        own fault, or the step keeps, or was never shown as a stream. Else it passes."""
+        self.timer.end(time.monotonic())  # a failure is no token to be timed
+        status, keep = status_of(event), self._step.keep
+        if status >= 500 and status not in keep:
+            self._give_up(failed_stream(event))
+            return True
+        if self._step.hold or status in keep:
+            self._abort()
+            self.status = status  # whoever gets it gets it as an error response
+            self._settle(Reply(status, JSON_HEADERS, data_of(event)))
+            return True
+        return False
 
     def _release_hold(self) -> None:
         self._start(None)
@@ -249,8 +275,17 @@ class Relay(RelayLeg):
             self.timer.calibrate(tokens, 1 + passed + self._sent_events)
 
     def _end(self) -> None:
+        if self._is_stream and (event := error_in(self._last)):
+            self._note_error(event)
         self._client.end_response()
         self._settle(None)
+
+    def _note_error(self, event: bytes) -> None:
+        """The client has had tokens and then this error, which ended the stream."""
+        status = status_of(event)
+        if status >= 500:
+            self.failure = failed_stream(event)
+            self._record.error = engine_error(self.endpoint.role, status, data_of(event))
 
     def _clean(self, data: bytes) -> bytes:
         data = redact(data)

@@ -39,9 +39,9 @@ class Patience:
     """Seconds without a word from an engine until it is given up on."""
 
     first_byte: float
-    """From the request to the first byte of the answer's body."""
+    """From the request to the first byte of the answer's body, of a stream to its first content."""
     idle: float
-    """Between two reads of a stream."""
+    """Between two reads of a stream that hold more than comments."""
 
 
 class TokenCount(Protocol):
@@ -69,7 +69,6 @@ class RelayLeg(EngineLeg):
     `super()`, which costs as much as what it calls.)"""
 
     __slots__ = (
-        "_chunks_before",
         "_client",
         "_counter",
         "_events_held",
@@ -84,9 +83,11 @@ class RelayLeg(EngineLeg):
         "_is_stream",
         "_kind",
         "_last",
+        "_length",
         "_on_data",
         "_on_end",
         "_parts",
+        "_passed_before",
         "_patience",
         "_record",
         "_request",
@@ -127,13 +128,16 @@ class RelayLeg(EngineLeg):
         self._is_stream = self._is_done = False
         self._is_paused = False
         self._head = NO_HEAD
+        self._length: int | None = None
+        """Of a body that passes as it comes, where the engine states it."""
         self._parts: list[bytes] = []
         self._size = self._events_held = 0
         self._splitter: EventSplitter | None = None
         self._last = b""
         """What was passed on last, but for the terminator: it may hold the usage."""
-        self._first_chunk = self._chunks_before = record.chunks
-        """Chunks that were passed on before this answer, and up to the last sweep."""
+        self._first_chunk = self._passed_before = record.chunks
+        """Chunks that were passed on before this answer; with those that were passed on as they
+        came up to the last sweep."""
         self._sent = self._sent_events = 0
         """Of `record.chunks`: those that were not passed on as they came, and the events in them
         that were counted as tokens."""
@@ -143,6 +147,7 @@ class RelayLeg(EngineLeg):
         """Where whole chunks go with their framing, while nothing needs to be done to them."""
         self._started_at = client.loop.time()
         self._heard_at: float | None = None
+        """When something came that was no comment."""
         # Functions, not methods of this object: a cycle would leave every request, its body
         # included, to the garbage collector.
         self._on_data: Callable[[Any, bytes], None] = RelayLeg._keep
@@ -178,11 +183,12 @@ class RelayLeg(EngineLeg):
         """Give up on an engine that has been silent for too long."""
         if self._sweeps_to_wait and not self._is_paused:
             self._catch_up()
-        chunks = self._record.chunks
-        if self._is_paused or chunks != self._chunks_before:
-            # It is the client that everybody waits for, or the engine has sent something.
-            self._heard_at, self._chunks_before = now, chunks
-        if self._heard_at is None:
+        passed = self._record.chunks - self._sent
+        if self._is_paused:  # it is the client that everybody waits for
+            self._started_at = self._heard_at = now
+        elif passed != self._passed_before:
+            self._heard_at, self._passed_before = now, passed
+        if self._heard_at is None or (self._is_stream and self._record.first_byte is None):
             limit, since = self._patience.first_byte, self._started_at
         else:
             limit, since = self._patience.idle, self._heard_at

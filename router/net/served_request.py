@@ -113,7 +113,7 @@ class ServedRequest(PlanRunner):
         network, record = self._network, self.record
         try:
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
-            record.text_bytes = facts.text_bytes
+            record.text_bytes = facts.learnable_bytes
             if network.gateway is not None:
                 head, transport = self._request.head, self._client.transport
                 facts.destinations = network.gateway.destinations(head.fields, transport)

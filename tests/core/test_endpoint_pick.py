@@ -6,21 +6,35 @@ from random import Random
 import pytest
 
 from router.core.endpoint_pick import EndpointPick
+from router.core.engine_error import UNAUTHORIZED
 from router.core.errors import NoEngine
-from router.core.events import Event, FellBack, LegAnswered, LegDone, Probed, RequestEnded
+from router.core.events import (
+    Event,
+    FellBack,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    Probed,
+    RequestEnded,
+)
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
 from router.core.policies import POLICIES
 from router.core.roster import Entry
 from router.core.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Role
+from router.core.values import Endpoint, Facts, FailureKind, Role
 from tests.core.fixtures import D0, D1, D2, D3, P0, request
 
 LONG = request(prompt="x" * 4000, stream=True)
 SHORT = request(prompt="x" * 40, stream=True)
 WHOLE = request(prompt="x")
 EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+ERROR = b'data: {"error":{"message":"core died","code":500}}\n\n'
+REFUSAL = b'data: {"error":{"message":"too long","code":400}}\n\n'
+ABORT = b'data: {"choices":[{"text":"","finish_reason":"abort"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\n'
 
 
@@ -102,7 +116,7 @@ def test_a_long_prompt_has_a_prefill_engine_until_the_first_token() -> None:
     assert picker.pick.prefill == P0
     assert picker.held == {P0, D0}
     picker.pick.on_head(200, None, 1.0)
-    picker.pick.on_body(b": comment", 1.0)
+    picker.pick.on_body(b": comment\n\n", 1.0)
     assert picker.held == {P0, D0}
     picker.pick.on_body(EVENT, 1.0)
     assert picker.held == {D0}
@@ -208,3 +222,72 @@ def test_an_answer_that_is_not_seen_to_its_end_is_one_of_a_client_that_left(stat
     picker.pick.end(2.0)
     assert picker.record.outcome == "client_left"
     assert picker.held == set()
+
+
+def outcome(picker: Picker, *pieces: bytes) -> list[Event]:
+    """Events of a stream of these pieces, its record left out."""
+    picker.choose()
+    picker.pick.on_head(200, None, 1.0)
+    for piece in pieces:
+        picker.pick.on_body(piece, 1.5)
+    picker.pick.on_end(2.0)
+    picker.pick.end(2.0)
+    return [each for each in picker.events if isinstance(each, LegDone | LegFailed)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "cause"),
+    [
+        ((ERROR + DONE,), "it reported an error in a stream: core died"),
+        (
+            (ROLE[:20], ROLE[20:] + ERROR[:9], ERROR[9:], DONE),
+            "it reported an error in a stream: core died",
+        ),
+        ((ABORT + DONE,), ""),
+    ],
+)
+def test_an_error_in_place_of_the_first_token_is_the_engines_failure_and_no_token(
+    pieces: tuple[bytes, ...], cause: str
+) -> None:
+    picker = Picker(D0)
+    assert outcome(picker, *pieces) == [LegFailed(D0, FailureKind.BROKEN, 0.0, cause)]
+    assert picker.record.outcome == "broken"
+    assert picker.record.error is not None
+    speed, fresh = picker.fleet.member(D0).speed, Picker(D0).fleet.member(D0).speed
+    assert speed.last_token_at == fresh.last_token_at
+    assert (speed.all_open, speed.tokens) == (0, 0)
+
+
+def test_so_is_one_behind_tokens() -> None:
+    picker = Picker(D0)
+    [failed] = outcome(picker, ROLE + EVENT + EVENT, EVENT, ERROR + DONE)
+    assert failed == LegFailed(
+        D0, FailureKind.BROKEN, 0.0, "it reported an error in a stream: core died"
+    )
+    assert picker.record.outcome == "broken"
+    assert picker.record.error == "the decode engine answered 500: core died"
+
+
+@pytest.mark.parametrize("pieces", [(REFUSAL, DONE), (EVENT, REFUSAL + DONE)])
+def test_an_error_of_the_clients_is_no_failure_of_the_engine(pieces: tuple[bytes, ...]) -> None:
+    picker = Picker(D0)
+    assert outcome(picker, *pieces) == [LegDone(D0)]
+    assert picker.record.outcome == "ok"
+
+
+def test_comments_are_no_tokens() -> None:
+    picker = Picker(D0)
+    outcome(picker, b": ping\n\n", ROLE + EVENT, b": ping\n\n", EVENT + b": ping\n\n")
+    assert picker.tokens(D0) == 1
+
+
+def test_an_engine_that_refuses_the_routers_key_has_failed() -> None:
+    picker = Picker(D0)
+    picker.choose()
+    picker.pick.on_head(401, None, 1.0)
+    picker.pick.fail(UNAUTHORIZED, UNAUTHORIZED.message)
+    picker.pick.on_end(1.0)
+    picker.pick.end(1.0)
+    assert LegFailed(D0, FailureKind.UNAUTHORIZED, 0.0) in picker.events
+    assert LegDone(D0) not in picker.events
+    assert (picker.record.outcome, picker.record.error) == ("error", UNAUTHORIZED.message)

@@ -3,7 +3,8 @@
 import orjson
 import pytest
 
-from router.core.engine_error import MAX_BYTES, MAX_CHARACTERS, engine_error
+from router.core.engine_error import MAX_BYTES, MAX_CHARACTERS, engine_error, failed_stream
+from router.core.values import FailureKind
 
 BODIES = [
     ({"error": {"message": "too long", "code": 400}}, "too long"),
@@ -34,6 +35,22 @@ def test_a_long_message_is_cut() -> None:
 def test_a_huge_answer_is_not_parsed() -> None:
     body = orjson.dumps({"detail": "x" * MAX_BYTES})
     assert engine_error("decode", 400, body).endswith(": no message")
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (b'data: {"error":{"message":"it died","code":500}}\n\n', "it died"),
+        (b'data: {"type":"response.failed"}\n\n', "no message"),
+    ],
+)
+def test_an_error_in_a_stream_is_a_broken_answer_in_the_engines_words(
+    event: bytes, said: str
+) -> None:
+    failure = failed_stream(event)
+    assert failure.kind is FailureKind.BROKEN
+    assert failure.message == f"The engine reported an error: {said}"
+    assert failure.cause == f"it reported an error in a stream: {said}"
 
 
 @pytest.mark.parametrize(

@@ -252,3 +252,47 @@ def test_of_very_many_answers_only_the_prompt_is_timed(is_stream: bool) -> None:
     assert (speed.open, speed.streams) == (0, 0)
     speed.tick(2.0)
     assert (speed.per_token, speed.per_prompt_token) == (None, None)
+
+
+def unary_leg(speed: SpeedEstimator, ledger: Ledger, tokens: int, now: float) -> LegTimer:
+    """A unary request, whose prompt this engine computes."""
+    lease = ledger.lease(D0, tokens, tokens)
+    return LegTimer(speed, lease, lease.pending_there, now, tracks_first_token=False)
+
+
+def test_a_unary_prompt_is_pending_for_twice_the_time_to_first_token_not_for_the_whole_answer() -> (
+    None
+):
+    speed, ledger = SpeedEstimator(), Ledger()
+    unary_leg(speed, ledger, 1000, 0.0)
+    unary_leg(speed, ledger, 500, 1.0)  # computed behind the first one: 1,500 tokens
+    pending = []
+    for now in (1.9, 2.0, 3.9, 4.0):
+        speed.settle_prompts(0.001, now)
+        pending.append(ledger.load(D0).pending)
+    assert pending == [1500, 500, 500, 0]
+    LegTimer(speed, None, 100, 4.0, tracks_first_token=False)  # a lease of another leg, say
+    speed.settle_prompts(0.001, 9.0)
+    assert not speed.unary
+    assert ledger.load(D0).requests == 2
+
+
+@given(st.lists(st.sampled_from(["settle", "answer", "end"]), max_size=6))
+def test_a_unary_prompt_is_taken_from_what_is_pending_once(events: list[str]) -> None:
+    speed, ledger = SpeedEstimator(), Ledger()
+    other = ledger.lease(D0, 7, 7)
+    leg = unary_leg(speed, ledger, 1000, 0.0)
+    for event in events:
+        match event:
+            case "settle":
+                speed.settle_prompts(0.001, 9.0)
+            case "answer":
+                leg.unary_answer(9.0, 100)
+            case "end":
+                leg.end(9.0)
+    leg.end(9.0)
+    assert not speed.unary
+    assert leg._lease is not None
+    leg._lease.release()
+    assert ledger.load(D0).pending == 7
+    other.release()

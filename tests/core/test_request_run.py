@@ -44,6 +44,7 @@ FACTS = request(prompt="x" * 400, stream=True)
 STORED = request(RESPONSES, input="x", store=True, stream=True)
 STALLED = Failure(FailureKind.STALLED, "stalled")
 PREFILLED = reply(200, b'{"kv_transfer_params":{"remote_host":"p0"}}')
+LOAD_FAILED = reply(500, b'{"error":{"message":"Internal server error","code":500}}')
 ALL = (P0, P1, D0, D1, D2)
 
 
@@ -422,6 +423,26 @@ def test_without_any_left_nothing_is_prefilled_for_another_engine() -> None:
     assert shell.replies(PREFILLED) == D0
     with pytest.raises(EngineFailed):
         shell.fails(RESET)
+    assert FellBack(Role.DECODE, "retry_budget") in shell.events
+
+
+def test_each_further_try_after_a_failed_load_takes_one() -> None:
+    budget = spent(2.0)
+    shell = Shell(P0, D0, budget=budget)
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    assert shell.replies(LOAD_FAILED) == P0
+    assert budget.has_one(1.0)
+    assert shell.replies(PREFILLED) == D0
+    assert shell.replies(LOAD_FAILED) == D0
+    assert not budget.has_one(1.0)
+
+
+def test_without_any_left_the_client_hears_of_a_failed_load() -> None:
+    shell = Shell(P0, D0, budget=spent())
+    shell.start(nixl(FACTS))
+    shell.replies(PREFILLED)
+    assert shell.run.settle(LOAD_FAILED, None, 500, 1.0) == Send(LOAD_FAILED)
     assert FellBack(Role.DECODE, "retry_budget") in shell.events
 
 

@@ -24,6 +24,7 @@ from tests.core.fixtures import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply
 PLAIN = request(prompt="x")
 TRACES: list[dict[str, Any]] = [{"store": True}, {"background": True}]
 EXHAUSTED = Failure(FailureKind.EXHAUSTED, "The router has no descriptor.")
+UNAUTHORIZED = Failure(FailureKind.UNAUTHORIZED, "The key was refused.")
 
 
 @pytest.mark.parametrize("outcome", [REFUSED, RESET, BROKEN, reply(429), reply(503)])
@@ -56,7 +57,10 @@ def test_an_engine_that_is_full_says_so_in_vllms_shape(answer: Reply, is_full: b
 @pytest.mark.parametrize("body", TRACES)
 @pytest.mark.parametrize(
     ("outcome", "moves"),
-    [(REFUSED, True), (EXHAUSTED, True), (reply(503), True), (RESET, False), (BROKEN, False)],
+    [
+        *((REFUSED, True), (UNAUTHORIZED, True), (EXHAUSTED, True), (reply(503), True)),
+        *((RESET, False), (BROKEN, False)),
+    ],
 )
 def test_what_leaves_traces_moves_only_if_no_engine_began_it(
     body: dict[str, Any], outcome: Reply | Failure, moves: bool
@@ -96,6 +100,7 @@ def test_each_outcome_has_a_bounded_name(outcome: Reply | Failure, reason: str) 
         (REFUSED, EngineFailed),
         (RESET, EngineFailed),
         (BROKEN, EngineFailed),
+        (UNAUTHORIZED, EngineFailed),
         (EXHAUSTED, Overloaded),
     ],
 )

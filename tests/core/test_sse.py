@@ -18,8 +18,10 @@ from router.core.sse import (
     data_events,
     data_of,
     error_frame,
+    error_in,
     event_kind,
     events,
+    has_data,
     keep_alive,
     status_of,
 )
@@ -270,6 +272,36 @@ def test_an_engines_failure_is_an_error(event: bytes) -> None:
     assert event_kind(event) is EventKind.ERROR
 
 
+@pytest.mark.parametrize("error", [e for e in ERRORS if b'"error"' in e])
+@pytest.mark.parametrize("framing", [b"%b", b"data: {}\n\n%bdata: [DONE]\n\n", b"5a\r\n%b\r\n"])
+def test_an_error_is_found_among_others_and_in_the_framing_of_a_chunk(
+    error: bytes, framing: bytes
+) -> None:
+    found = error_in(framing % error)
+    assert data_of(found) == data_of(error)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        *CONTENT,
+        *PREAMBLE,
+        event(type="response.completed", response={"error": None}),
+        event(choices=[choice(text='"error": {}')]),
+        event(choices=[choice(text="a", error="b")]),
+        b"",
+    ],
+)
+def test_what_is_no_error_is_not_taken_for_one(event: bytes) -> None:
+    assert error_in(event) == b""
+
+
+@given(st.lists(st.sampled_from([b": keep-alive\n\n", b":\r\n\r\n", DONE])))
+def test_comments_are_no_data(read: list[bytes]) -> None:
+    assert has_data(b"".join(read)) is (DONE in read)
+    assert has_data(b"".join(read) + b": cut") is (DONE in read)
+
+
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
@@ -340,9 +372,18 @@ def test_an_error_frame_is_itself_read_as_an_error(kind: RouteKind) -> None:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [({"code": 404}, 404), ({"code": 200}, 500), ({"code": "404"}, 500), ({}, 500), (None, 500)],
+    [
+        *[({"code": 404}, 404), ({"code": 200}, 500), ({"code": "404"}, 500), ({}, 500)],
+        *[(None, 500), ("x", 500), ({"type": 400}, 500), ({"type": "internal_error"}, 500)],
+        ({"type": "invalid_request_error", "message": "max_tokens"}, 400),
+        ({"type": "invalid_request_error", "code": 422}, 422),
+        ({"type": "invalid_request_error", "code": "context_length_exceeded"}, 400),
+        ({"type": "overloaded_error"}, 503),
+    ],
 )
-def test_an_error_event_stands_for_its_code_or_for_500(error: object, status: int) -> None:
+def test_an_error_event_stands_for_its_code_or_its_type_or_for_500(
+    error: object, status: int
+) -> None:
     assert status_of(event(error=error)) == status
 
 

@@ -12,7 +12,7 @@ from router.core.values import Gauges
 def heard(gap: float = 0.02, streams: int = 1, at: float = 10.0) -> SpeedEstimator:
     """An engine that has just given a token to its streams."""
     speed = SpeedEstimator()
-    speed.per_token = gap
+    speed.is_warm, speed.per_token = True, gap
     for _ in range(streams):
         LegTimer(speed, None, 10, at, tracks_first_token=True).first_token(at)
     return speed
@@ -63,9 +63,7 @@ def test_a_counter_that_grows_is_a_sign_of_life(
 
 
 def test_with_nothing_open_there_is_no_stall() -> None:
-    speed = SpeedEstimator()
-    speed.per_token = 0.02
-    assert judged(speed, 1000.0) is CLEAR
+    assert judged(heard(streams=0), 1000.0) is CLEAR
 
 
 def test_a_cold_engine_is_never_stalled() -> None:
@@ -74,16 +72,25 @@ def test_a_cold_engine_is_never_stalled() -> None:
     assert judged(speed, 42.0) is CLEAR
 
 
-def test_zero_switches_it_off() -> None:
-    assert judged(heard(), 1000.0, seconds=0.0) is CLEAR
+@pytest.mark.parametrize("before", [CLEAR, Stall(20.0)])
+def test_zero_switches_it_off(before: Stall) -> None:
+    assert judged(heard(), 1000.0, before, seconds=0.0) is CLEAR
 
 
 def test_who_waits_for_a_long_prompt_waits_longer() -> None:
     speed = SpeedEstimator()
-    speed.per_prompt_token = 0.001
+    speed.is_warm, speed.last_per_prompt_token = True, 0.001
     LegTimer(speed, None, 60_000, 10.0, tracks_first_token=True)
     assert judged(speed, 200.0, pending=60_000) is CLEAR
     assert judged(speed, 251.0, pending=60_000).since == 251.0
+
+
+def test_how_fast_it_computes_prompts_may_not_be_known_though_it_has_produced_tokens() -> None:
+    """A decode engine whose prompts were all computed elsewhere, until the prefill pool failed."""
+    speed = heard(streams=0)
+    LegTimer(speed, None, 60_000, 20.0, tracks_first_token=True)
+    assert judged(speed, 20.0 + 60_000 * 0.004, pending=60_000) is CLEAR
+    assert judged(speed, 20.1 + 60_000 * 0.004, pending=60_000).since is not None
 
 
 @pytest.mark.parametrize(("seconds", "limit"), [(2.0, TRANSFER_SECONDS), (60.0, 60.0)])
@@ -103,7 +110,7 @@ def test_an_engine_that_streams_is_silent_whatever_is_loaded_there() -> None:
 def test_it_is_over_when_the_engine_speaks() -> None:
     speed = heard()
     stalled = judged(speed, 20.0)
-    assert judged(speed, 21.0, stalled) is stalled
+    assert judged(speed, 21.0, stalled).since == 20.0
     speed.tokens += 1
     speed.tick(22.0)
     assert judged(speed, 22.0, stalled) is CLEAR
@@ -116,22 +123,43 @@ def test_it_is_over_when_nobody_has_been_there_for_long() -> None:
     assert judged(speed, 10.1 + RETRY_SECONDS, stalled) is CLEAR
 
 
+@pytest.mark.parametrize("seconds", [2.0, 12.0, 60.0])
+def test_it_lasts_while_probes_wait_in_vain(seconds: float) -> None:
+    """Also where the setting is longer than a probe waits."""
+    speed, stalled = heard(streams=0), Stall(20.0)
+    for start in range(21, 321, 11):
+        probe = LegTimer(speed, None, 2, float(start), tracks_first_token=True)
+        stalled = judged(speed, start + 10.0, stalled, seconds=seconds)
+        probe.end(start + 10.0)
+        stalled = judged(speed, start + 10.5, stalled, seconds=seconds)
+    assert stalled == Stall(20.0, silent_at=328.0)
+    assert judged(speed, 328.0 + RETRY_SECONDS, stalled) is stalled
+    assert judged(speed, 328.1 + RETRY_SECONDS, stalled) is CLEAR
+
+
+def test_probes_that_are_refused_at_once_do_not_prolong_it() -> None:
+    speed, stalled = heard(streams=0), Stall(20.0)
+    LegTimer(speed, None, 2, 49.0, tracks_first_token=True).end(50.0)
+    assert judged(speed, 51.0, stalled) is CLEAR
+    LegTimer(speed, None, 2, 49.0, tracks_first_token=True)
+    assert judged(speed, 51.0, stalled) is stalled  # one is open just now
+
+
 def test_open_streams_hold_it() -> None:
-    assert judged(heard(), 1000.0, Stall(20.0)).since == 20.0
+    assert judged(heard(), 1000.0, Stall(20.0)) == Stall(20.0, silent_at=1000.0)
 
 
 def test_a_probe_beside_a_stream_that_hangs_ends_it_by_its_token_only() -> None:
     speed, stalled = heard(at=10.0), Stall(20.0)
     probe = LegTimer(speed, None, 2, 21.0, tracks_first_token=True)
-    assert judged(speed, 40.0, stalled) is stalled
+    assert judged(speed, 40.0, stalled).since == 20.0
     probe.first_token(40.0)
     assert judged(speed, 40.1, stalled) is CLEAR
 
 
 def test_a_question_is_no_answer() -> None:
     """The router's own probe of an engine that everybody left must not end its stall."""
-    speed = SpeedEstimator()
-    speed.per_token = 0.02
+    speed = heard(streams=0)
     LegTimer(speed, None, 10, 30.0, tracks_first_token=True)
     stalled = Stall(20.0)
     assert judged(speed, 31.0, stalled) is stalled

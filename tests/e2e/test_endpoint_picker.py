@@ -3,6 +3,7 @@ clients that leave, with both ways in which it can hand over a request's body.""
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -110,6 +111,46 @@ async def test_open_streams_are_spread_by_the_routers_count(
             call.end()
             assert (await answer.rest()).body.endswith(DONE)
         await it.until_in_flight(0)
+
+
+async def streaming(it: Picked, engine: ScriptedEngine) -> tuple[Call, Answer]:
+    """A stream that has had its first token."""
+    client = await it.proxy.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    return call, await (await client.begin()).until(token("a"))
+
+
+@MODES
+async def test_a_stream_outlives_the_picker_that_chose_its_engine(
+    harness: Harness, tmp_path: Path, modes: dict[str, str]
+) -> None:
+    """A rolling update of the picker: Envoy goes on alone when the grace is over."""
+    engine = await harness.engine()
+    async with picked(tmp_path, engine, modes=modes, flags=("--shutdown-grace", "0.5")) as it:
+        call, answer = await streaming(it, engine)
+        it.router.signal(signal.SIGTERM)
+        assert await it.router.status() == 0
+        call.events(token("b"), DONE)
+        call.end()
+        assert (await answer.rest()).body == token("a") + token("b") + DONE
+        assert (await it.record())["outcome"] == "aborted"
+
+
+async def test_a_picker_that_is_told_to_end_counts_a_stream_to_its_end(
+    harness: Harness, tmp_path: Path
+) -> None:
+    engine = await harness.engine()
+    async with picked(tmp_path, engine) as it:
+        call, answer = await streaming(it, engine)
+        it.router.signal(signal.SIGTERM)
+        await it.router.until("shutting down; a second signal ends at once")
+        call.events(token("b"), DONE)
+        call.end()
+        assert (await answer.rest()).body.endswith(DONE)
+        assert await it.router.status() == 0
+        assert (await it.record())["outcome"] == "ok"
 
 
 async def first_call(*engines: ScriptedEngine) -> Call:

@@ -7,7 +7,7 @@ import pytest
 from router.core.events import LegFailed
 from router.core.values import FailureKind
 from tests.net.client import Answer, Truncated, request
-from tests.net.engine import Call, Connection, chunk, json_reply, sse_head
+from tests.net.engine import LAST_CHUNK, Call, Connection, chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import (
     COMPLETIONS,
@@ -62,6 +62,17 @@ async def test_every_framing_of_a_unary_answer_is_understood(
         assert answer.values(b"x-trailer") == answer.values(b"link") == []
     assert client.interim == []
     assert router.pool(engine).open == 1
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 0", b"transfer-encoding: chunked"])
+async def test_a_passed_through_answer_may_have_no_body(harness: Harness, framing: bytes) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    end = LAST_CHUNK if framing.startswith(b"transfer") else b""
+    engine.answer_all(lambda call: call.send(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n%b" % (framing, end)))
+    answer = await router.ask(EMBEDDINGS, {"input": "x"})
+    assert (answer.status, answer.body) == (200, b"")
+    assert (await router.record()).outcome == "ok"
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])

@@ -398,6 +398,42 @@ async def test_a_stale_connection_that_answered_one_byte_is_not_replayed(harness
     assert engine.seen == 2
 
 
+@pytest.mark.parametrize("ends", [Call.close, Call.reset])
+async def test_a_passed_through_answer_that_breaks_behind_its_head_is_answered_by_another_engine(
+    harness: Harness, ends: Callable[[Call], None]
+) -> None:
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good)
+    client = await router.client()
+    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    call = await bad.call()
+    (relay,) = router.router.clients.idle_sweep._watched
+    call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n")
+    await eventually(lambda: relay.status)  # type: ignore[attr-defined]
+    ends(call)
+    (await good.call()).send(OK)
+    answer = await client.answer()
+    assert (answer.status, answer.json) == (200, {"choices": [{"text": "ok"}]})
+    assert router.all(FellBack) == [FellBack(Role.DECODE, "broken")]
+    assert [f.endpoint for f in router.all(LegFailed)] == [router.endpoint(bad)]
+
+
+async def test_a_passed_through_answer_that_breaks_behind_its_head_everywhere_is_502(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+
+    def script(call: Call) -> None:
+        call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n")
+        call.close()
+
+    engine.answer_all(script)
+    answer = await router.ask(EMBEDDINGS, {"input": "x"})
+    assert answer.status == 502
+    assert answer.error["type"] == "EngineError"
+
+
 async def test_a_stale_connection_to_a_prefill_engine_is_replayed(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))

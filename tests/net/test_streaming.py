@@ -338,7 +338,7 @@ async def test_an_error_event_behind_a_direct_streams_head_passes_with_what_came
     engine = await harness.engine()
     router = await harness.router(engine)
     speed = router.router.fleet.member(router.endpoint(engine)).speed
-    failed = event({"error": {"message": "no", "type": "T", "param": None, "code": 500}})
+    failed = event({"error": {"message": "no", "type": "T", "param": None, "code": 400}})
     client = await router.client()
     await client.send(request(CHAT, ASKED))
     call = await engine.call()

@@ -22,9 +22,12 @@ from tests.net.payloads import (
     answer_remotely,
     completion,
     error_frame,
+    event,
     token,
 )
 
+COMMENT = b": keep-alive\n\n"
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 SOON = 0.05
 OK = json_reply({})
 
@@ -94,10 +97,23 @@ async def test_a_passed_through_answer_that_falls_silent_breaks(harness: Harness
     assert (await router.record()).outcome == "broken"
 
 
+async def test_a_passed_through_answer_without_a_byte_of_body_is_504(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, first_byte_timeout=SOON)
+    client = await router.client()
+    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    call = await engine.call()
+    call.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    answer = await client.answer()
+    assert answer.status == 504
+    assert answer.error["type"] == "EngineTimeoutError"
+    await call.left()
+
+
 async def test_after_a_remote_prefill_silence_is_504_and_not_a_stream(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
-    router = await harness.router(decode, prefill=(prefill,), stream_idle_timeout=SOON)
+    router = await harness.router(decode, prefill=(prefill,), first_byte_timeout=SOON)
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM))
     call = await decode.call()
@@ -202,6 +218,93 @@ async def test_the_first_byte_has_a_limit_of_its_own(harness: Harness) -> None:
     assert not call.connection.closed.is_set()
     call.send(OK)
     assert (await client.answer()).status == 200
+
+
+@pytest.mark.parametrize("preamble", [COMMENT, ROLE], ids=["comment", "role"])
+async def test_what_comes_before_the_first_content_is_not_the_first_byte(
+    harness: Harness, preamble: bytes
+) -> None:
+    _, router, client, call = await harness.stream(first_byte_timeout=500, stream_idle_timeout=1)
+    (relay,) = router.router.clients.idle_sweep._watched
+    call.stream(preamble)
+    await eventually(lambda: relay._parts or relay._sent)  # type: ignore[attr-defined]
+    relay.check_idle(relay._started_at + 499)  # type: ignore[attr-defined]
+    assert relay._listener is not None  # type: ignore[attr-defined]
+    relay.check_idle(relay._started_at + 501)  # type: ignore[attr-defined]
+    await call.left()
+    assert error_frame((await client.answer()).body)["code"] == 504
+
+
+async def test_after_a_remote_prefill_comments_do_not_put_off_the_time_out(
+    harness: Harness,
+) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    prefill.answer_all(answer_remotely)
+    limits: dict[str, Any] = {"first_byte_timeout": 500, "stream_idle_timeout": 1000}
+    router = await harness.router(decode, prefill=(prefill,), **limits)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await decode.call()
+    (relay,) = router.router.clients.idle_sweep._watched
+    call.stream(COMMENT, COMMENT)
+    await eventually(lambda: relay._parts)  # type: ignore[attr-defined]
+    relay.check_idle(relay._started_at + 501)  # type: ignore[attr-defined]
+    assert (await client.answer()).status == 504
+    await call.left()
+
+
+@pytest.mark.parametrize("comment", [COMMENT, b": ping\r\n\r\n"])
+async def test_an_engine_that_sends_comments_only_is_silent(
+    harness: Harness, comment: bytes
+) -> None:
+    _, router, client, call = await harness.stream()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    (relay,) = router.router.clients.idle_sweep._watched
+    since = relay._heard_at = relay._heard_at - 9.0  # type: ignore[attr-defined]
+    for _ in range(3):
+        call.events(comment)
+        await answer.until(comment)
+        relay.check_idle(since + 1.0)
+        assert relay._heard_at == since  # type: ignore[attr-defined]
+    relay.check_idle(since + router.router.settings.stream_idle_timeout)
+    await answer.rest()
+    assert error_frame(answer.body)["code"] == 504
+    await call.left()
+
+
+async def test_a_client_that_does_not_read_uses_up_no_patience_with_its_engine(
+    harness: Harness,
+) -> None:
+    """It may not have read the answer to the request before this one."""
+    _, router, client, call = await harness.stream()
+    (relay,) = router.router.clients.idle_sweep._watched
+    call.stream(ROLE)
+    await eventually(lambda: relay._parts)  # type: ignore[attr-defined]
+    late = relay._started_at + 2 * router.router.settings.first_byte_timeout  # type: ignore[attr-defined]
+    relay.on_write_paused(late)  # type: ignore[attr-defined]
+    relay.check_idle(late)
+    relay.on_write_resumed()  # type: ignore[attr-defined]
+    relay.check_idle(late)
+    call.events(token("a"), DONE)
+    call.end()
+    assert (await client.answer()).body == ROLE + token("a") + DONE
+
+
+async def test_a_token_behind_a_comment_is_heard(harness: Harness) -> None:
+    _, router, client, call = await harness.stream()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    (relay,) = router.router.clients.idle_sweep._watched
+    relay._heard_at = 0.0  # type: ignore[attr-defined]
+    call.events(COMMENT + token("b"))
+    await answer.until(token("b"))
+    assert relay._heard_at > 0.0  # type: ignore[attr-defined]
+    call.events(DONE)
+    call.end()
+    await answer.rest()
 
 
 # The sweep itself.

@@ -32,7 +32,17 @@ from router.core.plans.first_token import Sampled
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill_by
-from router.core.plans.steps import AwaitKV, Call, Lease, Outcome, Plan, Release, Step, Stream
+from router.core.plans.steps import (
+    AwaitKV,
+    Call,
+    Lease,
+    Outcome,
+    Plan,
+    Release,
+    Retry,
+    Step,
+    Stream,
+)
 from router.core.retry import BUSY, may_replay, may_retry_elsewhere
 from router.core.values import Endpoint, Facts, Reply, Role
 
@@ -88,8 +98,8 @@ def lmcache(
             yield FellBack(Role.DECODE, "splice_refused")
             yield from decode_directly(facts, leased=decode)  # it has the KV cache
             return
-        if not _has(outcome, LOAD_FAILED):
-            yield from _decode_elsewhere(facts, decode, outcome)
+        if not (_has(outcome, LOAD_FAILED) and (yield Retry(Role.DECODE))):
+            yield from _decode_elsewhere(facts, decode, outcome)  # a failed load is passed on
             return
         yield FellBack(Role.DECODE, "kv_load_failed")
     # Leased again: the engine that computes the prompt is chosen and counted as such.

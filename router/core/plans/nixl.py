@@ -21,7 +21,7 @@ from router.core.events import FellBack
 from router.core.jsonspan import member, with_member
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill
-from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Step, Stream
+from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Retry, Step, Stream
 from router.core.retry import ATTEMPTS, BUSY, may_retry_elsewhere, reason_of
 from router.core.values import DECODE, PREFILL, Endpoint, Facts, Failure, FailureKind, Reply
 
@@ -73,6 +73,9 @@ def nixl(facts: Facts) -> Plan:
         except NoEngine:
             if _is_load_failure(outcome):  # its message is of no use to the client
                 raise
+            yield from finish_with(outcome)
+            return
+        if _is_load_failure(outcome) and not (yield Retry(DECODE)):
             yield from finish_with(outcome)
             return
         yield FellBack(DECODE, _reason(outcome))

@@ -8,6 +8,7 @@ clock. Its driver (`core/request_run.py`, or a test) answers:
 | `Check` | None; `NoEngine` is raised inside the plan when a `Lease` would find none |
 | `Lease` | the leased `Endpoint`; `NoEngine` is raised inside the plan when there is none |
 | `Release` | None |
+| `Retry` | True when another try may be made, which is counted, False when the budget is spent |
 | `Call` | a `Reply` or a `Failure` |
 | `Stream` | None once the answer went to the client, else the `Reply` or `Failure` that did not |
 | `AwaitKV` | True when the KV cache is ready, False when the time is up |
@@ -31,6 +32,7 @@ __all__ = [
     "Lease",
     "Plan",
     "Release",
+    "Retry",
     "Send",
     "Splice",
     "Step",
@@ -73,6 +75,14 @@ class Release:
     """Release the lease of an endpoint."""
 
     endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Take one retry of the budget, to ask an engine of `role` that is not excluded for having
+    failed. A `Lease` with engines to exclude takes one by itself."""
+
+    role: Role
 
 
 @dataclass(slots=True)
@@ -132,6 +142,6 @@ class Send:
     reply: Reply = field(repr=False)
 
 
-Step = Check | Lease | Release | Call | Stream | AwaitKV | FellBack | Send
+Step = Check | Lease | Release | Retry | Call | Stream | AwaitKV | FellBack | Send
 Outcome = Reply | Failure
 Plan = Generator[Step, Any, None]

@@ -25,14 +25,14 @@ class Timeouts(Group):
     )
     first_byte_timeout: Seconds = Field(
         600.0,
-        description="Seconds to the first byte of an answer. A unary answer has none before all "
-        "its tokens are made.",
+        description="Seconds to the first byte of an answer, of a stream to its first content. A "
+        "unary answer has none before all its tokens are made.",
         json_schema_extra=LIVE,
     )
     stream_idle_timeout: Seconds = Field(
         120.0,
-        description="Seconds of silence that end a stream with an error frame. A first CUDA graph "
-        "capture takes up to a minute.",
+        description="Seconds of silence that end a stream with an error frame; comments, which "
+        "keep connections alive, are silence. A first CUDA graph capture takes up to a minute.",
         json_schema_extra=LIVE,
     )
     body_timeout: Seconds = Field(
@@ -43,8 +43,8 @@ class Timeouts(Group):
     )
     client_stall_timeout: Seconds = Field(
         300.0,
-        description="Seconds that a client may refuse to read before its connection is cut: it "
-        "holds a slot of its engine.",
+        description="Seconds after which a client that reads nothing is cut off, at most twice "
+        "that: it holds a slot of its engine.",
         json_schema_extra=LIVE,
     )
     shutdown_grace: SecondsOrZero = Field(

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -10,8 +11,10 @@ from router.core import facts as facts_of
 from router.core import headers as http
 from router.core.api_keys import check_key
 from router.core.endpoint_pick import EndpointPick
+from router.core.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.core.errors import (
     BadRequest,
+    EngineFailed,
     InternalError,
     MethodNotAllowed,
     NotFound,
@@ -44,10 +47,15 @@ WRONG_MODE = (
 
 
 class Exchange:
-    """Answers Envoy's messages of one request. `close` it in any case."""
+    """Answers Envoy's messages of one request. `close` it in any case. `on_abort` is called when
+    the router is going."""
 
-    def __init__(self, network: Network, messages: Messages) -> None:
+    def __init__(
+        self, network: Network, messages: Messages, on_abort: Callable[[], object]
+    ) -> None:
         self._network = network
+        self._on_abort = on_abort
+        self.is_aborted = False
         self._messages = messages
         self._modes = Modes(NO_BODY, NO_BODY)
         self._fields: dict[bytes, bytes] = {}
@@ -63,7 +71,9 @@ class Exchange:
 
     def abort(self) -> None:
         """The router is going; what Envoy carries out goes on without it."""
+        self.is_aborted = True
         self.close()
+        self._on_abort()
 
     async def on(self, message: Any) -> list[Any]:
         """The answer to a message."""
@@ -216,10 +226,13 @@ class Exchange:
         if pick is None:  # Envoy itself answered, before an engine was chosen
             return [self._messages.go_on(kind)]
         fields = self._messages.fields(message.response_headers)
-        status = fields.get(b":status", b"0")
-        now = time.monotonic()
+        given = fields.get(b":status", b"0")
+        status, now = int(given) if given.isdigit() else 0, time.monotonic()
         served = self._endpoint(self._messages.served(message), pick)
-        pick.on_head(int(status) if status.isdigit() else 0, served, now)
+        pick.on_head(status, served, now)
+        if status in UNAUTHORIZED_STATUSES and self._network.withholds_client_keys:
+            pick.fail(UNAUTHORIZED, UNAUTHORIZED.message)
+            return [self._refuse(EngineFailed(UNAUTHORIZED.message))]
         if message.response_headers.end_of_stream:
             self._on_answer_end()
         headers = {
@@ -272,10 +285,10 @@ class Exchange:
         self._drop_body()
         pick, now = self._pick, time.monotonic()
         if pick is not None:
-            pick.end(now, self._error)
+            pick.end(now, self._error, is_aborted=self.is_aborted)
         elif self._record.route:
             record = self._record
             record.outcome, record.error, record.ended = "error", self._error, now
             if self._error is None:
-                record.outcome = "client_left"
+                record.outcome = "aborted" if self.is_aborted else "client_left"
             self._network.observe(record)

@@ -4,6 +4,7 @@ It is another listener of the same router: fleet, policies, leases, metrics and 
 the HTTP listener beside it.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -26,6 +27,9 @@ MAX_MESSAGE_SLACK: Final = 1 << 20
 KEEPALIVE_MS = 20_000
 """Of silence, until an Envoy is asked whether it is there: a stream may be silent for minutes."""
 
+UNTIL_THEY_END = 1e6
+"""Seconds for calls to end: longer than any grace. At its end gRPC would cancel them."""
+
 KEEPALIVE_TIMEOUT_MS = 10_000
 """For its answer; without one its streams end, and with them what they count for in the loads."""
 
@@ -45,6 +49,7 @@ class EndpointPicker:
         self._network = network
         self._place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._server: Any = None
+        self._stopping: asyncio.Future[None] | None = None
         self.port = port
 
     async def start(self) -> None:
@@ -79,16 +84,29 @@ class EndpointPicker:
         await self._server.start()
         log.info("listening for Envoy", extra={"fields": {"epp_port": self.port}})
 
-    async def stop(self, grace: float) -> None:
-        """Take no new requests, and give those under way so many seconds."""
-        if self._server is not None:
-            await self._server.stop(grace)
+    def stop_accepting(self) -> None:
+        """Take no new requests; those under way go on."""
+        if self._server is not None and self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._server.stop(UNTIL_THEY_END))
+
+    async def stop(self) -> None:
+        """Stop. All requests must have ended, or be aborted."""
+        self.stop_accepting()
+        if self._stopping is not None:
+            await self._stopping
 
     async def _process(self, requests: Any, _context: Any) -> AsyncIterator[Any]:
-        exchange = Exchange(self._network, self._messages)
+        task = asyncio.current_task()
+        assert task is not None
+        exchange = Exchange(self._network, self._messages, task.cancel)
         try:
             async for message in requests:
                 for answer in await exchange.on(message):
                     yield answer
+        except asyncio.CancelledError:
+            if not exchange.is_aborted:
+                raise
+            # The call ends well, so Envoy goes on alone. Otherwise it would cut the client off.
+            task.uncancel()
         finally:
             exchange.close()

@@ -15,7 +15,18 @@ from typing import Any, Final, Self
 
 from router.core.errors import RouterError
 from router.core.events import FellBack
-from router.core.plans.steps import AwaitKV, Call, Check, Lease, Plan, Release, Send, Step, Stream
+from router.core.plans.steps import (
+    AwaitKV,
+    Call,
+    Check,
+    Lease,
+    Plan,
+    Release,
+    Retry,
+    Send,
+    Step,
+    Stream,
+)
 from router.core.values import Endpoint, Role
 
 __all__ = ["END", "Books", "Conversation", "Raises"]
@@ -82,6 +93,7 @@ class Books:
 
 
 ANSWERED_WITH_NOTHING = (Release, FellBack, Send)
+ANSWERED_WITH_SOMETHING = (Check, Lease, Retry, Call, Stream, AwaitKV)
 
 
 class Conversation:
@@ -106,7 +118,7 @@ class Conversation:
             assert said == expected, f"said\n  {said!r}\nexpected\n  {expected!r}"
         if isinstance(said, ANSWERED_WITH_NOTHING):
             self._advance(None)
-        elif isinstance(said, Check | Lease | Call | Stream | AwaitKV):
+        elif isinstance(said, ANSWERED_WITH_SOMETHING):
             self._waits_for_answer = True
         else:
             self.is_over = True
@@ -115,7 +127,7 @@ class Conversation:
     def __rshift__(self, answer: object) -> Self:
         """The shell answers this."""
         assert self._waits_for_answer, f"{self._said} takes no answer"
-        assert isinstance(self._said, Check | Lease | Call | Stream | AwaitKV)
+        assert isinstance(self._said, ANSWERED_WITH_SOMETHING)
         self._waits_for_answer = False
         self._books.answer(self._said, answer)
         self._advance(answer)

@@ -12,7 +12,7 @@ from router.core.events import FellBack
 from router.core.plans.first_token_splice import FirstToken
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
-from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Release, Send, Stream
+from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Release, Retry, Send, Stream
 from router.core.values import Endpoint, Facts, Reply, Role
 from tests.core.fixtures import (
     BROKEN,
@@ -567,6 +567,8 @@ def test_a_failed_load_is_worth_one_more_prefill(facts: Facts, converse: Convers
         prefilled(converse, sampled(), facts)
         << decodes
         >> LOAD_FAILED
+        << Retry(Role.DECODE)
+        >> True
         << FellBack(Role.DECODE, "kv_load_failed")
         << Lease(Role.PREFILL)
         >> P1
@@ -575,12 +577,26 @@ def test_a_failed_load_is_worth_one_more_prefill(facts: Facts, converse: Convers
         << Release(P1)
         << decodes
         >> LOAD_FAILED
+        << Retry(Role.DECODE)
+        >> True
         << FellBack(Role.DECODE, "kv_load_failed")
         << Release(D0)
         << Lease(Role.DECODE)
         >> D0
         << computes(facts, D0)
         >> None
+        << END
+    )
+
+
+def test_without_a_retry_left_a_failed_load_is_the_clients_answer(converse: Converse) -> None:
+    (
+        prefilled(converse, sampled())
+        << decodes_ids(D0)
+        >> LOAD_FAILED
+        << Retry(Role.DECODE)
+        >> False
+        << Send(LOAD_FAILED)
         << END
     )
 

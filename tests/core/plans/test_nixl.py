@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from router.core.errors import EngineFailed, EngineTimedOut, NoEngine, RouterError
 from router.core.events import FellBack
 from router.core.plans.nixl import nixl
-from router.core.plans.steps import Call, Check, Lease, Plan, Release, Send, Step, Stream
+from router.core.plans.steps import Call, Check, Lease, Plan, Release, Retry, Send, Step, Stream
 from router.core.retry import ATTEMPTS
 from router.core.values import Endpoint, Facts, Failure, Reply, Role
 from tests.core.fixtures import (
@@ -109,6 +109,8 @@ def after_failed_load(converse: Converse) -> Conversation:
         << Release(D0)
         << Check(Role.DECODE)
         >> None
+        << Retry(Role.DECODE)
+        >> True
         << FellBack(Role.DECODE, "kv_load_failed")
         << Lease(Role.PREFILL)
         >> P1
@@ -514,11 +516,28 @@ def test_a_second_failed_kv_load_leaves_it_to_the_decode_engine(converse: Conver
         << Release(D0)
         << Check(Role.DECODE)
         >> None
+        << Retry(Role.DECODE)
+        >> True
         << FellBack(Role.DECODE, "kv_load_failed")
         << Lease(Role.DECODE)
         >> D0
         << computes(D0)
         >> None
+        << END
+    )
+
+
+def test_without_a_retry_left_a_failed_kv_load_is_the_clients_answer(converse: Converse) -> None:
+    (
+        after_prefill(converse)
+        << decodes(D0)
+        >> LOAD_FAILED
+        << Release(D0)
+        << Check(Role.DECODE)
+        >> None
+        << Retry(Role.DECODE)
+        >> False
+        << Send(LOAD_FAILED)
         << END
     )
 
@@ -689,6 +708,8 @@ class Shell(Books):
         match step:
             case Check():
                 return self._choose((None, NO_ENGINE), f"check {step.role}")
+            case Retry():
+                return self._choose((True, False), "retry")
             case Lease():
                 return self._lease(step)
             case Call():

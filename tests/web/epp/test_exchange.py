@@ -367,6 +367,41 @@ async def test_an_answer_without_a_body_is_whole_with_its_head(picker: Picker) -
     assert (await picker.router.record()).outcome == "ok"
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_an_engine_that_refuses_the_routers_key_is_no_answer(
+    harness: Harness, status: int
+) -> None:
+    async with picking(harness, engine_api_key=ENGINE_KEY) as picker:
+        call = picker.call()
+        await call.head()
+        await call.told()
+        await call.body(BODY)
+        await call.told()
+        told = await call.answer(status)
+        assert told.immediate_response.status.code == 502
+        assert b"API key" in told.immediate_response.body
+        await call.leave()
+        record = await picker.router.record()
+        assert (record.outcome, record.status) == ("error", 502)
+        assert record.decode is not None
+        engine = picker.router.router.fleet.member(record.decode)
+        assert "API key" in str(engine.last_error)
+
+
+async def test_without_a_key_of_the_routers_that_is_between_client_and_engine(
+    picker: Picker,
+) -> None:
+    call = picker.call()
+    await call.head()
+    await call.told()
+    await call.body(BODY)
+    await call.told()
+    told = await call.answer(401, end=True)
+    assert told.WhichOneof("response") == "response_headers"
+    await call.leave()
+    assert (await picker.router.record()).status == 401
+
+
 async def test_keys_are_asked_for(harness: Harness, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("me a-key-with-16-characters\n")

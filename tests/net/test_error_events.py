@@ -1,0 +1,215 @@
+"""Errors that engines report as an event of a stream that they have begun with status 200."""
+
+from collections.abc import Callable
+
+import pytest
+
+from router.core.events import FellBack, LegAnswered, LegDone, LegFailed
+from router.core.member import Exclusion
+from router.core.values import FailureKind, Role
+from tests.net.client import request
+from tests.net.engine import Call
+from tests.net.harness import Harness
+from tests.net.payloads import (
+    COMPLETIONS,
+    DONE,
+    STREAM,
+    answer_remotely,
+    error_frame,
+    event,
+    token,
+)
+
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+
+
+def error(code: object) -> bytes:
+    """An error event in vLLM's shape."""
+    return event({"error": {"message": "EngineCore died", "type": "T", "code": code}})
+
+
+def sends(*events: bytes) -> Callable[[Call], None]:
+    """The script of an engine whose streams are these events."""
+
+    def script(call: Call) -> None:
+        call.stream(*events)
+        call.end()
+
+    return script
+
+
+FINE = sends(token("a"), DONE)
+
+OWN_ERRORS = [
+    error(500),
+    error(502),
+    error("server_error"),
+    event({"error": "EngineCore died"}),
+    event({"type": "response.failed", "response": {"error": {"code": "server_error"}}}),
+]
+
+
+@pytest.mark.parametrize("failed", OWN_ERRORS)
+@pytest.mark.parametrize("before", [(), (ROLE,)], ids=["at once", "after a role"])
+async def test_an_error_before_the_first_token_is_answered_by_another_engine(
+    harness: Harness, failed: bytes, before: tuple[bytes, ...]
+) -> None:
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good)
+    bad.answer_all(sends(*before, failed, DONE))
+    good.answer_all(FINE)
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert (answer.status, answer.body) == (200, token("a") + DONE)
+    (leg,) = router.all(LegFailed)
+    assert (leg.endpoint, leg.kind) == (router.endpoint(bad), FailureKind.BROKEN)
+    assert "it reported an error in a stream" in leg.cause
+    assert router.all(FellBack) == [FellBack(Role.DECODE, "broken")]
+    assert (await router.record()).outcome == "ok"
+
+
+async def test_an_engine_whose_streams_are_errors_is_ejected(harness: Harness) -> None:
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good, outlier_consecutive_failures=3)
+    bad.answer_all(sends(ROLE, error(500), DONE))
+    good.answer_all(FINE)
+    for _ in range(12):
+        assert (await router.ask(COMPLETIONS, STREAM)).body == token("a") + DONE
+    assert router.router.fleet.member(router.endpoint(bad)).exclusion is Exclusion.EJECTED
+    assert bad.seen == 3
+
+
+async def test_where_no_other_engine_answers_the_stream_ends_with_what_the_engine_said(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    engine.answer_all(sends(ROLE, error(500), DONE))
+    answer = await router.ask(COMPLETIONS, STREAM)
+    frame = error_frame(answer.body)
+    assert frame["code"] == 502
+    assert "EngineCore died" in frame["message"]
+    record = await router.record()
+    assert record.has_failed
+    assert record.error == frame["message"]
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        [token("a"), error(500), DONE],
+        [token("a"), error(500) + DONE],
+        [token("a") + error(500), DONE],
+        [token("a") + error(500) + DONE],
+        [token("a"), error(500)],
+    ],
+)
+async def test_an_error_behind_tokens_passes_and_is_a_failure_of_the_engine(
+    harness: Harness, ways: list[bytes]
+) -> None:
+    engine, router, client, call = await harness.stream()
+    call.stream()
+    answer = await client.begin()
+    for events in ways:
+        call.events(events)
+        await answer.until(events)
+    call.end()
+    await answer.rest()
+    assert (answer.status, answer.body) == (200, b"".join(ways))
+    record = await router.record()
+    assert (record.status, record.outcome) == (200, "broken")
+    assert record.error == "the decode engine answered 500: EngineCore died"
+    (leg,) = router.all(LegFailed)
+    assert (leg.endpoint, leg.kind) == (router.endpoint(engine), FailureKind.BROKEN)
+    assert router.all(LegDone) == []
+
+
+@pytest.mark.parametrize("before", [(), (ROLE,), (token("a"),)], ids=["at once", "role", "token"])
+async def test_an_error_of_the_clients_passes_and_says_nothing_of_the_engine(
+    harness: Harness, before: tuple[bytes, ...]
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    engine.answer_all(sends(*before, error(400), DONE))
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.body == b"".join(before) + error(400) + DONE
+    assert (await router.record()).outcome == "ok"
+    assert router.all(LegFailed) == []
+    assert len(router.all(LegDone)) == 1
+
+
+async def test_so_does_one_that_has_a_type_and_no_code(harness: Harness) -> None:
+    """As those of /v1/messages."""
+    wrong = {"type": "invalid_request_error", "message": "max_tokens: must be positive"}
+    failed = event({"type": "error", "error": wrong})
+    engine, other = await harness.engine(), await harness.engine()
+    router = await harness.router(engine, other)
+    for each in (engine, other):
+        each.answer_all(sends(failed, DONE))
+    answer = await router.ask(COMPLETIONS, STREAM)
+    assert answer.body == failed + DONE
+    assert engine.seen + other.seen == 1
+    assert router.all(LegFailed) == []
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        event({"type": "response.completed", "response": {"error": None}}),
+        token('say "error": {}'),
+        token("error"),
+    ],
+)
+async def test_what_only_looks_like_an_error_is_none(harness: Harness, last: bytes) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    engine.answer_all(sends(token("a"), last, DONE))
+    await router.ask(COMPLETIONS, STREAM)
+    assert (await router.record()).outcome == "ok"
+
+
+@pytest.mark.parametrize("code", [429, 503])
+async def test_an_engine_that_is_full_is_left_and_not_at_fault(harness: Harness, code: int) -> None:
+    full, good = await harness.engine(), await harness.engine()
+    router = await harness.router(full, good, outlier_consecutive_failures=1)
+    full.answer_all(sends(ROLE, error(code), DONE))
+    good.answer_all(FINE)
+    for _ in range(4):
+        assert (await router.ask(COMPLETIONS, STREAM)).body == token("a") + DONE
+    assert {f.reason for f in router.all(FellBack)} == {"busy"}
+    assert router.all(LegFailed) == []
+    assert router.router.fleet.member(router.endpoint(full)).exclusion is None
+
+
+async def test_where_all_engines_are_full_a_stream_that_has_a_head_ends_with_an_error_frame(
+    harness: Harness,
+) -> None:
+    _, router, client, call = await harness.stream()
+    call.stream(ROLE)
+    answer = await client.begin()
+    call.events(error(503), DONE)
+    await answer.rest()
+    frame = error_frame(answer.body)
+    assert (frame["code"], frame["message"]) == (502, "The engine answered with status 503.")
+    assert [a.status for a in router.all(LegAnswered)] == [200, 503]
+
+
+async def test_after_a_prefill_an_engine_whose_streams_are_errors_has_not_answered_well(
+    harness: Harness,
+) -> None:
+    """A 500 may be a failed KV load, the prefill engine's fault: it counts for neither."""
+    prefill, decode = await harness.engine(), await harness.engine()
+    prefill.answer_all(answer_remotely)
+    router = await harness.router(decode, prefill=(prefill,))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    for _ in range(2):
+        call = await decode.call()
+        call.stream(error(500), DONE)
+        await call.left()
+    call = await decode.call()
+    call.stream(token("a"), DONE)
+    call.end()
+    assert (await client.answer()).body == token("a") + DONE
+    assert [f.reason for f in router.all(FellBack)] == ["kv_load_failed"] * 2
+    done = [leg.endpoint for leg in router.all(LegDone)]
+    assert done == [router.endpoint(prefill)] * 2 + [router.endpoint(decode)]
