@@ -42,6 +42,10 @@ QUEUE_STEPS = 10.0
 PREFILL_SLACK = 2.0
 """... and in times of the prefill of the pending prompts at the best measured speed."""
 
+ROOM_FACTOR = 3
+"""Times the most that ever ran on an engine of unknown limit: what it may have where others are
+full. In a pool of engines that differ the larger ones so reach their limits within some ticks."""
+
 STEADY = 0.1
 """Two counts of running requests that differ by this share at most (or by 1) count as equal."""
 
@@ -53,6 +57,7 @@ class Capacity:
         "_baseline_ttft",
         "_growth",
         "_limit",
+        "_most",
         "_queued_at",
         "_queueing_since",
         "_raised_at",
@@ -70,6 +75,8 @@ class Capacity:
     def reset(self) -> None:
         """Forget what was learned: the engine was restarted, or changed its speed."""
         self._limit = math.inf
+        self._most = 0
+        """The most sequences that were seen to run."""
         self._queued_at = self._raised_at = -math.inf
         self._queueing_since: float | None = None
         self._growth = 0
@@ -84,8 +91,20 @@ class Capacity:
         """Sequences that run side by side; infinite if no limit is known."""
         return self._limit if self._stated is None else self._stated
 
+    def room(self, known: float) -> float:
+        """The same, beside engines whose highest limit is `known`, infinite if none is.
+
+        That nobody knows a limit is no reason to send there all that others have no slots for: it
+        counts as high as theirs, or as some more than what was seen to run.
+        """
+        slots = self.slots
+        if slots != math.inf or known == math.inf:
+            return slots
+        return max(known, float(ROOM_FACTOR * self._most))
+
     def observe_running(self, running: int, now: float) -> None:
         """Count `running` sequences seen at `now`: the limit is at least that."""
+        self._most = max(self._most, running)
         second, recent = int(now), self._recent
         while recent and recent[0][0] <= second - RECENT_SECONDS:
             recent.popleft()

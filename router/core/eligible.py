@@ -1,18 +1,21 @@
 """Who of a pool may take a request now."""
 
 from collections.abc import Iterable, Sequence
-from random import Random
 from typing import Final
 
 from router.core.health import State
 from router.core.member import Member
 from router.core.values import Candidate, Endpoint
 
-__all__ = ["SUBSET_SIZE", "eligible"]
+__all__ = ["FEWEST", "SUBSET_SIZE", "add_holders", "eligible", "part", "sample"]
 
 SUBSET_SIZE: Final = 32
 """Largest random subset of a pool that one request considers. The best of 32 is hardly worse than
 the best of a thousand, and the cost does not grow with the pool."""
+
+FEWEST: Final = 8
+"""Of a subset that may take a request. Where there are fewer, few of the pool serve its model or
+are in use, and one of them that is slow would get its share wherever it is alone in a subset."""
 
 UP: Final = State.UP
 
@@ -22,24 +25,56 @@ def eligible(
     model: str | None,
     exclude: frozenset[Endpoint],
     oldest: float,
-    rng: Random | None,
     *,
     is_panic: bool,
 ) -> list[Candidate]:
     """The members that may take a request for `model`; gauges from before `oldest` count as absent.
 
-    With `rng`, a random subset of a large pool. Stalled and ejected engines are included only if
-    there are no others, or in a panic.
+    Stalled and ejected engines are included only if there are no others, or in a panic.
     """
-    skip = not is_panic
-    if rng is not None and len(pool) > SUBSET_SIZE:
-        # Every n-th: neighbours in the list share a rack, and may be slow together.
-        step = -(-len(pool) // SUBSET_SIZE)
-        some = pool[int(rng.random() * step) :: step]
-        if found := _eligible(some, model, exclude, oldest, skip_blocked=skip):
-            return found
-    found = _eligible(pool, model, exclude, oldest, skip_blocked=skip)
+    found = _eligible(pool, model, exclude, oldest, skip_blocked=not is_panic)
     return found or _eligible(pool, model, exclude, oldest, skip_blocked=False)
+
+
+def sample(
+    pool: Sequence[Member],
+    model: str | None,
+    exclude: frozenset[Endpoint],
+    oldest: float,
+    draw: float,
+    *,
+    is_panic: bool,
+) -> list[Candidate]:
+    """Those of a random subset of a large pool that may take the request. `draw`, 0 to 1, chooses
+    the subset."""
+    step = _step(pool)
+    subset = pool[int(draw * step) :: step]
+    return _eligible(subset, model, exclude, oldest, skip_blocked=not is_panic)
+
+
+def part(candidates: Sequence[Candidate], draw: float) -> list[Candidate]:
+    """So many of these as one request considers, as `draw` chooses them."""
+    step = _step(candidates)
+    return list(candidates[int(draw * step) :: step])
+
+
+def add_holders(
+    found: list[Candidate],
+    holders: Iterable[Member],
+    model: str | None,
+    exclude: frozenset[Endpoint],
+    oldest: float,
+    *,
+    is_panic: bool,
+) -> None:
+    """Add those of the holders of a prompt's beginning that may take the request."""
+    more = _eligible(holders, model, exclude, oldest, skip_blocked=not is_panic)
+    found += [view for view in more if view not in found]
+
+
+def _step(items: Sequence[object]) -> int:
+    """Every n-th makes a subset: neighbours share a rack, and may be slow together."""
+    return max(1, -(-len(items) // SUBSET_SIZE))
 
 
 def _eligible(

@@ -45,6 +45,8 @@ class Scraped:
     endpoint: Endpoint
     gauges: Gauges | None
     own: int
+    error: str | None = None
+    """Why the gauges could not be read, and what to do."""
 
 
 @dataclass(slots=True)
@@ -115,9 +117,10 @@ class RequestEnded:
     stream: bool = False
     tokens: int = 0
     text_bytes: int = 0
-    """The UTF-8 bytes of the prompt's text; 0 where some of it is token ids."""
+    """The UTF-8 bytes of the prompt's text; 0 where `prompt_tokens` would not be those of this text
+    alone, and for a short one."""
     prompt_tokens: int = 0
-    """What an engine said that it has; 0 if none did, or if a short text tells nothing."""
+    """What an engine said that it has; 0 if none did, or if it would tell nothing."""
     mode: Mode | None = None
     reason: str = ""
     prefill: Endpoint | None = None

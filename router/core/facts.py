@@ -13,6 +13,7 @@ import orjson
 
 from router.core import tokens
 from router.core.errors import BadRequest
+from router.core.token_ratios import MIN_BYTES, learnable_bytes
 from router.core.values import Facts, Route
 
 __all__ = ["TRANSFER_KEYS", "read"]
@@ -42,7 +43,10 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
     # In this order: names would cost as much as all the rest of making it.
     size, rule, text_bytes = tokens.estimate(route.kind, body)
     is_stream = body.get("stream") is True
-    return Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
+    facts = Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
+    if text_bytes >= MIN_BYTES:
+        facts.learnable_bytes = learnable_bytes(facts)
+    return facts
 
 
 def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -> Facts:

@@ -7,11 +7,12 @@ I/O.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 
-from router.core.eligible import SUBSET_SIZE, eligible
+from router.core.eligible import FEWEST, add_holders, eligible, part, sample
 from router.core.events import PrefixesHeld
 from router.core.health import HealthThresholds
 from router.core.ledger import Lease, Ledger
 from router.core.leg_timer import LegTimer
+from router.core.member import Member
 from router.core.observed_pools import ObservedPools
 from router.core.pool_monitor import ExclusionConfig
 from router.core.prefix.cache_events import CacheEvents, Lookup
@@ -59,39 +60,57 @@ class Fleet(ObservedPools):
         self._stale_after = stale_after
 
     def candidates(
-        self,
-        role: Role,
-        model: str | None,
-        exclude: frozenset[Endpoint],
-        now: float,
-        rng: Random | None = None,
+        self, role: Role, model: str | None, exclude: frozenset[Endpoint], now: float
     ) -> list[Candidate]:
         """The endpoints of a role that may take a request for `model` now.
 
-        With `rng`, a random subset of a large pool. Stalled and ejected engines are included
-        only if there are no others, or if too many are (panic).
+        Stalled and ejected engines are included only if there are no others, or if too many are
+        (panic).
         """
-        pool = self._in_use[role]
-        if exclude or len(pool) > SUBSET_SIZE:
-            return self._chosen_among(role, model, exclude, now, rng)
+        if exclude:
+            return self._eligible(role, model, exclude, now)
         kept = self._kept.get((role, model))
         if kept is None:
-            kept = self._chosen_among(role, model, exclude, now, rng)
+            kept = self._eligible(role, model, exclude, now)
             if model is None or model in self.known_models():  # clients may name any model
                 self._kept[role, model] = kept
         return kept
 
-    def _chosen_among(
-        self,
-        role: Role,
-        model: str | None,
-        exclude: frozenset[Endpoint],
-        now: float,
-        rng: Random | None,
+    def _eligible(
+        self, role: Role, model: str | None, exclude: frozenset[Endpoint], now: float
     ) -> list[Candidate]:
         is_panic = self._monitors[role].is_panic
         oldest = now - self._stale_after
-        return eligible(self._in_use[role], model, exclude, oldest, rng, is_panic=is_panic)
+        return eligible(self._in_use[role], model, exclude, oldest, is_panic=is_panic)
+
+    def sample(
+        self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float, rng: Random
+    ) -> list[Candidate]:
+        """The same of a `sampled` role for one request: of a random subset, the same one each time
+        that this request asks, and of engines that were sent its prompt's beginning."""
+        if facts.draw is None:
+            facts.draw = rng.random()
+        model, draw, oldest = facts.model, facts.draw, now - self._stale_after
+        is_panic = self._monitors[role].is_panic
+        found = sample(self._in_use[role], model, exclude, oldest, draw, is_panic=is_panic)
+        if len(found) < FEWEST:
+            found = part(self.candidates(role, model, exclude, now), draw)
+        if found and (holders := self._holders(role, facts)):
+            add_holders(found, holders, model, exclude, oldest, is_panic=is_panic)
+        return found
+
+    def _holders(self, role: Role, facts: Facts) -> list[Member]:
+        """The engines in use that were sent the beginning of this prompt last."""
+        if facts.prefix is None:
+            return []
+        members = (self._members.get(each) for each in self.sampled[role].of(facts.prefix))
+        return [member for member in members if member is not None and not member.is_drained]
+
+    def usable(self, role: Role) -> int:
+        """How many engines of a role may get a request now, whatever its model."""
+        up = [member for member in self._in_use[role] if member.health.is_usable]
+        free = [member for member in up if not member.is_blocked]
+        return len(up if self._monitors[role].is_panic else free or up)  # as `eligible` chooses
 
     def first_usable(
         self, endpoints: Iterable[Endpoint], exclude: frozenset[Endpoint]
@@ -111,7 +130,11 @@ class Fleet(ObservedPools):
         `pending` of its `tokens` are computed by this engine, whose KV cache holds `prefix` then.
         """
         member = self._members[endpoint]
-        claim = member.prefixes.claim(prefix) if prefix.keys else None
+        claim = None
+        if prefix.keys:
+            claim = member.prefixes.claim(prefix)
+            if self.sampled:
+                self._note_holder(prefix, endpoint)
         return Lease(member.view.load, endpoint, tokens, pending, claim)
 
     def watched_lease(
@@ -130,6 +153,8 @@ class Fleet(ObservedPools):
         held = None if lookup is None else member.held(prefix, lookup)
         predicted = None if lookup is None else member.cache.held(lookup.match)
         claim = member.prefixes.claim(prefix, held)
+        if self.sampled:
+            self._note_holder(prefix, endpoint)
         feedback = events.feedback(facts, prefix, member.cache, predicted)
         return Lease(member.view.load, endpoint, facts.tokens, pending, claim, feedback)
 

@@ -71,6 +71,8 @@ class Member:
     stall: Stall = stall.CLEAR
     speed: SpeedEstimator = field(default_factory=SpeedEstimator)
     slow_since: float | None = None
+    unsteady_since: float = -math.inf
+    """When it became slow, at first where it has been so again before it had its full share."""
     failing_since: float = -math.inf
     """When the first of its last failures in a row was seen."""
     returned_at: float = -math.inf
@@ -85,9 +87,16 @@ class Member:
     gauges_at: float = 0.0
     scraped_at: float | None = None
     """When its gauges were last read; None: never."""
+    unread_since: float | None = None
+    """Since when they could not be read; None if they were, the last time."""
+    gauges_error: str | None = None
+    """Why not."""
     capacity: Capacity = field(default_factory=Capacity)
     queue: QueueDetector = field(default_factory=QueueDetector)
     stale_gauges: StaleGauges = field(default_factory=StaleGauges)
+    median: float | None = None
+    """Median seconds per token (prefill: per prompt token) of the engines with which it has models
+    in common, itself included; None if not known."""
     history: SlowdownHistory | None = None
     """Its long-term slowdown; None if not known."""
     own: int = 0
@@ -146,8 +155,10 @@ class Member:
         self.queue.observe(gauges, has_transfers=has_transfers)
         ours = max(own, self.own_lately)
         self.stale_gauges.observe(gauges, is_idle=not ours)
-        if gauges is not None:
-            self.scraped_at = now
+        if gauges is None:
+            self.unread_since = now if self.unread_since is None else self.unread_since
+        else:
+            self.scraped_at, self.unread_since = now, None
             self.observe_cache(gauges)
         running = gauges.running if gauges else None
         if running is None or gauges is None:

@@ -75,6 +75,7 @@ class ObservedPools(Pools):
         if isinstance(event, PrefixesHeld):  # many, and they change nobody's state
             for prefix in event.prefixes:
                 member.prefixes.hold(prefix)
+                self._note_holder(prefix, event.endpoint)
             return
         self._kept.clear()
         if isinstance(event, Probed):
@@ -121,3 +122,4 @@ class ObservedPools(Pools):
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
         has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
         member.observe_gauges(event.gauges, event.own, now, has_transfers=has_transfers)
+        member.gauges_error = event.error

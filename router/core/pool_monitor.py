@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.core import outlier, pool_speed, stall
+from router.core import outlier, pool_speed, served_models, stall
 from router.core.capacity import QueueDetector, waits_for_slot
 from router.core.member import Member
 from router.core.prompt_costs import LineFit, overhead_of
@@ -30,6 +30,11 @@ SILENT_TOKENS = 16
 MIN_SLOW_START_WEIGHT = 0.1
 """Weight with which slow start begins; Envoy's min_weight_percent."""
 
+SLOW_START_FACTOR = 4.0
+"""Length of the slow start of an engine that was slow, over the time that it was, and at most
+`slow_start_seconds`: after a moment it has most of its requests still. (With 2 an engine that is
+slow every other second gets too many.)"""
+
 FIRST_TOKEN_WEIGHT = 1 / 32
 """Requests that a prompt token is worth which delays a first token on a decode engine: one more
 stream hardly slows the others there, a prompt holds them all up. (`pd-router simulate` finds little
@@ -50,6 +55,8 @@ class ExclusionConfig:
     """Share of a pool, 0 to 1, that may be stalled or ejected; beyond it all are used (panic)."""
     slow_start_seconds: float = 5.0
     """Seconds from an engine's return to its full share; 0: at once."""
+    speed_roles: frozenset[Role] = frozenset(Role)
+    """Those whose policy avoids slow engines, which so return when they are fast again."""
 
 
 class PoolMonitor:
@@ -64,12 +71,14 @@ class PoolMonitor:
         self.is_panic = False
         """Whether so many are excluded that exclusions are ignored."""
         self.pool_median: float | None = None
-        """Median seconds per token (prefill: per prompt token); None if not known."""
+        """Median seconds per token (prefill: per prompt token) of all; None if not known."""
         self._up = self._blocked = 0
         """Engines that may get new requests, and those of them that are excluded."""
         self._is_counted = False
         """Whether both are of now; exclusions keep them in step."""
         self._members: Sequence[Member] = ()
+        self._rivals: list[list[Member]] | None = None
+        """None until they are asked for."""
         self.watch(members)
 
     def configure(self, config: ExclusionConfig) -> None:
@@ -78,13 +87,24 @@ class PoolMonitor:
 
     def watch(self, members: Sequence[Member]) -> None:
         """These are the pool from now on."""
-        self._members = members
+        self._members, self._rivals = members, None
         self._is_counted = False
         for member in members:
             if self._role is Role.DECODE:  # on prefill engines prompts are all the work there is
                 member.view.first_token_weight = FIRST_TOKEN_WEIGHT
             elif member.speed.prompts is None:
                 member.speed.prompts = LineFit()
+
+    def models_changed(self) -> None:
+        """Members list other models now."""
+        self._rivals = None
+
+    def rivals(self) -> list[list[Member]]:
+        """The members in groups that share requests. To group a thousand takes milliseconds: too
+        long for each tick."""
+        if self._rivals is None:
+            self._rivals = served_models.rivals(self._members)
+        return self._rivals
 
     def health_changed(self) -> None:
         """Another number of engines may get new requests now."""
@@ -141,6 +161,7 @@ class PoolMonitor:
         self._assume_calibration()
         for member in self._members:
             self._count(member, now, is_late=is_late)
+        self._set_slots()
         self._note_interval(now)
         if not is_late:
             self._judge(now)
@@ -158,40 +179,51 @@ class PoolMonitor:
             for calibration in calibrations:
                 calibration.assume(learned)
 
-    def _measure_overhead(self) -> None:
+    def _measure_overhead(self, members: Sequence[Member]) -> None:
         """Find out what a prefill takes beside its tokens: engines that get short prompts only, as
         those do that are avoided, would look slow. Those do not count."""
         fits = (
             member.speed.prompts
-            for member in self._members
+            for member in members
             if member.speed.prompts is not None and member.view.slowdown <= 1.0
         )
         overhead = overhead_of(fits)
         if overhead is not None:
-            for member in self._members:
+            for member in members:
                 member.speed.prompt_overhead = int(overhead)
 
     def _judge(self, now: float) -> None:
-        """Find stalled and slow engines."""
+        """Find stalled and slow engines, each among those with which it shares requests."""
+        measured: list[float] = []
+        for members in self.rivals():
+            measured += self._judge_rivals(members, now)
+        self.pool_median = pool_speed.pool_median(measured)
+
+    def _judge_rivals(self, members: Sequence[Member], now: float) -> list[float]:
+        """Returns their seconds per token, as far as they are known."""
         is_prefill = self._role is Role.PREFILL
         if is_prefill:
-            self._measure_overhead()
-        gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in self._members]
-        self.pool_median = pool_speed.pool_median(gap for gap in gaps if gap is not None)
-        cost = self._prompt_cost()
+            self._measure_overhead(members)
+        gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in members]
+        measured = [gap for gap in gaps if gap is not None]
+        median = pool_speed.pool_median(measured)
+        computed = [member.speed.per_prompt_token for member in members]
+        per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
+        cost = self._prompt_cost(per_prompt_token, median)
         noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
-        slowdowns = [pool_speed.slowdown(gap, self.pool_median, noise) for gap in gaps]
-        is_mixed = self._is_mixed(slowdowns)
-        for member, slowdown in zip(self._members, slowdowns, strict=True):
-            self._judge_stall(
-                member, max(member.speed.gap_when_active, self.pool_median or 0.0), now
-            )
+        slowdowns = [pool_speed.slowdown(gap, median, noise) for gap in gaps]
+        is_mixed = _is_mixed(members, slowdowns)
+        for member, slowdown in zip(members, slowdowns, strict=True):
+            member.median = median
+            self._judge_stall(member, max(member.speed.gap_when_active, median or 0.0), now)
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
             member.view.prompt_cost = cost
+            member.speed.settle_prompts(per_prompt_token, now)
+        return measured
 
     def expected_delay(self, member: Member) -> float | None:
         """Expected seconds to the last token of a request of mean length; None if not known."""
-        median = self.pool_median
+        median = member.median
         if median is None:
             return None
         view = member.view
@@ -229,7 +261,15 @@ class PoolMonitor:
         is_queueing = waits_for_slot(speed, now) or (counts_gauges and member.queue.is_queueing)
         sequences = max(in_flight, speed.all_open)
         capacity.tick(sequences, speed.first_token_seconds, now, is_queueing=is_queueing)
-        view.slots = capacity.slots
+
+    def _set_slots(self) -> None:
+        """Tell policies how many sequences each engine runs side by side, by what is known of those
+        with which it shares requests."""
+        for members in self.rivals():
+            limits = [member.capacity.slots for member in members]
+            known = max((limit for limit in limits if limit != math.inf), default=math.inf)
+            for member in members:
+                member.view.slots = member.capacity.room(known)
 
     def _note_interval(self, now: float) -> None:
         if self._interval_ends is None:
@@ -246,15 +286,14 @@ class PoolMonitor:
         for member in self._members:
             member.outlier = outlier.interval(member.outlier)
 
-    def _prompt_cost(self) -> float:
-        """The cost of a prompt token in requests of mean length."""
+    def _prompt_cost(self, per_prompt_token: float | None, median: float | None) -> float:
+        """The cost of a prompt token in requests of mean length, by median seconds per prompt
+        token and per token."""
         if self._role is Role.PREFILL:
             return 1 / PREFILL_TOKENS_PER_REQUEST
-        computed = [m.speed.per_prompt_token for m in self._members]
-        per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
-        if per_prompt_token is None or not self.pool_median or self._streams < 1:
+        if per_prompt_token is None or not median or self._streams < 1:
             return 0.0
-        return per_prompt_token / (self.pool_median * max(1.0, self._tokens / self._streams))
+        return per_prompt_token / (median * max(1.0, self._tokens / self._streams))
 
     def _judge_stall(self, member: Member, gap: float, now: float) -> None:
         before = member.stall
@@ -270,30 +309,22 @@ class PoolMonitor:
             member.returned_at = now
         member.speed.is_stalled = after.since is not None
 
-    def _is_mixed(self, slowdowns: Sequence[float]) -> bool:
-        """Whether the pool is of mixed hardware (H100 and L40S, say): a large part of it has been
-        slow since it joined."""
-        for member, slowdown in zip(self._members, slowdowns, strict=True):
-            if member.speed.is_reliable:
-                member.history = pool_speed.updated_history(member.history, slowdown)
-        settled = [m for m in self._members if m.history is not None]
-        born_slow = sum(
-            m.history.best >= pool_speed.RECOVERED for m in settled if m.history is not None
-        )
-        return born_slow > max(1, pool_speed.MIXED_SHARE * len(settled))
-
     def _judge_speed(self, member: Member, slowdown: float, now: float, *, is_mixed: bool) -> None:
-        before = member.view.slowdown
-        if slowdown <= 1.0 < before:  # slow start from the share that it had
-            member.returned_at = now - self._config.slow_start_seconds / before**3
         member.view.slowdown = slowdown
         history = member.history
         is_born_slow = history is not None and history.best >= pool_speed.RECOVERED
-        if slowdown < pool_speed.RECOVERED or (is_mixed and is_born_slow):
+        has_recovered = slowdown < pool_speed.recovered_below(history)
+        if has_recovered or (is_mixed and is_born_slow):
             if member.slow_since is not None:
+                if self._role in self._config.speed_roles:
+                    full = self._config.slow_start_seconds
+                    length = SLOW_START_FACTOR * (now - member.unsteady_since)
+                    member.returned_at = now - max(0.0, full - length)
                 member.capacity.reset()  # learned from the few requests that it got
             member.slow_since = None
         elif member.slow_since is None and slowdown >= pool_speed.SLOW:
+            if member.view.slow_start_weight == 1.0:
+                member.unsteady_since = now
             member.slow_since = now
         member.view.is_slow = member.slow_since is not None
 
@@ -343,3 +374,14 @@ def _seconds(speed: SpeedEstimator, *, is_prefill: bool) -> float | None:
     if not speed.was_reliable:
         return None
     return speed.per_prompt_token if is_prefill else speed.per_token
+
+
+def _is_mixed(members: Sequence[Member], slowdowns: Sequence[float]) -> bool:
+    """Whether they are of mixed hardware (H100 and L40S, say): a large part of them has been slow
+    since it joined."""
+    for member, slowdown in zip(members, slowdowns, strict=True):
+        if member.speed.is_reliable:
+            member.history = pool_speed.updated_history(member.history, slowdown)
+    settled = [member.history for member in members if member.history is not None]
+    born_slow = sum(history.best >= pool_speed.RECOVERED for history in settled)
+    return born_slow > max(1, pool_speed.MIXED_SHARE * len(settled))

@@ -9,6 +9,7 @@ __all__ = [
     "SLOW",
     "SlowdownHistory",
     "pool_median",
+    "recovered_below",
     "slowdown",
     "updated_history",
 ]
@@ -21,8 +22,11 @@ MIN_SLOWDOWN = 0.5
 get more than it can serve."""
 
 RECOVERED = 1.5
-"""Slowdown below which an engine is no longer slow. Well below `SLOW`, because an engine with
+"""Slowdown below which every engine is no longer slow. Well below `SLOW`, because an engine with
 little work looks faster than it is."""
+
+MOST_RECOVERED = 2.5
+"""Slowdown from which an engine is slow still, whatever it was before."""
 
 SAME_SPEED = 1.25
 """Slowdowns up to this factor count as 1: gaps of equal engines differ by some percent."""
@@ -67,3 +71,10 @@ def updated_history(before: SlowdownHistory | None, slowdown_: float) -> Slowdow
         return SlowdownHistory(slowdown_, slowdown_)
     average = before.slowdown + AVERAGE_WEIGHT * (slowdown_ - before.slowdown)
     return SlowdownHistory(average, min(before.best, average))
+
+
+def recovered_below(history: SlowdownHistory | None) -> float:
+    """Slowdown below which an engine is no longer slow: about what it was at its best."""
+    if history is None or history.best >= MOST_RECOVERED:
+        return RECOVERED
+    return max(RECOVERED, min(MOST_RECOVERED, SAME_SPEED * history.best))

@@ -9,17 +9,19 @@ from typing import Any
 
 from router.core import health, pairs, served_models
 from router.core.capacity import Capacity
+from router.core.eligible import SUBSET_SIZE
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
 from router.core.member import Kind, Member
 from router.core.pool_monitor import ExclusionConfig, PoolMonitor
 from router.core.prefix.cache_events import CacheEvents
 from router.core.prefix.kv_source import EngineCache
+from router.core.prefix.recent_holders import RecentHolders
 from router.core.roster import Entry
 from router.core.speed_estimator import SpeedEstimator
 from router.core.token_ratios import TokenRatios
 from router.core.urls import split_rank
-from router.core.values import Candidate, Endpoint, Role
+from router.core.values import Candidate, Endpoint, PrefixKeys, Role
 
 __all__ = ["Pools"]
 
@@ -57,6 +59,9 @@ class Pools:
         self._pools: dict[Role, tuple[Member, ...]] = dict.fromkeys(Role, ())
         self._in_use = self._pools
         """Those that are not drained."""
+        self.sampled: dict[Role, RecentHolders] = {}
+        """The roles with so many engines in use that a request considers a sample of them, and who
+        of them was sent which prompt."""
         self.is_mixed = False
         """Whether engines in use differ in version, or in what a model's name stands for: then
         prefill and decode engines are paired (`strangers`)."""
@@ -100,6 +105,11 @@ class Pools:
             role: tuple(member for member in pool if not member.is_drained)
             for role, pool in self._pools.items()
         }
+        self.sampled = {
+            role: self.sampled.get(role) or RecentHolders()
+            for role, pool in self._in_use.items()
+            if len(pool) > SUBSET_SIZE
+        }
         for role, monitor in self._monitors.items():
             monitor.watch(self._pools[role])
         self._models_changed()
@@ -125,6 +135,8 @@ class Pools:
         """Engines have come or gone, or list other models."""
         self._known = self._adapters = None
         self._kept.clear()
+        for monitor in self._monitors.values():
+            monitor.models_changed()
         self._compare()
 
     def _compare(self) -> None:
@@ -181,6 +193,12 @@ class Pools:
             self._monitors[member.endpoint.role].health_changed()
         if member.health.state is State.UP and before is not State.UP:
             self._monitors[member.endpoint.role].joined(member, now)
+
+    def _note_holder(self, prefix: PrefixKeys, endpoint: Endpoint) -> None:
+        """The engine's KV cache is going to hold this prompt."""
+        holders = self.sampled.get(endpoint.role)
+        if holders is not None:
+            holders.note(prefix, endpoint)
 
     def expected_delay(self, member: Member) -> float | None:
         """Expected seconds of a request of mean length there, now; None if not known."""

@@ -156,7 +156,8 @@ class Scheduler:
         chosen = candidates[place]
         self._choices += 1
         chosen.chosen_at = self._choices
-        pending = uncached[place] if computes else 0
+        # A prompt of a few letters is estimated at 0 tokens, and is one that has to be computed.
+        pending = max(1, uncached[place]) if computes else 0
         fleet = self.fleet
         if fleet.cache_events is None or not prefix.keys:
             lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix)
@@ -227,20 +228,23 @@ class Scheduler:
         now: float,
         computes: bool = True,
     ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, PrefixKeys, Lookup | None]:
-        if facts.destinations is None:
-            candidates = self.fleet.candidates(role, facts.model, exclude, now, self._rng)
-        else:
+        prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
+        fleet = self.fleet
+        if facts.destinations is not None:
             candidates = self._candidates(role, facts, exclude, now)
+        elif role in fleet.sampled:
+            candidates = fleet.sample(role, facts, exclude, now, self._rng)
+        else:
+            candidates = fleet.candidates(role, facts.model, exclude, now)
         if not candidates:
             raise self._no_engine(role, facts, exclude)
         least_recent_first(candidates)
-        prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
         uncached: Sequence[int]
         lookup: Lookup | None = None
         if prefix.keys:
-            if self.fleet.cache_events is not None:
-                lookup = self.fleet.lookup(facts, prefix)
-            uncached = self.fleet.uncached(candidates, facts.tokens, prefix, lookup)
+            if fleet.cache_events is not None:
+                lookup = fleet.lookup(facts, prefix)
+            uncached = fleet.uncached(candidates, facts.tokens, prefix, lookup)
             if facts.scale != 1.0:
                 uncached = [max(1, int(facts.scale * own)) for own in uncached]
         elif facts.scale != 1.0:

@@ -41,12 +41,15 @@ class SharedTable:
         self.reloads = memory[end : end + 3 * BYTES].cast("q")
         """Of the configuration, which the parent writes: how many were applied, how many rejected,
         and whether the last one was (0 or 1)."""
+        end += 3 * BYTES
+        self.ended_cpu_seconds = memory[end : end + BYTES].cast("d")
+        """What processes that have ended had used, all together; the parent writes it."""
 
     @staticmethod
     def size(columns: int, rows: int) -> int:
         """The table's size in bytes."""
         fields = rows * (len(INTEGER_FIELDS) + FLOAT_FIELDS) + PROCESS_FIELDS
-        return (columns * fields + 3) * BYTES
+        return (columns * fields + 4) * BYTES
 
     def column(self, number: int) -> "WorkerColumn":
         """The view of the process that writes column `number`, from 0 on."""
@@ -61,6 +64,10 @@ class SharedTable:
     def pids(self) -> list[int]:
         """The process ids of the registered workers."""
         return [pid for pid in self._pids if pid]
+
+    def pid(self, number: int) -> int:
+        """The id of the process that writes column `number`; 0 if there is none."""
+        return self._pids[number]
 
     def register(self, number: int, pid: int) -> None:
         """Register the process that writes column `number`."""
@@ -96,6 +103,10 @@ class SharedTable:
         size = FLOAT_FIELDS * self.columns
         for place in range(row * size + number, (row + 1) * size, self.columns):
             self._floats[place] = 0.0
+
+    def ended_cpu(self) -> float:
+        """Seconds of CPU time that processes which have ended had used."""
+        return self.ended_cpu_seconds[0]
 
     def restarts(self) -> int:
         """How often a process took the place of one that had ended."""

@@ -27,6 +27,9 @@ FORGET_SECONDS = 60.0
 """Estimates expire after this long without measurements, or an engine once slow would get no
 requests for ever."""
 
+SILENT_SECONDS = 1.0
+"""Silence after a request that is a measurement. Refused at once, probes measure nothing."""
+
 MAX_BUCKETS = 16
 """Most buckets that an estimate uses."""
 
@@ -39,6 +42,14 @@ RELIABLE_TOKENS = 8
 PROMPT_OVERHEAD = 64
 """Fixed cost of a prefill, in prompt tokens, as long as it is not measured."""
 
+
+UNSEEN_PREFILL_FACTOR = 2.0
+"""Times the expected time to first token after which a unary answer's prompt counts as computed:
+its first token is not seen, and the answer may take a hundred times as long."""
+
+USUAL_PREFILL_SECONDS = 0.0001
+"""Per token, where no engine has streamed an answer to a prompt that it computed: as a dense model
+of 70B parameters takes on four H100."""
 
 BEST_PREFILL_DRIFT = 1.0025
 """Factor per tick by which the best prefill time grows: it doubles in 70 s."""
@@ -73,6 +84,9 @@ class TimedLeg(Protocol):
     work: int
     sequences: int
 
+    def prompt_computed(self) -> None:
+        """Its prompt is not pending any more, as far as can be told."""
+
 
 class SpeedEstimator:
     """One endpoint's speed. The relay adds to `tokens`, event by event.
@@ -103,6 +117,8 @@ class SpeedEstimator:
         "gap_when_active",
         "is_reliable",
         "is_stalled",
+        "is_warm",
+        "last_per_prompt_token",
         "last_token_at",
         "open",
         "per_prompt_token",
@@ -112,6 +128,7 @@ class SpeedEstimator:
         "streams",
         "surplus",
         "tokens",
+        "unary",
         "untracked",
         "was_reliable",
     )
@@ -123,6 +140,8 @@ class SpeedEstimator:
         """Streams begun since the last tick."""
         self.untracked = 0
         """Unary legs since the last tick: their tokens are not seen as they come."""
+        self.unary: dict[TimedLeg, None] = {}
+        """Open legs whose first token is not seen, oldest first."""
         self.streams = 0
         """Sequences of this process between their first token and their last."""
         self.surplus = 0
@@ -131,6 +150,8 @@ class SpeedEstimator:
         """Sequences of this process from which tokens are expected: streams and prefills."""
         self.is_reliable = self.was_reliable = False
         """Whether the estimate is reliable now, or has been since the engine joined."""
+        self.is_warm = False
+        """Whether it has produced any token since it joined."""
         self.is_stalled = False
         """Whether the pool monitor considers it stalled."""
         self.last_token_at = 0.0
@@ -143,6 +164,8 @@ class SpeedEstimator:
         """`per_token` at the last tick with tokens: a stall does not count in it."""
         self.per_prompt_token: float | None = None
         """Time to first token per prompt token to compute before it, its own included."""
+        self.last_per_prompt_token = 0.0
+        """The same as last measured, also when that is so long ago that it tells no speed."""
         self.best_per_prompt_token: float | None = None
         """The lowest recent `per_prompt_token`: the prefill speed without queueing."""
         self._first_seconds = 0.0
@@ -167,11 +190,6 @@ class SpeedEstimator:
         self._at = 0.0
         self._measured_at = math.inf
         self._buckets: deque[_Bucket] = deque(maxlen=MAX_BUCKETS)
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether it has produced any token since it joined."""
-        return self.per_token is not None or self.per_prompt_token is not None
 
     @property
     def counted(self) -> EventCounts:
@@ -217,6 +235,10 @@ class SpeedEstimator:
     def all_open(self) -> int:
         """`open`, with those of the other processes."""
         return self.open + int(self._others.open)
+
+    def silence(self, now: float) -> float:
+        """Seconds for which requests have been open there without any token; 0 if none is open."""
+        return now - max(self.last_token_at, self.busy_since) if self.all_open else 0.0
 
     def on_request(self, leg: TimedLeg, now: float) -> None:
         """A stream or a prefill was sent."""
@@ -328,6 +350,17 @@ class SpeedEstimator:
         if self.costs is not None:
             self.costs.new_tokens += others.computed_tokens
 
+    def settle_prompts(self, per_prompt_token: float | None, now: float) -> None:
+        """The prompts of unary legs that should be computed by now are not pending any more.
+        `per_prompt_token`: the pool's, where this engine's is not known; None if neither is."""
+        seconds = self.per_prompt_token or per_prompt_token or USUAL_PREFILL_SECONDS
+        while self.unary:
+            leg = next(iter(self.unary))
+            if now - leg.started < UNSEEN_PREFILL_FACTOR * seconds * leg.work:
+                return
+            del self.unary[leg]
+            leg.prompt_computed()
+
     def ignore_stream_time(self) -> None:
         """Do not count the stream seconds since the last tick. Call it after `sync`."""
         self._stream_seconds = 0.0
@@ -339,10 +372,12 @@ class SpeedEstimator:
         has_tokens = tokens > 0
         if has_tokens:
             self.last_token_at = now
-        if tokens or self._prompt_work or self.all_streams:
+        has_answered = has_tokens or self._prompt_work > 0
+        self.is_warm = self.is_warm or has_answered
+        if has_answered or self.all_streams or self.silence(now) > SILENT_SECONDS:
             self._measured_at = now
-        elif self.is_warm and now - self._measured_at > FORGET_SECONDS:
-            self.reset()
+        elif now - self._measured_at > FORGET_SECONDS:
+            self._forget()
         self._drop_overtaken()
         self._note_best_prefill()
         self._buckets.appendleft(
@@ -362,7 +397,14 @@ class SpeedEstimator:
             self.gap_when_active = self.per_token or 0.0
 
     def reset(self) -> None:
-        """Forget the estimates: the engine was restarted or replaced."""
+        """Forget everything: the engine was restarted or replaced."""
+        self._forget()
+        self.is_warm = False
+        self.last_per_prompt_token = 0.0
+
+    def _forget(self) -> None:
+        """Forget how fast it is. That it has produced tokens it has: its silence is a stall."""
+        self._measured_at = math.inf
         self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
         self.was_reliable = False
         self.calibration.reset()
@@ -413,4 +455,4 @@ class SpeedEstimator:
         elif seconds and self.all_streams:  # none came: the gap is at least the time since
             self.per_token = max(self.per_token or 0.0, seconds / self.all_streams)
         if work:
-            self.per_prompt_token = prompt_seconds / work
+            self.per_prompt_token = self.last_per_prompt_token = prompt_seconds / work

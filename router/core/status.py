@@ -24,6 +24,9 @@ MAX_CHANGES: Final = 5
 CHANGES_SECONDS: Final = 60.0
 """An engine that flaps gets so many lines in this time; what happens meanwhile is counted."""
 
+UNREAD_SECONDS: Final = 30.0
+"""For which gauges cannot be read until that is told: a busy engine is late at times."""
+
 MAX_RECENT: Final = 20
 """Changes that are kept for those who look later: more than an operator reads."""
 
@@ -126,6 +129,8 @@ class _Told:
     """Changes since the last line."""
     far_off_since: float | None = None
     """When predictions of its prefix cache were called far off; None while they are right."""
+    is_unread: bool = False
+    """Whether it was told that its gauges cannot be read."""
     lines: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
     """When the last changes were logged."""
 
@@ -142,9 +147,12 @@ class StatusLog:
         self.recent: deque[tuple[float, Notice]] = deque(maxlen=MAX_RECENT)
         """The last changes, oldest first, each with its time; reminders are none."""
         self._told = {m.endpoint: _told(m, now) for m in members}
+        self._pools_up: dict[Role, str] = {}
+        """What the lines of a tick say of the pools: a thousand lines count each of them once."""
 
     def notices(self, now: float) -> list[Notice]:
         """What is to be logged now."""
+        self._pools_up.clear()
         before, self._told = self._told, {}
         found: list[Notice | None] = []
         for member in self._members:
@@ -153,7 +161,11 @@ class StatusLog:
                 found.append(self._joined(member, now, is_another=told is not None))
                 told = _told(member, now)
             self._told[member.endpoint] = told
-            found += [self._notice(member, told, now), _prediction(member, told, now)]
+            found += [
+                self._notice(member, told, now),
+                _prediction(member, told, now),
+                _gauges(member, told, now),
+            ]
         found += [self._gone(told, now) for told in before.values()]
         return [notice for notice in found if notice is not None]
 
@@ -206,9 +218,11 @@ class StatusLog:
         return self._line(member.endpoint, text if why is None else f"{text}: {why}", is_bad=is_bad)
 
     def _line(self, endpoint: Endpoint, text: str, *, is_bad: bool = False) -> Notice:
-        role, pool = endpoint.role, self._pool(endpoint.role)
-        up = f"{_up(pool)} of {len(pool)} {role} engines up"
-        return Notice(is_bad, f"{role} {endpoint.url} {text}; {up}")
+        role = endpoint.role
+        if role not in self._pools_up:
+            pool = self._pool(role)
+            self._pools_up[role] = f"{_up(pool)} of {len(pool)} {role} engines up"
+        return Notice(is_bad, f"{role} {endpoint.url} {text}; {self._pools_up[role]}")
 
 
 def _told(member: Member, now: float) -> _Told:
@@ -232,6 +246,25 @@ def _prediction(member: Member, told: _Told, now: float) -> Notice | None:
     if not trust.is_measured:  # a new engine, of which nothing is known yet
         return None
     return Notice(False, f"{name} finds what is predicted again after {_seconds(now - since)} s")
+
+
+def _gauges(member: Member, told: _Told, now: float) -> Notice | None:
+    """What is to be said of gauges that cannot be read, while the engine is up: others' are not."""
+    unread, up = member.unread_since, member.since
+    if not member.health.is_usable or up is None:
+        return None
+    is_unread = unread is not None and now - max(unread, up) >= UNREAD_SECONDS
+    if is_unread is told.is_unread or (told.is_unread and unread is not None):
+        return None
+    told.is_unread = is_unread
+    name = f"{member.endpoint.role} {member.endpoint.url}"
+    if not is_unread:
+        return Notice(False, f"the gauges of {name} are read again")
+    why = "" if member.gauges_error is None else f": {member.gauges_error}"
+    return Notice(
+        True,
+        f"the gauges of {name} cannot be read, so what others send there is not seen{why}",
+    )
 
 
 def _seconds(seconds: float) -> str:

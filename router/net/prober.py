@@ -172,14 +172,25 @@ class Prober:
         before = [ledger.known(each) for each in endpoints]
         assert self._sessions is not None
         _, kept = self._sessions
-        text = _good(await self._get(kept, endpoint, "/metrics"))
+        answer = await self._get(kept, endpoint, "/metrics")
+        text, error = _good(answer), self._why_not(answer)
         for each, known in zip(endpoints, before, strict=True):
             # The gauges are from some moment between: with the larger own count, no own request is
             # taken for another client's.
             own = max(known, ledger.known(each))
-            self._observe(Scraped(each, None if text is None else _gauges(text, each), own))
+            gauges = None if text is None else _gauges(text, each)
+            self._observe(Scraped(each, gauges, own, error))
         if text is not None and self._on_ranks is not None:
             self._compare_ranks(text, endpoint, self._on_ranks)
+
+    def _why_not(self, answer: _Answer | Trouble) -> str | None:
+        """What is wrong with an answer to /metrics; None if nothing is."""
+        trouble: Trouble | None
+        if isinstance(answer, Trouble):
+            trouble = answer
+        else:
+            trouble = self._diagnosis.of_status(answer.status, "/metrics")
+        return trouble and trouble.advice
 
     def _compare_ranks(
         self, text: bytes, endpoint: Endpoint, on_ranks: Callable[[str, tuple[int, ...]], None]

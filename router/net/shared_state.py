@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import logging
 import mmap
+import os
 import socket
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from router.core.events import Event, LegFailed, Ordered, Probed, Scraped, SharedEvent
 from router.core.failures import is_unreachable
@@ -78,8 +80,10 @@ class SharedState:
         )
 
     def worker_left(self, number: int) -> None:
-        """A worker has ended, and its requests with it."""
+        """A worker has ended, and its requests with it. Its parent has not waited for it yet."""
+        used = _cpu_seconds(self.table.pid(number))
         self.table.clear(number)
+        self.table.ended_cpu_seconds[0] += used
 
     def close(self) -> None:
         """Close the sockets."""
@@ -148,3 +152,13 @@ class WorkerBus:
     def close(self) -> None:
         """Stop receiving."""
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What a process has used, also one that has ended and was not waited for; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    user, system = fields[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -51,6 +51,12 @@ def eject(fleet: Fleet, endpoint: Endpoint) -> None:
         fleet.observe(LegAnswered(endpoint, 500, 0.1), 0.0)
 
 
+def down(fleet: Fleet, endpoint: Endpoint) -> None:
+    """Three failed probes in a row."""
+    for _ in range(3):
+        fleet.observe(Probed(endpoint, HealthSignal.FAILED), 0.0)
+
+
 def break_stream(fleet: Fleet, asked_at: float, now: float) -> None:
     """An answer of D0 breaks off."""
     fleet.observe(LegFailed(D0, FailureKind.BROKEN, asked_at), now)

@@ -12,6 +12,7 @@ from router.core.capacity import (
     QUEUE_SECONDS,
     QUEUE_STEPS,
     RECENT_SECONDS,
+    ROOM_FACTOR,
     SURE_SECONDS,
     Capacity,
     QueueDetector,
@@ -45,6 +46,27 @@ def test_there_is_no_limit_until_requests_queue() -> None:
     capacity = Capacity()
     run(capacity, 60.0, 64, 64, 0.0, queues=False)
     assert capacity.slots == math.inf
+
+
+def test_an_unknown_limit_is_none_as_long_as_no_engine_has_one() -> None:
+    capacity = Capacity()
+    run(capacity, 60.0, 20, 20, 0.0, queues=False)
+    assert capacity.room(math.inf) == math.inf
+
+
+def test_beside_others_an_unknown_limit_is_theirs_or_some_more_than_what_ran() -> None:
+    capacity = Capacity()
+    assert capacity.room(16.0) == 16
+    now = run(capacity, 1.0, 20, 20, 0.0, queues=False)
+    run(capacity, 60.0, 0, 0, now, queues=False)  # it has run so many, however long ago
+    assert capacity.room(16.0) == 20 * ROOM_FACTOR
+    assert capacity.room(64.0) == 64
+
+
+def test_a_known_limit_is_its_own_whatever_others_have() -> None:
+    capacity = Capacity()
+    run(capacity, TICK_SECONDS, 8, 20, 0.0, queues=True)
+    assert capacity.room(64.0) == Capacity(8).room(64.0) == 8
 
 
 def test_the_limit_is_what_ran_while_requests_queued() -> None:

@@ -6,13 +6,14 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.eligible import SUBSET_SIZE
+from router.core.eligible import FEWEST, SUBSET_SIZE
 from router.core.events import (
     Probed,
 )
+from router.core.fleet import Fleet
 from router.core.health import HealthSignal
-from router.core.values import Endpoint, Role
-from tests.core.fixtures import D0, D1, P0
+from router.core.values import Candidate, Endpoint, Facts, Role
+from tests.core.fixtures import D0, D1, P0, request
 from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, taking, up
 
 
@@ -60,26 +61,65 @@ def test_what_an_engine_listed_is_kept_when_it_does_not_tell_again() -> None:
 MANY = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(100)]
 
 
+def sampled(fleet: Fleet, rng: Random, facts: Facts | None = None) -> list[Candidate]:
+    """Those of a large pool that a request considers."""
+    return fleet.sample(Role.DECODE, facts or request(), NO_ENDPOINTS, 0.0, rng)
+
+
 @given(st.integers(SUBSET_SIZE + 1, 100), st.randoms(use_true_random=False))
 def test_of_a_large_pool_every_nth_is_looked_at(engines: int, rng: Random) -> None:
     fleet = fleet_up(P0, *MANY[:engines])
-    seen = [it.ordinal for it in fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, rng)]
+    seen = [it.ordinal for it in sampled(fleet, rng)]
     assert SUBSET_SIZE / 2 <= len(seen) <= SUBSET_SIZE
     assert len({after - before for before, after in pairwise(seen)}) == 1
 
 
 def test_every_engine_of_a_large_pool_is_looked_at_soon() -> None:
     fleet, rng = fleet_up(*MANY), Random(1)
-    draws = [fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, rng) for _ in range(40)]
+    draws = [sampled(fleet, rng) for _ in range(40)]
     assert {it.ordinal for seen in draws for it in seen} == set(range(100))
+
+
+def test_each_time_that_a_request_asks_it_considers_the_same_engines_of_a_large_pool() -> None:
+    fleet, rng, facts = fleet_up(*MANY), Random(1), request()
+    first = sampled(fleet, rng, facts)
+    assert [sampled(fleet, rng, facts) for _ in range(10)] == [first] * 10
 
 
 def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
     fleet = fleet_of(*MANY)
     fleet.observe(up(MANY[99]), 0.0)
     for seed in range(10):
-        found = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0, Random(seed))
+        found = sampled(fleet, Random(seed))
         assert [it.endpoint for it in found] == [MANY[99]]
+
+
+def serving(fleet: Fleet, rare: int) -> Fleet:
+    """The first engines serve another model than the rest."""
+    for place, endpoint in enumerate(MANY):
+        fleet.observe(up(endpoint, card("rare" if place < rare else "usual")), 0.0)
+    return fleet
+
+
+@given(st.integers(1, 100), st.randoms(use_true_random=False))
+def test_a_request_can_choose_though_few_engines_of_a_large_pool_serve_its_model(
+    rare: int, rng: Random
+) -> None:
+    fleet = serving(fleet_of(*MANY), rare)
+    found = sampled(fleet, rng, request(model="rare"))
+    assert min(rare, FEWEST) <= len(found) <= SUBSET_SIZE
+    assert len({it.ordinal for it in found}) == len(found)
+    assert {it.ordinal for it in found} <= set(range(rare))
+
+
+def test_it_considers_a_part_of_them_where_they_are_many() -> None:
+    """All are looked at because those of the subset are few."""
+    fleet, rng = fleet_of(*MANY), Random(1)
+    for endpoint in [each for place, each in enumerate(MANY) if place % 4]:  # three of four
+        fleet.observe(up(endpoint), 0.0)
+    draws = [sampled(fleet, rng) for _ in range(40)]
+    assert {len(seen) for seen in draws} == {25}
+    assert {it.ordinal % 4 for seen in draws for it in seen} == {1, 2, 3}
 
 
 def test_an_ejected_engine_takes_nothing_unless_nobody_else_can() -> None:

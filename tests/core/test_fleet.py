@@ -8,8 +8,18 @@ from router.core.events import (
 )
 from router.core.roster import Entry
 from router.core.values import FailureKind, Gauges, Role
-from tests.core.fixtures import D0, D1
-from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, taking, up
+from tests.core.fixtures import D0, D1, D2, D3, D4
+from tests.core.fleets import (
+    NO_ENDPOINTS,
+    card,
+    down,
+    eject,
+    entries,
+    fleet_of,
+    fleet_up,
+    taking,
+    up,
+)
 
 
 def test_leases_are_seen_at_once() -> None:
@@ -30,6 +40,37 @@ def test_candidates_that_are_kept_have_no_stale_gauges_after_the_next_tick() -> 
     fleet.tick(5.1)
     (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 5.1)
     assert it.other_requests is None
+
+
+def test_as_many_engines_are_usable_as_may_get_a_request() -> None:
+    fleet = fleet_up(D0, D1, D2, D3, D4)
+
+    def usable() -> int:
+        count = fleet.usable(Role.DECODE)
+        assert count == len(taking(fleet, Role.DECODE))
+        return count
+
+    assert usable() == 5
+    fleet.apply([*entries(D0, D1, D2, D3), Entry(D4, 4, is_draining=True)], 1.0)
+    assert usable() == 4
+    eject(fleet, D0)
+    eject(fleet, D1)
+    assert usable() == 2
+    down(fleet, D2)
+    assert usable() == 1
+    fleet.tick(2.0)  # two of three are ejected: panic
+    assert usable() == 3
+    for endpoint in (D0, D1, D3):
+        down(fleet, endpoint)
+    assert usable() == 0
+
+
+def test_an_ejected_engine_is_usable_while_no_other_is_up() -> None:
+    fleet = fleet_up(D0, D1)
+    eject(fleet, D0)
+    down(fleet, D1)
+    assert taking(fleet, Role.DECODE) == [D0]
+    assert fleet.usable(Role.DECODE) == 1
 
 
 def test_legs_are_timed_and_ticks_turn_them_into_speed() -> None:

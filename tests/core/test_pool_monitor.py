@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.capacity import QUEUE_SECONDS
+from router.core.capacity import QUEUE_SECONDS, ROOM_FACTOR, Capacity
 from router.core.health import Health, State
+from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.member import Exclusion, Member
 from router.core.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig, PoolMonitor
-from router.core.probing import speed_probe_work
-from router.core.speed_estimator import TICK_SECONDS
+from router.core.probing import SPEED_PROBE_TIMEOUT_SECONDS, speed_probe_work
+from router.core.speed_estimator import FORGET_SECONDS, TICK_SECONDS
 from router.core.stall import RETRY_SECONDS
 from router.core.values import Candidate, Endpoint, Role
+from tests.core.fleets import card
 
 UP = Health(State.UP)
 
@@ -74,6 +76,17 @@ class Pool:
 # Speed.
 
 
+def test_engines_are_grouped_again_only_when_their_models_or_they_change() -> None:
+    pool = Pool(0.02, 0.02)
+    before = pool.monitor.rivals()
+    pool.run(1.0)
+    assert pool.monitor.rivals() is before
+    pool.monitor.models_changed()
+    assert pool.monitor.rivals() is not before
+    pool.monitor.watch(pool.members[:1])
+    assert pool.monitor.rivals() == [pool.members[:1]]
+
+
 def test_a_slow_engine_is_known_within_a_second_and_by_how_much() -> None:
     pool = Pool(0.16, *[0.02] * 7)
     pool.streams()
@@ -98,6 +111,69 @@ def test_it_returns_when_it_is_fast_again_and_then_little_by_little() -> None:
         weights.append(it.view.slow_start_weight)
     assert weights == sorted(weights)
     assert weights[0] < 1.0
+
+
+def test_an_engine_that_looks_slower_now_and_then_needs_no_slow_start() -> None:
+    """Prompts that are computed between tokens make gaps of equal engines differ."""
+    pool = Pool(*[0.02] * 8)
+    pool.streams()
+    seen = set()
+    for gap in (0.02, 0.045) * 4:
+        pool.set(0, gap)
+        for _ in range(12):
+            pool.run(TICK_SECONDS)
+            assert pool.members[0].view.slow_start_weight == 1.0
+            seen.add(pool.members[0].view.slowdown > 1.0)
+    assert seen == {False, True}
+
+
+def test_who_was_slow_for_a_moment_has_a_short_slow_start() -> None:
+    pool = Pool(*[0.02] * 8, exclusion_config=ExclusionConfig(slow_start_seconds=60.0))
+    pool.streams()
+    pool.run(4.0)
+    pool.set(0, 0.16)
+    pool.run(1.0)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+    pool.set(0, 0.02)
+    pool.run(1.5)
+    assert pool.exclusions == [None] * 8
+    assert 0.8 < pool.members[0].view.slow_start_weight < 1.0
+    pool.run(10.0)
+    assert pool.members[0].view.slow_start_weight == 1.0
+
+
+def test_who_is_slow_again_and_again_has_a_slow_start_for_all_of_that_time() -> None:
+    pool = Pool(*[0.02] * 8, exclusion_config=ExclusionConfig(slow_start_seconds=60.0))
+    pool.streams()
+    pool.run(4.0)
+    weights = []
+    for _ in range(3):
+        pool.set(0, 0.16)
+        pool.run(1.0)
+        assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+        pool.set(0, 0.02)
+        pool.run(1.5)
+        assert pool.exclusions == [None] * 8
+        weights.append(pool.members[0].view.slow_start_weight)
+    assert weights[0] > weights[1] > weights[2]
+    pool.run(60.0)
+    assert pool.members[0].view.slow_start_weight == 1.0
+    pool.set(0, 0.16)
+    pool.run(1.0)
+    pool.set(0, 0.02)
+    pool.run(1.5)
+    assert pool.members[0].view.slow_start_weight == pytest.approx(weights[0])  # long ago
+
+
+def test_where_speed_is_not_used_none_has_to_return_from_it() -> None:
+    pool = Pool(0.16, *[0.02] * 7, exclusion_config=ExclusionConfig(speed_roles=frozenset()))
+    pool.streams()
+    pool.run(4.0)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+    pool.set(0, 0.02)
+    pool.run(2.5)
+    assert pool.exclusions == [None] * 8
+    assert pool.members[0].view.slow_start_weight == 1.0
 
 
 def test_a_pool_that_is_slow_as_a_whole_has_no_slow_engine() -> None:
@@ -197,6 +273,89 @@ def test_one_that_looks_half_recovered_stays_slow() -> None:
     assert pool.exclusions[0] is None
 
 
+def test_a_long_unary_answer_does_not_hold_its_prompt_pending() -> None:
+    """Also on an engine whose speed nobody has measured: its pool's counts."""
+    pool = Pool(0.02, 0.02)
+    first = LegTimer(pool.members[0].speed, None, 1000, 0.0, tracks_first_token=True)
+    first.first_token(1.0)
+    first.end(1.0)
+    load = pool.members[1].view.load
+    lease = Lease(load, pool.members[1].endpoint, 4000, 4000)
+    LegTimer(pool.members[1].speed, lease, 4000, 0.0, tracks_first_token=False)
+    pool.run(7.0)
+    assert load.pending == 4000
+    pool.run(2.0)
+    assert load.pending == 0
+
+
+def test_nor_does_one_in_a_pool_without_any_streams() -> None:
+    pool = Pool(0.02, 0.02)
+    load = pool.members[0].view.load
+    lease = Lease(load, pool.members[0].endpoint, 32_000, 32_000)
+    leg = LegTimer(pool.members[0].speed, lease, 32_000, 0.0, tracks_first_token=False)
+    pool.run(6.0)
+    assert load.pending == 32_000
+    pool.run(1.0)
+    assert load.pending == 0
+    leg.end(pool.now)
+
+
+def test_an_engine_of_half_the_speed_that_was_slow_once_is_used_again() -> None:
+    pool = Pool(0.04, *[0.02] * 7)
+    pool.streams()
+    pool.run(4.0)
+    pool.set(0, 0.16)
+    pool.run(4.0)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+    pool.set(0, 0.04)
+    pool.run(4.0)
+    assert pool.exclusions == [None] * 8
+
+
+def test_an_engine_that_was_always_slow_is_not_taken_back_for_looking_less_so() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(4.0)
+    pool.set(0, 0.04)
+    pool.run(4.0)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+
+
+# Models: requests choose among the engines that serve theirs, so these are compared.
+
+
+def serving(pool: Pool, *names: str) -> Pool:
+    """Each engine tells which model it serves."""
+    for member, name in zip(pool.members, names, strict=True):
+        member.set_cards((card(name),))
+    return pool
+
+
+def test_the_limits_of_engines_with_another_model_say_nothing() -> None:
+    pool = serving(Pool(0.02, 0.02, 0.02), "a", "a", "b")
+    pool.members[0].capacity = Capacity(stated=4)
+    pool.run(2 * TICK_SECONDS)
+    assert [member.view.slots for member in pool.members] == [4, 4, math.inf]
+
+
+def test_engines_of_a_larger_model_are_not_slow() -> None:
+    pool = serving(Pool(*[0.08] * 2, *[0.02] * 6), *["large"] * 2, *["small"] * 6)
+    pool.streams()
+    pool.run(4.0)
+    assert pool.exclusions == [None] * 8
+    assert {member.view.slowdown for member in pool.members} == {1.0}
+    large, small = (pool.monitor.expected_delay(pool.members[place]) for place in (0, 7))
+    assert large == pytest.approx(4 * (small or 0.0), rel=0.1)
+
+
+def test_a_slow_engine_is_found_beside_many_of_a_larger_model() -> None:
+    pool = serving(Pool(0.08, *[0.02] * 2, *[0.08] * 5), *["small"] * 3, *["large"] * 5)
+    pool.streams()
+    pool.run(4.0)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+    assert pool.members[0].view.slowdown == pytest.approx(4, rel=0.15)
+
+
 # Silence.
 
 
@@ -225,6 +384,42 @@ def test_a_stalled_engine_that_everybody_left_is_tried_again() -> None:
         leg.end(pool.now)
     pool.run(RETRY_SECONDS + 1)
     assert not pool.members[0].is_blocked
+
+
+def test_an_engine_that_hangs_is_stalled_as_long_as_its_probes_wait_in_vain() -> None:
+    pool = Pool(*[0.02] * 4)
+    it = pool.members[0]
+    for leg in pool.streams():
+        leg.end(pool.now + TICK_SECONDS)
+    pool.run(1.0)
+    pool.set(0, None)
+    user = LegTimer(it.speed, None, 10, pool.now, tracks_first_token=True)
+    pool.run(13.0)
+    user.end(pool.now)
+    for _ in range(30):
+        assert pool.exclusions[0] is Exclusion.STALLED
+        probe = LegTimer(it.speed, None, 2, pool.now, tracks_first_token=True)
+        pool.run(SPEED_PROBE_TIMEOUT_SECONDS)
+        probe.end(pool.now)
+        pool.run(1.0)
+    probe = LegTimer(it.speed, None, 2, pool.now, tracks_first_token=True)
+    probe.first_token(pool.now)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions[0] is None
+
+
+def test_an_engine_that_hung_while_nobody_was_there_stalls_under_the_first_request() -> None:
+    pool = Pool(*[0.02] * 4)
+    legs = pool.streams()
+    pool.run(2.0)
+    for leg in legs:
+        leg.end(pool.now)
+    pool.set(0, None)
+    pool.run(FORGET_SECONDS + 10)
+    LegTimer(pool.members[0].speed, None, 10, pool.now, tracks_first_token=True)
+    pool.members[0].view.load.add(1, 10, 10)
+    pool.run(2.5)
+    assert pool.exclusions == [Exclusion.STALLED, None, None, None]
 
 
 @given(
@@ -395,7 +590,8 @@ def test_an_engine_is_full_when_streams_go_on_waiting() -> None:
     assert pool.members[0].view.slots == math.inf  # that may be their prefill
     pool.run(2 * TICK_SECONDS)
     assert pool.members[0].view.slots == 4
-    assert pool.members[1].view.slots == math.inf
+    assert pool.members[1].capacity.slots == math.inf
+    assert pool.members[1].view.slots == 4 * ROOM_FACTOR  # not all that the first has no slots for
     for leg in waiting:
         leg.first_token(pool.now)
 

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.pool_speed import MIN_SLOWDOWN, NOISE_SECONDS, SLOW, pool_median, slowdown
+from router.core.pool_speed import (
+    MIN_SLOWDOWN,
+    MOST_RECOVERED,
+    NOISE_SECONDS,
+    RECOVERED,
+    SLOW,
+    SlowdownHistory,
+    pool_median,
+    recovered_below,
+    slowdown,
+)
 
 gaps = st.floats(0.001, 100)
 
@@ -45,3 +55,21 @@ def test_below_the_noise_no_engine_is_slow() -> None:
 def test_slower_is_never_a_smaller_ratio(one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert slowdown(low, 1.0) <= slowdown(high, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("best", "limit"),
+    [
+        (None, RECOVERED),
+        (1.0, RECOVERED),
+        (1.6, 2.0),
+        (2.2, MOST_RECOVERED),
+        (MOST_RECOVERED, RECOVERED),  # it has been slow, or nearly, since it joined
+        (8.0, RECOVERED),
+    ],
+)
+def test_an_engine_has_recovered_when_it_is_about_what_it_was_at_its_best(
+    best: float | None, limit: float
+) -> None:
+    history = None if best is None else SlowdownHistory(8.0, best)
+    assert recovered_below(history) == pytest.approx(limit)

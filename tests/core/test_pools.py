@@ -57,7 +57,7 @@ def test_the_engines_limit_can_be_stated() -> None:
     fleet = Fleet([D0, D1], Ledger(), HealthThresholds(), 3.0, max_num_seqs={D0: 48}.get)
     fleet.tick(0.0)
     assert fleet.member(D0).view.slots == 48
-    assert fleet.member(D1).view.slots == math.inf
+    assert fleet.member(D1).capacity.slots == math.inf
 
 
 def test_who_stays_keeps_what_is_known_of_it() -> None:

@@ -15,9 +15,11 @@ from router.core.events import LegFailed, Probed
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
+from router.core.member import Exclusion
 from router.core.policies import POLICIES, Policy
 from router.core.roster import Entry
 from router.core.schedule import LOAD_FACTOR, Scheduler
+from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Candidate, Decision, Endpoint, FailureKind, Mode, Role
 from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
 
@@ -378,6 +380,16 @@ def test_only_who_computes_the_prompt_has_it_ahead(computes: bool, pending: int)
     lease.release()
     leg.end(0.2)
     assert (fleet.ledger.load(D0).pending, fleet.member(D0).speed.open) == (0, 0)
+
+
+def test_a_prompt_of_a_few_letters_waits_for_an_engine_that_hangs_no_longer_than_others() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.member(D0).speed.is_warm = True
+    lease = scheduler_of(fleet).lease(Role.DECODE, request(prompt="Hi!"), frozenset({D1}), 0.0)
+    fleet.leg(lease, 0.0, tracks_first_token=True)
+    for tick in range(1, 10):
+        fleet.tick(TICK_SECONDS * tick)
+    assert fleet.member(D0).exclusion is Exclusion.STALLED  # 2 s are over
 
 
 def test_who_has_tried_all_engines_is_told_so() -> None:

@@ -1,11 +1,15 @@
 """The models that engines list."""
 
+import pytest
+
+from router.core import served_models
 from router.core.events import (
     Probed,
 )
 from router.core.health import HealthSignal
+from router.core.member import Member
 from router.core.values import Role
-from tests.core.fixtures import D0, D1, P0
+from tests.core.fixtures import D0, D1, P0, candidate
 from tests.core.fleets import NO_ENDPOINTS, card, fleet_of, fleet_up, up
 
 
@@ -73,3 +77,37 @@ def test_a_card_that_was_made_anew_is_the_same() -> None:
     fleet.observe(as_told(3, max_model_len=1), 10.0)
     assert fleet.models()["m"]["max_model_len"] == 1
     assert fleet.candidates(Role.DECODE, "m", NO_ENDPOINTS, 10.0) is not kept
+
+
+@pytest.mark.parametrize(
+    ("listed", "groups"),
+    [
+        (("a", "a", "b"), [[0, 1], [2]]),
+        (("a", "b", "ab", "c"), [[0, 1, 2], [3]]),  # one that serves both is compared with all
+        (("ax", "ay", "b"), [[0, 1], [2]]),  # adapters of one base model
+        (("ab", "cd", "bc", "ef", "ed"), [[0, 1, 2, 3, 4]]),
+        (("", "a", None, None, ""), [[0, 4], [1], [2, 3]]),
+    ],
+)
+def test_engines_are_rivals_of_those_with_which_they_have_a_model_in_common(
+    listed: tuple[str | None, ...], groups: list[list[int]]
+) -> None:
+    members = [Member(candidate(D0)) for _ in listed]
+    for member, models in zip(members, listed, strict=True):
+        member.models = None if models is None else frozenset(models)
+    number = {id(member): place for place, member in enumerate(members)}
+    places = [[number[id(each)] for each in group] for group in served_models.rivals(members)]
+    assert sorted(sorted(group) for group in places) == groups
+
+
+def test_an_engine_that_lists_another_model_is_compared_with_others_from_then_on() -> None:
+    fleet = fleet_of(D0, D1)
+    for endpoint, gap in ((D0, 0.02), (D1, 0.04)):
+        fleet.observe(up(endpoint, card("m")), 0.0)
+        speed = fleet.member(endpoint).speed
+        speed.was_reliable, speed.per_token = True, gap
+    fleet.tick(0.25)
+    assert fleet.member(D1).median == 0.02
+    fleet.observe(up(D1, card("other")), 0.5)
+    fleet.tick(0.5)
+    assert fleet.member(D1).median == 0.04

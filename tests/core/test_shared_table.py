@@ -209,9 +209,12 @@ def test_a_process_that_takes_the_place_of_another_is_a_restart() -> None:
     table = SharedTable(memoryview(bytearray(size)), 2, 1)
     for number in (0, 1):
         table.register(number, 100 + number)
-    assert table.restarts() == 0
+    assert (table.restarts(), table.pid(1), table.ended_cpu()) == (0, 101, 0.0)
     table.clear(1)
+    assert table.pid(1) == 0
+    table.ended_cpu_seconds[0] += 2.5
     table.register(1, 200)
+    assert table.ended_cpu() == 2.5
     assert (table.restarts(), table.pids()) == (1, [100, 200])
 
 

@@ -7,6 +7,7 @@ from router.core.speed_estimator import (
     FORGET_SECONDS,
     PROMPT_OVERHEAD,
     RELIABLE_TOKENS,
+    SILENT_SECONDS,
     TICK_SECONDS,
     EventCounts,
     SpeedEstimator,
@@ -85,9 +86,41 @@ def test_what_is_old_is_forgotten() -> None:
     now = run(speed, 2.0, gap=0.1)
     leg.end(now)
     speed.tick(now + FORGET_SECONDS - 1)
-    assert speed.is_warm
+    assert speed.per_token is not None
     speed.tick(now + FORGET_SECONDS + 1)
-    assert not speed.is_warm
+    assert speed.per_token is None
+
+
+def test_an_engine_that_was_idle_for_long_has_still_produced_tokens() -> None:
+    """So that its silence is a stall, after a time that its prompts may take."""
+    speed = SpeedEstimator()
+    leg = LegTimer(speed, None, 936, 0.0, tracks_first_token=True)
+    leg.unary_answer(1.0)
+    leg.end(1.0)
+    speed.tick(1.0)
+    speed.tick(FORGET_SECONDS + 2)
+    assert (speed.per_prompt_token, speed.last_per_prompt_token) == (None, 0.001)
+    assert speed.is_warm
+    speed.reset()
+    assert (speed.is_warm, speed.last_per_prompt_token) == (False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_known"), [(SILENT_SECONDS + 9, True), (SILENT_SECONDS / 2, False)]
+)
+def test_requests_that_wait_in_vain_measure_it_unless_they_are_refused(
+    seconds: float, is_known: bool
+) -> None:
+    speed = SpeedEstimator()
+    leg = open_leg(speed)
+    now = run(speed, 2.0, gap=0.1)
+    leg.end(now)
+    for _ in range(8):
+        probe = LegTimer(speed, None, 2, now, tracks_first_token=True)
+        speed.tick(now + seconds)
+        probe.end(now + seconds)
+        now += 11.0
+    assert (speed.per_token is not None) == is_known
 
 
 def test_prompts_are_measured_by_the_work_ahead_of_them() -> None:

@@ -1,13 +1,15 @@
 """What operators are told: one line for each change of an engine, with cause and what is left."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from router.core import status as of
-from router.core.events import LegAnswered, LegFailed, Probed
+from router.core.events import LegAnswered, LegFailed, Probed, Scraped
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
-from router.core.member import Exclusion
+from router.core.member import Exclusion, Member
 from router.core.outlier import Outlier
 from router.core.roster import Entry
 from router.core.stall import Stall
@@ -16,10 +18,11 @@ from router.core.status import (
     FIRST_REMINDER_SECONDS,
     MAX_CHANGES,
     MAX_RECENT,
+    UNREAD_SECONDS,
     StatusLog,
     pool_status,
 )
-from router.core.values import Endpoint, FailureKind, Role
+from router.core.values import Endpoint, FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2, P0
 
 WHY = "nothing listens there"
@@ -80,6 +83,24 @@ def test_an_engine_that_requests_find_down_is_a_warning_with_cause_and_what_is_l
     bench.up(D0, D1, D2)
     bench.refuse(D1)
     assert bench.told() == [f"! decode http://d1:8000 is down: {WHY}; 2 of 3 decode engines up"]
+
+
+def test_a_pool_is_counted_once_for_all_the_lines_of_a_tick() -> None:
+    bench = Bench(P0, D0, D1)
+    bench.up(P0, D0, D1)
+    counted: list[Role] = []
+
+    def pool(role: Role) -> Sequence[Member]:
+        counted.append(role)
+        return bench.fleet.pool(role)
+
+    bench.log = StatusLog(bench.fleet, pool, bench.now)
+    for engine in (D0, D1, P0):
+        bench.refuse(engine)
+    assert [line.endswith(" engines up") for line in bench.told()] == [True] * 3
+    assert sorted(counted) == [Role.DECODE, Role.PREFILL]
+    bench.see(D0, HealthSignal.OK)
+    assert bench.told()[0].endswith("1 of 2 decode engines up")
 
 
 def test_its_return_is_told_with_how_long_it_was_away() -> None:
@@ -272,6 +293,63 @@ def test_a_restarted_engine_is_not_called_right_before_anything_is_known() -> No
     assert bench.told() == []
     far_off(bench, is_far_off=True)
     assert len(bench.told()) == 1
+
+
+GAUGES = "the gauges of decode http://d0:8000"
+
+
+def scrape(bench: Bench, error: str | None) -> None:
+    """Read an engine's gauges; `error`: in vain."""
+    gauges = None if error else Gauges(running=1)
+    bench.fleet.observe(Scraped(D0, gauges, 0, error), bench.now)
+
+
+@pytest.mark.parametrize("error", ["/metrics answers 404", None])
+def test_gauges_that_cannot_be_read_for_a_while_are_told_once_and_so_is_their_end(
+    error: str | None,
+) -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.fleet.observe(Scraped(D0, None, 0, error), bench.now)
+    bench.pass_(UNREAD_SECONDS - 1)
+    assert bench.told() == []
+    bench.pass_(1.0)
+    [line] = bench.told()
+    assert line.startswith(f"! {GAUGES} cannot be read")
+    assert line.endswith(error or "not seen")
+    bench.pass_(90.0)
+    assert bench.told() == []
+    scrape(bench, None)
+    assert bench.told() == [f"{GAUGES} are read again"]
+    assert bench.told() == []
+
+
+def test_gauges_of_an_engine_that_is_down_are_nobodys_concern() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    scrape(bench, "no answer")  # it is about to go down
+    bench.see(D0, HealthSignal.UNAVAILABLE)
+    bench.told()
+    bench.pass_(600.0)
+    assert not [line for line in bench.told() if GAUGES in line]
+    bench.see(D0, HealthSignal.OK)
+    assert not [line for line in bench.told() if GAUGES in line]
+    scrape(bench, None)
+    bench.pass_(600.0)
+    assert bench.told() == []
+
+
+def test_an_engine_that_goes_down_meanwhile_and_comes_back_is_told_of_once() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    scrape(bench, "no answer")
+    bench.pass_(UNREAD_SECONDS)
+    assert len(bench.told()) == 1
+    bench.see(D0, HealthSignal.UNAVAILABLE)
+    bench.see(D0, HealthSignal.OK)
+    assert not [line for line in bench.told() if GAUGES in line]
+    bench.pass_(UNREAD_SECONDS)
+    assert bench.told() == []
 
 
 # Engines that come and go.

@@ -9,6 +9,7 @@ import pytest
 
 from router.core.events import Probed, Scraped
 from router.core.health import HealthSignal, State
+from router.web.endpoints import endpoints
 from tests.net.client import SECONDS
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -182,6 +183,26 @@ async def test_no_metrics_text_ends_the_scraping(harness: Harness, text: bytes) 
     router = await harness.router(engine, **OFTEN)
     await eventually(lambda: len(router.all(Scraped)) > 2)
     assert all(not s.gauges or not s.gauges.running for s in router.all(Scraped))
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [(401, "/metrics wants a key: give it by --engine-api-key"), (404, "/metrics answers 404")],
+)
+async def test_operators_are_told_why_gauges_cannot_be_read(
+    harness: Harness, status: int, why: str
+) -> None:
+    engine = await harness.engine()
+    engine.metrics = json_reply(b"{}", status)
+    router = await harness.router(engine, **OFTEN)
+    [member] = router.router.fleet
+    await eventually(lambda: member.gauges_error is not None)
+    [entry] = endpoints(router.router.fleet)
+    assert entry["gauges_age_seconds"] is None
+    assert entry["gauges_error"].startswith(why)
+    engine.metrics = json_reply(b"vllm:num_requests_running 1.0\n")
+    await eventually(lambda: member.gauges_error is None)
+    assert endpoints(router.router.fleet)[0]["gauges_age_seconds"] >= 0
 
 
 async def test_gauges_are_read_and_age(harness: Harness) -> None:

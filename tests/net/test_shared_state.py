@@ -1,6 +1,8 @@
 """Events that workers send to each other, here within one process."""
 
 import contextlib
+import os
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -114,6 +116,24 @@ async def test_many_models_fit_into_one_piece_of_news(make: Make) -> None:
     await eventually(lambda: heard)
     assert heard == [Probed(D0, HealthSignal.OK, cards)]
     other.bus.close()
+
+
+def test_what_a_worker_had_used_is_remembered_when_it_ends(make: Make) -> None:
+    shared = make(2)
+    pid = os.fork()
+    if not pid:
+        while time.process_time() < 0.1:
+            pass
+        os._exit(0)
+    shared.join(1, pid)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    shared.worker_left(1)
+    os.waitpid(pid, 0)
+    assert shared.table.pids() == []
+    used = shared.table.ended_cpu()
+    assert used >= 0.09
+    shared.worker_left(0)  # which had not begun
+    assert shared.table.ended_cpu() == used
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -1,6 +1,7 @@
 """Builds a cluster from a scenario and lets it run to its end."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -55,6 +56,8 @@ def simulate(
     ]
     asking = Asking()
     policies = dict.fromkeys(Role, make_policy(policy, engines, asking))
+    speed_roles = probing.roles_that_use_speed(policies)
+    exclusion = replace(exclusion_config or ExclusionConfig(), speed_roles=speed_roles)
     replicas = [
         Replica(
             n,
@@ -62,7 +65,7 @@ def simulate(
             scenario,
             policies,
             Random(f"replica {seed} {n}"),
-            exclusion_config or ExclusionConfig(),
+            exclusion,
             asking,
             cached_roles(policy),
         )
@@ -72,7 +75,6 @@ def simulate(
         engine.speeds = [replica.members[place].speed for replica in replicas]
     rng = Random(f"clients {seed}")
     clients = Clients(scenario.workload, replicas, agenda, rng, scenario.sessions)
-    speed_roles = probing.roles_that_use_speed(policies)
     probes = [_watch(replica, agenda, speed_roles, scenario.replicas) for replica in replicas]
     if scenario.has_peers:
         _connect(replicas, agenda, seed)

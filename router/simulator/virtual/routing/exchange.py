@@ -189,7 +189,7 @@ class VirtualExchange:
         """An error came as the first event of the stream."""
         attempt.leg.end(now)
         self._attempt = None
-        self._go_on(Reply(status), None, 200, now)
+        self._go_on(Reply(status), None, status, now)
 
     @property
     def _is_unheard(self) -> bool:

@@ -166,7 +166,7 @@ class Replica:
         if facts is None:
             facts = self._facts[key] = request_of(*key)
         if not request.contents:
-            return facts
+            return replace(facts)  # a request notes in them which engines it considers
         size = self.engines[0].model.block_size
         blocks = request.contents[: request.prompt // size]
         keys = tuple(accumulate(blocks, lambda before, block: hash((before, block))))
