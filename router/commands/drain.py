@@ -1,11 +1,13 @@
-"""`pd-router drain` and `undrain`: tell a running router to use an engine no more, or again."""
+"""`pd-router drain` and `undrain`: tell running routers to use an engine no more, or again.
+
+An order is its receiver's: of several replicas each must be told."""
 
 import http
 import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,27 +30,36 @@ def run(
     order: Literal["drain", "undrain"],
     url: str,
     role: str | None,
-    admin: str | None,
+    admins: Sequence[str],
     wait: float,
     key_file: Path | None = None,
 ) -> int:
-    """Have the order obeyed; returns the exit status. `wait`: seconds until the engine must have no
-    requests left."""
-    base = (admin or admin_url() or "").rstrip("/")
-    if not base:
+    """Have the order obeyed by the routers whose admin listeners are `admins`; returns the exit
+    status. `wait`: seconds until the engine must have no requests left."""
+    bases = [admin.rstrip("/") for admin in admins or filter(None, [admin_url()])]
+    if not bases:
         raise UsageError(
             "--admin: name the router's admin listener (http://HOST:PORT); PD_ROUTER_ADMIN_PORT is "
             "not set"
         )
     named = {"url": url} if role is None else {"url": url, "role": role}
     headers = {"content-type": "application/json", **admin_headers(key_file)}
-    engine = _ask(f"{base}/admin/engines/{order}", named, headers)
+    engines = {base: _ask(f"{base}/admin/engines/{order}", named, headers) for base in bases}
     deadline = time.monotonic() + wait
-    while order == "drain" and engine["in_flight"] and time.monotonic() < deadline:
+    while order == "drain" and _are_busy(engines) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-        engine = _now(base, engine, headers)
-    print(f"{engine['role']} {engine['url']}: {engine['state']}, {engine['in_flight']} in flight")  # noqa: T201
-    return STILL_BUSY if wait and engine["in_flight"] else 0
+        engines = {base: _now(base, engine, headers) for base, engine in engines.items()}
+    for base, engine in engines.items():
+        text = (
+            f"{engine['role']} {engine['url']}: {engine['state']}, {engine['in_flight']} in flight"
+        )
+        print(text if len(engines) == 1 else f"{base}: {text}")  # noqa: T201
+    return STILL_BUSY if wait and _are_busy(engines) else 0
+
+
+def _are_busy(engines: Mapping[str, dict[str, Any]]) -> bool:
+    """Whether some router has requests on the engine."""
+    return any(engine["in_flight"] for engine in engines.values())
 
 
 def _now(base: str, engine: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:

@@ -35,8 +35,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--admin",
+        dest="admins",
+        action="append",
+        default=[],
         metavar="URL",
-        help="the router's admin listener (default: this host and PD_ROUTER_ADMIN_PORT)",
+        help="the router's admin listener (default: this host and PD_ROUTER_ADMIN_PORT); with "
+        "several replicas name each, as an order is its receiver's only",
     )
     add_admin_key(parser)
 

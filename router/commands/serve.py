@@ -42,7 +42,7 @@ def run(
         admin_sockets=sockets.admin[0],
         on_hangup=configuration.reload,
         succession=sockets.succession,
-        takes_over=sockets.are_taken_over,
+        is_preceded=sockets.is_preceded,
     )
     tune_process()
     server.run(sockets=sockets.public[0])

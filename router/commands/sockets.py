@@ -15,13 +15,11 @@ __all__ = ["Sockets"]
 
 class Sockets:
     """Each worker's sockets: `public` for clients, `admin` for operators. With --takeover another
-    router can get them by the `succession`; `are_taken_over`: another one listens on them still.
-    Raises UsageError."""
+    router can get them by the `succession`. Raises UsageError."""
 
     def __init__(self, settings: Settings) -> None:
         workers = settings.workers
         predecessor = _predecessor(settings)
-        self.are_taken_over = predecessor is not None
         if predecessor is not None:
             self.public = _taken(predecessor.public, settings.port, workers, "--port")
             self.admin = _taken(predecessor.admin, settings.admin_port, workers, "--admin-port")
@@ -32,6 +30,10 @@ class Sockets:
         if settings.takeover is not None:
             public, admin = _flat(self.public), _flat(self.admin)
             self.succession = Succession(settings.takeover, predecessor, public, admin)
+
+    def is_preceded(self) -> bool:
+        """Whether another router still listens on them."""
+        return self.succession is not None and self.succession.is_preceded()
 
     def close(self, *, keep: int | None = None) -> None:
         """Close all but those of one worker."""

@@ -1,8 +1,9 @@
 """Keeps N worker processes alive until a signal ends them.
 
 A worker is a fork of this process, so it starts with everything imported. One that ends is
-restarted, ever later if it keeps failing at start. If workers fail and none runs for long, this
-process ends with status 1, and with status 2 if one says that the configuration is wrong. Each
+restarted, ever later if it keeps failing at start. If workers fail and none runs for long, or one
+cannot be started for minutes, this process ends with status 1, and with status 2 if one says that
+the configuration is wrong. Each
 worker is a process group of its own, since Ctrl-C in a terminal signals a whole group. The first
 SIGTERM or SIGINT is passed on to all workers; at a second one they get `force_stop` instead, so
 that a worker which was signalled by others, too, does not take that for the second. A worker whose
@@ -32,6 +33,10 @@ MOST_FAILURES = 5
 """Consecutive starts, of any worker, that may end within `SETTLED_SECONDS` while none has run for
 longer."""
 
+MAX_FAILING_SECONDS = 120.0
+"""For which starts of one worker may fail. The others serve, but connections to this one hang, and
+without the leader nobody probes or discovers engines: a whole router must take their place."""
+
 SETTLED_SECONDS = 10.0
 """A worker that has run so long has started successfully."""
 
@@ -56,6 +61,8 @@ class _Worker:
     started: float = -math.inf
     failures: int = 0
     """Its starts in a row that have failed."""
+    failing_since: float = 0.0
+    """When the first of them failed."""
     heartbeat: int = 0
     silent_ticks: int = 0
     """Ticks since the heartbeat changed."""
@@ -74,7 +81,7 @@ class _Worker:
 class Supervisor:
     """Runs `work(number)` in a process of its own for each number below `count`.
 
-    `on_exit` is called with the number of a worker that has ended, before its restart;
+    `on_exit` is called with the number of a worker that has ended, before it is waited for;
     `on_shutdown` once, when no worker will be started any more. `force_stop` is the signal that
     ends a draining worker at once, `hand_over_signal` has one serve what it has. `on_hangup` is
     called at SIGHUP, `on_tick` four times a second. `heartbeat` returns a number that changes while
@@ -202,11 +209,12 @@ class Supervisor:
         for worker in self._workers:
             if worker.pid is None:
                 continue
-            ended, status = os.waitpid(worker.pid, os.WNOHANG)
-            if not ended:
+            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # /proc tells of it until it is waited for
+            if os.waitid(os.P_PID, worker.pid, ended) is None:
                 continue
-            pid, worker.pid = worker.pid, None
             self._on_exit(worker.number)
+            pid, worker.pid = worker.pid, None
+            _, status = os.waitpid(pid, 0)
             if os.waitstatus_to_exitcode(status) == WRONG_CONFIGURATION:
                 self._status = WRONG_CONFIGURATION
                 if not self._is_ending:
@@ -219,12 +227,18 @@ class Supervisor:
         if lived >= SETTLED_SECONDS:
             self._failures = worker.failures = 0
             return
+        now = time.monotonic()
+        if worker.failures == 0:
+            worker.failing_since = now
         self._failures += 1
         worker.failures += 1
-        now = time.monotonic()
-        if self._failures < MOST_FAILURES or any(each.has_settled(now) for each in self._workers):
+        seconds = now - worker.failing_since
+        if seconds >= MAX_FAILING_SECONDS:
+            log.error("worker %d could not be started for %.0f s: ending", worker.number, seconds)
+        elif self._failures < MOST_FAILURES or any(each.has_settled(now) for each in self._workers):
             return
-        log.error("%d starts of workers failed in a row: giving up", self._failures)
+        else:
+            log.error("%d starts of workers failed in a row: giving up", self._failures)
         self._status = 1
         self._end(signal.SIGTERM)
 

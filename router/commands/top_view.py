@@ -21,15 +21,10 @@ SAMPLES: Final = 20
 BARS: Final = "▁▂▃▄▅▆▇█"
 UNKNOWN: Final = "-"
 
-STYLES: Final[Mapping[str, str]] = {
-    "up": "green",
-    "starting": "yellow",
-    "draining": "yellow",
-    "slow": "yellow",
-    "ejected": "red",
-    "stalled": "red",
-    "down": "red",
-}
+STYLES: Final[Mapping[str, str]] = {"good": "green", "warn": "yellow", "bad": "red"}
+"""By severity."""
+
+WORST_FIRST: Final[Mapping[str, int]] = {"bad": 0, "warn": 1, "good": 2}
 
 MAX_CHANGES: Final = 6
 
@@ -63,13 +58,17 @@ class History:
 
 
 def view(sample: Json, history: History) -> RenderableType:
-    """The sample as tables."""
+    """The sample as text and tables. What may be longer than the terminal, which shows the
+    beginning, comes last: the engines, those in trouble before the others."""
+    verdict = sample["verdict"]
     return Group(
         _head(sample),
-        *(_pool(pool, history) for pool in sample["pools"]),
+        cell(verdict["text"], style=STYLES[verdict["severity"]]),
         _counts("decisions", ("mode", "reason"), sample["decisions"]),
         _counts("fallbacks", ("leg", "reason"), sample["fallbacks"]),
         _changes(sample["changes"]),
+        cell(""),
+        *(_pool(pool, history) for pool in sample["pools"]),
     )
 
 
@@ -100,11 +99,11 @@ def _pool(pool: Json, history: History) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     largest = history.largest(pool["endpoints"])
-    for engine in pool["endpoints"]:
-        status, slots = engine["status"], engine["slots"]
+    for engine in sorted(pool["endpoints"], key=lambda each: WORST_FIRST[each["severity"]]):
+        slots, style = engine["slots"], STYLES[engine["severity"]]
         table.add_row(
             cell(engine["url"]),
-            cell(status, style=STYLES.get(status, "")),
+            cell(engine["status"], style=style),
             _ratio(engine["slowdown"]),
             f"{engine['in_flight']}" + ("" if slots is None else f"/{slots:.0f}"),
             _percent(engine["kv_cache_usage"]),
@@ -116,7 +115,7 @@ def _pool(pool: Json, history: History) -> Table:
             history.bars(engine, largest),
         )
         if engine["cause"] is not None:
-            table.add_row(cell(f"  {engine['cause']}", style=STYLES.get(status, "")))
+            table.add_row(cell(f"  {engine['cause']}", style=style))
     return table
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import logging
 import os
 import pickle
 import shutil
@@ -20,8 +21,17 @@ from router.web.sources import first_roster
 
 __all__ = ["Workers"]
 
+log = logging.getLogger(__name__)
+
 SHARED_MEMORY = Path("/dev/shm")
 """Folder of the shared metrics: in memory, and writable in a read-only container."""
+
+
+COUNTS_BYTES = 256 << 10
+"""Of a worker's shared metrics without engines: four files, 64 KiB each."""
+
+ENGINE_COUNTS_BYTES = 12_000
+"""Of a worker's shared metrics for each engine: some fifty series, 200 bytes each; measured."""
 
 
 class Workers:
@@ -37,8 +47,10 @@ class Workers:
     ) -> None:
         self._sockets = sockets
         self._succession = sockets.succession
-        self._shared_state = SharedState(settings.workers, first_roster(settings))
+        roster = first_roster(settings)
+        self._shared_state = SharedState(settings.workers, roster)
         self._counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
+        _check_room(self._counts.parent, settings.workers, len(roster.entries))
         self._lifeline, self._alive = os.pipe()
         self._listening = _Listening(settings.workers)
         self._parent = os.getpid()
@@ -79,7 +91,7 @@ class Workers:
             self._lifeline,
             self._sockets.admin[number],
             on_listening=self._listening.tell,
-            takes_over=self._sockets.are_taken_over,
+            is_preceded=self._sockets.is_preceded,
         )
         server.run(sockets=self._sockets.public[number])
         router.metrics.close()
@@ -130,3 +142,19 @@ class _Listening:
 
 def _folder() -> Path | None:
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+
+
+def _check_room(folder: Path, workers: int, engines: int) -> None:
+    """Warn where the shared metrics of these engines will not fit."""
+    needed = workers * (COUNTS_BYTES + engines * ENGINE_COUNTS_BYTES)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        log.warning(
+            "the metrics of %d workers and %d engines need %d MB in %s, which has room for %d: "
+            "counts will be missing. Give it more (docs/tuning.md, several processes)",
+            workers,
+            engines,
+            -(-needed // 1_000_000),
+            folder,
+            free // 1_000_000,
+        )

@@ -102,6 +102,7 @@ class ClientConnection:
         "_parser",
         "_pieces",
         "_read_limiter",
+        "_unread",
         "_waiting",
         "_waits_for_turn",
         "active",
@@ -137,6 +138,8 @@ class ClientConnection:
         self._waits_for_turn = self._has_turn = False
         self.deadline = NEVER
         self._awaited = HEAD
+        self._unread = 0
+        """Bytes that were left for the client to read when the deadline was set."""
         self._pieces = 0
         """Pieces of body in the read that is being parsed."""
         self._discards_input = False
@@ -173,7 +176,7 @@ class ClientConnection:
         """Close. With something left to be sent that takes until the client has read it."""
         if self.transport.get_write_buffer_size():
             self._tell_of_end()
-            self._await(LINGER, self._handler.stall_seconds)
+            self._await_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
         """The client left: whatever works for it stops now."""
@@ -185,7 +188,7 @@ class ClientConnection:
     def pause_writing(self) -> None:
         """The client reads slower than its engine writes."""
         self.write_paused = True
-        self.deadline = self.loop.time() + self._handler.stall_seconds
+        self._await_reading()
         if self.active is not None and self.active.listener is not None:
             self.active.listener.on_write_paused()
 
@@ -248,7 +251,10 @@ class ClientConnection:
         """What it waits for is late."""
         self.deadline = NEVER
         if self.write_paused or self.transport.is_closing():
-            self.transport.abort()
+            if self.transport.get_write_buffer_size() < self._unread:  # it reads, if slowly
+                self._await_reading()
+            else:
+                self.transport.abort()
         elif self._awaited == HEAD and self._parser.in_head:
             self._refuse(BodyTooSlow(f"The head did not arrive within {HEAD_SECONDS:g} s."))
         elif self._awaited == BODY and self.active is not None and self.active.listener is not None:
@@ -393,8 +399,8 @@ class ClientConnection:
             self._await(NEXT_REQUEST, self._handler.keep_alive_seconds)
 
     def _await_request(self) -> None:
-        if self.transport.is_closing():  # the client must read what is still buffered in time
-            self._await(LINGER, self._handler.stall_seconds)
+        if self.transport.is_closing():
+            self._await_reading()
         elif self._parser.in_head:
             self._await(HEAD, HEAD_SECONDS)
         else:
@@ -403,6 +409,11 @@ class ClientConnection:
     def _await(self, what: int, seconds: float) -> None:
         self._awaited = what
         self.deadline = self.loop.time() + seconds
+
+    def _await_reading(self) -> None:
+        """The client must go on reading what it is sent."""
+        self._unread = self.transport.get_write_buffer_size()
+        self._await(LINGER, self._handler.stall_seconds)
 
     def _tell_of_end(self) -> None:
         request, self.active = self.active, None
@@ -489,4 +500,4 @@ class ClientConnection:
         """Close when the client has read all, or when it has not read for too long."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
-            self._await(LINGER, self._handler.stall_seconds)
+            self._await_reading()

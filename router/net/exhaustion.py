@@ -1,20 +1,30 @@
-"""This process has no file descriptor, port or memory left for a connection: no engine's fault."""
+"""This process has no file descriptor, port or memory left for a connection, which is no engine's
+fault, or for a process of its own."""
 
+import contextlib
 import errno
+import os
 from typing import Final, TypeGuard
 
-__all__ = ["EXHAUSTED", "is_exhaustion", "remedy"]
+__all__ = ["EXHAUSTED", "check_descriptors", "is_exhaustion", "remedy"]
 
 EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""Of accept(), socket() and connect()."""
+"""Of accept(), socket(), connect() and fork()."""
 
 NO_PORT: Final = errno.EADDRNOTAVAIL
 """Of connect(): all local ports are in use for connections to that address."""
 
 
 def is_exhaustion(error: BaseException) -> TypeGuard[OSError]:
-    """Whether a connection was not even tried."""
+    """Whether a connection was not even tried, or a process not started."""
     return isinstance(error, OSError) and (error.errno in EXHAUSTED or error.errno == NO_PORT)
+
+
+def check_descriptors(number: int) -> None:
+    """Raise OSError if this process cannot open so many files more."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(number):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
 def remedy(error: OSError) -> str:

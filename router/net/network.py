@@ -139,3 +139,8 @@ class Network:
     gateway: Gateway | None = None
     """None where the router chooses all engines."""
     rng: Random = field(default_factory=Random)
+
+    @property
+    def withholds_client_keys(self) -> bool:
+        """Whether engines get the router's API key, or none, in place of the client's."""
+        return self.engine_api_key is not None or self.api_keys is not None

@@ -15,6 +15,8 @@ from typing import Final
 import aiohttp
 import orjson
 
+from router.net.tls_files import TLSFiles
+
 __all__ = ["PEERS_PATH", "SiblingStream"]
 
 log = logging.getLogger(__name__)
@@ -42,13 +44,14 @@ MAX_ANSWER_BYTES: Final = 4096
 
 
 class SiblingStream:
-    """Tells the replica whose admin listener is at `url`. `replica` is this one's own name, and
-    `scheme` that of its prompts' keys; None: they are not told."""
+    """Tells the replica whose admin listener is at `url`, over `tls` if that is https. `replica` is
+    this one's own name, and `scheme` that of its prompts' keys; None: they are not told."""
 
     def __init__(
         self,
         url: str,
         session: aiohttp.ClientSession,
+        tls: TLSFiles | None,
         replica: str,
         scheme: str | None,
         rng: Random,
@@ -63,6 +66,7 @@ class SiblingStream:
         """Lines of prompts that it was too slow for."""
         self._url = url
         self._session = session
+        self._tls = tls
         self._replica = replica
         self._scheme = scheme
         self._rng = rng
@@ -118,6 +122,7 @@ class SiblingStream:
                 data=body,
                 timeout=aiohttp.ClientTimeout(total=seconds),
                 allow_redirects=False,
+                ssl=True if self._tls is None else self._tls.context,
             ) as answer:
                 told = await answer.content.read(MAX_ANSWER_BYTES)
                 error = None if answer.status == 200 else _advice(answer.status)

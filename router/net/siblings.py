@@ -21,6 +21,7 @@ from router.core.peer_loads import SAME_SECONDS, STALE_SECONDS, PeerBoard, secon
 from router.core.peer_messages import PeerHistory, PeerReport, encode, encode_history
 from router.net.sibling_stream import PEERS_PATH, SiblingStream
 from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
 
 __all__ = ["PEERS_PATH", "Siblings"]
 
@@ -33,9 +34,9 @@ JITTER: Final = 0.1
 
 
 class Siblings:
-    """The other replicas, by the URLs of their admin listeners. `session` opens the connections;
-    `pass_on` gets what was heard, for the other workers. `scheme` is that of the keys of prompts
-    (`prefix.keys.scheme`); None: prompts are not told."""
+    """The other replicas, by the URLs of their admin listeners. `session` opens the connections,
+    over `tls` to https; `pass_on` gets what was heard, for the other workers. `scheme` is that of
+    the keys of prompts (`prefix.keys.scheme`); None: prompts are not told."""
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class Siblings:
         fleet: Fleet,
         *,
         session: Callable[[], aiohttp.ClientSession],
+        tls: TLSFiles,
         pass_on: Callable[[PeerReport | PeerHistory], None],
         scheme: str | None,
         tasks: TaskSet,
@@ -51,6 +53,7 @@ class Siblings:
         self._board = board
         self._fleet = fleet
         self._make_session = session
+        self._tls = tls
         self._pass_on = pass_on
         self.scheme = scheme
         self._tasks = tasks
@@ -127,7 +130,9 @@ class Siblings:
             _, task = self._streams.pop(url)
             task.cancel()
         for url in sorted(wanted - self._streams.keys()):
-            stream = SiblingStream(url, self._session, self._board.replica, self.scheme, self._rng)
+            stream = SiblingStream(
+                url, self._session, self._tls, self._board.replica, self.scheme, self._rng
+            )
             self._streams[url] = stream, self._tasks.spawn(stream.run, "peers", url)
 
     def note(self, held: PrefixesHeld) -> None:

@@ -62,7 +62,17 @@ class Predecessor:
             for each in (connection, *sockets):
                 each.close()
             raise
+        connection.setblocking(False)
         return cls(connection, sockets[:public], sockets[public:])
+
+    def is_there(self) -> bool:
+        """Whether it has neither ended nor given up this successor. Never blocks."""
+        try:
+            return bool(self._connection.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:  # it has nothing to say
+            return True
+        except OSError:
+            return False
 
     def replace(self) -> None:
         """Have it accept no more. Nobody need be there any more."""
@@ -88,6 +98,10 @@ class Succession:
         self._meeting: socket.socket | None = None
         self._inode = 0
         self._successor: socket.socket | None = None
+
+    def is_preceded(self) -> bool:
+        """Whether the router before this one still serves."""
+        return self._predecessor is not None and self._predecessor.is_there()
 
     def begin(self) -> None:
         """This router accepts connections now: take the place of the one before, and wait for the

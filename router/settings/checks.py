@@ -102,6 +102,8 @@ def _check_epp(settings: Fields) -> Iterator[str]:
         yield "--epp-port: Envoy limits requests there, not --max-in-flight"
     if settings.epp_port and settings.epp_port in (settings.port, settings.admin_port):
         yield "--epp-port: it is --port or --admin-port; take another one"
+    if settings.takeover is not None:
+        yield "--takeover: two routers cannot listen on --epp-port; leave one out"
 
 
 def _check_tls(settings: Fields) -> Iterator[str]:

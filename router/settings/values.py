@@ -8,7 +8,7 @@ import re
 import ssl
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
@@ -204,7 +204,7 @@ def _threshold(value: object) -> object:
 
 def _workers(value: object) -> object:
     """A number, or "auto": one for each core that this process may use."""
-    return cores() if value == "auto" else number(value)
+    return CORES_AT_START if value == "auto" else number(value)
 
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
@@ -219,3 +219,7 @@ def cores() -> int:
     except (OSError, ValueError):
         return found
     return found if limit == "max" else max(1, min(found, int(limit) // int(period)))
+
+
+CORES_AT_START: Final = cores()
+"""Counted once: the number of workers needs a restart, which nobody asked for by a reload."""

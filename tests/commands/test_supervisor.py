@@ -13,6 +13,7 @@ import pytest
 from router.commands.supervisor import (
     ABORT_TICKS,
     HUNG_TICKS,
+    MAX_FAILING_SECONDS,
     MAX_RESTART_SECONDS,
     MOST_FAILURES,
     SETTLED_SECONDS,
@@ -89,13 +90,15 @@ def restarts(monkeypatch: pytest.MonkeyPatch) -> Restarts:
     return found
 
 
-def test_a_worker_that_cannot_start_is_tried_ever_later_and_the_others_stay(
-    restarts: Restarts,
+def test_a_worker_that_cannot_start_is_tried_ever_later_and_the_others_stay_for_minutes(
+    restarts: Restarts, caplog: pytest.LogCaptureFixture
 ) -> None:
-    restarts.go_on(3600)
+    restarts.go_on(int(MAX_FAILING_SECONDS))
     assert restarts.sent == []
-    assert restarts.gaps[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, MAX_RESTART_SECONDS]
-    assert set(restarts.gaps[6:]) == {MAX_RESTART_SECONDS}
+    restarts.go_on(3600)
+    assert restarts.gaps == [1.0, 2.0, 4.0, 8.0, 16.0, *[MAX_RESTART_SECONDS] * 3]
+    assert restarts.sent == [signal.SIGTERM]
+    assert caplog.messages[-1] == "worker 0 could not be started for 121 s: ending"
 
 
 def test_a_worker_that_has_run_again_is_restarted_without_that_delay(
@@ -103,8 +106,9 @@ def test_a_worker_that_has_run_again_is_restarted_without_that_delay(
 ) -> None:
     restarts.go_on(100)
     restarts.pid = 10
-    restarts.go_on(100)
-    monkeypatch.setattr(os, "waitpid", lambda pid, _: (pid if pid == 10 else 0, signal.SIGKILL))
+    restarts.go_on(100)  # and where it begins to fail again, that counts from then on
+    monkeypatch.setattr(os, "waitid", lambda _, pid, __: pid if pid == 10 else None)
+    monkeypatch.setattr(os, "waitpid", lambda pid, _: (pid, signal.SIGKILL))
     restarts.supervisor._reap()
     restarts.tries.clear()
     restarts.go_on(1)

@@ -14,6 +14,7 @@ def engine(number: int, **more: Any) -> dict[str, Any]:
         "url": f"http://d{number}:8000",
         "role": "decode",
         "status": "up",
+        "severity": "good",
         "cause": None,
         "slowdown": 1.0,
         "in_flight": 3,
@@ -34,6 +35,7 @@ def sample(*engines: dict[str, Any], **more: Any) -> dict[str, Any]:
         "version": "0.2.0",
         "time": "2026-01-01T12:34:56Z",
         "is_draining": False,
+        "verdict": {"severity": "good", "troubles": 0, "text": "All engines are up"},
         "totals": {
             "in_flight": 6,
             "requests_per_second": 2.5,
@@ -76,14 +78,36 @@ def test_engines_stand_in_a_table_with_their_figures() -> None:
 
 
 def test_the_slow_engine_stands_out_with_its_cause() -> None:
-    slow = engine(1, status="slow", cause="it takes 8.0 times the pool's median")
+    slow = engine(1, status="slow", severity="warn", cause="it takes 8.0 times the pool's median")
     text = shown(sample(engine(0), slow), style=True)
     assert "\x1b[33mslow" in text
     assert "it takes 8.0 times the pool's median" in text
 
 
+def test_what_needs_attention_comes_before_what_a_terminal_may_cut_off() -> None:
+    slow = engine(97, status="slow", severity="warn", cause="it takes 8.0 times the pool's median")
+    down = engine(98, status="down", severity="bad", cause="nothing listens there")
+    verdict = {"severity": "bad", "troubles": 2, "text": "decode d98 is down; decode d97 is slow"}
+    well = [engine(number) for number in range(97)]
+    lines = shown(sample(*well, slow, down, verdict=verdict)).splitlines()
+    wanted = (
+        *("decode d98 is down; ", "last changes:", "http://d98", "nothing listens there"),
+        *("http://d97", "it takes", "http://d0:", "http://d1:"),
+    )
+    places = [next(n for n, line in enumerate(lines) if text in line) for text in wanted]
+    assert places == sorted(places)
+    assert places[5] < 24  # lines of the smallest terminals
+
+
+def test_the_verdict_has_the_colour_of_its_severity() -> None:
+    none = {"severity": "bad", "troubles": 1, "text": "No decode engine can take requests"}
+    assert "\x1b[31mNo decode engine can take requests" in shown(sample(verdict=none), style=True)
+
+
 def test_what_others_write_cannot_drive_the_terminal() -> None:
-    hostile = engine(1, url="http://d1\x1b]0;owned\x07", cause="[red]\x1b[2J", status="down")
+    hostile = engine(
+        1, url="http://d1\x1b]0;owned\x07", cause="[red]\x1b[2J", status="down", severity="bad"
+    )
     text = shown(sample(hostile, changes=[{"time": "x" * 20, "is_bad": True, "text": "\x1b[2J"}]))
     assert "\x1b" not in text
     assert "[red]\\x1b[2J" in text

@@ -55,10 +55,12 @@ class Process:
         return client
 
     async def ready(self, status: int = 200) -> Answer:
-        """Wait until /ready has this status."""
+        """Wait until /ready has this status; no connection is kept."""
         async with asyncio.timeout(SECONDS):
             while True:
-                answer = await (await self.client()).get("/ready")
+                client = await self.client()
+                answer = await client.get("/ready")
+                client.leave()
                 if answer.status == status:
                     return answer
                 await asyncio.sleep(0.01)

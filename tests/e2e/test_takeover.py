@@ -149,8 +149,6 @@ async def test_a_connection_that_is_kept_gets_one_more_answer_which_says_that_it
     flags = ("--decode", engine.url, "--takeover", str(tmp_path / "s"), "--admin-port", "0")
     async with serving(*flags, "--shutdown-grace", "3600") as old:
         await old.ready()
-        for probe in old._clients:
-            probe.leave()
         kept = await old.client()
         assert (await kept.get("/ready")).values(b"connection") == []
         async with successor(old, *flags):
@@ -199,5 +197,6 @@ async def test_a_successor_that_cannot_start_leaves_the_old_router_alone(
         client = await old.client()
         assert (await client.get("/ready")).status == 200
         assert served_by(old, client) in workers_of(old)
+        client.leave()
         async with successor(old, *flags):  # a good one still can
             assert await old.status() == 0

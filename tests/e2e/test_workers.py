@@ -24,7 +24,10 @@ from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, token
 
 WORKERS = 3
-LEAST = ("--load-balancing-strategy", "least_loaded", "--engine-stats-interval", "0.05")
+LEAST = (
+    *("--load-balancing-strategy", "least_loaded", "--engine-stats-interval", "0.05"),
+    *("--slow-start", "0"),  # on a busy machine the first probe of an engine may come late
+)
 
 IGNORING = """
 import os, signal, sys
@@ -37,6 +40,9 @@ def flags(*engines: ScriptedEngine, workers: int = WORKERS) -> list[str]:
     """A router of several processes in front of these engines."""
     urls = [word for engine in engines for word in ("--decode", engine.url)]
     return [*urls, *LEAST, "--workers", str(workers)]
+
+
+CPU = "pd_router_process_cpu_seconds_total"
 
 
 def workers_of(process: Process) -> list[int]:
@@ -212,6 +218,7 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         assert spread(found) == [6, 6]
         before = workers_of(process)
         folder = folder_of(before[0])
+        [cpu] = await figure(process, CPU)
         files = set(folder.iterdir())
         of = [served_by(process, stream.client) for stream in found]
         assert set(of) <= set(before)
@@ -233,6 +240,7 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         await ask_whole(process, 20)  # new connections reach the old and the new worker
         await everywhere(process, "pd_router_engine_answers_total", 20 + 12 + 20)
         assert set(folder.iterdir()) == files
+        assert (await figure(process, CPU))[0] >= cpu
         (line,) = [line for line in process.records if line["level"] == "error"]
         assert line["message"].endswith("ended; restarting it")
         process.signal(signal.SIGTERM)

@@ -229,6 +229,27 @@ async def test_a_client_that_asked_to_close_and_never_reads_is_cut_off(harness: 
     await eventually(lambda: not router.connections)
 
 
+@pytest.mark.parametrize("more", [(), ((b"connection", b"close"),)], ids=["kept", "closing"])
+async def test_a_client_that_reads_on_gets_all_of_a_large_answer(
+    harness: Harness, more: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    """However long it takes to read what the router holds for it."""
+    engine = await harness.engine()
+    router = await harness.router(engine, client_stall_timeout=3600)
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, completion(), *more))
+    (await engine.call()).send(LARGE)
+    assert (await router.record()).status == 200
+    (connection,) = router.connections
+    answer = await client.begin()
+    before = _buffered(router)
+    while _buffered(router) == before:
+        await answer.more()
+    connection.on_deadline()
+    assert connection.deadline < NEVER
+    assert LARGE.endswith((await answer.rest()).body)
+
+
 async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(harness: Harness) -> None:
     """Each time its buffer has emptied the patience begins anew."""
     engine = await harness.engine()

@@ -9,6 +9,7 @@ import pytest
 
 from router.core.events import Probed
 from router.core.health import State
+from router.core.large_body import LARGE_BYTES
 from router.core.member import Member
 from router.core.values import FailureKind
 from router.net.exhaustion import remedy
@@ -87,6 +88,25 @@ async def test_a_connection_that_is_kept_serves_meanwhile(
     assert all(member(router, engine).health.state is State.UP for engine in engines)
     reasons = {f.reason for record in await router.records(4) for f in record.fallbacks}
     assert reasons == {FailureKind.EXHAUSTED}
+
+
+async def test_a_large_body_for_whose_reader_there_is_no_descriptor_gets_503(
+    harness: Harness, complaints: list[str]
+) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(OK))
+    router = await harness.router(engine)
+    client = await router.client()
+    large = completion("x" * LARGE_BYTES)
+    with no_descriptors():
+        answer = await client.ask(COMPLETIONS, large)
+    assert answer.status == 503
+    assert answer.error["message"] == "The router cannot read a large body now."
+    assert answer.values(b"retry-after") == [b"1"]
+    said = "cannot have large bodies read: Too many open files; raise this process's limit"
+    assert [line.startswith(said) for line in complaints] == [True]
+    complaints.clear()
+    assert (await client.ask(COMPLETIONS, large)).status == 200
 
 
 @pytest.mark.parametrize(

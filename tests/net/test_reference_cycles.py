@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from router.core.errors import BadRequest
 from router.core.health import State
+from router.core.large_body import LARGE_BYTES
 from router.net.client_connection import ClientConnection
 from router.net.served_request import ServedRequest
 from tests.net.client import request
@@ -76,6 +78,15 @@ async def test_a_request_that_only_engine_fails_is_freed(
     client = await router.client()
     assert (await client.ask(COMPLETIONS, completion())).status in (502, 503)
     await freed(router, alive)
+
+
+async def test_a_large_body_that_is_refused_is_freed(harness: Harness, alive: Alive) -> None:
+    """Through its traceback the error refers to all that held the body."""
+    router = await harness.router(await harness.engine())
+    client = await router.client()
+    assert (await client.ask(COMPLETIONS, b"x" * (LARGE_BYTES + 1))).status == 400
+    await freed(router, alive)
+    await eventually(lambda: alive(BadRequest) == 0)
 
 
 async def test_a_stream_whose_client_leaves_is_freed(harness: Harness, alive: Alive) -> None:

@@ -77,6 +77,28 @@ def test_the_next_router_gets_the_very_sockets_and_the_old_one_is_told(
     close(predecessor)
 
 
+def test_a_successor_sees_when_the_router_before_it_ends(tmp_path: Path, first: Succession) -> None:
+    predecessor = find(tmp_path / "s", first)
+    second = Succession(tmp_path / "s", predecessor, predecessor.public, predecessor.admin)
+    assert second.is_preceded()
+    first.close()
+    assert not second.is_preceded()
+    close(predecessor)
+    assert not second.is_preceded()
+
+
+def test_one_whose_place_is_taken_does_not_precede_any_more(
+    tmp_path: Path, first: Succession
+) -> None:
+    assert not first.is_preceded()
+    predecessor = find(tmp_path / "s", first)
+    second = Succession(tmp_path / "s", predecessor, predecessor.public, predecessor.admin)
+    second.begin()
+    assert not second.is_preceded()
+    second.close()
+    close(predecessor)
+
+
 def test_one_that_fails_before_it_listens_has_changed_nothing(
     tmp_path: Path, first: Succession
 ) -> None:

@@ -109,6 +109,11 @@ def test_two_routers_cannot_share_lmcaches_notifications():
     assert line.startswith("--takeover: two routers cannot listen at --lmcache-notify-bind")
 
 
+def test_nor_can_they_share_a_port_for_envoy():
+    line = refusal({**D0, "epp_port": 9002, "takeover": "/tmp/s"})
+    assert line == "--takeover: two routers cannot listen on --epp-port; leave one out"
+
+
 @pytest.mark.parametrize(
     ("changes", "culprit"),
     [

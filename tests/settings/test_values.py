@@ -14,6 +14,7 @@ from router.settings import (
     SettingsError,
     flag,
     load,
+    values,
 )
 from tests.settings.samples import (
     D0,
@@ -168,3 +169,10 @@ def test_an_address_to_listen_on_for_notifications(address):
 def test_what_is_no_address_to_listen_on_is_refused(address):
     line = refusal({**LMCACHE, "lmcache_notify_bind": address})
     assert line.startswith("--lmcache-notify-bind: must be like tcp://0.0.0.0:7500")
+
+
+def test_auto_counts_cores_once(monkeypatch):
+    """A changed CPU limit is no change of the configuration."""
+    before = load({**D0, "workers": "auto"}).workers
+    monkeypatch.setattr(values, "cores", lambda: before + 1)
+    assert load({**D0, "workers": "auto"}).workers == before
