@@ -3,12 +3,13 @@
 from collections.abc import Iterable
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Gauge
 
 from router.core.retry import FALLBACKS
 from router.core.values import Endpoint, FailureKind, Role
+from router.telemetry.in_pieces import Counter, Histogram
 
-__all__ = ["Families"]
+__all__ = ["LATE_SECONDS", "Families"]
 
 # TTFT: 10 ms is a warm small model on loopback, 120 s a hopeless queue.
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -18,6 +19,8 @@ TOKEN_BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1310
 GAP_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 # Streams should never wait 20 ms; timers alone are up to 1 ms late.
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
+LATE_SECONDS = 0.02
+"""From here on streams visibly stand still; what is shorter is timers and ordinary work."""
 
 QUEUE_REJECTIONS = ("full", "pushed_out", "timeout")
 PROBE_OUTCOMES = ("ok", "failed", "timeout")
@@ -62,6 +65,12 @@ class Families:
             "From a request's arrival to the first byte of its answer's body, errors left out. "
             "A unary answer (stream false) has none before all its tokens are made.",
             ["mode", "stream"],
+            buckets=TTFT_BUCKETS,
+        )
+        # Without labels, as `failed`: rules subtract its buckets from its count.
+        self.abandoned = histogram(
+            "pd_router_abandoned_wait_seconds",
+            "How long clients waited that left before the first byte of their stream.",
             buckets=TTFT_BUCKETS,
         )
         self.duration = histogram(
@@ -170,6 +179,12 @@ class Families:
             "pd_router_event_loop_lag_seconds",
             "How late the event loop was, looked at a hundred times a second: streams stood still.",
             buckets=LAG_BUCKETS,
+        )
+        # By worker: the sum over all would hide one that stands still among others that do not.
+        self.late = self._counter(
+            "pd_router_event_loop_late_seconds",
+            "Time for which the event loop was late by more than 20 ms.",
+            ["worker"],
         )
         self.worst_lag = Gauge(
             "pd_router_event_loop_lag_max_seconds",

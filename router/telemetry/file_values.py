@@ -1,9 +1,11 @@
 """Where the counts of one of several worker processes are kept: files that all of them read.
 
 prometheus-client's own class for this (`values.MultiProcessValue`) never forgets a label. This one
-writes the same files, and drops what no series uses any more.
+writes the same files, drops what no series uses any more, and outlives a full file system: a new
+series is then not exported until there is room.
 """
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,6 +15,14 @@ from typing import Any
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 __all__ = ["FileValue", "ValueFiles"]
+
+log = logging.getLogger(__name__)
+
+STEP_BYTES = 1 << 16
+"""Of room that a file asks for at a time: the size with which prometheus-client begins one."""
+
+ENTRY_BYTES = 28
+"""At most, beside the key: its length, padding, value and timestamp."""
 
 
 class ValueFiles:
@@ -24,7 +34,8 @@ class ValueFiles:
     def __init__(self, folder: Path, number: int) -> None:
         self._folder = folder
         self._number = number
-        self._files: dict[str, MmapedDict] = {}
+        self._files: dict[str, _File] = {}
+        self._is_full = False
         self._values: weakref.WeakSet[FileValue] = weakref.WeakSet()
 
     def __call__(
@@ -41,18 +52,28 @@ class ValueFiles:
         """A number of a series."""
         prefix = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         key = mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text)
-        value = FileValue(self._file(prefix), prefix, key)
+        value = FileValue(self._file(prefix), prefix, key, self._on_full)
         self._values.add(value)
         return value
 
     def _path(self, prefix: str) -> Path:
         return self._folder / f"{prefix}_{self._number}.db"
 
-    def _file(self, prefix: str) -> MmapedDict:
+    def _file(self, prefix: str) -> "_File":
         file = self._files.get(prefix)
         if file is None:
-            file = self._files[prefix] = MmapedDict(str(self._path(prefix)))  # type: ignore[no-untyped-call]
+            file = self._files[prefix] = _File(self._path(prefix))
         return file
+
+    def _on_full(self, error: OSError) -> None:
+        """Say once that the file system has no room."""
+        if not self._is_full:
+            self._is_full = True
+            log.warning(
+                "counts are missing in this worker's metrics, for %s has no room: %s",
+                self._folder.parent,
+                error.strerror,
+            )
 
     def close(self) -> None:
         """Close the files; nothing can be counted any more."""
@@ -65,10 +86,11 @@ class ValueFiles:
             path = self._path(prefix)
             fresh = path.with_suffix(".new")
             fresh.unlink(missing_ok=True)
-            copy = MmapedDict(str(fresh))  # type: ignore[no-untyped-call]
-            for key, value, timestamp in file.read_all_values():  # type: ignore[no-untyped-call]
-                if is_kept(key):
-                    copy.write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
+            try:
+                copy = _copy(file, fresh, is_kept)
+            except OSError:  # there is no room for both: it stays as it is
+                fresh.unlink(missing_ok=True)
+                continue
             os.replace(fresh, path)
             self._files[prefix] = copy
             for each in self._values:
@@ -77,16 +99,61 @@ class ValueFiles:
             file.close()  # type: ignore[no-untyped-call]
 
 
+class _File(MmapedDict):
+    """A mapped file that has room for what is written: touching a page without any is a SIGBUS.
+
+    What has no room raises OSError instead. (What begins with _ is prometheus-client's, but for
+    `_room`.)
+    """
+
+    def __init__(self, path: Path) -> None:
+        with path.open("ab") as file:
+            if file.tell() == 0:
+                os.posix_fallocate(file.fileno(), 0, STEP_BYTES)
+        super().__init__(str(path))  # type: ignore[no-untyped-call]
+        self._room = -(-self._used // STEP_BYTES) * STEP_BYTES
+        """Bytes from the beginning on that are allocated."""
+
+    def _init_value(self, key: str) -> None:
+        end = self._used + len(key.encode()) + ENTRY_BYTES
+        while end > self._room:
+            os.posix_fallocate(self._f.fileno(), self._room, STEP_BYTES)
+            self._room += STEP_BYTES
+        super()._init_value(key)  # type: ignore[no-untyped-call]
+
+
+def _copy(file: _File, path: Path, is_kept: Callable[[str], bool]) -> _File:
+    copy = _File(path)
+    try:
+        for key, value, timestamp in file.read_all_values():  # type: ignore[no-untyped-call]
+            if is_kept(key):
+                copy.write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
+    except OSError:
+        copy.close()  # type: ignore[no-untyped-call]
+        raise
+    return copy
+
+
 class FileValue:
-    """A number in a file. Exemplars are not kept, as in prometheus-client's own class."""
+    """A number in a file. One that has no room there is written when it changes and there is some.
+
+    Exemplars are not kept, as in prometheus-client's own class.
+    """
 
     _multiprocess = True
 
-    def __init__(self, file: MmapedDict, prefix: str, key: str) -> None:
+    def __init__(
+        self, file: _File, prefix: str, key: str, on_full: Callable[[OSError], None]
+    ) -> None:
         self.file = file
         self.prefix = prefix
         self._key = key
-        self._value, self._timestamp = file.read_value(key)  # type: ignore[no-untyped-call]
+        self._on_full = on_full
+        self._value = 0.0
+        try:
+            self._value, _ = file.read_value(key)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            on_full(error)
 
     def inc(self, amount: float) -> None:
         """Add to it."""
@@ -95,7 +162,10 @@ class FileValue:
     def set(self, value: float, timestamp: float | None = None) -> None:
         """Replace it."""
         self._value = value
-        self.file.write_value(self._key, value, timestamp or 0.0)  # type: ignore[no-untyped-call]
+        try:
+            self.file.write_value(self._key, value, timestamp or 0.0)  # type: ignore[no-untyped-call]
+        except OSError as error:
+            self._on_full(error)
 
     def get(self) -> float:
         """The number."""

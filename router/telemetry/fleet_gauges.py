@@ -43,7 +43,7 @@ class FleetCollector(Collector):
         yield from self._endpoint_gauges()
         yield from self._speed_gauges()
         yield from self._prefix_gauges()
-        yield self._states()
+        yield from self._states()
         yield self._usable_engines()
         yield self._connection_gauges()
         yield self._token_ratios()
@@ -65,7 +65,10 @@ class FleetCollector(Collector):
         )
         kv = _gauge("endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.")
         slots = _gauge("endpoint_slots", "Sequences that it runs side by side, where known.")
-        age = _gauge("endpoint_scrape_age_seconds", "Since its gauges were last read.")
+        age = _gauge(
+            "endpoint_scrape_age_seconds",
+            "Since its gauges were last read; +Inf where they could not be read yet.",
+        )
         now = time.monotonic()
         ledger = self._fleet.ledger
         for member in self._fleet:
@@ -74,10 +77,12 @@ class FleetCollector(Collector):
             tokens.add_metric(names, ledger.tokens(member.endpoint))
             if ledger.peers is not None:
                 siblings.add_metric(names, ledger.peers.requests(member.endpoint))
-            if not math.isinf(member.view.slots):
-                slots.add_metric(names, member.view.slots)
+            if not math.isinf(member.capacity.slots):
+                slots.add_metric(names, member.capacity.slots)
             if member.scraped_at is not None:
                 age.add_metric(names, now - member.scraped_at)
+            elif member.unread_since is not None and member.health.is_usable:
+                age.add_metric(names, math.inf)  # an alert sees no absent series
             if not member.health.is_usable:
                 continue  # engines that are down are not scraped; their last gauges are stale
             if member.other_requests is not None:
@@ -91,14 +96,18 @@ class FleetCollector(Collector):
             "endpoint_speed",
             "Tokens per second of one stream (prefill: prompt tokens), as relayed lately.",
         )
-        relative = _gauge("endpoint_relative_speed", "Its speed over the pool's median.")
+        relative = _gauge(
+            "endpoint_relative_speed",
+            "Its speed over the median of the engines of its pool that serve its models.",
+        )
         delay = _gauge(
             "endpoint_expected_delay_seconds",
             "Expected seconds of a request of mean length there, now.",
         )
         exclusion = _gauge(
             "endpoint_excluded",
-            "1 while it is excluded for this reason: it gets no new requests, or few.",
+            "1 while it gets no new requests for this reason, or is slow: then few, where the "
+            "strategy is shortest_expected_delay.",
             "reason",
         )
         for member in self._fleet:
@@ -139,27 +148,27 @@ class FleetCollector(Collector):
                 trust.add_metric(names, member.prefix_trust.share)
         yield from (held, recent, trust)
 
-    def _states(self) -> Metric:
+    def _states(self) -> Iterator[Metric]:
         gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
+        drained = _gauge("endpoint_drained", "1 while its source or an operator drains it.")
         for member in self._fleet:
             current = State.DRAINING if member.is_drained else member.health.state
             for state in State:
                 is_in = float(current is state)
                 gauge.add_metric([*_names(member.endpoint), state], is_in)
-        return gauge
+            drained.add_metric(_names(member.endpoint), float(member.is_drained))
+        yield from (gauge, drained)
 
     def _usable_engines(self) -> Metric:
         """Of every pool that there should be, an empty one too: an alert sees no absent series."""
         gauge = GaugeMetricFamily(
             "pd_router_pool_usable_engines",
-            "Engines that are up and get new requests; 0 of a pool that has none.",
+            "Engines that may get a request now; 0 of a pool that has none.",
             labels=["role"],
         )
         for role in Role:
-            pool = self._fleet.pool(role)
-            if pool or role is Role.DECODE or self._has_prefill():
-                usable = sum(each.is_usable and not each.is_blocked for each in pool)
-                gauge.add_metric([role], usable)
+            if self._fleet.pool(role) or role is Role.DECODE or self._has_prefill():
+                gauge.add_metric([role], self._fleet.usable(role))
         return gauge
 
     def _token_ratios(self) -> Metric:

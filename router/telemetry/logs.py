@@ -4,7 +4,9 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from select import PIPE_BUF
 from typing import Any
 
@@ -59,7 +61,7 @@ class BatchedHandler(logging.Handler):
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        self._lines: list[str] = []
+        self._lines: list[bytes] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = None
         if sys.stderr is not None:  # the descriptor may be a client's, if it was closed before
@@ -81,7 +83,7 @@ class BatchedHandler(logging.Handler):
 
     def add(self, line: str) -> None:
         """Buffer a line."""
-        self._lines.append(line)
+        self._lines.append(f"{line}\n".encode(errors="backslashreplace"))
         if self._loop is None or self._loop.is_closed():
             self._loop = _running_loop()
             if self._loop is None:
@@ -123,19 +125,14 @@ class BatchedHandler(logging.Handler):
         return f"{self.format(record)}\n".encode()
 
 
-def _blocks(lines: Iterable[str]) -> Iterator[bytes]:
+def _blocks(lines: Sequence[bytes]) -> Iterator[bytes]:
     """Join lines into blocks that a pipe takes atomically: other processes write into it, too."""
-    block: list[bytes] = []
-    size = 0
-    for line in lines:
-        data = line.encode(errors="backslashreplace")
-        size += len(data) + 1
-        if size > PIPE_BUF and block:
-            yield b"\n".join([*block, b""])
-            block, size = [], len(data) + 1
-        block.append(data)
-    if block:
-        yield b"\n".join([*block, b""])
+    ends = [*accumulate(map(len, lines))]
+    first = written = 0
+    while first < len(lines):
+        end = max(bisect_right(ends, written + PIPE_BUF), first + 1)
+        yield b"".join(lines[first:end])
+        first, written = end, ends[end - 1]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -5,9 +5,10 @@ label from a client.
 """
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from prometheus_client import (
@@ -16,17 +17,17 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
     values,
 )
 
 from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint, Mode, Role
 from router.telemetry.batched import BatchedCounter, BatchedHistogram
-from router.telemetry.families import Families
+from router.telemetry.families import LATE_SECONDS, Families
 from router.telemetry.file_values import ValueFiles
 from router.telemetry.fleet_gauges import Connections, FleetCollector
+from router.telemetry.in_pieces import text_in_pieces
 from router.telemetry.kv_counts import KVCounts
 from router.telemetry.logs import dropped_lines
 from router.telemetry.processes import Processes
@@ -51,6 +52,8 @@ class WorkerGroup:
     """This worker's number, from 0 on. A restarted one continues its predecessor's counts."""
     pids: Callable[[], Iterable[int]]
     restarts: Callable[[], int]
+    ended_cpu: Callable[[], float] = lambda: 0.0
+    """Seconds of CPU time that workers which have ended had used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Metrics:
         self._state.register(self.info)
         self._state.register(FleetCollector(fleet, connections, threshold, has_prefill))
         self.are_merged = group is not None
-        """Whether counts of all workers are read from files, which is slow."""
+        """Whether counts of all workers are read from files."""
         self._fleet = fleet
         self._files: ValueFiles | None = None
         self._workers: WorkerCounts | None = None
@@ -105,22 +108,26 @@ class Metrics:
             self._files = ValueFiles(group.folder, group.number)
             values.ValueClass = self._files  # its only way in
             self._workers = WorkerCounts(group.folder)
+            self._processes = Processes(group.pids, group.ended_cpu)
             self._counts = CollectorRegistry()
             self._counts.register(self._workers)
+            self._counts.register(self._processes)
         self._families = families = Families(registry)
         self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._answers: dict[tuple[Endpoint, int], BatchedCounter] = {}
         self._prefill = self._histogram(families.prefill)
+        self._abandoned = self._histogram(families.abandoned)
+        for mode in Mode:  # from the start, so that the first late streams are an increase
+            self._histogram(families.ttft, mode, "true")
         self._chunks = self._counter(families.chunks)
         self._bytes = self._counter(families.bytes)
         self._failed = self._counter(families.failed)
+        self._late = families.late.labels(0 if group is None else group.number)
         self._worst_lag = 0.0
         self._dropped_lines = 0
         if group is None:
             ProcessCollector(namespace="pd_router", registry=registry)
-        else:
-            self._counts.register(Processes(group.pids))
         self._engine_ttft: dict[Endpoint, BatchedHistogram] = {}
         self._gaps: dict[Endpoint, BatchedHistogram] = {}
         """Of decode engines' streams."""
@@ -210,6 +217,8 @@ class Metrics:
     def observe_loop_lag(self, seconds: float) -> None:
         """Count an event loop lag: at once, for a process without requests flushes nothing."""
         self._families.lag.observe(seconds)
+        if seconds > LATE_SECONDS:
+            self._late.inc(seconds)
         if seconds > self._worst_lag:
             self._worst_lag = seconds
             self._families.worst_lag.set(seconds)
@@ -232,21 +241,22 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
-        state = self.state()
-        return self.counts() + state
+        self.flush()
+        return b"".join((*self.counts(), *self.state()))
 
-    def counts(self) -> bytes:
-        """The part that was counted and flushed; where counts are merged any thread may ask."""
-        return generate_latest(self._counts)
+    def counts(self) -> Iterator[bytes]:
+        """The part that was counted and flushed, in pieces of some milliseconds."""
+        if self._workers is None:
+            return text_in_pieces(self._counts.collect())
+        return text_in_pieces(chain(self._workers.pieces(), self._processes.collect()))
 
     def totals(self) -> Totals:
         """What was counted and flushed, as numbers; any thread may ask."""
         return totals_of(self._counts.collect())
 
-    def state(self) -> bytes:
-        """The part that is read from the fleet, in the thread that changes it."""
-        self.flush()
-        return generate_latest(self._state)
+    def state(self) -> Iterator[bytes]:
+        """The part that is read from the fleet, in pieces too, in the thread that changes it."""
+        return text_in_pieces(self._state.collect())
 
     def observe(self, events: Iterable[Event]) -> None:
         """Count events."""
@@ -292,6 +302,8 @@ class Metrics:
             kind.tokens.observe(record.tokens)
         if kind.ttft is not None and record.first_byte is not None:
             kind.ttft.observe(record.first_byte - record.started)
+        if record.stream and record.first_byte is None and record.outcome == "client_left":
+            self._abandoned.observe(record.ended - record.started)
         if record.stream and record.outcome == "ok":
             self._streamed(record)
         if record.prefill_seconds is not None:

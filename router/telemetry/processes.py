@@ -1,4 +1,8 @@
-"""CPU, memory and open files of all worker processes together."""
+"""CPU, memory and open files of all worker processes together.
+
+The CPU time that ended workers had used stays in the sum: a counter that falls looks to Prometheus
+like one that began anew, and all that the other workers had ever used like work of this moment.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -8,18 +12,33 @@ from prometheus_client.registry import Collector
 
 __all__ = ["Processes"]
 
+CPU = "pd_router_process_cpu_seconds"
+
 LEAST = ("pd_router_process_start_time_seconds", "pd_router_process_max_fds")
 """Metrics of which the smallest is exported; all others are summed."""
 
 
 class Processes(Collector):
-    """prometheus-client's ProcessCollector, over several processes."""
+    """prometheus-client's ProcessCollector, over several processes. `ended_cpu`: seconds that those
+    which have ended had used."""
 
-    def __init__(self, pids: Callable[[], Iterable[int]]) -> None:
+    def __init__(self, pids: Callable[[], Iterable[int]], ended_cpu: Callable[[], float]) -> None:
         self._pids = pids
+        self._ended_cpu = ended_cpu
 
     def collect(self) -> Iterator[Metric]:
         """The current sums."""
+        while True:
+            ended = self._ended_cpu()
+            found = self._sums()
+            if ended == self._ended_cpu():  # else one has ended, and may be counted twice
+                break
+        if (cpu := found.get(CPU)) is not None:
+            cpu.samples = [each._replace(value=each.value + ended) for each in cpu.samples]
+        yield from found.values()
+
+    def _sums(self) -> dict[str, Metric]:
+        """Of those that run."""
         found: dict[str, Metric] = {}
         for pid in self._pids():
             one = ProcessCollector("pd_router", pid=lambda pid=pid: pid, registry=None)  # type: ignore[misc]
@@ -31,7 +50,7 @@ class Processes(Collector):
                         was._replace(value=join(was.value, now.value))
                         for was, now in zip(before.samples, metric.samples, strict=True)
                     ]
-        yield from found.values()
+        return found
 
 
 def _sum(one: float, other: float) -> float:

@@ -29,7 +29,7 @@ from router.net.shared_state import WorkerContext, WorkerEvent
 from router.net.tasks import TaskSet
 from router.net.ticker import note_changes, tick_for_ever
 from router.net.watched_files import LOOK_SECONDS
-from router.settings import Settings
+from router.settings import Settings, SettingsError
 from router.telemetry.metrics import Metrics, WorkerGroup
 from router.telemetry.router_info import NEVER_RELOADED
 from router.web.client_parts import admin_tls_of, cors_of, tls_of
@@ -67,7 +67,9 @@ class Worker:
     def group(self) -> WorkerGroup:
         """What the metrics know of the other workers."""
         table = self.context.column.table
-        return WorkerGroup(self.counts, self.context.number, table.pids, table.restarts)
+        return WorkerGroup(
+            self.counts, self.context.number, table.pids, table.restarts, table.ended_cpu
+        )
 
 
 class Router:
@@ -119,7 +121,7 @@ class Router:
         self._connections = ConnectionCounts(self.pools, context)
         self.clients = ClientSide(settings, self.fleet, self.pools, self.metrics, self.observe)
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)
-        self.replicas = replicas_of(settings, self.fleet, context, self._tasks)
+        self.replicas = replicas_of(settings, self.fleet, self.engines.tls, context, self._tasks)
         self._networks = EngineNetworks(settings.engine_networks)
         roster = first_roster(settings) if context is None else new_roster(settings)
         self.sync = FleetSync(roster, self.fleet, context, self._apply)
@@ -135,6 +137,7 @@ class Router:
             self.lifecycle,
             self.counts,
             self.clients,
+            lambda: self.settings.names_prefill,
         )
         self.operations = create_operations(
             self.fleet, self.lifecycle, self.operators.for_clients, self._lifespan
@@ -238,7 +241,11 @@ class Router:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        await self._start()
+        try:
+            await self._start()
+        except (SettingsError, OSError) as error:
+            log.error("cannot start: %s", error)  # noqa: TRY400 - no traceback
+            self._is_misconfigured()
         try:
             yield
         finally:
@@ -292,7 +299,7 @@ class Router:
 
     async def _end(self) -> None:
         if self.clients.picker is not None:
-            await self.clients.picker.stop(self.settings.shutdown_grace)
+            await self.clients.picker.stop()
         self._loop_lag.close()
         if self._context is not None:
             self._context.bus.close()

@@ -3,6 +3,8 @@ applied as a whole or not at all.
 """
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -20,6 +22,10 @@ Reloads: TypeAlias = "list[int] | memoryview[int]"
 APPLIED, REJECTED, IS_LAST_GOOD = 0, 1, 2
 """The indices of these numbers."""
 
+RETRY_SECONDS = 10.0
+"""Between two readings of what was rejected: a file that it names may come later, without a change
+in the file that is looked at."""
+
 
 def changed(old: Settings, new: Settings) -> list[str]:
     """The settings that differ."""
@@ -29,7 +35,7 @@ def changed(old: Settings, new: Settings) -> list[str]:
 class Configuration:
     """`settings` are those of now. `read` reads them again, from where they came; `apply` gives
     them to whoever serves by them, and raises OSError or ValueError if it cannot. What comes of it
-    is counted in `reloads`."""
+    is counted in `reloads`. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -38,34 +44,54 @@ class Configuration:
         file: Path | None,
         apply: Callable[[Settings], None],
         reloads: Reloads,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self._read = read
         self._files = WatchedFiles(*(() if file is None else (file,)))
         self._apply = apply
         self._reloads = reloads
+        reloads[IS_LAST_GOOD] = 1
+        self._clock = clock
+        self._retry_at = math.inf
+        self._reason = ""
+        """Why the last reload was rejected, if it was."""
 
     def look(self) -> None:
-        """Reload if the file has changed."""
+        """Reload if the file has changed, and from time to time while it is rejected."""
         if self._files.have_changed():
             self.reload()
+        elif self._clock() >= self._retry_at:
+            self._try()
 
     def reload(self) -> None:
         """Read the settings again, and apply them unless something is wrong with them."""
+        self._reason = ""
+        self._try()
+
+    def _try(self) -> None:
         try:
             found = self._read()
             names = changed(self.settings, found)
             _refuse_restart(names)
             self._apply(found)
         except (SettingsError, OSError, ValueError) as error:
-            self._reloads[REJECTED] += 1
-            self._reloads[IS_LAST_GOOD] = 0
-            log.error("configuration rejected, the old one remains: %s", error)  # noqa: TRY400
+            self._reject(str(error))
             return
+        self._retry_at = math.inf
         self.settings = found
         self._reloads[APPLIED] += 1
         self._reloads[IS_LAST_GOOD] = 1
         log.info("configuration applied", extra={"fields": {"changed": _flags(names) or "nothing"}})
+
+    def _reject(self, reason: str) -> None:
+        self._retry_at = self._clock() + RETRY_SECONDS
+        if reason == self._reason:  # told already
+            return
+        self._reason = reason
+        self._reloads[REJECTED] += 1
+        self._reloads[IS_LAST_GOOD] = 0
+        log.error("configuration rejected, the old one remains: %s", reason)
 
 
 def _refuse_restart(names: Iterable[str]) -> None:

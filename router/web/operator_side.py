@@ -1,6 +1,7 @@
 """What faces the operators: what they may read, and the engines that they add and remove."""
 
 import time
+from collections.abc import Callable
 
 from router.core.engine_networks import EngineNetworks
 from router.core.fleet import Fleet
@@ -34,8 +35,10 @@ class OperatorSide:
         lifecycle: Lifecycle,
         counts: Counts,
         clients: ClientSide,
+        has_prefill: Callable[[], bool],
     ) -> None:
         self._fleet = fleet
+        self._has_prefill = has_prefill
         self._lifecycle = lifecycle
         self._counts = counts
         self._has_listener = settings.admin_port is not None
@@ -62,7 +65,11 @@ class OperatorSide:
 
     def _figures(self) -> Figures:
         return Figures(
-            self._fleet, self.status_log, self._counts.totals, lambda: self._lifecycle.is_draining
+            self._fleet,
+            self.status_log,
+            self._counts.totals,
+            lambda: self._lifecycle.is_draining,
+            self._has_prefill,
         )
 
     def _ends_viewers(self) -> bool:

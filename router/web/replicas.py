@@ -1,6 +1,5 @@
 """What a router with sibling replicas has in addition (`--peers`, `--dns-peers`)."""
 
-import ssl
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from router.net.engine_session import engine_session
 from router.net.shared_state import WorkerContext
 from router.net.siblings import Siblings
 from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError
 from router.web.peers_api import add_peers_api
 
@@ -59,11 +59,11 @@ def peer_source(settings: Settings) -> DnsSource | None:
 
 
 def replicas_of(
-    settings: Settings, fleet: Fleet, context: WorkerContext | None, tasks: TaskSet
+    settings: Settings, fleet: Fleet, tls: TLSFiles, context: WorkerContext | None, tasks: TaskSet
 ) -> "Replicas | None":
-    """The siblings that the settings name; None if they name none."""
+    """The siblings that the settings name; None if they name none. `tls`: as for engines."""
     board = fleet.ledger.peers
-    return None if board is None else Replicas(settings, fleet, board, context, tasks)
+    return None if board is None else Replicas(settings, fleet, tls, board, context, tasks)
 
 
 class Replicas:
@@ -73,6 +73,7 @@ class Replicas:
         self,
         settings: Settings,
         fleet: Fleet,
+        tls: TLSFiles,
         board: PeerBoard,
         context: WorkerContext | None,
         tasks: TaskSet,
@@ -85,10 +86,9 @@ class Replicas:
             board,
             fleet,
             session=lambda: engine_session(
-                settings.peer_key,
-                ssl.create_default_context(cafile=settings.engine_ca_file),
-                keep_alive_seconds=KEEP_SECONDS,
+                settings.peer_key, tls.context, keep_alive_seconds=KEEP_SECONDS
             ),
+            tls=tls,
             pass_on=self._pass_on,
             scheme=scheme() if settings.shares_prompts else None,
             tasks=tasks,

@@ -72,6 +72,7 @@ def exclusion_of(settings: Settings) -> ExclusionConfig:
         ),
         max_excluded=settings.max_excluded_percent / 100,
         slow_start_seconds=settings.slow_start,
+        speed_roles=roles_that_use_speed(policies_of(settings)),
     )
 
 

@@ -73,7 +73,7 @@ class Server(uvicorn.Server):
     `lifeline` is the reading end of a pipe, for a worker; when it closes, its parent is gone.
     `admin_sockets` listen for operators, where the settings say so. `on_listening` is called when
     connections are accepted, `on_hangup` at SIGHUP; with `succession` another router may take over.
-    `takes_over`: a router before this one serves until connections are accepted.
+    `is_preceded`: whether a router before this one serves until connections are accepted.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
         on_listening: Callable[[], None] = lambda: None,
         on_hangup: Callable[[], None] = lambda: None,
         succession: Succession | None = None,
-        takes_over: bool = False,
+        is_preceded: Callable[[], bool] = lambda: False,
     ) -> None:
         settings: Settings = router.settings
         super().__init__(
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
         self._on_listening = on_listening
         self._on_hangup = on_hangup
         self._succession = succession
-        self._takes_over = takes_over
+        self._is_preceded = is_preceded
         self._is_handed_over = False
         self._is_told_to_end = False
         self._lifeline = lifeline
@@ -122,7 +122,7 @@ class Server(uvicorn.Server):
         if self.lifespan.should_exit:
             self.should_exit = True
             return
-        if self._takes_over:
+        if not self.should_exit:
             await self._until_engines_are_known()
         if self.should_exit:  # it was told to end in the meantime: nobody is to come here
             await self.lifespan.shutdown()
@@ -163,16 +163,19 @@ class Server(uvicorn.Server):
             loop.call_later(TICK_SECONDS, self._look_for_successor, loop, self._succession)
 
     async def _until_engines_are_known(self) -> None:
-        """Wait until each source has named its engines, and probe those: the router before this one
-        knows them."""
+        """Where a router before this one serves, which knows its engines: wait until each source
+        has named them, and probe those."""
         router = self._router
-        if not router.sources:
+        if not router.sources or not self._is_preceded():
             return
         if silent := router.silent_sources():
             fields = {"sources": ",".join(silent)}
             log.info("waiting for discovery before taking over", extra={"fields": fields})
         while router.silent_sources():
             if self.should_exit:
+                return
+            if not self._is_preceded():
+                log.warning("the router before this one has ended; not waiting for discovery")
                 return
             await asyncio.sleep(POLL_SECONDS)
         await router.engines.prober.probe_all()
@@ -227,6 +230,8 @@ class Server(uvicorn.Server):
         self._router.event_buffer.flush()
 
     async def _stop_listening(self) -> None:
+        if self._router.clients.picker is not None:
+            self._router.clients.picker.stop_accepting()
         for listener in self.servers:
             listener.close()
         await asyncio.gather(*(listener.wait_closed() for listener in self.servers))
@@ -266,13 +271,14 @@ class Server(uvicorn.Server):
                     connection.shutdown()
 
     async def _ended(self, seconds: float | None) -> None:
-        """Wait until no client is left, so long at most; a second signal ends the wait."""
-        state = self.server_state
+        """Wait until no client and no request is left, so long at most; a second signal ends the
+        wait."""
+        state, handler = self.server_state, self._router.handler
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while True:
                     await asyncio.sleep(POLL_SECONDS)
-                    if self.force_exit or not (state.connections or state.tasks):
+                    if self.force_exit or not (state.connections or state.tasks or handler.active):
                         return
 
     @contextlib.contextmanager

@@ -44,6 +44,7 @@ class Site:
         ports = free_ports(range(prefill + DECODE + 3))
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         *engines, self.router, admin, self.prometheus = urls
+        self._admin = admin
         self.prefill, self.engines = engines[:prefill], engines[prefill:]
         configuration = {
             "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
@@ -89,6 +90,14 @@ class Site:
         while not holds():
             assert time.monotonic() < deadline, f"{what}; firing: {self.firing()}"
             time.sleep(0.1)
+
+    def order(self, order: str, engine: str) -> None:
+        """Have the router drain an engine, or use it again."""
+        body = json.dumps({"url": engine}).encode()
+        place = f"{self._admin}/admin/engines/{order}"
+        request = urllib.request.Request(place, body, {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=SECONDS) as response:
+            assert response.status == 200
 
     @contextlib.contextmanager
     def fault(self, *engines: str, **faults: object) -> Iterator[None]:

@@ -117,6 +117,12 @@ class TestSecurity:
         (user,) = (one.text for one in read(DOCKERFILE.read_text())[-1] if one.name == "USER")
         assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
 
+    def test_several_workers_have_room_to_count_together(self, rendered: Rendered) -> None:
+        container, pod = rendered.router.container, rendered.router.spec
+        assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
+        memory = {"medium": "Memory", "sizeLimit": "256Mi"}
+        assert pod["volumes"] == [{"name": "shm", "emptyDir": memory}]
+
     def test_only_the_router_gets_a_token_of_the_api_server(self, rendered: Rendered) -> None:
         assert rendered.router.spec["automountServiceAccountToken"] is True
         engines = rendered.engines.values()

@@ -114,6 +114,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 AN_ENGINE: list[tuple[str, dict[str, object]]] = [
+    ("EngineDown", {"reset": "request", "paths": ["/health", "/v1/"]}),
     ("EngineDown", {"status": 503, "paths": ["/health"]}),
     ("EngineExcluded", {"stall": True}),
     ("EngineSlow", {"slow": 12.0}),
@@ -139,6 +140,17 @@ def test_alerts_fire_under_faults_and_clear(site: Site) -> None:
         with site.fault(*engines, **faults):
             site.until(fires, f"{alert} does not fire")
         site.until(lambda fires=fires: not fires(), f"{alert} does not clear")  # type: ignore[misc]
+
+
+@needs_prometheus
+def test_an_alert_fires_while_an_operator_drains_an_engine(site: Site) -> None:
+    fires = partial(site.fires, "EngineStuckDraining", endpoint=site.engines[0])
+    site.until(lambda: site.firing() == [], "not quiet before")
+    site.order("drain", site.engines[0])
+    site.until(fires, "it does not fire")
+    assert not site.fires("EngineDown")
+    site.order("undrain", site.engines[0])
+    site.until(lambda: not fires(), "it does not clear")
 
 
 @needs_prometheus

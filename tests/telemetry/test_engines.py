@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import values
-from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.commands.workers import COUNTS_BYTES, ENGINE_COUNTS_BYTES
 from router.core.events import Event, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
@@ -134,7 +134,7 @@ def test_the_files_do_not_grow_with_the_engines_that_have_come_and_gone(
 
     def keys() -> dict[str, int]:
         assert metrics._files is not None
-        found: dict[str, MmapedDict] = metrics._files._files
+        found = metrics._files._files
         return {prefix: len(file._positions) for prefix, file in found.items()}
 
     for number in range(4):
@@ -149,6 +149,17 @@ def test_the_files_do_not_grow_with_the_engines_that_have_come_and_gone(
     assert series(metrics, D0)[ANSWERS, "200"] == 41
 
 
+def test_the_files_are_as_large_as_is_asked_for_at_the_start(worker: Worker) -> None:
+    engines = [Endpoint(f"http://10.0.100.{number:03}:8000", Role.DECODE) for number in range(200)]
+    metrics = worker(0, fleet_of(*engines))
+    metrics.observe([event for engine in engines for event in story(engine)])
+    metrics.flush()
+    assert metrics._files is not None
+    used = [file._used for file in metrics._files._files.values()]
+    assert 0.8 < sum(used) / (200 * ENGINE_COUNTS_BYTES) < 1.0
+    assert sum(used) < COUNTS_BYTES + 200 * ENGINE_COUNTS_BYTES
+
+
 def test_a_worker_that_takes_anothers_place_goes_on_with_its_counts(worker: Worker) -> None:
     fleet = fleet_of(D0)
     first = worker(0, fleet)
@@ -157,3 +168,11 @@ def test_a_worker_that_takes_anothers_place_goes_on_with_its_counts(worker: Work
     second = worker(0, fleet)
     second.observe(story(D0))
     assert series(second, D0)[ANSWERS, "200"] == 2
+
+
+def test_a_worker_whose_event_loop_is_late_is_told_from_the_others(worker: Worker) -> None:
+    workers = [worker(number, fleet_of(D0)) for number in range(2)]
+    workers[1].observe_loop_lag(0.5)
+    text = workers[0].exposition().decode()
+    for number, seconds in enumerate((0.0, 0.5)):
+        assert f'pd_router_event_loop_late_seconds_total{{worker="{number}"}} {seconds}\n' in text

@@ -1,6 +1,8 @@
 """Log lines: whole, one each, and not to be forged by what clients and engines wrote."""
 
+import asyncio
 import fcntl
+import itertools
 import json
 import logging
 import math
@@ -11,7 +13,9 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from select import PIPE_BUF
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -21,8 +25,9 @@ from hypothesis import strategies as st
 from router.core.events import Decided, FellBack, LegFailed, RequestEnded
 from router.core.values import Decision, Endpoint, FailureKind, Mode, PromptDelay, Role
 from router.telemetry.access_log import AccessLog, _fields
+from router.telemetry.line_writer import LineWriter
 from router.telemetry.log_words import pairs
-from router.telemetry.logs import configure
+from router.telemetry.logs import BatchedHandler, configure
 
 QUICK = examples(
     max_examples=100,
@@ -357,7 +362,8 @@ def test_a_sampled_decision_has_both_sums(lines):
 
 LOGS = """
 import asyncio, logging, os
-from router.telemetry.logs import configure
+from router.telemetry.line_writer import LineWriter
+from router.telemetry.logs import BatchedHandler, configure
 configure("info", "text")
 log = logging.getLogger("router")
 """
@@ -413,3 +419,25 @@ def test_a_process_without_standard_error_loses_its_lines_only() -> None:
     command = f"exec {sys.executable} -c '{LOGS + ENDS}' 2>&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
     assert done.returncode == 3
+
+
+HALF = PIPE_BUF // 2
+LENGTHS = st.sampled_from([0, HALF - 1, HALF, PIPE_BUF - 1, PIPE_BUF]) | st.integers(0, 9000)
+
+
+@given(st.lists(LENGTHS, max_size=12))
+def test_whole_lines_leave_in_blocks_that_a_pipe_takes_at_once(sizes: list[int]) -> None:
+    blocks: list[bytes] = []
+
+    async def log() -> None:
+        handler = BatchedHandler()
+        for size in sizes:
+            handler.add(size * "x")
+        handler.flush()
+        handler.close()
+
+    with mock.patch.object(LineWriter, "write", lambda _, block: blocks.append(block)):
+        asyncio.run(log())
+    assert b"".join(blocks) == b"".join(size * b"x" + b"\n" for size in sizes)
+    assert all(len(block) <= PIPE_BUF or block.count(b"\n") == 1 for block in blocks)
+    assert all(len(one) + len(next_) > PIPE_BUF for one, next_ in itertools.pairwise(blocks))

@@ -1,5 +1,6 @@
 """The exposition: what Prometheus is told, and what it must never be told."""
 
+import math
 import re
 import time
 from collections.abc import Iterable
@@ -9,12 +10,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from router import __version__
+from router.core.capacity import Capacity
 from router.core.events import FellBack, LegAnswered, LegFailed, Probed, RequestEnded, Scraped
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.ledger import Ledger
+from router.core.roster import Entry
 from router.core.values import Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
 from router.telemetry.metrics import Metrics
+from tests.core.fleets import down, eject
 
 P0 = Endpoint("http://p0", Role.PREFILL)
 D0 = Endpoint("http://d0", Role.DECODE)
@@ -186,7 +190,7 @@ def test_a_request_is_counted_once_by_each(bench):
     reason = "at_or_above_threshold"
     assert bench.value("pd_router_decisions_total", mode=mode, reason=reason) == 1
     assert bench.value("pd_router_request_duration_seconds_sum", mode=mode) == 4.0
-    assert bench.value("pd_router_time_to_first_byte_seconds_sum", mode=mode) == 1.0
+    assert bench.value("pd_router_time_to_first_byte_seconds_sum", mode=mode, stream="false") == 1.0
     assert bench.value("pd_router_prefill_duration_seconds_sum") == 0.5
     assert bench.value("pd_router_estimated_input_tokens_sum", mode=mode) == 300
     assert bench.value("pd_router_relayed_chunks_total") == 3
@@ -194,6 +198,7 @@ def test_a_request_is_counted_once_by_each(bench):
 
 
 FAILED = "pd_router_requests_failed_total"
+FIRST_BYTES = "pd_router_time_to_first_byte_seconds_count"
 
 
 @pytest.mark.parametrize(
@@ -225,17 +230,39 @@ def test_a_request_that_was_never_decided_is_counted_without_a_decision(bench):
     assert bench.value("pd_router_prefill_duration_seconds_count") == 0
 
 
-@pytest.mark.parametrize(("status", "count"), [(200, 1), (399, 1), (400, None), (503, None)])
+@pytest.mark.parametrize(("status", "count"), [(200, 1), (399, 1), (400, 0), (503, 0)])
 def test_a_fast_refusal_does_not_make_answers_look_fast(status, count, bench):
-    bench.metrics.observe([a_request(status=status)])
-    assert bench.value("pd_router_time_to_first_byte_seconds_count") == count
+    bench.metrics.observe([a_request(status=status, stream=True)])
+    assert bench.value(FIRST_BYTES, mode="remote_prefill", stream="true") == count
     assert bench.value("pd_router_request_duration_seconds_count") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({"stream": True, "status": 200}, 1),
+        ({"stream": True, "status": 0}, 1),
+        ({"stream": True, "first_byte": 101.0}, 0),
+        ({"stream": True, "outcome": "aborted"}, 0),
+        ({"stream": False}, 0),
+    ],
+)
+def test_the_waits_that_clients_gave_up_are_counted(changes, count, bench):
+    left = {"outcome": "client_left", "first_byte": None}
+    bench.metrics.observe([a_request(**(left | changes))])
+    assert bench.value("pd_router_abandoned_wait_seconds_count") == count
+    assert bench.value("pd_router_abandoned_wait_seconds_sum") == 4.0 * count
+
+
+def test_the_series_of_the_objective_are_there_before_the_first_stream(bench):
+    for mode in Mode:
+        assert bench.value(FIRST_BYTES, mode=mode, stream="true") == 0
 
 
 @pytest.mark.parametrize(("stream", "label"), [(True, "true"), (False, "false")])
 def test_the_first_byte_of_a_stream_and_of_a_unary_answer_are_told_apart(stream, label, bench):
     bench.metrics.observe([a_request(stream=stream)])
-    assert bench.value("pd_router_time_to_first_byte_seconds_count", stream=label) == 1
+    assert bench.value(FIRST_BYTES, mode="remote_prefill", stream=label) == 1
 
 
 def test_engines_answers_failures_and_fallbacks_are_counted(bench):
@@ -343,6 +370,16 @@ def test_the_age_of_a_scrape_grows_until_the_next_good_one(bench):
     assert age >= 50
 
 
+def test_gauges_that_could_never_be_read_are_infinitely_old_while_the_engine_is_up(bench):
+    bench.fleet.observe(Probed(D0, HealthSignal.OK), 1.0)
+    assert bench.samples(SCRAPE_AGE) == []  # nobody has tried
+    bench.fleet.observe(Scraped(D0, None, own=0), 2.0)
+    [(labels, age)] = bench.samples(SCRAPE_AGE)
+    assert (labels["endpoint"], age) == (D0.url, math.inf)
+    bench.fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 3.0)
+    assert bench.samples(SCRAPE_AGE) == []  # nobody reads them
+
+
 def test_what_prefix_caches_hold_is_told_beside_what_they_are_found_to_hold(bench):
     labels = {"role": "decode", "endpoint": "http://d0"}
     name = "pd_router_endpoint_prefix_cache_"
@@ -378,7 +415,7 @@ def test_the_tokens_of_a_byte_are_told_by_model(bench):
 
 def test_slots_are_told_where_they_are_known(bench):
     assert bench.samples("pd_router_endpoint_slots") == []
-    bench.fleet.member(D0).view.slots = 64.0
+    bench.fleet.member(D0).capacity = Capacity(stated=64)
     assert bench.value("pd_router_endpoint_slots", endpoint="http://d0") == 64.0
 
 
@@ -407,6 +444,15 @@ def test_an_endpoint_is_in_one_state(bench):
         assert states == {one: float(one == state) for one in State}
 
 
+def test_who_is_drained_is_told_apart_from_who_drains_by_itself(bench):
+    name = "pd_router_endpoint_drained"
+    bench.fleet.observe(Probed(D0, HealthSignal.OK), 0.0)
+    bench.fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 0.0)
+    assert bench.value(name, endpoint=D0.url) == 0
+    bench.fleet.apply([Entry(D0, 0, is_draining=True)], 0.0)
+    assert bench.value(name, endpoint=D0.url) == 1
+
+
 USABLE = "pd_router_pool_usable_engines"
 
 
@@ -415,11 +461,19 @@ def test_engines_that_get_new_requests_are_counted_by_pool(bench):
     bench.fleet.observe(Probed(D0, HealthSignal.OK), 0.0)
     assert bench.value(USABLE, role="decode") == 1
     assert bench.value(USABLE, role="prefill") == 0
-    member = bench.fleet.member(D0)
-    member.outlier.until = 9.0
+    bench.fleet.apply([Entry(D0, 0, is_draining=True)], 1.0)
     assert bench.value(USABLE, role="decode") == 0
-    member.outlier.until, member.is_drained = None, True
-    assert bench.value(USABLE, role="decode") == 0
+
+
+def test_an_ejected_engine_that_serves_as_the_last_one_counts_as_usable():
+    d1 = Endpoint("http://d1", Role.DECODE)
+    bench = Bench([D0, d1])
+    for endpoint in (D0, d1):
+        bench.fleet.observe(Probed(endpoint, HealthSignal.OK), 0.0)
+    eject(bench.fleet, D0)
+    assert bench.value(USABLE, role="decode") == 1  # d1
+    down(bench.fleet, d1)
+    assert bench.value(USABLE, role="decode") == 1  # D0
 
 
 @pytest.mark.parametrize(("has_prefill", "pools"), [(True, 2), (False, 1)])
@@ -472,6 +526,14 @@ def test_connections_are_told_by_state(bench):
 def test_connections_that_several_processes_show_one_after_the_other_are_never_below_none(bench):
     bench.connections.append((D0, 2, 3))
     assert bench.value("pd_router_engine_connections", endpoint=D0.url, state="active") == 0
+
+
+def test_seconds_for_which_the_event_loop_was_late_are_counted_beyond_20_ms(bench: Bench) -> None:
+    name = "pd_router_event_loop_late_seconds_total"
+    assert bench.samples(name) == [({"worker": "0"}, 0.0)]
+    for lag in (0.001, 0.02, 0.5, 0.25):
+        bench.metrics.observe_loop_lag(lag)
+    assert bench.value(name) == 0.75
 
 
 def test_lines_that_the_log_has_not_are_counted(

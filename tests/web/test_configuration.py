@@ -18,9 +18,10 @@ class Desk:
         self.path = path
         self.write("routing_threshold: 1")
         self.applied: list[Settings] = []
-        self.reloads = [0, 0, 1]
+        self.reloads = [0, 0, 0]
+        self.now = 0.0
         self.configuration = Configuration(
-            self._read(), self._read, path, self._apply, self.reloads
+            self._read(), self._read, path, self._apply, self.reloads, lambda: self.now
         )
 
     def write(self, text: str) -> None:
@@ -89,6 +90,45 @@ def test_a_good_one_after_a_wrong_one_shows_that_all_is_well(desk: Desk) -> None
     desk.write("routing_threshold: 3")
     desk.configuration.look()
     assert desk.reloads == [1, 1, 1]
+
+
+def test_what_was_never_reloaded_is_not_rejected(desk: Desk) -> None:
+    assert desk.reloads == [0, 0, 1]
+
+
+def test_what_was_rejected_is_applied_once_what_it_lacked_is_there(
+    desk: Desk, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    desk.write(f"api_key_file: {keys}")
+    desk.configuration.look()
+    assert desk.reloads == [0, 1, 0]
+    for desk.now in (9.0, 10.0, 19.0):
+        desk.configuration.look()
+    assert desk.reloads == [0, 1, 0]
+    assert len(caplog.messages) == 1  # told once
+    keys.write_text("team-a abcdefghijklmnopqrstuvwx")
+    desk.configuration.look()
+    assert desk.applied == []
+    for desk.now in (20.0, 99.0):
+        desk.configuration.look()
+    assert len(desk.applied) == 1
+    assert desk.reloads == [1, 1, 1]
+
+
+def test_another_reason_is_told_and_so_is_the_same_one_when_somebody_asks(
+    desk: Desk, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    desk.write(f"api_key_file: {keys}")
+    desk.configuration.look()
+    keys.write_text("team-a")
+    desk.now = 10.0
+    desk.configuration.look()
+    desk.configuration.reload()
+    assert desk.reloads == [0, 3, 0]
+    first, second, third = caplog.messages
+    assert first != second == third
 
 
 def test_one_that_cannot_be_applied_is_rejected(

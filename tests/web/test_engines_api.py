@@ -196,6 +196,30 @@ async def test_the_commands_drain_and_undrain(
     assert capsys.readouterr().out == f"decode {engine.url}: up, 0 in flight\n"
 
 
+async def test_drain_orders_all_replicas_and_waits_for_all(
+    harness: Harness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.commands.drain.POLL_SECONDS", 0.01)
+    engine, busy, client, call = await harness.stream(admin_port=0)
+    idle = await harness.router(engine, admin_port=0)
+    call.stream(token("a"))
+    answer = await client.begin()
+    words = ["drain", engine.url]
+    for each in (idle, busy):
+        words += ["--admin", admin_of(each)]
+    assert await run(*words, "--wait", "0.05") == 1
+    for each in (idle, busy):
+        assert each.router.fleet.member(each.endpoint(engine)).is_drained
+    said = f"decode {engine.url}: draining"
+    assert capsys.readouterr().out == (
+        f"{admin_of(idle)}: {said}, 0 in flight\n{admin_of(busy)}: {said}, 1 in flight\n"
+    )
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert await run(*words, "--wait", "60") == 0
+
+
 async def test_the_commands_bring_the_key_that_the_router_wants(
     harness: Harness,
     capsys: pytest.CaptureFixture[str],

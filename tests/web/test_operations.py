@@ -1,7 +1,7 @@
 """What the router says of itself and of its engines."""
 
 import asyncio
-import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -170,7 +170,7 @@ async def test_a_fault_of_our_own_is_500_in_openais_shape(
     def broken() -> bytes:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(router.router.metrics, "exposition", broken)
+    monkeypatch.setattr(router.router.metrics, "state", broken)
     answer = await (await router.client()).get("/metrics")
     assert answer.status == 500
     assert answer.error["type"] == "InternalServerError"
@@ -241,35 +241,51 @@ async def test_metrics_tell_of_requests_legs_and_connections(harness: Harness) -
     assert value("endpoint_in_flight_tokens", role="decode") == 0
 
 
-async def test_the_counts_of_several_processes_are_merged_beside_the_event_loop(
+async def test_the_event_loop_turns_while_counts_are_put_together(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = await harness.router(await harness.engine())
-    metrics = router.router.metrics
+    turns = 0
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(3):
+            assert turns >= number  # the loop goes on meanwhile
+            asyncio.get_running_loop().call_soon(turn)
+            yield b"# %d\n" % number
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+
+    monkeypatch.setattr("router.web.counts.TURN_SECONDS", 0.0)
+    monkeypatch.setattr(router.router.metrics, "counts", pieces)
+    client = await router.client()
+    text = (await client.get("/metrics")).body
+    assert text.startswith(b"# 0\n# 1\n# 2\n")
+    assert b"pd_router_endpoint_state" in text
+
+
+async def test_a_scrape_lets_the_event_loop_turn_between_its_pieces(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.web.counts.TURN_SECONDS", 0.0)
+    router = await harness.router(await harness.engine())
+    metrics, loop = router.router.metrics, asyncio.get_running_loop()
+    turned: list[bool] = []
+
+    def observed(pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            turned.append(False)
+            loop.call_soon(turned.__setitem__, -1, True)
+            yield piece
+
     count, see = metrics.counts, metrics.state
-    asked_in: list[threading.Thread] = []
-    has_turned = threading.Event()
-
-    def counts() -> bytes:
-        asked_in.append(threading.current_thread())
-        assert has_turned.wait(SECONDS)  # the loop goes on meanwhile
-        return count()
-
-    def state() -> bytes:
-        asked_in.append(threading.current_thread())
-        return see()
-
-    monkeypatch.setattr(metrics, "are_merged", True)
-    monkeypatch.setattr(metrics, "counts", counts)
-    monkeypatch.setattr(metrics, "state", state)
-    scrape = asyncio.ensure_future(_metrics(router))
-    await eventually(lambda: len(asked_in) == 2)
-    has_turned.set()
-    value = await scrape
+    monkeypatch.setattr(metrics, "counts", lambda: observed(count()))
+    monkeypatch.setattr(metrics, "state", lambda: observed(see()))
+    value = await _metrics(router)
     assert value("endpoint_state", role="decode", state="up") == 1
-    assert value("engine_failures_total", kind="refused") == 0
-    assert asked_in[0] is threading.main_thread()
-    assert asked_in[1] is not threading.main_thread()
+    assert len(turned) > 20
+    assert all(turned)
 
 
 async def test_what_clients_send_never_becomes_a_label(harness: Harness) -> None:

@@ -210,7 +210,7 @@ async def test_a_stream_goes_on_in_the_next_request(
 
 async def test_a_slow_sibling_is_told_the_latest_report() -> None:
     async with aiohttp.ClientSession() as session:
-        stream = SiblingStream(NOBODY, session, "me", None, Random())
+        stream = SiblingStream(NOBODY, session, None, "me", None, Random())
         lines = stream._lines()
         stream.tell(b"1")
         stream.tell(b"2")
@@ -273,7 +273,7 @@ async def test_keys_of_another_seed_mean_nothing(harness: Harness) -> None:
 
 async def test_a_sibling_that_is_behind_misses_the_oldest_prompts() -> None:
     async with aiohttp.ClientSession() as session:
-        stream = SiblingStream(NOBODY, session, "me", "s", Random())
+        stream = SiblingStream(NOBODY, session, None, "me", "s", Random())
         stream.tell_prompts(b"before it is known to take them")
         stream.takes_prompts = True
         for number in range(MAX_BEHIND + 2):

@@ -12,7 +12,7 @@ from router.core.events import RequestEnded
 from router.core.membership import Target
 from router.core.values import Endpoint, Role
 from router.discovery.source import OnTargets, WrongConfiguration
-from router.settings import Settings
+from router.settings import Settings, SettingsError
 from router.web.app import Router
 from router.web.server import FORCE_STOP, Server, tune_process
 from tests.net.client import SECONDS, request
@@ -276,8 +276,11 @@ class Heir:
         monkeypatch.setattr("router.web.app.sources_of", lambda *_: [self.source])
         self.router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
         self.told: list[str] = []
+        self.is_preceded = True
         self.server = Server(
-            self.router, on_listening=lambda: self.told.append("listening"), takes_over=True
+            self.router,
+            on_listening=lambda: self.told.append("listening"),
+            is_preceded=lambda: self.is_preceded,
         )
 
     async def start(self) -> asyncio.Task[None]:
@@ -312,6 +315,14 @@ async def test_who_takes_over_waits_until_engines_are_named_and_probes_them(
     await heir.server.shutdown()
 
 
+async def test_it_waits_no_longer_than_the_router_before_it_serves(heir: Heir) -> None:
+    starting = await heir.start()
+    heir.is_preceded = False
+    await starting
+    assert heir.told == ["listening"]
+    await heir.server.shutdown()
+
+
 async def test_it_ends_at_once_when_it_is_told_to_while_it_waits(heir: Heir) -> None:
     starting = await heir.start()
     heir.server.handle_exit(signal.SIGTERM, None)
@@ -337,6 +348,28 @@ async def test_without_another_router_nobody_waits_for_discovery(
     await _start(server)
     assert server.started
     await server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "error", [SettingsError("--epp-port: taken"), OSError(98, "cannot listen on 127.0.0.1:9")]
+)
+async def test_a_router_that_cannot_start_says_why_in_a_line_and_ends_with_status_2(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise error
+
+    router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
+    monkeypatch.setattr(router.clients, "start", fail)
+    server = Server(router)
+    await _start(server)
+    assert not server.started
+    assert server.should_exit
+    assert router.exit_status == 2
+    [line] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert line.message == f"cannot start: {error}"
+    assert line.exc_info is None
+    assert not router._tasks._tasks
 
 
 async def _start(server: Server) -> None:

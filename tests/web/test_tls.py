@@ -270,6 +270,35 @@ async def test_another_ca_for_engines_is_used_from_the_next_connection_on(
     assert str(ca_file).encode() not in answer.body
 
 
+async def test_another_ca_for_engines_counts_for_siblings_too(
+    harness: Harness, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.net.sibling_stream.RETRY_SECONDS", 0.01)
+    engine = await harness.engine()
+    chain, key = folder.issue("admin")
+    told = await harness.router(
+        engine,
+        admin_port=0,
+        admin_tls_cert_file=chain,
+        admin_tls_key_file=key,
+        peers=["http://127.0.0.1:9"],
+    )
+    assert told.server.admin is not None
+    port = told.server.admin.socket.getsockname()[1]
+    ca_file = folder.path / "other-ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(ca_file))
+    telling = await harness.router(
+        engine, admin_port=0, peers=[f"https://127.0.0.1:{port}"], engine_ca_file=ca_file
+    )
+    assert telling.router.replicas is not None
+    shown = telling.router.replicas.siblings.shown
+    await eventually(lambda: "cannot be reached" in str(shown()))
+    ca_file.write_bytes(folder.ca.cert_pem.bytes())
+    telling.router.engines.tls.refresh()
+    assert told.router.replicas is not None
+    await eventually(lambda: bool(told.router.replicas.siblings.shown()["heard"]))  # type: ignore[union-attr]
+
+
 # Files.
 
 

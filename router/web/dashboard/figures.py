@@ -1,6 +1,7 @@
 """What the live page shows, as one JSON document a second: what GET /endpoints answers, with rates
 and quantiles of the last minute, and why requests went where they did."""
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from router.core.member import Member
 from router.core.status import StatusLog, pool_status, status
 from router.core.values import Role
 from router.telemetry.totals import Totals
+from router.web.dashboard.verdict import severity, verdict
 from router.web.dashboard.window import SAMPLES, EndpointCounts, Reading, Window, quantile
 from router.web.endpoints import entry, time_of_day
 
@@ -25,8 +27,13 @@ PLOTTED: Final = ("in_flight", "tokens_per_second", "slowdown")
 """Fields of an endpoint whose last minute is shown."""
 
 
+ENGINES_PER_TURN: Final = 100
+"""Whose figures are made in one turn of the event loop: some 6 ms. Streams go on in between."""
+
+
 class Figures:
-    """Takes samples, and remembers a minute of them."""
+    """Takes samples, and remembers a minute of them. `has_prefill`: whether there should be prefill
+    engines, also while there are none."""
 
     def __init__(
         self,
@@ -34,12 +41,14 @@ class Figures:
         status_log: StatusLog,
         totals: Callable[[], Awaitable[Totals]],
         is_draining: Callable[[], bool],
+        has_prefill: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._status_log = status_log
         self._totals = totals
         self._is_draining = is_draining
+        self._has_prefill = has_prefill
         self._clock = clock
         self._window = Window()
         self._plotted: deque[Json] = deque(maxlen=SAMPLES)
@@ -50,7 +59,12 @@ class Figures:
         now = self._clock()
         counts = {member.endpoint: _counts(member) for member in self._fleet}
         self._window.add(Reading(now, totals, counts))
-        pools = [self._pool(role, now) for role in Role if self._fleet.pool(role)]
+        fleet, has_prefill = self._fleet, self._has_prefill()
+        expected = {Role.DECODE, Role.PREFILL} if has_prefill else {Role.DECODE}
+        shown = [role for role in Role if role in expected or fleet.pool(role)]
+        lacks_prefill = has_prefill and not fleet.usable(Role.PREFILL)
+        usable = fleet.usable(Role.DECODE)
+        pools = [await self._pool(role, now) for role in shown]
         entries = [each for pool in pools for each in pool["endpoints"]]
         self._plotted.append(
             {f"{e['role']} {e['url']}": [e[name] for name in PLOTTED] for e in entries}
@@ -61,6 +75,7 @@ class Figures:
                 "time": time_of_day(now, now),
                 "is_draining": self._is_draining(),
                 "window_seconds": self._window.seconds,
+                "verdict": verdict(entries, usable, lacks_prefill=lacks_prefill),
                 "totals": self._summary(entries),
                 "pools": pools,
                 "decisions": self._decisions(),
@@ -86,22 +101,25 @@ class Figures:
             "ttft_p99_seconds": quantile(0.99, ttft),
         }
 
-    def _pool(self, role: Role, now: float) -> Json:
-        members = self._fleet.pool(role)
+    async def _pool(self, role: Role, now: float) -> Json:
+        # Engines that join while the sample is made are in the next one.
+        known = self._window.last.endpoints
+        members = [each for each in self._fleet.pool(role) if each.endpoint in known]
         answers = self._window.answers()
         total = sum(answers.get(member.endpoint, 0.0) for member in members)
+        entries = []
+        for place, member in enumerate(members, 1):
+            share = answers.get(member.endpoint, 0.0) / total if total else None
+            entries.append(
+                {**entry(self._fleet, member, now), **self._live(member), "share": share}
+            )
+            if place % ENGINES_PER_TURN == 0:
+                await asyncio.sleep(0)
         return {
             "role": role,
             "status": pool_status(members),
             "seconds_per_token": self._fleet.pool_median(role),
-            "endpoints": [
-                {
-                    **entry(self._fleet, member, now),
-                    **self._live(member),
-                    "share": answers.get(member.endpoint, 0.0) / total if total else None,
-                }
-                for member in members
-            ],
+            "endpoints": entries,
         }
 
     def _live(self, member: Member) -> Json:
@@ -111,6 +129,7 @@ class Figures:
         ttft = window.ttft(endpoint)
         return {
             "status": status(member),
+            "severity": severity(status(member)),
             "kv_cache_usage": gauges.kv_usage if gauges and member.health.is_usable else None,
             "tokens_per_second": rate(endpoint),
             "prefix_hit_ratio": window.hit_ratio(endpoint),

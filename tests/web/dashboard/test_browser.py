@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
@@ -156,6 +157,34 @@ def test_one_look_shows_the_slow_engine(browser: Browser, site: Site) -> None:
         expect(page.locator("#verdict")).to_contain_text(f"decode {name} is slow")
         expect(page).to_have_title(re.compile(r"^\(\d\) pd-router$"))
         expect(page.locator("#changes")).to_contain_text(f"decode {slow} is slow")
+
+
+def test_without_any_engine_the_page_is_red(
+    browser: Browser, engines: Site, tmp_path: Path
+) -> None:
+    [port] = free_ports([0])
+    file = tmp_path / "engines.json"
+
+    def names(*decode: str) -> None:
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps({"decode": decode}))
+        new.replace(file)
+
+    names(engines.decode[0])
+    other = Site(f"http://127.0.0.1:{port}", "", [])
+    command = f"exec {sys.executable} -m router.cli serve --port {port} --engines-file {file}"
+    with process(command) as router:
+        answers(other.router, router)
+        with looking(browser, other) as (page, seen):
+            verdict = page.locator("#verdict")
+            expect(verdict).to_have_class("good")
+            names()
+            expect(verdict).to_have_class("bad")
+            expect(verdict).to_have_text("No decode engine can take requests")
+            expect(page).to_have_title("(1) pd-router")
+            expect(page.locator("#pool-decode tbody tr")).to_have_count(0)
+            expect(page.locator("#pool-decode")).to_be_visible()
+            assert seen.complaints == []
 
 
 def test_it_goes_on_when_the_router_was_restarted(browser: Browser, engines: Site) -> None:

@@ -1,5 +1,6 @@
 """What a sample says of a fleet."""
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -9,10 +10,11 @@ from router.core.events import LegFailed, Probed, Scraped
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
+from router.core.roster import Entry
 from router.core.status import StatusLog
-from router.core.values import Endpoint, FailureKind, Gauges
+from router.core.values import Endpoint, FailureKind, Gauges, Role
 from router.telemetry.totals import Totals
-from router.web.dashboard.figures import PLOTTED, Figures
+from router.web.dashboard.figures import ENGINES_PER_TURN, PLOTTED, Figures
 from router.web.dashboard.window import SAMPLES
 from tests.core.fixtures import D0, D1, P0
 
@@ -25,9 +27,11 @@ class Bench:
         self.counts = Totals()
         self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), 5.0)
         self.log = StatusLog(self.fleet, self.fleet.pool, self.now)
-        self.is_draining = False
+        self.is_draining = self.has_prefill = False
         self.figures = Figures(
-            *(self.fleet, self.log, self._totals, lambda: self.is_draining, lambda: self.now)
+            *(self.fleet, self.log, self._totals, lambda: self.is_draining),
+            lambda: self.has_prefill,
+            lambda: self.now,
         )
 
     async def _totals(self) -> Totals:
@@ -52,6 +56,64 @@ async def test_pools_stand_in_the_order_of_a_requests_way() -> None:
     assert [pool["role"] for pool in sample["pools"]] == ["prefill", "decode"]
     assert [e["url"] for e in sample["pools"][1]["endpoints"]] == [D0.url, D1.url]
     assert [pool["role"] for pool in (await Bench(D0).sample())["pools"]] == ["decode"]
+
+
+async def test_the_event_loop_turns_while_a_sample_of_many_engines_is_made() -> None:
+    engines = [Endpoint(f"http://p{number}", Role.PREFILL) for number in range(ENGINES_PER_TURN)]
+    bench = Bench(*engines, D0)
+    later = [*engines[1:], D0, D1]
+    turned: list[float] = []
+
+    def change() -> None:
+        turned.append(bench.now)
+        bench.fleet.apply([Entry(each, row) for row, each in enumerate(later)], bench.now)
+
+    asyncio.get_running_loop().call_soon(change)
+    # Who leaves meanwhile is in it still, who joins is in the next one.
+    for expected in ([*engines, D0], later):
+        pools = (await bench.sample())["pools"]
+        assert turned == [101.0]
+        urls = [each["url"] for pool in pools for each in pool["endpoints"]]
+        assert urls == [each.url for each in expected]
+
+
+async def test_without_any_engine_the_decode_pool_is_shown_and_the_verdict_is_bad() -> None:
+    sample = await Bench().sample()
+    [pool] = sample["pools"]
+    assert (pool["role"], pool["endpoints"]) == ("decode", [])
+    assert sample["verdict"] == {
+        "severity": "bad",
+        "troubles": 1,
+        "text": "No decode engine can take requests",
+    }
+
+
+async def test_prefill_engines_that_should_be_there_and_are_not_are_a_warning() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.has_prefill = True
+    sample = await bench.sample()
+    assert [(pool["role"], pool["status"]) for pool in sample["pools"]] == [
+        ("prefill", "none is known yet"),
+        ("decode", "1 of 1 up"),
+    ]
+    assert sample["verdict"] == {
+        "severity": "warn",
+        "troubles": 1,
+        "text": "No prefill engine can take requests",
+    }
+
+
+async def test_the_verdict_is_that_of_the_engines_shown() -> None:
+    bench = Bench(P0, D0, D1)
+    bench.up(D0, D1)
+    sample = await bench.sample()
+    assert [e["severity"] for pool in sample["pools"] for e in pool["endpoints"]] == [
+        *("warn", "good", "good")
+    ]
+    assert sample["verdict"]["text"] == "prefill p0:8000 is starting"
+    bench.up(P0)
+    assert (await bench.sample())["verdict"]["severity"] == "good"
 
 
 async def test_what_is_not_known_is_null() -> None:

@@ -45,13 +45,6 @@ const TOTALS = [
   ["failed, last minute", (t) => round(t.failures)],
 ];
 
-const GRAVE = new Set(["down", "ejected", "stalled"]);
-
-function severity(engine) {
-  if (engine.status === "up") return "";
-  return GRAVE.has(engine.status) ? "bad" : "warn";
-}
-
 // The document is changed in place, and only where it differs: focus, open details and what a screen
 // reader has read stay.
 
@@ -137,7 +130,7 @@ function showPool(pool) {
 }
 
 function showEngine(row, engine, largest) {
-  setClass(row, severity(engine));
+  setClass(row, engine.severity);
   setText(row.querySelector(".url"), engine.url.replace(/^https?:\/\//, ""));
   setText(row.querySelector(".status"), engine.status);
   setText(row.querySelector(".cause"), engine.cause === null ? "" : `${engine.cause}, since ${clock(engine.since)}`);
@@ -191,12 +184,6 @@ function takeHistory({ fields, samples }) {
 
 // A sample.
 
-function verdictOf(pools) {
-  const troubled = pools.flatMap((pool) => pool.endpoints).filter((engine) => engine.status !== "up");
-  const words = troubled.map((engine) => `${engine.role} ${engine.url.replace(/^https?:\/\//, "")} is ${engine.status}`);
-  return words.length ? words.join("; ") : "All engines are up";
-}
-
 function show(sample) {
   const engines = sample.pools.flatMap((pool) => pool.endpoints);
   const known = new Set(engines.map(keyOf));
@@ -210,13 +197,12 @@ function show(sample) {
   for (const { role, url, in_flight, tokens_per_second, slowdown } of engines) {
     remember(keyOf({ role, url }), { in_flight, tokens_per_second, slowdown });
   }
-  const grades = engines.map(severity);
-  const troubled = grades.filter((grade) => grade !== "").length;
+  const { severity, troubles, text } = sample.verdict;
   const verdict = by("verdict");
   verdict.hidden = false;
-  setClass(verdict, ["bad", "warn"].find((grade) => grades.includes(grade)) ?? "good");
-  setText(verdict, verdictOf(sample.pools) + (sample.is_draining ? "; the router is shutting down" : ""));
-  document.title = troubled ? `(${troubled}) pd-router` : "pd-router";
+  setClass(verdict, severity);
+  setText(verdict, text + (sample.is_draining ? "; the router is shutting down" : ""));
+  document.title = troubles ? `(${troubles}) pd-router` : "pd-router";
   setText(by("version"), sample.version);
   setText(by("updated"), `${clock(sample.time)} UTC`);
   setPairs(by("totals"), TOTALS.map(([name, text]) => [name, text(sample.totals)]));

@@ -1,0 +1,50 @@
+"""What the live page and pd-router top say first: whether all is well, and else what is not."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from router.core.health import State
+from router.core.member import Exclusion
+
+__all__ = ["Severity", "severity", "verdict"]
+
+Json = dict[str, Any]
+
+Severity = Literal["good", "warn", "bad"]
+
+BAD: Final = (State.DOWN, Exclusion.EJECTED, Exclusion.STALLED)
+
+MAX_NAMED: Final = 5
+"""Engines that are named; the tables have them all."""
+
+
+def severity(status: State | Exclusion) -> Severity:
+    """How bad an engine's status is."""
+    if status is State.UP:
+        return "good"
+    return "bad" if status in BAD else "warn"
+
+
+def verdict(engines: Sequence[Json], usable: int, *, lacks_prefill: bool = False) -> Json:
+    """The verdict on these entries of engines, `usable` of which are decode engines that may get
+    requests: the number of troubles, the severity of the worst, and a sentence. `lacks_prefill`:
+    there should be prefill engines, and none may get requests."""
+    troubled = [each for level in ("bad", "warn") for each in engines if each["severity"] == level]
+    found = [f"{each['role']} {_name(each['url'])} is {each['status']}" for each in troubled]
+    if len(found) > MAX_NAMED:
+        found[MAX_NAMED:] = [f"and {len(found) - MAX_NAMED} more"]
+    worst = troubled[0]["severity"] if troubled else "warn" if lacks_prefill else "good"
+    if lacks_prefill:  # decode engines compute all prompts
+        found.insert(0, "No prefill engine can take requests")
+    if not usable:
+        worst = "bad"
+        found.insert(0, "No decode engine can take requests")
+    return {
+        "severity": worst,
+        "troubles": len(troubled) + lacks_prefill + (not usable),
+        "text": "; ".join(found) or "All engines are up",
+    }
+
+
+def _name(url: str) -> str:
+    return url.partition("://")[2]

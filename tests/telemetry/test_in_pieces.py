@@ -1,0 +1,40 @@
+"""Metrics in pieces are the text that prometheus-client writes as a whole."""
+
+import prometheus_client
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
+
+from router.telemetry import in_pieces
+from router.telemetry.in_pieces import PIECE_SAMPLES, text_in_pieces
+
+
+def filled(engines: int, counter: type, histogram: type) -> CollectorRegistry:
+    """Families with and without labels, for so many engines."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    registry = CollectorRegistry()
+    alone = counter("alone", "One line, \\ and\n another.", registry=registry)
+    alone.inc(3)
+    gauge = Gauge("level", "Read.", ["endpoint"], registry=registry)
+    answers = counter("answers", "By engine.", ["endpoint", "status"], registry=registry)
+    times = histogram("seconds", "By engine.", ["endpoint"], buckets=(0.1, 1), registry=registry)
+    histogram("wait_seconds", "Of all.", registry=registry).observe(2.0)
+    for number in range(engines):
+        gauge.labels(f"e{number}").set(number)
+        answers.labels(f"e{number}", "200").inc(number)
+        times.labels(f'"e"{number}').observe(number)
+    return registry
+
+
+@pytest.mark.parametrize("engines", [0, 1, PIECE_SAMPLES, 3 * PIECE_SAMPLES + 1])
+def test_the_pieces_are_the_whole_and_none_is_long(engines: int) -> None:
+    whole = filled(engines, prometheus_client.Counter, prometheus_client.Histogram)
+    ours = filled(engines, in_pieces.Counter, in_pieces.Histogram)
+    pieces = list(text_in_pieces(ours.collect()))
+    assert b"".join(pieces) == generate_latest(whole)
+    assert max(piece.count(b"\n") for piece in pieces) <= PIECE_SAMPLES
+
+
+def test_a_family_is_not_collected_before_its_turn() -> None:
+    registry = filled(3 * PIECE_SAMPLES, in_pieces.Counter, in_pieces.Histogram)
+    sizes = [len(family.samples) for family in registry.collect() if family.name == "answers"]
+    assert sizes == [PIECE_SAMPLES] * 3
