@@ -1,7 +1,7 @@
 """What pyproject.toml cannot say: with PD_ROUTER_COMPILE=1 the hot modules are compiled by mypyc.
 
 They are compiled from the same source, and a module that is not stays Python. Without the variable
-everything is pure Python and needs no compiler.
+everything is pure Python and needs no compiler. MYPYC_OPT_LEVEL is gcc's -O (default: 3).
 """
 
 import os
@@ -19,6 +19,7 @@ COMPILED = (
     "router/core/policies/*.py",
     "router/core/prefix/held.py",
     "router/core/prefix/keys.py",
+    "router/core/prefix/recent_holders.py",
     "router/core/prefix/trust.py",
     "router/net/answer_head.py",
     "router/net/client_connection.py",
@@ -73,7 +74,8 @@ def arguments() -> dict[str, Any]:
         from mypyc.build import mypycify  # noqa: PLC0415 - only here it is needed
     except ModuleNotFoundError:  # pip asks what a build needs before it installs that
         return {"setup_requires": build_requirements()}
-    return {"ext_modules": mypycify(modules(), group_name=GROUP)}
+    level = os.environ.get("MYPYC_OPT_LEVEL", "3")
+    return {"ext_modules": mypycify(modules(), group_name=GROUP, opt_level=level)}
 
 
 if __name__ == "__main__":

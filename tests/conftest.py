@@ -5,10 +5,11 @@ ports that no other test gets.
 """
 
 import contextlib
+import gc
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,18 @@ def _stale() -> Path | None:
     return None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Ten thousand tests are no garbage: without this a seventh of the suite's time goes into
+    looking whether they are."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_report_header() -> str:
     """Which form of the router is tested."""
     return f"router: {'compiled' if any(ROUTER.rglob('*.so')) else 'pure Python'}"
@@ -76,7 +89,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def closed_port() -> Iterator[int]:
+def closed_port() -> Generator[int]:
     """A port of 127.0.0.1 at which nothing listens, nor will while the test runs."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

@@ -5,6 +5,7 @@ a good answer, is for subclasses: `compare` counts all events, the gate looks fo
 """
 
 import asyncio
+import errno
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -285,4 +286,11 @@ async def open_connection(
     try:
         await loop.create_connection(lambda: stream, host, port, ssl=tls)
     except OSError as error:
-        stream.fail(f"cannot connect: {type(error).__name__}")
+        stream.fail(f"cannot connect: {_named(error)}")
+
+
+def _named(error: OSError) -> str:
+    """By its class, where it has one of its own; else by its number. (TLS errors have numbers too,
+    of another kind.)"""
+    name = type(error).__name__
+    return errno.errorcode.get(error.errno or 0, name) if type(error) is OSError else name

@@ -74,6 +74,7 @@ class Load:
         self.first_tokens: dict[str, float] = {}
         """Seconds to the first token of streams that ended right, by request id."""
         self._asked = 0
+        self._under_way: set[int] = set()
         self.may_cut = False
         """Whether connections may end without an answer: a worker is killed, or has no files."""
 
@@ -99,17 +100,28 @@ class Load:
             while self.total < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
+    async def what_is_under_way(self) -> None:
+        """Wait until the requests of now have ended."""
+        before = frozenset(self._under_way)
+        async with asyncio.timeout(SECONDS):
+            while before & self._under_way:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     async def _user(self) -> None:
         client: Client | None = None
         while not self._is_over:
             question = self._chance.choice(self._questions)
+            self._asked += 1
+            number = self._asked
+            self._under_way.add(number)
             try:
                 client = client or await Client.open(self._port)
-                end = await self._ask(client, question)
+                end = await self._ask(client, question, f"chaos-{number}")
             except (Truncated, OSError) as error:
                 end = "cut" if self.may_cut else f"wrong: {type(error).__name__} {error}"
             except (ValueError, KeyError, TypeError) as error:  # not in OpenAI's shape
                 end = f"wrong: {error!r}"
+            self._under_way.discard(number)
             if end.startswith("wrong"):
                 self.wrong.append(f"{question.path} {question.body} {end}")
                 end = "wrong"
@@ -120,9 +132,7 @@ class Load:
         if client is not None:
             client.leave()
 
-    async def _ask(self, client: Client, question: Question) -> str:
-        self._asked += 1
-        request_id = f"chaos-{self._asked}"
+    async def _ask(self, client: Client, question: Question, request_id: str) -> str:
         start = time.monotonic()
         header = (b"x-request-id", request_id.encode())
         await client.send(request(question.path, question.body, header))

@@ -74,7 +74,7 @@ async def _worker_stopped(cluster: Cluster, _: Load, chance: Random) -> AsyncIte
 async def _out_of_files(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
     """A worker has no descriptors left: it can neither accept nor connect."""
     load.may_cut = True
-    cluster.expected_errors.add("cannot accept connections: Too many open files")
+    cluster.expected_errors.add("Too many open files")
     pid = chance.choice(cluster.workers)
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = cluster.descriptors_of(pid)

@@ -1,15 +1,17 @@
 """One run: faults one by one and in pairs, in an order that the seed says, and the judgement."""
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from tests.chaos.cluster import Cluster, cluster
+from tests.chaos.cluster import Cluster, EngineProcess, cluster
 from tests.chaos.faults import FAULTS
 from tests.chaos.load import Load, questions
 
@@ -29,6 +31,9 @@ REQUESTS = 80
 """That end while a fault is in force. For percentiles they are too few: `--requests 1000`."""
 
 NOTHING = "nothing wrong"
+
+SETTLE_SECONDS = 20.0
+"""For what may be there for a while after the last request; idle connections stay for seconds."""
 
 SPARE_DESCRIPTORS = 8
 """Of a probe or a request of the judge that is under way, in several processes."""
@@ -156,8 +161,8 @@ async def _break(
 
 async def _recovered(requests: int, found: Cluster, load: Load, verdict: Verdict) -> None:
     """With nothing wrong any more, nothing but right answers comes."""
-    await load.more(REQUESTS)  # what was under way
-    before = Counter(load.ended)
+    await load.what_is_under_way()
+    before, errors = Counter(load.ended), Counter(load.errors)
     load.first_tokens = {}
     await load.more(max(2 * REQUESTS, requests))
     seen = load.ended - before
@@ -165,7 +170,7 @@ async def _recovered(requests: int, found: Cluster, load: Load, verdict: Verdict
     verdict.others[NOTHING] = Others(load.first_tokens, frozenset())
     bad = {end: count for end, count in seen.items() if end not in ("right", "left")}
     if bad:
-        verdict.faults.append(f"after all faults: {bad}")
+        verdict.faults.append(f"after all faults: {bad}, {dict(load.errors - errors)}")
 
 
 async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: Verdict) -> None:
@@ -173,18 +178,20 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
     verdict.errors = load.errors
     await found.is_well(idle=True)
     for engine in found.engines:
+        left = await _once_few(partial(_sequences, engine))
         state = await engine.state()
         counts = {
             "references used twice": state["references"]["reused"],
             "references altered": state["references"]["altered"],
             "wrong KV caches": state["loads"]["wrong"],
             "request ids used twice": state["duplicate_request_ids"],
-            "sequences left behind": state["running"] + state["waiting"] + state["loading"],
+            "sequences left behind": left,
         }
         verdict.faults += [
             f"{engine.url}: {count} {what}" for what, count in counts.items() if count
         ]
-    descriptors, memory = found.descriptors(), found.memory()
+    descriptors = await _once_few(partial(_descriptors, found), before[0] + SPARE_DESCRIPTORS)
+    memory = found.memory()
     if descriptors > before[0] + SPARE_DESCRIPTORS:
         verdict.faults.append(f"{descriptors} descriptors are open, {before[0]} were")
     if memory > before[1] + SPARE_BYTES:
@@ -205,3 +212,21 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
         if line["level"] == "error"
         and not any(part in line["message"] for part in found.expected_errors)
     ]
+
+
+async def _sequences(engine: EngineProcess) -> int:
+    state = await engine.state()
+    return int(state["running"] + state["waiting"] + state["loading"])
+
+
+async def _descriptors(found: Cluster) -> int:
+    return found.descriptors()
+
+
+async def _once_few(count: Callable[[], Awaitable[int]], most: int = 0) -> int:
+    """The count once it is down to `most`, or when its time is over: what has ended last, and
+    connections that nobody needs any more, are gone a moment later."""
+    end = time.monotonic() + SETTLE_SECONDS
+    while (found := await count()) > most and time.monotonic() < end:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    return found

@@ -18,6 +18,8 @@ from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, ask, body
 
 TEXT, OTHER = LONG_PROMPTS[6], LONG_PROMPTS[7]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+AMOUNT = {"type": "object", "properties": {"amount": {"enum": [2**256 - 1, 1e-7]}}}
+TOOL = {"type": "function", "function": {"name": "pay", "parameters": AMOUNT}}
 
 OF_COMPLETIONS: tuple[dict[str, Any], ...] = (
     {"prompt": [TEXT, OTHER]},
@@ -63,6 +65,12 @@ OF_CHAT: tuple[dict[str, Any], ...] = (
     {"continue_final_message": True, "add_generation_prompt": False},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
     {"tools": None, "tool_choice": None},
+    # In the chat template, digit for digit: a rounded number would be another prompt.
+    {"tools": [TOOL]},
+    {"tools": [TOOL], "tool_choice": "none"},
+    # A forced tool's prompt may differ with the limits that a prefill leg rewrites.
+    {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "pay"}}},
+    {"truncate_prompt_tokens": 64},
     {"model": None},
     {"model": 5},
 )

@@ -112,5 +112,7 @@ def _add(answer: Answer, part: dict[str, Any]) -> None:
     for choice in part.get("choices", ()):
         message = choice.get("message") or choice.get("delta") or choice
         answer.text += message.get("content") or message.get("text") or ""
+        for call in message.get("tool_calls") or ():
+            answer.text += call["function"].get("arguments") or ""
         answer.token_ids += choice.get("token_ids") or ()
         answer.finish_reason = choice.get("finish_reason") or answer.finish_reason

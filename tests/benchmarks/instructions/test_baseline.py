@@ -61,6 +61,13 @@ def test_system_calls_are_guarded_too(stored: Path) -> None:
     assert "GREW ours, unary: system calls 8 -> 9" in text
 
 
+def test_the_reads_of_a_large_body_depend_on_the_machine(stored: Path) -> None:
+    """How many there are is shown, and not compared."""
+    baseline.write(stored, baseline.kind("ours"), {"large": Cost(1000, {"read": 4.0})})
+    assert compared(stored, {"large": Cost(1000, {"read": 6.0})})[0] == 0
+    assert compared(stored, {"large": Cost(1100, {"read": 4.0})})[0] == 1
+
+
 def test_a_cheaper_router_is_told_to_store_it(stored: Path) -> None:
     status, text = compared(stored, costs(unary=900))
     assert status == 0
