@@ -1,7 +1,7 @@
 """Real processes for the gate's end-to-end tests: simulated engines, a router, the gate itself."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,9 @@ import pytest
 from benchmarks.__main__ import main
 from tests import forked, simulated
 from tests.e2e.process import serving
+
+VOID_RUNS = 4
+"""Runs that may be void before one counts: another process had the cores, and the gate says so."""
 
 
 async def post(url: str, body: object = None) -> None:
@@ -113,3 +116,24 @@ async def gate(url: str, out: Path, *flags: str, **environment: str) -> AsyncIte
         limit=2**24,
     ) as process:
         yield Gate(process, out)
+
+
+async def nothing(_it: Gate) -> None:
+    """Nothing is done while the run goes on."""
+
+
+async def judged(
+    url: str, out: Path, *flags: str, meanwhile: Callable[[Gate], Awaitable[None]] = nothing
+) -> tuple[Gate, int]:
+    """A run whose client was not the limit, and its exit status.
+
+    A client without a core makes its run void, as it should: such a run is repeated.
+    """
+    number = 0
+    while True:
+        async with gate(url, out / str(number), *flags) as it:
+            await meanwhile(it)
+            status = await it.ended()
+        number += 1
+        if "VOID: smoke" not in it.text or number > VOID_RUNS:
+            return it, status
