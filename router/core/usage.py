@@ -37,7 +37,7 @@ def _number(pattern: re.Pattern[bytes], end: bytes) -> int:
     tail = end[-TAIL_BYTES:]
     # From there on if it is there: a regular expression takes long to read what comes before.
     found = pattern.search(tail, tail.rfind(b'"usage"'))
-    return int(found.group(1)) if found else 0
+    return int(found[1]) if found else 0
 
 
 def is_usage_only(event: bytes) -> bool:

@@ -104,8 +104,10 @@ class AccessLog:
         if e.first_byte is not None:
             more += f" first_byte_s={e.first_byte - e.started:.4f}"
         error = "" if e.error is None else f" error={word(e.error)}"
+        # `headers.clean_request_id` leaves nothing else in it that would need quotes.
+        request_id = word(e.request_id) if "=" in e.request_id else e.request_id
         return (
-            f"{self._day(e.ended)} {level} request id={word(e.request_id)}{before}{model}{behind}"
+            f"{self._day(e.ended)} {level} request id={request_id}{before}{model}{behind}"
             f" tokens={e.tokens}{names}{more}"
             f" total_s={e.ended - e.started:.4f} chunks={e.chunks} bytes={e.bytes_out}{error}"
         )

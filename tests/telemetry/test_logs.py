@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from router.core import headers
 from router.core.events import Decided, FellBack, LegFailed, RequestEnded
 from router.core.values import Decision, Endpoint, FailureKind, Mode, PromptDelay, Role
 from router.telemetry.access_log import AccessLog, _fields
@@ -296,6 +297,7 @@ def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
     changes=st.fixed_dictionaries(
         {},
         optional={
+            "request_id": st.from_regex(headers._REQUEST_ID, fullmatch=True),
             "model": ANY_TEXT,
             "error": ANY_TEXT,
             "prefill": st.just(Endpoint("http://p0", Role.PREFILL)),
