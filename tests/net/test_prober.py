@@ -278,7 +278,7 @@ async def test_engines_that_do_not_answer_delay_the_start_by_one_probe_at_most(
     harness: Harness,
 ) -> None:
     dead, good = await harness.engine(), await harness.engine()
-    router = await harness.router(good, dead, health_check_timeout=0.2)
+    router = await harness.router(good, dead, health_check_timeout=2)
     prober = router.router.engines.prober
     prober._timeout = aiohttp.ClientTimeout(total=None)  # only the look's own limit is left
     dead.probed = lambda call: True  # type: ignore[method-assign]
