@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +47,8 @@ class SharedState:
 
     def __init__(self, workers: int, roster: Roster) -> None:
         self.workers = workers
+        self.began = time.monotonic()
+        """When the router was started, in seconds; all processes of a host have the same clock."""
         self.replica = uuid.uuid4().hex
         """The name of all workers together, for sibling replicas."""
         # Anonymous and shared: forked processes see the same pages, which take memory when they
@@ -76,6 +79,7 @@ class SharedState:
             WorkerBus(self._pairs[number][0], others),
             self.roster,
             self.settings,
+            self.began,
             self.replica,
         )
 
@@ -102,6 +106,7 @@ class WorkerContext:
         bus: "WorkerBus",
         roster: SharedRecord,
         settings: SharedRecord,
+        began: float,
         replica: str = "",
     ) -> None:
         self.number = number
@@ -109,6 +114,8 @@ class WorkerContext:
         self.bus = bus
         self.roster = roster
         self.settings = settings
+        self.began = began
+        """When the first workers were started: monotonic seconds."""
         self.replica = replica
 
     @property

@@ -37,7 +37,7 @@ from router.web.client_side import ClientSide
 from router.web.configuration import Reloads
 from router.web.connection_counts import ConnectionCounts
 from router.web.counts import Counts
-from router.web.discovery import Discovery
+from router.web.discovery import START_SECONDS, Discovery
 from router.web.engine_side import EngineSide
 from router.web.fleet_sync import FleetSync
 from router.web.operations import Lifecycle, create_operations
@@ -51,7 +51,10 @@ from router.web.sources import first_roster, new_roster, sources_of
 __all__ = ["Router", "Worker"]
 
 WRONG_CONFIGURATION = 2
-"""The exit status for what only another configuration mends."""
+"""The exit status for what only another configuration mends. It ends all workers."""
+
+FAILED = 1
+"""That of a worker which is to be started again."""
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +93,7 @@ class Router:
         self._tasks = TaskSet()
         self.lifecycle = Lifecycle(self._tasks.failing)
         self._context = context = None if worker is None else worker.context
+        self._began = time.monotonic() if context is None else context.began
         self._settings_version = 0
         """Of the settings that the parent of several workers has given out."""
         self.fleet = fleet_of(settings, context)
@@ -283,7 +287,13 @@ class Router:
 
     def _discover(self) -> None:
         known = self.sync.roster.named_by
-        discovery = Discovery(self._networks, self.sync.on_targets, known, self._is_misconfigured)
+        discovery = Discovery(
+            self._networks,
+            self.sync.on_targets,
+            known,
+            self._is_misconfigured,
+            self._is_starting,
+        )
         for source in self.sources:
             self.metrics.begin_discovery(source.servers)
             self._tasks.spawn(partial(discovery.run, source), "discovery", source.name)
@@ -293,8 +303,12 @@ class Router:
         known = self.sync.roster.named_by
         return [source.name for source in self.sources if known(source.name) is None]
 
+    def _is_starting(self) -> bool:
+        """Whether the router, with all of its workers, was started a moment ago."""
+        return time.monotonic() - self._began < START_SECONDS
+
     def _is_misconfigured(self) -> None:
-        self.exit_status = WRONG_CONFIGURATION
+        self.exit_status = WRONG_CONFIGURATION if self._is_starting() else FAILED
         self.on_wrong_configuration()
 
     async def _end(self) -> None:

@@ -14,13 +14,18 @@ __all__ = ["Discovery"]
 
 log = logging.getLogger(__name__)
 
+START_SECONDS: Final = 60.0
+"""Age of a router, in seconds, below which a wrong configuration ends it. An older one serves
+clients, with this source or without it."""
+
 AGAIN_SECONDS: Final = 10.0
 """Before a source whose configuration has become wrong is asked again."""
 
 
 class Discovery:
     """`on_targets` gets the engines that a source names, of those in `networks`; `known` tells what
-    it has got. `on_wrong_configuration` is called when a source can never work."""
+    it has got. `on_wrong_configuration` is called when a source can never work and the router
+    `is_starting`."""
 
     def __init__(
         self,
@@ -28,18 +33,20 @@ class Discovery:
         on_targets: Callable[[str, tuple[Target, ...]], None],
         known: Known,
         on_wrong_configuration: Callable[[], None],
+        is_starting: Callable[[], bool],
     ) -> None:
         self._networks = networks
         self._on_targets = on_targets
         self._known = known
         self._on_wrong_configuration = on_wrong_configuration
+        self._is_starting = is_starting
         self._refused: dict[str, frozenset[str]] = {}
         """By source, why engines that it names are left out, as last logged."""
 
     async def run(self, source: Source) -> None:
-        """Let a source name engines, for ever. If its configuration is wrong it is asked no more;
-        where it has named some, perhaps to a process before this one, they stay, and it is asked
-        again: its cluster has changed."""
+        """Let a source name engines, for ever. If its configuration is wrong when the router starts
+        it is asked no more. Later, or where it has named some, perhaps to a process before this
+        one, the fleet stays, and it is asked again: its cluster has changed."""
 
         def on_targets(targets: tuple[Target, ...]) -> None:
             self._on_targets(source.name, self._admitted(source.name, targets))
@@ -49,7 +56,7 @@ class Discovery:
                 await source.watch(on_targets)
             except WrongConfiguration as error:
                 log.error("discovery by %s: %s", source.name, error)  # noqa: TRY400
-                if self._known(source.name) is None:
+                if self._is_starting() and self._known(source.name) is None:
                     self._on_wrong_configuration()
                     return
             await asyncio.sleep(AGAIN_SECONDS)

@@ -139,3 +139,9 @@ def test_what_a_worker_had_used_is_remembered_when_it_ends(make: Make) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_first_worker_leads(make: Make, number: int) -> None:
     assert make(2).join(number, 1).is_leader is (number == 0)
+
+
+def test_a_restarted_worker_knows_when_the_router_was_started(make: Make) -> None:
+    shared_state = make(2)
+    first, again = (shared_state.join(0, pid) for pid in (1, 2))
+    assert first.began == again.began == shared_state.began

@@ -43,12 +43,21 @@ class Source:
 class Bench:
     """A discovery, and what it has told; `before`: what it told in an earlier process."""
 
-    def __init__(self, *networks: str, before: tuple[Target, ...] | None = None) -> None:
+    def __init__(
+        self,
+        *networks: str,
+        before: tuple[Target, ...] | None = None,
+        is_starting: bool = True,
+    ) -> None:
         self.before = before
         self.told: list[tuple[Target, ...]] = []
         self.ended = 0
         self.discovery = Discovery(
-            EngineNetworks(networks), self._on_targets, self._known, self._end
+            EngineNetworks(networks),
+            self._on_targets,
+            self._known,
+            self._end,
+            lambda: is_starting,
         )
 
     def _on_targets(self, source: str, targets: tuple[Target, ...]) -> None:
@@ -118,3 +127,14 @@ async def test_one_that_has_named_engines_before_a_restart_is_asked_again_too(
     await bench.run(source, 1)
     assert (bench.ended, source.watched) == (0, 2)
     assert bench.told == [(NAME,)]
+
+
+async def test_one_that_has_named_nobody_ends_no_router_that_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
+    bench, source = Bench(is_starting=False), Source(None, (NAME,))
+    await bench.run(source, 1)
+    assert (bench.ended, source.watched) == (0, 2)
+    assert bench.told == [(NAME,)]
+    assert caplog.messages == ["discovery by pods: no such selector; mend it"]

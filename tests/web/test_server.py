@@ -14,6 +14,7 @@ from router.core.values import Endpoint, Role
 from router.discovery.source import OnTargets, WrongConfiguration
 from router.settings import Settings, SettingsError
 from router.web.app import Router
+from router.web.discovery import START_SECONDS
 from router.web.server import FORCE_STOP, Server, tune_process
 from tests.net.client import SECONDS, request
 from tests.net.engine import json_reply
@@ -338,6 +339,37 @@ async def test_it_ends_when_its_discovery_can_never_work(heir: Heir) -> None:
     await starting
     assert heir.told == []
     assert heir.router.exit_status == 2
+
+
+async def test_discovery_that_can_never_work_ends_no_router_that_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = Source()
+    source.targets = None
+    source.has_answer.set()
+    monkeypatch.setattr("router.web.app.sources_of", lambda *_: [source])
+    router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
+    router._began -= START_SECONDS  # as in a worker that takes the place of another one
+    server = Server(router)
+    await _start(server)
+    await eventually(lambda: "no such selector" in caplog.text)
+    assert not server.should_exit
+    assert [member.endpoint.url for member in router.fleet] == ["http://127.0.0.1:9"]
+    await server.shutdown()
+    assert router.exit_status == 0
+
+
+async def test_a_worker_that_cannot_start_again_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail() -> None:
+        raise OSError(24, "Too many open files")
+
+    router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
+    router._began -= START_SECONDS
+    monkeypatch.setattr(router.clients, "start", fail)
+    await _start(Server(router))
+    assert router.exit_status == 1  # with 2 its parent ends all workers
 
 
 async def test_without_another_router_nobody_waits_for_discovery(
