@@ -64,6 +64,7 @@ class RequestRun:
     """
 
     __slots__ = (
+        "_attempts",
         "_leases",
         "_observe",
         "_plan",
@@ -105,6 +106,8 @@ class RequestRun:
         self._leases: dict[Endpoint, Lease] = {}
         self._tried = NO_ENDPOINTS
         """Decode engines that have failed this request, as the last lease excluded them."""
+        self._attempts = 0
+        """How often a decode engine was asked."""
 
     def decided(self, decision: Decision) -> None:
         """Note the decision, for the record and perhaps for the log."""
@@ -167,6 +170,7 @@ class RequestRun:
                     if isinstance(step, ENGINE_REQUESTS):
                         self.step = step
                         self.asked_at = now
+                        self._attempts += isinstance(step, Stream)
                         return step
                     if isinstance(step, WAITS):
                         return step
@@ -297,7 +301,7 @@ class RequestRun:
         budget = self._scheduler.retry_budget
         return (
             (budget is None or budget.has_one(now))
-            and len(self._tried) + 1 < ATTEMPTS
+            and self._attempts < ATTEMPTS
             and may_replay(facts)
             and self._scheduler.has_other(endpoint.role, facts, self._tried | {endpoint}, now)
         )

@@ -19,7 +19,8 @@ __all__ = [
 ]
 
 ATTEMPTS = 3
-"""Decode engines per request, at most: one that crashes engines must not reach them all."""
+"""How often a request may be sent to decode engines: one that crashes engines must not reach them
+all. After a KV cache that could not be loaded it is sent once more at least."""
 
 BUSY = frozenset({429, 503})
 """With these an engine has not begun the request: vLLM's admission control says 503, "try again on

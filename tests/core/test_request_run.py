@@ -253,6 +253,17 @@ def test_the_third_decode_engine_is_the_last() -> None:
     assert not shell.run.may_leave_stalled(1.0)
 
 
+def test_after_two_failed_loads_the_next_decode_engine_is_the_last() -> None:
+    shell = Shell(*ALL)
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    assert shell.replies(LOAD_FAILED) == P1
+    assert shell.replies(PREFILLED) == D1
+    assert shell.run.may_leave_stalled(1.0)
+    assert shell.replies(LOAD_FAILED) == D2
+    assert not shell.run.may_leave_stalled(1.0)
+
+
 def test_a_request_does_not_leave_for_an_engine_that_has_failed_it() -> None:
     shell = Shell(D0, D1)
     shell.start(direct(FACTS))

@@ -22,12 +22,16 @@ LEASE: Final = Lease(DECODE)
 
 
 def decode_directly(
-    facts: Facts, tried: frozenset[Endpoint] = NO_ENDPOINTS, leased: Endpoint | None = None
+    facts: Facts,
+    tried: frozenset[Endpoint] = NO_ENDPOINTS,
+    leased: Endpoint | None = None,
+    failed_loads: int = 0,
 ) -> Plan:
     """Choose a decode engine and let it do everything; retry on others where that is safe.
 
-    Engines in `tried` have failed this request: they are excluded and count as attempts. With
-    `leased` it begins with that engine. Raises NoEngine when there is none.
+    Engines in `tried` have failed this request: they are excluded and count as attempts, as
+    `failed_loads` do, whose engines may be asked again. With `leased` it begins with that engine.
+    Raises NoEngine when there is none.
     """
     endpoint = leased or (yield Lease(DECODE, tried) if tried else LEASE)
     replay = may_replay(facts)
@@ -39,7 +43,7 @@ def decode_directly(
             return
         tried |= {endpoint}
         other = None
-        if len(tried) < ATTEMPTS and may_retry_elsewhere(outcome, facts):
+        if len(tried) + failed_loads < ATTEMPTS and may_retry_elsewhere(outcome, facts):
             other = yield from release_and_lease_other(endpoint, tried, outcome)
         if other is None:
             yield from finish_with(outcome)

@@ -80,6 +80,7 @@ def lmcache(
         yield Release(decode)
         yield from decode_directly(facts)
         return
+    failed_loads = 0
     for _ in range(PREFILLS):
         reply = yield from prefill_by(transfer.ask)
         if reply is None:
@@ -102,9 +103,10 @@ def lmcache(
             yield from _decode_elsewhere(facts, decode, outcome)  # a failed load is passed on
             return
         yield FellBack(Role.DECODE, "kv_load_failed")
+        failed_loads += 1
     # Leased again: the engine that computes the prompt is chosen and counted as such.
     yield Release(decode)
-    yield from decode_directly(facts)
+    yield from decode_directly(facts, failed_loads=failed_loads)
 
 
 class _Transfer:

@@ -6,7 +6,8 @@ toy_proxy_server.py, 0.11 to 0.33). What this file guards:
 - The KV reference is opaque and forwarded byte for byte: keys and types differ by version.
 - It is used once. The decode engine's read frees the prefill engine's blocks, so a second use can
   read another request's cache (vllm#52234). Only a refused connection proves that it was not used.
-- A failed KV load is hidden from the client: prefill again once, then decode directly.
+- A failed KV load is hidden from the client: prefill again once, then decode directly. It counts as
+  an attempt of the request (`ATTEMPTS`), and does not exclude the engine.
 - Where the prefill engine's partners (same vLLM version and model) went away during the prefill,
   any other decode engine computes the prompt.
 """
@@ -50,6 +51,7 @@ def nixl(facts: Facts) -> Plan:
     count as busy meanwhile. Before the prefill it is only checked that there is one.
     """
     tried: frozenset[Endpoint] = frozenset()
+    failed_loads = 0
     yield Check(DECODE)
     body = yield from _prefill_body(facts)
     for _ in range(0 if body is None else PREFILLS):
@@ -61,7 +63,7 @@ def nixl(facts: Facts) -> Plan:
         reference = yield from _reference(reply)
         if reference is None:
             break
-        tried, outcome = yield from _decode(facts, tried, reference)
+        tried, outcome = yield from _decode(facts, tried, reference, failed_loads)
         if outcome is None:
             return
         # Python 3.11 traces no jump behind a throw() into the generator above.
@@ -75,11 +77,13 @@ def nixl(facts: Facts) -> Plan:
                 raise
             yield from finish_with(outcome)
             return
-        if _is_load_failure(outcome) and not (yield Retry(DECODE)):
-            yield from finish_with(outcome)
-            return
+        if _is_load_failure(outcome):
+            if not (yield Retry(DECODE)):
+                yield from finish_with(outcome)
+                return
+            failed_loads += 1
         yield FellBack(DECODE, _reason(outcome))
-    yield from decode_directly(facts, tried)
+    yield from decode_directly(facts, tried, None, failed_loads)
 
 
 def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
@@ -107,7 +111,7 @@ def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
 
 
 def _decode(
-    facts: Facts, tried: frozenset[Endpoint], reference: bytes
+    facts: Facts, tried: frozenset[Endpoint], reference: bytes, failed_loads: int
 ) -> Generator[Step, Any, tuple[frozenset[Endpoint], Outcome | None]]:
     """Lease a decode engine and send it the client's own body with the reference.
 
@@ -135,7 +139,8 @@ def _decode(
         is_load_failure = _is_load_failure(outcome)
         if not is_load_failure:
             tried |= {decode}
-        if _is_refused(outcome) and len(tried) < ATTEMPTS:
+        has_attempt = len(tried) + failed_loads < ATTEMPTS
+        if has_attempt and _is_refused(outcome):
             try:
                 other = yield from release_and_lease_other(decode, tried, outcome, computes=False)
             except NoPartner:
@@ -145,7 +150,7 @@ def _decode(
                 yield from finish_with(outcome)
                 return tried, None
             decode = other
-        elif is_load_failure or may_retry_elsewhere(outcome, facts):
+        elif is_load_failure or (has_attempt and may_retry_elsewhere(outcome, facts)):
             yield Release(decode)
             return tried, outcome
         else:

@@ -598,9 +598,7 @@ def test_an_engine_that_refused_is_not_asked_again_after_a_reset(converse: Conve
     )
 
 
-def test_three_refusals_end_the_round_and_the_prompt_is_prefilled_again(
-    converse: Converse,
-) -> None:
+def test_the_third_refusal_is_the_clients_answer(converse: Converse) -> None:
     (
         after_prefill(converse)
         << decodes(D0)
@@ -617,20 +615,43 @@ def test_three_refusals_end_the_round_and_the_prompt_is_prefilled_again(
         << FellBack(Role.DECODE, "refused")
         << decodes(D2)
         >> REFUSED
-        << Release(D2)
-        << Check(Role.DECODE, frozenset({D0, D1, D2}))
+        << Raises(EngineFailed, "connection refused")
+    )
+
+
+def test_failed_loads_are_attempts_and_the_engine_that_computes_is_the_last(
+    converse: Converse,
+) -> None:
+    (
+        after_prefill(converse)
+        << decodes(D0)
+        >> LOAD_FAILED
+        << Release(D0)
+        << Check(Role.DECODE)
         >> None
-        << FellBack(Role.DECODE, "refused")
+        << Retry(Role.DECODE)
+        >> True
+        << FellBack(Role.DECODE, "kv_load_failed")
         << Lease(Role.PREFILL)
         >> P0
         << prefills(P0)
         >> prefilled(REFERENCE_2)
         << Release(P0)
-        << Lease(Role.DECODE, frozenset({D0, D1, D2}), computes=False)
-        >> D3
-        << decodes(D3, REFERENCE_2)
+        << Lease(Role.DECODE, computes=False)
+        >> D1
+        << decodes(D1, REFERENCE_2)
+        >> LOAD_FAILED
+        << Release(D1)
+        << Check(Role.DECODE)
         >> None
-        << END
+        << Retry(Role.DECODE)
+        >> True
+        << FellBack(Role.DECODE, "kv_load_failed")
+        << Lease(Role.DECODE)
+        >> D2
+        << computes(D2)
+        >> RESET
+        << Raises(EngineFailed, "reset")
     )
 
 
@@ -663,7 +684,7 @@ def test_a_body_too_deep_to_be_written_anew_is_left_to_the_decode_engine(
 PREFILL_ENGINES = (P0, P1, P2)
 DECODE_ENGINES = (D0, D1, D2, D3, D4)
 MAX_STEPS = 60
-"""Two rounds of two prefill engines and five decode engines take about half of that."""
+"""Two rounds of two prefill engines and three decode engines take about half of that."""
 
 FAILURES = (REFUSED, RESET, BROKEN, SILENT)
 WITHOUT_REFERENCE = (reply(200, b"{}"), reply(400), reply(500))
@@ -686,6 +707,7 @@ class Shell(Books):
         self._spent: set[bytes] = set()
         self._excluded: frozenset[Endpoint] = frozenset()
         self._may_have_seen: set[Endpoint] = set()
+        self._has_refused: set[Endpoint] = set()
         self._computes = True
 
     def play(self, plan: Plan) -> None:
@@ -700,6 +722,7 @@ class Shell(Books):
         except (StopIteration, RouterError):
             self.check_end()
             assert len(self._may_have_seen) <= ATTEMPTS, "a deadly request meets too many engines"
+            assert len(self._has_refused) <= ATTEMPTS, "a client waits for too many engines"
             assert self._references <= 4, "the prompt is prefilled too often"
         else:
             raise AssertionError(f"not over after {MAX_STEPS} steps")
@@ -733,8 +756,8 @@ class Shell(Books):
         # With `hold` an error event comes back too, whatever its status is.
         events = [reply(400)] if step.hold else []
         outcome = self._choose((None, *kept, *events, *FAILURES), "stream")
-        if outcome is not REFUSED:
-            self._may_have_seen.add(step.endpoint)
+        reached = self._has_refused if outcome is REFUSED else self._may_have_seen
+        reached.add(step.endpoint)
         reference = orjson.loads(step.body).get("kv_transfer_params")
         assert self._computes is (reference is None), "a prompt is computed and not counted"
         if reference is not None:
