@@ -29,6 +29,7 @@ from router.core.events import (
 from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.plans import steps
+from router.core.plans.prefill import LOAD_FAILED
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, BUSY, back_off, is_queue_full, may_replay
 from router.core.schedule import Scheduler
@@ -145,7 +146,12 @@ class RequestRun:
             self.record.prefill_seconds = now - self.asked_at
             if isinstance(outcome, Reply) and status == 200:
                 self.record.prompt_tokens = prompt_tokens(outcome.body)
-        return self.answer(outcome, now)
+        action = self.answer(outcome, now)
+        if isinstance(action, Send) and self._may_be_load_failure(status):
+            # It is not tried again, so no other answer will tell whose fault it was.
+            cause = f"it answered a request with {status}"
+            self._observe(LegFailed(step.endpoint, FailureKind.BROKEN, self.asked_at, cause))
+        return action
 
     def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
         """Answer the plan's last step; returns the next action, None when the request is answered.
@@ -278,9 +284,13 @@ class RequestRun:
         step = self.step
         if status in BUSY and (isinstance(step, Call) or status in step.keep):
             return  # its body tells whether that is a fault: see `settle`
-        # A decode engine's 500 may be a failed KV load: the prefill engine's fault.
-        is_own_doing = isinstance(step, Call) or 500 not in step.keep
+        is_own_doing = not self._may_be_load_failure(status)
         self._observe(LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing))
+
+    def _may_be_load_failure(self, status: int) -> bool:
+        """Whether an answer may be a failed KV load, and so the prefill engine's fault."""
+        step = self.step
+        return isinstance(step, Stream) and status in LOAD_FAILED and status in step.keep
 
     def may_replay(self) -> bool:
         """Whether the request may be sent again if its connection closed before an answer."""

@@ -457,6 +457,29 @@ def test_without_any_left_the_client_hears_of_a_failed_load() -> None:
     assert FellBack(Role.DECODE, "retry_budget") in shell.events
 
 
+def test_a_failed_load_that_is_not_tried_again_is_a_failure_of_the_decode_engine() -> None:
+    for budget, failures in ((spent(), 1), (None, 0)):
+        shell = Shell(P0, D0, budget=budget)
+        shell.start(nixl(FACTS))
+        shell.replies(PREFILLED)
+        shell.run.answered(500, 0.5)
+        shell.run.settle(LOAD_FAILED, None, 500, 1.0)
+        failed = [event for event in shell.events if isinstance(event, LegFailed)]
+        why = "it answered a request with 500"
+        assert failed == [LegFailed(D0, FailureKind.BROKEN, 1.0, why)] * failures
+
+
+@pytest.mark.parametrize(("status", "is_own_doing"), [(500, False), (501, True), (502, True)])
+def test_behind_a_prefill_only_a_500_may_be_the_prefill_engines_fault(
+    status: int, is_own_doing: bool
+) -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.replies(PREFILLED)
+    shell.run.answered(status, 1.5)
+    assert shell.events[-1] == LegAnswered(D0, status, 0.5, is_own_doing)
+
+
 def test_without_any_left_nothing_leaves_a_stalled_engine() -> None:
     for budget, may_leave in ((spent(), False), (RetryBudget(0.0), True), (None, True)):
         shell = Shell(D0, D1, budget=budget)

@@ -14,7 +14,16 @@ from router.core.values import FailureKind, Role
 from tests.net.client import Answer, request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame, prefilled, token
+from tests.net.payloads import (
+    COMPLETIONS,
+    DONE,
+    STREAM,
+    completion,
+    error_frame,
+    event,
+    prefilled,
+    token,
+)
 
 OK = json_reply({"choices": [{"text": "ok"}], "usage": {"completion_tokens": 1}})
 NEVER_PROBED: dict[str, Any] = {"speed_probe_interval": 0}
@@ -189,6 +198,40 @@ async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -
     assert [entry["exclusion"] for entry in listed] == ["ejected", None]
     assert 25 < listed[0]["returns_in_seconds"] <= 30
     assert listed[0]["exclusion_seconds"] >= 0
+
+
+@pytest.mark.parametrize("is_event", [False, True])
+@pytest.mark.parametrize("status", [500, 502])
+async def test_a_decode_engine_that_fails_behind_prefills_is_ejected_without_any_retry_left(
+    harness: Harness, status: int, is_event: bool
+) -> None:
+    error = {"error": {"message": "EngineCore died", "code": status}}
+    prefill, bad, good = await harness.engine(), await harness.engine(), await harness.engine()
+    router = await harness.router(
+        *(bad, good), prefill=(prefill,), outlier_consecutive_failures=3, **NEVER_PROBED
+    )
+    budget = router.router.handler.network.scheduler.retry_budget
+    assert budget is not None
+    budget._balance = -1e6  # spent, and for long
+    prefill.answer_all(lambda call: call.send(prefilled()))
+
+    def fail(call: Call) -> None:
+        if is_event:
+            call.stream(event(error), DONE)
+            call.end()
+        else:
+            call.send(json_reply(error, status))
+
+    def answer(call: Call) -> None:
+        call.stream(token("a"), DONE)
+        call.end()
+
+    bad.answer_all(fail)
+    good.answer_all(answer)
+    for _ in range(12):
+        await router.ask(COMPLETIONS, STREAM)
+    assert router.router.fleet.member(router.endpoint(bad)).exclusion is Exclusion.EJECTED
+    assert (bad.seen, good.seen) == (3, 9)
 
 
 async def test_a_clients_errors_eject_no_engine(harness: Harness) -> None:
