@@ -1,4 +1,7 @@
-"""What pd-router top shows of a sample: the live page's tables for a terminal."""
+"""What pd-router top shows of a sample: the live page's tables for a terminal.
+
+A router of another version may not tell all of it: what is missing is a dash.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -24,6 +27,11 @@ UNKNOWN: Final = "-"
 STYLES: Final[Mapping[str, str]] = {"good": "green", "warn": "yellow", "bad": "red"}
 """By severity."""
 
+NO_VERDICT: Final[Json] = {
+    "severity": "warn",
+    "text": "no verdict: the router is of an older version than this pd-router",
+}
+
 WORST_FIRST: Final[Mapping[str, int]] = {"bad": 0, "warn": 1, "good": 2}
 
 MAX_CHANGES: Final = 6
@@ -41,7 +49,7 @@ class History:
         before = self._values
         self._values = {_key(e): before.get(_key(e), deque(maxlen=SAMPLES)) for e in engines}
         for engine in engines:
-            self._values[_key(engine)].append(engine["tokens_per_second"])
+            self._values[_key(engine)].append(engine.get("tokens_per_second"))
 
     def bars(self, engine: Json, largest: float) -> str:
         """A sparkline, `largest` being the highest bar."""
@@ -60,13 +68,13 @@ class History:
 def view(sample: Json, history: History) -> RenderableType:
     """The sample as text and tables. What may be longer than the terminal, which shows the
     beginning, comes last: the engines, those in trouble before the others."""
-    verdict = sample["verdict"]
+    verdict = sample.get("verdict", NO_VERDICT)
     return Group(
         _head(sample),
         cell(verdict["text"], style=STYLES[verdict["severity"]]),
-        _counts("decisions", ("mode", "reason"), sample["decisions"]),
-        _counts("fallbacks", ("leg", "reason"), sample["fallbacks"]),
-        _changes(sample["changes"]),
+        _counts("decisions", ("mode", "reason"), sample.get("decisions", ())),
+        _counts("fallbacks", ("leg", "reason"), sample.get("fallbacks", ())),
+        _changes(sample.get("changes", ())),
         cell(""),
         *(_pool(pool, history) for pool in sample["pools"]),
     )
@@ -77,11 +85,11 @@ def _head(sample: Json) -> Text:
     return cell(
         f"pd-router {sample['version']}  {_clock(sample['time'])} UTC"
         + ("  shutting down" if sample["is_draining"] else ""),
-        f"in flight {totals['in_flight']}  requests/s {_number(totals['requests_per_second'])}"
-        f"  tokens/s {_number(totals['tokens_per_second'])}"
-        f"  TTFT p50 {_seconds(totals['ttft_p50_seconds'])}"
-        f" p99 {_seconds(totals['ttft_p99_seconds'])}"
-        f"  failed in the last minute {_number(totals['failures'])}",
+        f"in flight {totals['in_flight']}  requests/s {_number(totals.get('requests_per_second'))}"
+        f"  tokens/s {_number(totals.get('tokens_per_second'))}"
+        f"  TTFT p50 {_seconds(totals.get('ttft_p50_seconds'))}"
+        f" p99 {_seconds(totals.get('ttft_p99_seconds'))}"
+        f"  failed in the last minute {_number(totals.get('failures'))}",
     )
 
 
@@ -99,23 +107,23 @@ def _pool(pool: Json, history: History) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     largest = history.largest(pool["endpoints"])
-    for engine in sorted(pool["endpoints"], key=lambda each: WORST_FIRST[each["severity"]]):
-        slots, style = engine["slots"], STYLES[engine["severity"]]
+    for engine in sorted(pool["endpoints"], key=_rank):
+        slots, style = engine.get("slots"), STYLES.get(engine.get("severity", ""), "")
         table.add_row(
             cell(engine["url"]),
             cell(engine["status"], style=style),
-            _ratio(engine["slowdown"]),
+            _ratio(engine.get("slowdown")),
             f"{engine['in_flight']}" + ("" if slots is None else f"/{slots:.0f}"),
-            _percent(engine["kv_cache_usage"]),
-            _number(engine["tokens_per_second"]),
-            _seconds(engine["ttft_p50_seconds"]),
-            _seconds(engine["ttft_p99_seconds"]),
-            _percent(engine["prefix_hit_ratio"]),
-            _percent(engine["share"]),
+            _percent(engine.get("kv_cache_usage")),
+            _number(engine.get("tokens_per_second")),
+            _seconds(engine.get("ttft_p50_seconds")),
+            _seconds(engine.get("ttft_p99_seconds")),
+            _percent(engine.get("prefix_hit_ratio")),
+            _percent(engine.get("share")),
             history.bars(engine, largest),
         )
-        if engine["cause"] is not None:
-            table.add_row(cell(f"  {engine['cause']}", style=style))
+        if (cause := engine.get("cause")) is not None:
+            table.add_row(cell(f"  {cause}", style=style))
     return table
 
 
@@ -131,6 +139,11 @@ def _changes(changes: Sequence[Json]) -> Text:
 
 def _key(engine: Json) -> tuple[str, str]:
     return engine["role"], engine["url"]
+
+
+def _rank(engine: Json) -> int:
+    """The place of its severity; one that is not told comes last."""
+    return WORST_FIRST.get(engine.get("severity", "good"), len(WORST_FIRST))
 
 
 def _clock(time: str) -> str:

@@ -130,3 +130,15 @@ def test_history_is_bounded_and_of_engines_that_are_there() -> None:
     history.add(sample(engine(1, tokens_per_second=None)))
     assert history.bars(engine(0), 1.0) == ""
     assert history.bars(engine(1), 1.0) == " "
+
+
+def test_what_an_older_router_does_not_tell_is_a_dash() -> None:
+    old = {"url": "http://d0:8000", "role": "decode", "status": "up", "in_flight": 3}
+    found = sample(old, totals={"in_flight": 6})
+    for name in ("verdict", "decisions", "fallbacks", "changes"):
+        del found[name]
+    text = shown(found)
+    assert "the router is of an older version" in text
+    [engine] = [line for line in text.splitlines() if "http://d0" in line]
+    assert engine.split()[1:] == ["up", "-", "3", *"------"]
+    assert "TTFT p50 - p99 -" in text
