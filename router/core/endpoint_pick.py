@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from router.core.engine_error import DROPPED, engine_error, failed_stream
+from router.core.engine_error import ABORT, DROPPED, engine_error, failed_stream
 from router.core.errors import NoEngine
 from router.core.events import Event, LegAnswered, LegDone, LegFailed, RequestEnded
 from router.core.leg_timer import LegTimer
@@ -41,8 +41,10 @@ class EndpointPick(RequestRun):
     """`choose` first; then what Envoy sees: `on_head`, `on_body`, `on_end`; `end` in any case."""
 
     __slots__ = (
+        "_error",
         "_events",
         "_has_failed",
+        "_is_abort",
         "_is_stream",
         "_is_watched",
         "_splitter",
@@ -67,7 +69,11 @@ class EndpointPick(RequestRun):
         self._is_stream = False
         self._timer: LegTimer | None = None
         self._splitter = EventSplitter()
-        """Of the events up to the first one with content."""
+        """Of a stream's events."""
+        self._error = b""
+        """The stream's last error event."""
+        self._is_abort = False
+        """Whether an answer that is no stream says that the engine dropped the request."""
         self._events = 0
         """From that one on."""
         self._has_failed = False
@@ -129,16 +135,20 @@ class EndpointPick(RequestRun):
         timer = self._timer
         if timer is None or not data or record.status >= 400:
             return
-        self._tail = (self._tail + data)[-TAIL_BYTES:]
+        end = self._tail + data
+        self._tail = end[-TAIL_BYTES:]
         if not self._is_stream:
+            self._is_abort = self._is_abort or end.find(ABORT) >= 0
             return
-        found = data_events(data) if self._events else self._begin(data, timer, now)
+        whole = self._splitter.feed(data)
+        self._error = error_in(whole) or self._error
+        found = data_events(whole) if self._events else self._begin(whole, timer, now)
         self._events += found
         timer.speed.tokens += found
 
-    def _begin(self, data: bytes, timer: LegTimer, now: float) -> int:
+    def _begin(self, whole: bytes, timer: LegTimer, now: float) -> int:
         """Look for the first event with content; returns how many follow it here."""
-        found = events(self._splitter.feed(data))
+        found = events(whole)
         for place, event in enumerate(found, 1):
             kind = event_kind(event)
             if kind is EventKind.CONTENT:
@@ -175,12 +185,14 @@ class EndpointPick(RequestRun):
             return
         self.is_over = True
         timer, record = self._timer, self.record
-        if timer is not None and self._is_stream and (event := error_in(self._tail)):
-            self._report(event)
+        if timer is not None and self._error:
+            self._report(self._error)
         elif timer is not None and record.status < 400:
             tokens = generated_tokens(self._tail)
-            if not self._is_stream:
-                timer.unary_answer(now, tokens or 0)
+            if not self._is_stream and not tokens and self._is_abort:
+                self.fail(DROPPED, DROPPED.message)
+            elif not self._is_stream:
+                timer.unary_answer(now, tokens)
             elif tokens and self._events:
                 timer.calibrate(tokens, self._events)
         if 0 < record.status < 500 and not self._has_failed:

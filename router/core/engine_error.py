@@ -9,7 +9,14 @@ import orjson
 from router.core.sse import data_of
 from router.core.values import Failure, FailureKind
 
-__all__ = ["DROPPED", "UNAUTHORIZED", "UNAUTHORIZED_STATUSES", "engine_error", "failed_stream"]
+__all__ = [
+    "ABORT",
+    "DROPPED",
+    "UNAUTHORIZED",
+    "UNAUTHORIZED_STATUSES",
+    "engine_error",
+    "failed_stream",
+]
 
 UNAUTHORIZED_STATUSES: Final = (401, 403)
 UNAUTHORIZED: Final = Failure(
@@ -20,6 +27,9 @@ UNAUTHORIZED: Final = Failure(
 DROPPED: Final = Failure(FailureKind.BROKEN, "The engine aborted the request.")
 """As vLLM does, with status 200, when it is shut down or put to sleep; before the first token
 another engine may answer."""
+
+ABORT: Final = b'"finish_reason":"abort"'
+"""What such an answer that is no stream holds, beside a usage of no tokens."""
 
 MAX_CHARACTERS: Final = 200
 MAX_BYTES: Final = 1 << 16

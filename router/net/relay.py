@@ -8,7 +8,7 @@ comes.
 import time
 from typing import Final
 
-from router.core.engine_error import DROPPED, engine_error, failed_stream
+from router.core.engine_error import ABORT, DROPPED, engine_error, failed_stream
 from router.core.errors import EngineFailed, RouterError
 from router.core.redact import MARK, redact
 from router.core.sse import (
@@ -45,8 +45,6 @@ PASS_THROUGH: Final = RouteKind.PASS_THROUGH
 PREAMBLE: Final = EventKind.PREAMBLE
 ERROR: Final = EventKind.ERROR
 ABORTED: Final = EventKind.ABORTED
-
-ABORT: Final = b'"finish_reason":"abort"'
 
 
 class Relay(RelayLeg):

@@ -258,6 +258,50 @@ def test_an_error_in_place_of_the_first_token_is_the_engines_failure_and_no_toke
     assert (speed.all_open, speed.tokens) == (0, 0)
 
 
+LARGE = ERROR.replace(b"core died", b"core died " * 1000)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (EVENT, LARGE + DONE),
+        (EVENT, LARGE, DONE),
+        (EVENT, LARGE[:99], LARGE[99:9000], LARGE[9000:] + DONE),
+        (EVENT + LARGE[:99], LARGE[99:], USAGE + DONE),
+    ],
+)
+def test_so_is_a_large_one_behind_tokens_in_whatever_pieces(pieces: tuple[bytes, ...]) -> None:
+    picker = Picker(D0)
+    [failed] = outcome(picker, *pieces)
+    assert isinstance(failed, LegFailed)
+    assert picker.record.outcome == "broken"
+
+
+WORDS = b'{"choices":[{"prompt_token_ids":[%b],' % b",".join([b"7"] * 9000)
+DROP = b'"text":"","finish_reason":"abort"}],%b"usage":{"completion_tokens":%d}}'
+
+
+@pytest.mark.parametrize("cut", [0, 9, len(WORDS) + 20, len(WORDS) + 4000])
+@pytest.mark.parametrize("generated", [0, 5])
+def test_a_whole_answer_that_the_engine_dropped_before_its_first_token_is_its_failure(
+    cut: int, generated: int
+) -> None:
+    picker = Picker(D0)
+    picker.choose(WHOLE)
+    picker.pick.on_head(200, None, 1.0)
+    answer = WORDS + DROP % (b" " * 8000, generated)
+    for piece in (answer[:cut], answer[cut:]):
+        picker.pick.on_body(piece, 2.0)
+    picker.pick.on_end(2.0)
+    picker.pick.end(2.0)
+    legs = [each for each in picker.events if isinstance(each, LegDone | LegFailed)]
+    if generated:  # it was asked to end early, as by a time-out of its own
+        assert legs == [LegDone(D0)]
+    else:
+        assert legs == [LegFailed(D0, FailureKind.BROKEN, 0.0)]
+        assert picker.record.outcome == "broken"
+
+
 def test_so_is_one_behind_tokens() -> None:
     picker = Picker(D0)
     [failed] = outcome(picker, ROLE + EVENT + EVENT, EVENT, ERROR + DONE)
