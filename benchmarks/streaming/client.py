@@ -6,6 +6,9 @@ a good answer, is for subclasses: `compare` counts all events, the gate looks fo
 
 import asyncio
 import errno
+import os
+import re
+import socket
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -23,6 +26,9 @@ WORKER = (b"x-pd-router-endpoint", b"x-gateway-destination-endpoint-served")
 # Seconds in which a close that the server had begun before it read our request reaches us: half a
 # round trip. Who closes later has had the request, and dropped it.
 CROSSED_S = 0.05
+# What the client's machine may lack for a connection: files, ports.
+LACKED = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+NUMBERS = re.compile(r"\[Errno (\d+)\]")
 # Workers that it waited for before, where this router says so: a comma list.
 LEFT = b"x-pd-router-left"
 
@@ -286,7 +292,32 @@ async def open_connection(
     try:
         await loop.create_connection(lambda: stream, host, port, ssl=tls)
     except OSError as error:
-        stream.fail(f"cannot connect: {_named(error)}")
+        stream.fail(f"cannot connect: {_named(await _telling(error, host, port))}")
+
+
+async def _telling(error: OSError, host: str, port: int) -> OSError:
+    """Where a name has several addresses and each failed in its own way, the loop tells it in one
+    text: the error in it that says what this machine lacks, or else the first."""
+    numbers = [] if error.errno else [int(each) for each in NUMBERS.findall(str(error))]
+    if errno.EADDRNOTAVAIL in numbers and not await _has_routes(host, port):
+        numbers = [number for number in numbers if number != errno.EADDRNOTAVAIL]
+    for number in (*LACKED, *numbers):
+        if number in numbers:
+            return OSError(number, os.strerror(number))
+    return error
+
+
+async def _has_routes(host: str, port: int) -> bool:
+    """Whether this machine has addresses from which it can reach all of the name's: a machine
+    without IPv6 gets EADDRNOTAVAIL for ::1, too. Connecting a UDP socket sends nothing."""
+    loop = asyncio.get_running_loop()
+    try:
+        for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, socket.SOCK_DGRAM) as found:
+                found.connect(address)
+    except OSError:
+        return False
+    return True
 
 
 def _named(error: OSError) -> str:
