@@ -35,7 +35,8 @@ def run(
     key_file: Path | None = None,
 ) -> int:
     """Have the order obeyed by the routers whose admin listeners are `admins`; returns the exit
-    status. `wait`: seconds until the engine must have no requests left."""
+    status. `wait`: seconds until the engine must have no requests left. All are told, also where
+    some refuse: then nothing is waited for. Raises UsageError, which says who obeyed."""
     bases = [admin.rstrip("/") for admin in admins or filter(None, [admin_url()])]
     if not bases:
         raise UsageError(
@@ -44,7 +45,7 @@ def run(
         )
     named = {"url": url} if role is None else {"url": url, "role": role}
     headers = {"content-type": "application/json", **admin_headers(key_file)}
-    engines = {base: _ask(f"{base}/admin/engines/{order}", named, headers) for base in bases}
+    engines = _order(order, bases, named, headers)
     deadline = time.monotonic() + wait
     while order == "drain" and _are_busy(engines) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -55,6 +56,26 @@ def run(
         )
         print(text if len(engines) == 1 else f"{base}: {text}")  # noqa: T201
     return STILL_BUSY if wait and _are_busy(engines) else 0
+
+
+def _order(
+    order: str, bases: Sequence[str], named: Mapping[str, str], headers: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """The engine as each router tells of it when it has obeyed. Raises UsageError."""
+    engines: dict[str, dict[str, Any]] = {}
+    refused: dict[str, str] = {}
+    for base in bases:
+        try:
+            engines[base] = _ask(f"{base}/admin/engines/{order}", named, headers)
+        except UsageError as error:
+            refused[base] = str(error)
+    if refused and len(bases) > 1:
+        done = ", ".join(engines) or "none"
+        reasons = "; ".join(f"{base}: {why}" for base, why in refused.items())
+        raise UsageError(f"{order}: obeyed by {done}; not by {reasons}")
+    for why in refused.values():
+        raise UsageError(why)
+    return engines
 
 
 def _are_busy(engines: Mapping[str, dict[str, Any]]) -> bool:

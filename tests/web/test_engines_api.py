@@ -220,6 +220,23 @@ async def test_drain_orders_all_replicas_and_waits_for_all(
     assert await run(*words, "--wait", "60") == 0
 
 
+async def test_drain_says_which_replicas_have_obeyed_and_which_have_not(
+    harness: Harness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, other = await harness.engine(), await harness.engine()
+    routers = [await harness.router(each, admin_port=0) for each in (engine, other, engine)]
+    bases = [admin_of(each) for each in routers]
+    words = ["drain", engine.url]
+    for base in bases:
+        words += ["--admin", base]
+    assert await run(*words, "--wait", "60") == 2
+    said = capsys.readouterr()
+    assert f"drain: obeyed by {bases[0]}, {bases[2]}; not by {bases[1]}: There is no" in said.err
+    assert said.out == ""
+    drained = [m.is_drained for each in routers for m in each.router.fleet]
+    assert drained == [True, False, True]
+
+
 async def test_the_commands_bring_the_key_that_the_router_wants(
     harness: Harness,
     capsys: pytest.CaptureFixture[str],
