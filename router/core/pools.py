@@ -61,7 +61,9 @@ class Pools:
         """Those that are not drained."""
         self.sampled: dict[Role, RecentHolders] = {}
         """The roles with so many engines in use that a request considers a sample of them, and who
-        of them was sent which prompt."""
+        of them was sent which prompt. A role that has become one stays one until half of them are
+        left, so that this is not forgotten where an engine comes and goes: all of a smaller pool
+        are in its sample."""
         self.is_mixed = False
         """Whether engines in use differ in version, or in what a model's name stands for: then
         prefill and decode engines are paired (`strangers`)."""
@@ -108,7 +110,7 @@ class Pools:
         self.sampled = {
             role: self.sampled.get(role) or RecentHolders()
             for role, pool in self._in_use.items()
-            if len(pool) > SUBSET_SIZE
+            if len(pool) > (SUBSET_SIZE // 2 if role in self.sampled else SUBSET_SIZE)
         }
         for role, monitor in self._monitors.items():
             monitor.watch(self._pools[role])

@@ -12,7 +12,8 @@ from router.core.events import (
 )
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal
-from router.core.values import Candidate, Endpoint, Facts, Role
+from router.core.roster import Entry
+from router.core.values import Candidate, Endpoint, Facts, PrefixKeys, Role
 from tests.core.fixtures import D0, D1, P0, request
 from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, taking, up
 
@@ -120,6 +121,23 @@ def test_it_considers_a_part_of_them_where_they_are_many() -> None:
     draws = [sampled(fleet, rng) for _ in range(40)]
     assert {len(seen) for seen in draws} == {25}
     assert {it.ordinal % 4 for seen in draws for it in seen} == {1, 2, 3}
+
+
+def test_who_was_sent_a_prompt_is_known_while_engines_of_a_large_pool_come_and_go() -> None:
+    fleet, prefix = fleet_up(*MANY[: SUBSET_SIZE + 1]), PrefixKeys((8, 16), (128, 256))
+    fleet.lease(MANY[5], 256, prefix=prefix)
+    for size in (SUBSET_SIZE, SUBSET_SIZE + 1, SUBSET_SIZE // 2 + 1):
+        fleet.apply([Entry(each, row) for row, each in enumerate(MANY[:size])], 0.0)
+        assert fleet.sampled[Role.DECODE].of(prefix) == (MANY[5],)
+        assert len(sampled(fleet, Random(size))) >= min(size, SUBSET_SIZE // 2)
+    fleet.apply([Entry(each, row) for row, each in enumerate(MANY[: SUBSET_SIZE // 2])], 0.0)
+    assert fleet.sampled == {}
+
+
+def test_of_a_pool_that_has_become_small_all_are_looked_at() -> None:
+    fleet, rng = fleet_up(*MANY[: SUBSET_SIZE + 1]), Random(1)
+    fleet.apply([Entry(each, row) for row, each in enumerate(MANY[:SUBSET_SIZE])], 0.0)
+    assert {len(sampled(fleet, rng)) for _ in range(10)} == {SUBSET_SIZE}
 
 
 def test_an_ejected_engine_takes_nothing_unless_nobody_else_can() -> None:
