@@ -76,7 +76,7 @@ clean-compiled:
 # Not optimised, which halves gcc's time: what mypyc makes of the source is tested, not gcc.
 test-compiled: export MYPYC_OPT_LEVEL := 0
 test-compiled: compile
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/core tests/net tests/web tests/e2e
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/core tests/net tests/telemetry tests/web tests/e2e
 
 check: install
 	$(BIN)/ruff format --check .

@@ -322,7 +322,7 @@ def test_the_short_way_to_a_line_writes_what_the_formatter_would(changes: dict[s
 BAD = [
     {"status": 503, "outcome": "error"},
     {"status": 200, "outcome": "broken"},
-    {"status": 200, "outcome": "ok", "fallbacks": [FellBack(Role.PREFILL, "refused")]},
+    {"status": 200, "outcome": "ok", "fallbacks": (FellBack(Role.PREFILL, "refused"),)},
 ]
 FINE = [
     {"status": 200, "outcome": "ok"},
