@@ -73,6 +73,7 @@ class RequestRun:
         "_rng",
         "_sample",
         "_scheduler",
+        "_suspects",
         "_tried",
         "asked_at",
         "facts",
@@ -109,6 +110,8 @@ class RequestRun:
         """Decode engines that have failed this request, as the last lease excluded them."""
         self._attempts = 0
         """How often a decode engine was asked."""
+        self._suspects: tuple[LegFailed, ...] = ()
+        """Failures of decode engines that may be failed KV loads, until it shows whose they are."""
 
     def decided(self, decision: Decision) -> None:
         """Note the decision, for the record and perhaps for the log."""
@@ -146,12 +149,18 @@ class RequestRun:
             self.record.prefill_seconds = now - self.asked_at
             if isinstance(outcome, Reply) and status == 200:
                 self.record.prompt_tokens = prompt_tokens(outcome.body)
-        action = self.answer(outcome, now)
-        if isinstance(action, Send) and self._may_be_load_failure(status):
-            # It is not tried again, so no other answer will tell whose fault it was.
+        if failure is None and self._may_be_load_failure(status):
             cause = f"it answered a request with {status}"
-            self._observe(LegFailed(step.endpoint, FailureKind.BROKEN, self.asked_at, cause))
-        return action
+            suspect = LegFailed(step.endpoint, FailureKind.BROKEN, self.asked_at, cause)
+            action = self.answer(outcome, now)
+            if isinstance(action, Send):  # no other answer will tell whose fault it was
+                self._observe(suspect)
+            else:
+                self._suspects += (suspect,)
+            return action
+        if self._suspects and outcome is None and failure is None and status < 400:
+            self._accuse()
+        return self.answer(outcome, now)
 
     def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
         """Answer the plan's last step; returns the next action, None when the request is answered.
@@ -292,6 +301,16 @@ class RequestRun:
         step = self.step
         return isinstance(step, Stream) and status in LOAD_FAILED and status in step.keep
 
+    def _accuse(self) -> None:
+        """A decode engine has served the request. Where it has loaded a KV cache, transfers work:
+        those that failed the request before it are at fault, unless it is one of them."""
+        served, suspects = self.step.endpoint, self._suspects
+        self._suspects = ()
+        has_loaded = self._may_be_load_failure(500)
+        for suspect in suspects:
+            if has_loaded and suspect.endpoint != served:
+                self._observe(suspect)
+
     def may_replay(self) -> bool:
         """Whether the request may be sent again if its connection closed before an answer."""
         step = self.step
@@ -323,6 +342,8 @@ class RequestRun:
 
         A stream may last for minutes, and its prompt is most of its memory.
         """
+        if self._suspects:
+            self._accuse()
         self._drop_plan()
         self.facts = None
         self.step.body = b""

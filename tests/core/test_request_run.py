@@ -465,8 +465,49 @@ def test_a_failed_load_that_is_not_tried_again_is_a_failure_of_the_decode_engine
         shell.run.answered(500, 0.5)
         shell.run.settle(LOAD_FAILED, None, 500, 1.0)
         failed = [event for event in shell.events if isinstance(event, LegFailed)]
-        why = "it answered a request with 500"
-        assert failed == [LegFailed(D0, FailureKind.BROKEN, 1.0, why)] * failures
+        assert failed == [FAILED_LOAD] * failures
+
+
+FAILED_LOAD = LegFailed(D0, FailureKind.BROKEN, 1.0, "it answered a request with 500")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(("engines", "failures"), [((P0, D0), 0), ((P0, D0, D1), 1)])
+def test_of_a_failed_load_the_decode_engine_is_accused_when_another_one_serves_the_request(
+    engines: tuple[Endpoint, ...], failures: int, is_stream: bool
+) -> None:
+    shell = Shell(*engines)
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    assert shell.replies(LOAD_FAILED) == P0
+    assert shell.replies(PREFILLED) == engines[-1]
+    assert not any(isinstance(event, LegFailed) for event in shell.events)
+    if is_stream:
+        shell.run.begun()
+    shell.run.settle(None, None, 200, 2.0)
+    failed = [event for event in shell.events if isinstance(event, LegFailed)]
+    assert failed == [FAILED_LOAD] * failures
+
+
+def test_where_the_prompt_is_computed_in_the_end_the_transfers_may_be_at_fault() -> None:
+    shell = Shell(*ALL)
+    shell.start(nixl(FACTS))
+    for decode in (D0, D1):
+        assert shell.replies(PREFILLED) == decode
+        shell.replies(LOAD_FAILED)
+    shell.run.settle(None, None, 200, 2.0)
+    assert shell.record.decode == D2
+    assert not any(isinstance(event, LegFailed) for event in shell.events)
+
+
+def test_an_error_of_the_clients_accuses_nobody() -> None:
+    shell = Shell(P0, D0, D1)
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    shell.replies(LOAD_FAILED)
+    assert shell.replies(PREFILLED) == D1
+    shell.run.settle(None, None, 400, 2.0)
+    assert not any(isinstance(event, LegFailed) for event in shell.events)
 
 
 @pytest.mark.parametrize(("status", "is_own_doing"), [(500, False), (501, True), (502, True)])

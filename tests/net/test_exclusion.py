@@ -200,10 +200,11 @@ async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -
     assert listed[0]["exclusion_seconds"] >= 0
 
 
+@pytest.mark.parametrize("has_retries", [False, True])
 @pytest.mark.parametrize("is_event", [False, True])
 @pytest.mark.parametrize("status", [500, 502])
-async def test_a_decode_engine_that_fails_behind_prefills_is_ejected_without_any_retry_left(
-    harness: Harness, status: int, is_event: bool
+async def test_a_decode_engine_that_fails_behind_prefills_is_ejected(
+    harness: Harness, status: int, is_event: bool, has_retries: bool
 ) -> None:
     error = {"error": {"message": "EngineCore died", "code": status}}
     prefill, bad, good = await harness.engine(), await harness.engine(), await harness.engine()
@@ -212,7 +213,8 @@ async def test_a_decode_engine_that_fails_behind_prefills_is_ejected_without_any
     )
     budget = router.router.handler.network.scheduler.retry_budget
     assert budget is not None
-    budget._balance = -1e6  # spent, and for long
+    if not has_retries:
+        budget._balance = -1e6  # spent, and for long
     prefill.answer_all(lambda call: call.send(prefilled()))
 
     def fail(call: Call) -> None:
@@ -231,7 +233,31 @@ async def test_a_decode_engine_that_fails_behind_prefills_is_ejected_without_any
     for _ in range(12):
         await router.ask(COMPLETIONS, STREAM)
     assert router.router.fleet.member(router.endpoint(bad)).exclusion is Exclusion.EJECTED
-    assert (bad.seen, good.seen) == (3, 9)
+    assert bad.seen == 3
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_kv_transfers_that_fail_everywhere_eject_no_decode_engine(
+    harness: Harness, number: int
+) -> None:
+    prefill, *decodes = [await harness.engine() for _ in range(1 + number)]
+    router = await harness.router(
+        *decodes, prefill=(prefill,), outlier_consecutive_failures=3, **NEVER_PROBED
+    )
+    prefill.answer_all(lambda call: call.send(prefilled()))
+
+    def answer(call: Call) -> None:
+        if call.json.get("kv_transfer_params"):
+            call.send(json_reply({"error": {"message": "load failed", "code": 500}}, 500))
+        else:
+            call.stream(token("a"), DONE)
+            call.end()
+
+    for each in decodes:
+        each.answer_all(answer)
+    for _ in range(30):
+        assert (await router.ask(COMPLETIONS, STREAM)).body == token("a") + DONE
+    assert all(member.exclusion is None for member in router.router.fleet)
 
 
 async def test_a_clients_errors_eject_no_engine(harness: Harness) -> None:
