@@ -65,6 +65,8 @@ class Attempt:
     transfer_seconds: float | None = None
     source: Callable[[], bool] = bool
     contents: tuple[int, ...] = ()
+    is_held: bool = False
+    """Whether its tokens come with the last one."""
     blocks: list[int] = field(init=False, default_factory=list)
     """The engine's blocks that it holds."""
     filled: int = field(init=False, default=0)

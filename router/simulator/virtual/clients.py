@@ -81,15 +81,31 @@ class Clients:
     def _issue(self, stream: int, now: float) -> None:
         work = self._workload
         if self.issued < work.requests:
-            turn = Turn(work.prompt.draw(self._rng), work.output.draw(self._rng))
-            self._send(turn, stream, now, self.done)
+            is_held = work.held_share > 0.0 and self._rng.random() < work.held_share
+            output = (work.held_output if is_held else None) or work.output
+            turn = Turn(work.prompt.draw(self._rng), output.draw(self._rng))
+            self._send(turn, stream, now, self.done, is_held=is_held)
 
-    def _send(self, turn: Turn, stream: int, now: float, done: Done) -> None:
+    def _send(
+        self, turn: Turn, stream: int, now: float, done: Done, *, is_held: bool = False
+    ) -> None:
         work, number = self._workload, self.issued
         self.issued += 1
         door = (number if stream == NO_STREAM else stream) % len(self._replicas)
         model = work.models[number % len(work.models)] if work.models else None
-        request = Request(number, stream, turn.prompt, turn.output, now, done, model, turn.contents)
+        request = Request(
+            number,
+            stream,
+            turn.prompt,
+            turn.output,
+            now,
+            done,
+            model,
+            is_held=is_held,
+            shows_first=work.shows_first,
+            is_unary=work.is_unary,
+            contents=turn.contents,
+        )
         self._replicas[door].send(request, now)
 
     def _ask(self, session: Session, number: int, now: float) -> None:

@@ -54,6 +54,9 @@ class Engine:
         self._computed: list[Attempt] = []
         """Those whose prompt is whole with the step that is going on."""
         self._decoding = [0] * replicas
+        self._shown = [0] * replicas
+        """Those of them whose tokens come as they are generated."""
+        self._generated = 0
         self._ending: defaultdict[int, list[Attempt]] = defaultdict(list)
         self._steps = 0
         self._is_busy = False
@@ -71,9 +74,11 @@ class Engine:
         return len(self.batch.waiting) + len(self._arriving)
 
     @property
-    def gauges(self) -> Gauges:
+    def gauges(self) -> Gauges | None:
         """What it exports. vLLM updates it with each step, and so not while it does none."""
         gauges, model = self._gauges, self.model
+        if not model.has_gauges:
+            return None
         if model.is_on_grid:
             running = min(self.load, model.max_num_seqs)  # slots are given on arrival
             gauges = replace(gauges, running=running, waiting=self.load - running)
@@ -196,7 +201,7 @@ class Engine:
             del self._arriving[attempt]
         else:
             if attempt.stage is Stage.DECODE:
-                self._decoding[attempt.replica] -= 1
+                self._count_decoding(attempt, -1)
             elif attempt.left:
                 self.batch.prefilling.remove(attempt)
             self._free(attempt)
@@ -213,7 +218,8 @@ class Engine:
         self._computed.clear()
         self._ending.clear()
         self._decoding = [0] * len(self._decoding)
-        self.running = 0
+        self._shown = [0] * len(self._shown)
+        self.running = self._generated = 0
         self.kv.clear()
         self._gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
         for attempt in lost:
@@ -297,12 +303,13 @@ class Engine:
         """Hand out the tokens of a step, and go on."""
         self._steps += 1
         self.stepped_at = now
-        for speed, tokens in zip(self.speeds, self._decoding, strict=True):
+        for speed, tokens in zip(self.speeds, self._shown, strict=True):
             speed.tokens += tokens
+        self._generated += sum(self._decoding)
         ended = self._ending.pop(self._steps, [])
         for attempt in ended:
             if attempt.stage is Stage.DECODE:
-                self._decoding[attempt.replica] -= 1
+                self._count_decoding(attempt, -1)
         ended += self._first_tokens(now)
         for attempt in ended:
             if attempt.stage is not Stage.ENDED:
@@ -312,7 +319,12 @@ class Engine:
                 attempt.stage = Stage.ENDED
                 attempt.listener.on_last(attempt, now)
         self._begin(now)
-        self._gauges = Gauges(running=self.running, waiting=self.queued, kv_usage=self.kv.usage)
+        self._gauges = Gauges(
+            running=self.running,
+            waiting=self.queued,
+            kv_usage=self.kv.usage,
+            generated=self._generated,
+        )
 
     def _first_tokens(self, now: float) -> list[Attempt]:
         """Begin to decode what is computed; returns those of a single token."""
@@ -321,6 +333,7 @@ class Engine:
         for attempt in computed:
             if attempt.stage is Stage.ENDED:
                 continue
+            self._generated += 1
             attempt.listener.on_first(attempt, now)
             if self._happens(self.faults.broken):
                 self._free(attempt)
@@ -330,9 +343,14 @@ class Engine:
                 single.append(attempt)
             else:
                 attempt.stage = Stage.DECODE
-                self._decoding[attempt.replica] += 1
+                self._count_decoding(attempt, 1)
                 self._ending[self._steps + attempt.output - 1].append(attempt)
         return single
+
+    def _count_decoding(self, attempt: Attempt, change: int) -> None:
+        self._decoding[attempt.replica] += change
+        if not attempt.is_held:
+            self._shown[attempt.replica] += change
 
     def _free(self, attempt: Attempt) -> None:
         self.running -= 1

@@ -18,6 +18,12 @@ class Request:
     done: Done
     """To be called once, when it has ended."""
     model: str | None = None
+    is_held: bool = False
+    """Whether its tokens are held back and come with the last one."""
+    shows_first: bool = True
+    """Whether the first of them comes at once."""
+    is_unary: bool = False
+    """Whether its answer comes whole."""
     contents: tuple[int, ...] = ()
     """What is in the full KV blocks of prompt and answer; see `Attempt`."""
     first: float | None = None

@@ -32,6 +32,8 @@ class EngineModel(BatchModel):
     """A step's share of chance, up or down: real engines do not run in lockstep."""
     is_on_grid: bool = False
     """Whether steps end at multiples of their length, as those of an engine with one timer do."""
+    has_gauges: bool = True
+    """Whether its gauges can be read."""
     first_token_seconds: float = 0.0
     """From a request's arrival to its first token, at least; that comes at the next step's end."""
 
@@ -145,6 +147,15 @@ class Workload:
     """Requests per second of the open loop, which is a Poisson process; 0: none."""
     models: tuple[str, ...] = ()
     """What the requests ask for in turn; none: they name no model."""
+    held_share: float = 0.0
+    """Share of the requests, 0 to 1, whose tokens are held back and come with the last one, as
+    vLLM's parsers of tool calls do."""
+    shows_first: bool = True
+    """Whether the first token of these comes at once."""
+    held_output: Lengths | None = None
+    """What these generate; None: as the others."""
+    is_unary: bool = False
+    """Whether answers come whole, not as streams."""
 
 
 @dataclass(frozen=True, slots=True)

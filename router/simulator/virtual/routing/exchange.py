@@ -103,6 +103,7 @@ class VirtualExchange:
                 output,
                 model,
                 contents=request.contents,
+                is_held=request.is_held or request.is_unary,
             )
             if KV_KEY.encode() in step.body:
                 self._bring_cache(attempt)
@@ -155,10 +156,15 @@ class VirtualExchange:
 
     def on_first(self, attempt: Attempt, now: float) -> None:
         """A first token; that of a prefill is its whole answer."""
-        if isinstance(self.run.step, Stream):
-            attempt.leg.first_token(now)
-            self.request.first = now
-            self.run.begun()
+        request = self.request
+        shows_first = not attempt.is_held or (request.shows_first and not request.is_unary)
+        if isinstance(self.run.step, Stream) and shows_first:
+            self._begin(attempt, now)
+
+    def _begin(self, attempt: Attempt, now: float) -> None:
+        attempt.leg.first_token(now)
+        self.request.first = now
+        self.run.begun()
 
     def on_last(self, attempt: Attempt, now: float) -> None:
         """The answer is whole."""
@@ -167,6 +173,7 @@ class VirtualExchange:
         replica.served[attempt.place] += 1
         self._attempt = None
         if isinstance(self.run.step, Stream):
+            self._end_stream(attempt, now)
             attempt.leg.end(now)
             self.request.cached = attempt.cached
             self._status = 200
@@ -179,6 +186,22 @@ class VirtualExchange:
         attempt.leg.end(now)
         body = b'{"%b":{"remote_engine":%d}}' % (KV_KEY.encode(), attempt.place)
         self._go_on(Reply(200, (), body), None, 200, now)
+
+    def _end_stream(self, attempt: Attempt, now: float) -> None:
+        """What was held back comes with the end, as does the usage."""
+        request, leg = self.request, attempt.leg
+        if request.is_unary:
+            request.first = now
+            leg.unary_answer(now, attempt.output)
+            return
+        events = attempt.output
+        if request.first is None:
+            self._begin(attempt, now)
+            events = 1
+        elif attempt.is_held:
+            leg.speed.tokens += 1
+            events = 2
+        leg.calibrate(attempt.output, events)
 
     def on_lost(self, attempt: Attempt, now: float) -> None:
         """The connection broke."""

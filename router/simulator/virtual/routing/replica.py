@@ -69,7 +69,7 @@ class Replica:
         self._exclusion_config = exclusion_config
         self._asking = asking
         self._cached_roles = cached_roles
-        self._facts: dict[tuple[int, str | None], Facts] = {}
+        self._facts: dict[tuple[int, str | None, bool], Facts] = {}
         self._open: dict[VirtualExchange, None] = {}
         self._lives = 0
         self.on_change: Callable[[], None] | None = None
@@ -161,7 +161,7 @@ class Replica:
         self._open.pop(exchange, None)
 
     def _facts_of(self, request: Request) -> Facts:
-        key = (request.prompt, request.model)
+        key = (request.prompt, request.model, request.is_unary)
         facts = self._facts.get(key)
         if facts is None:
             facts = self._facts[key] = request_of(*key)
@@ -239,12 +239,12 @@ class Replica:
         return member
 
 
-def request_of(tokens: int, model: str | None = None) -> Facts:
-    """What the router knows of a streaming request with a prompt of so many tokens."""
+def request_of(tokens: int, model: str | None = None, is_unary: bool = False) -> Facts:
+    """What the router knows of a request with a prompt of so many tokens, a stream as a rule."""
     return Facts(
         route=ROUTES["/v1/completions"],
         model=model,
-        stream=True,
+        stream=not is_unary,
         tokens=tokens,
         rule="simulated",
         direct_reason=None,
