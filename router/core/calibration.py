@@ -5,6 +5,10 @@ __all__ = ["MAX_TOKENS_PER_EVENT", "Calibration"]
 CALIBRATION_TOKENS = 16
 """Tokens needed for an estimate; before that the pool's is assumed, or one token per event."""
 
+MOST_OVER = 2.0
+"""Times what was learned that an answer's tokens per event count for, at most: some answers' tokens
+are held back by a parser (of tool calls, say) and come as one event, others' not."""
+
 MAX_TOKENS_PER_EVENT = 64.0
 """No sensible --stream-interval is larger; a larger value is an engine's counting error."""
 
@@ -43,6 +47,8 @@ class Calibration:
             self._by_usage = True
         if events <= 0 or tokens <= 0 or by_usage is not self._by_usage:
             return
+        if self.is_learned:
+            tokens = min(tokens, MOST_OVER * self.tokens_per_event * events)
         self._tokens += tokens
         self._events += events
         if self._tokens >= CALIBRATION_TOKENS:

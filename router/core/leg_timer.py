@@ -29,6 +29,7 @@ class LegTimer:
         "_is_paused",
         "_lease",
         "feedback",
+        "is_held",
         "sequences",
         "speed",
         "started",
@@ -54,6 +55,8 @@ class LegTimer:
         self.work = work
         self.started = now
         self.sequences = sequences
+        self.is_held = False
+        """Whether its first token is held back: its prompt was computed before."""
         self._lease = lease
         self.feedback: PromptFeedback | None = None if lease is None else lease.feedback
         """Who wants to know what the answer tells of the prompt; for --prefix-cache events only."""
@@ -105,7 +108,7 @@ class LegTimer:
             self.speed.unary.pop(self, None)
 
     def prompt_computed(self) -> None:
-        """The prompt of a unary leg should be computed by now: it delays nobody any more."""
+        """The prompt should be computed by now, though nothing came: it delays nobody any more."""
         lease = self._lease
         if lease is not None:
             if self.speed.costs is not None:

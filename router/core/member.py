@@ -7,6 +7,7 @@ from typing import Any
 
 from router.core import outlier, stall
 from router.core.capacity import Capacity, QueueDetector
+from router.core.counted_speed import CountedSpeed
 from router.core.health import Health
 from router.core.outlier import Outlier
 from router.core.pool_speed import SlowdownHistory
@@ -99,6 +100,8 @@ class Member:
     in common, itself included; None if not known."""
     history: SlowdownHistory | None = None
     """Its long-term slowdown; None if not known."""
+    counted_speed: CountedSpeed = field(default_factory=CountedSpeed)
+    """Its speed by its own counter of generated tokens."""
     own: int = 0
     """This router's requests there, at the last tick."""
     own_lately: int = 0
@@ -148,8 +151,12 @@ class Member:
         taken; `has_transfers`: the engine loads KV caches of others."""
         # What grew since a scrape before the silence may be older than it.
         silent_since = max(self.speed.last_token_at, self.stall.since or 0.0)
-        if self.gauges_at >= silent_since and stall.has_generated(self.gauges, gauges):
-            self.speed.last_token_at = now
+        if stall.has_generated(self.gauges, gauges):
+            self.speed.is_warm = True
+            if self.gauges_at >= silent_since:
+                self.speed.last_token_at = now
+            if gauges is not None and gauges.waiting == 0:
+                self.speed.settle_held(self.gauges_at, now)
         self.gauges, self.gauges_at = gauges, now
         view = self.view
         self.queue.observe(gauges, has_transfers=has_transfers)
@@ -162,6 +169,7 @@ class Member:
             self.observe_cache(gauges)
         running = gauges.running if gauges else None
         if running is None or gauges is None:
+            self.counted_speed.observe(None, self.speed, own, now)
             view.other_requests = None
             return
         self.capacity.observe_running(running, now)
@@ -171,6 +179,8 @@ class Member:
         # Damped: routers that all follow the same old gauges would oscillate together.
         before = view.other_requests
         view.other_requests = others if before is None else _half_way(before, others)
+        if self.counted_speed.observe(gauges, self.speed, own, now):
+            self.speed.last_token_at = now
         self.calibrate(gauges, others)
 
     def observe_cache(self, gauges: Gauges) -> None:

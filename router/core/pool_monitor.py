@@ -12,7 +12,7 @@ from router.core import outlier, pool_speed, served_models, stall
 from router.core.capacity import QueueDetector, waits_for_slot
 from router.core.member import Member
 from router.core.prompt_costs import LineFit, overhead_of
-from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 
 __all__ = ["ExclusionConfig", "PoolMonitor"]
@@ -136,6 +136,7 @@ class PoolMonitor:
         member.speed.reset()
         member.speed.is_stalled = False
         member.capacity.reset()
+        member.counted_speed.reset()
         member.forget_cache()
         member.queue, member.counted, member.history = QueueDetector(), None, None
         member.view.other_requests, member.view.slowdown = None, 1.0
@@ -204,7 +205,7 @@ class PoolMonitor:
         is_prefill = self._role is Role.PREFILL
         if is_prefill:
             self._measure_overhead(members)
-        gaps = [_seconds(member.speed, is_prefill=is_prefill) for member in members]
+        gaps = [_seconds(member, now, is_prefill=is_prefill) for member in members]
         measured = [gap for gap in gaps if gap is not None]
         median = pool_speed.pool_median(measured)
         computed = [member.speed.per_prompt_token for member in members]
@@ -215,7 +216,9 @@ class PoolMonitor:
         is_mixed = _is_mixed(members, slowdowns)
         for member, slowdown in zip(members, slowdowns, strict=True):
             member.median = median
-            self._judge_stall(member, max(member.speed.gap_when_active, median or 0.0), now)
+            counted = None if is_prefill else member.counted_speed.per_token(now)
+            gap = member.speed.gap_when_active if counted is None else counted
+            self._judge_stall(member, max(gap, median or 0.0), now)
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
             member.view.prompt_cost = cost
             member.speed.settle_prompts(per_prompt_token, now)
@@ -365,15 +368,19 @@ class PoolMonitor:
         return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
 
 
-def _seconds(speed: SpeedEstimator, *, is_prefill: bool) -> float | None:
+def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
     """Seconds per token (prefill: per prompt token); None until it has been reliable once.
 
     With the first few tokens after a start, one slow turn of the event loop makes an engine look
     several times too slow.
     """
-    if not speed.was_reliable:
-        return None
-    return speed.per_prompt_token if is_prefill else speed.per_token
+    speed = member.speed
+    if is_prefill:
+        return speed.per_prompt_token if speed.was_reliable else None
+    counted = member.counted_speed.per_token(now)
+    if counted is not None:
+        return counted
+    return speed.per_token if speed.was_reliable else None
 
 
 def _is_mixed(members: Sequence[Member], slowdowns: Sequence[float]) -> bool:

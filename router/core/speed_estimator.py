@@ -83,6 +83,8 @@ class TimedLeg(Protocol):
     started: float
     work: int
     sequences: int
+    is_held: bool
+    """Whether its first token comes, or is sure to come, later than its prompt was computed."""
 
     def prompt_computed(self) -> None:
         """Its prompt is not pending any more, as far as can be told."""
@@ -252,7 +254,7 @@ class SpeedEstimator:
         self.last_token_at = now
         self._waiting.pop(leg, None)
         self._newest_begun = max(self._newest_begun, leg.started)
-        if leg.work:
+        if leg.work and not leg.is_held:
             seconds = max(0.0, now - leg.started)
             self._prompt_work += leg.work + self.prompt_overhead
             self._prompt_seconds += seconds
@@ -263,7 +265,8 @@ class SpeedEstimator:
         """The leg is a stream and has had its first token."""
         self._pass(now)
         self.begun += 1
-        self._first_seconds += max(0.0, now - leg.started)
+        if not leg.is_held:
+            self._first_seconds += max(0.0, now - leg.started)
         self._run(leg.sequences)
 
     def on_end(self, leg: TimedLeg, now: float, *, was_stream: bool) -> None:
@@ -361,6 +364,22 @@ class SpeedEstimator:
             del self.unary[leg]
             leg.prompt_computed()
 
+    def settle_held(self, sent_before: float, now: float) -> None:
+        """The engine has generated tokens since then, and no request waited there: streams sent
+        before have computed their prompts, unless these are long, and hold their tokens back."""
+        seconds = self.best_per_prompt_token or USUAL_PREFILL_SECONDS
+        while (leg := next(iter(self._waiting), None)) is not None:
+            least = UNSEEN_PREFILL_FACTOR * seconds * leg.work
+            if leg.started >= sent_before or now - leg.started < least:
+                return
+            self._hold(leg)
+
+    def _hold(self, leg: TimedLeg) -> None:
+        del self._waiting[leg]
+        if self.prompts is None:  # a prefill engine's answers are whole
+            leg.is_held = True
+            leg.prompt_computed()
+
     def ignore_stream_time(self) -> None:
         """Do not count the stream seconds since the last tick. Call it after `sync`."""
         self._stream_seconds = 0.0
@@ -420,10 +439,11 @@ class SpeedEstimator:
         self._at = now
 
     def _drop_overtaken(self) -> None:
-        """A request that was overtaken waits for something else than a slot."""
+        """A request that was overtaken waits for something else than a slot or its turn to compute
+        its prompt: its tokens are held back, or its KV cache is being loaded."""
         waiting = self._waiting
         while waiting and (first := next(iter(waiting))).started < self._newest_begun:
-            del waiting[first]
+            self._hold(first)
 
     def _note_best_prefill(self) -> None:
         best = self.best_per_prompt_token

@@ -57,3 +57,21 @@ def test_a_change_of_the_engine_is_learned() -> None:
     assert speed.calibration.tokens_per_event == pytest.approx(4, rel=0.01)
     speed.reset()
     assert speed.calibration.tokens_per_event == 1.0
+
+
+def test_answers_whose_tokens_are_held_back_do_not_change_what_others_events_are_worth() -> None:
+    """Every third answer is a tool call of 600 tokens that a parser sends as one event."""
+    speed = SpeedEstimator()
+    open_leg(speed).calibrate(100, 100)
+    for _ in range(20):
+        open_leg(speed).calibrate(100, 100)
+        open_leg(speed).calibrate(100, 100)
+        open_leg(speed).calibrate(600, 2)
+    assert speed.calibration.tokens_per_event == pytest.approx(1.0, abs=0.02)
+
+
+def test_where_all_answers_are_held_back_an_event_is_worth_many_tokens() -> None:
+    speed = SpeedEstimator()
+    for _ in range(200):
+        open_leg(speed).calibrate(600, 2)
+    assert speed.calibration.tokens_per_event == MAX_TOKENS_PER_EVENT

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.ledger import Ledger
 from router.core.leg_timer import MIN_UNARY_TOKENS, LegTimer
+from router.core.prompt_costs import LineFit
 from router.core.speed_estimator import PROMPT_OVERHEAD, SpeedEstimator
 from tests.core.fixtures import D0
 from tests.core.test_speed_estimator import open_leg, run
@@ -296,3 +297,51 @@ def test_a_unary_prompt_is_taken_from_what_is_pending_once(events: list[str]) ->
     leg._lease.release()
     assert ledger.load(D0).pending == 7
     other.release()
+
+
+@pytest.mark.parametrize("is_overtaken", [True, False])
+def test_a_prompt_whose_tokens_are_held_back_is_not_pending(is_overtaken: bool) -> None:
+    """A later request has had its first token, or the engine generates and nobody waits there."""
+    speed, ledger = SpeedEstimator(), Ledger()
+    lease = ledger.lease(D0, 5000, 5000)
+    held = LegTimer(speed, lease, lease.pending_there, 1.0, tracks_first_token=True)
+    if is_overtaken:
+        LegTimer(speed, None, 0, 2.0, tracks_first_token=True).first_token(2.1)
+    else:
+        speed.settle_held(3.0, 4.0)
+    speed.tick(4.0)
+    assert ledger.load(D0).pending == 0
+    assert speed.oldest_waiting is None
+    held.first_token(40.0)
+    speed.tick(40.25)
+    assert speed.per_prompt_token is None  # nobody knows when the prompt was computed
+    assert speed.first_token_seconds is None
+
+
+def test_a_first_token_that_was_held_back_is_no_time_to_first_token() -> None:
+    speed = SpeedEstimator()
+    held = LegTimer(speed, None, 10, 1.0, tracks_first_token=True)
+    speed.settle_held(3.0, 4.0)
+    held.first_token(40.0)
+    assert speed.first_token_seconds == 0.0
+
+
+@pytest.mark.parametrize(("sent", "work"), [(3.0, 10), (1.0, 100_000)])
+def test_a_prompt_that_may_still_be_computed_is_pending(sent: float, work: int) -> None:
+    """It was sent after the scrape, or takes longer."""
+    speed, ledger = SpeedEstimator(), Ledger()
+    lease = ledger.lease(D0, work, work)
+    LegTimer(speed, lease, work, sent, tracks_first_token=True)
+    speed.settle_held(3.0, 4.0)
+    assert ledger.load(D0).pending == work
+    assert speed.oldest_waiting == (sent, work)
+
+
+def test_a_prefill_that_is_overtaken_is_still_to_be_computed() -> None:
+    speed, ledger = SpeedEstimator(), Ledger()
+    speed.prompts = LineFit()
+    lease = ledger.lease(D0, 5000, 5000)
+    LegTimer(speed, lease, 5000, 1.0, tracks_first_token=True)
+    LegTimer(speed, None, 10, 2.0, tracks_first_token=True).unary_answer(2.1)
+    speed.tick(2.25)
+    assert ledger.load(D0).pending == 5000

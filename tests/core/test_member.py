@@ -143,3 +143,26 @@ def test_a_counter_that_grows_during_a_silence_is_a_sign_of_life(
     for now, generated in ((10.0, 5), (11.0, 6)):
         member.observe_gauges(Gauges(running=1, generated=generated), 1, now, has_transfers=False)
     assert member.speed.last_token_at == expected
+
+
+def test_a_prompt_is_computed_when_nobody_waits_and_tokens_are_generated() -> None:
+    member = Member(Candidate(D0, 0))
+    leg = LegTimer(member.speed, None, 10, 0.5, tracks_first_token=True)
+    for now, waiting, generated, is_held in (
+        (1.0, 0, 5, False),
+        (2.0, 1, 9, False),
+        (3.0, 0, 9, False),
+        (4.0, 0, 12, True),
+    ):
+        gauges = Gauges(running=2, waiting=waiting, generated=generated)
+        member.observe_gauges(gauges, 1, now, has_transfers=False)
+        assert leg.is_held == is_held
+
+
+def test_tokens_that_are_held_back_since_the_last_scrape_are_a_sign_of_life() -> None:
+    """The last event came just after it."""
+    member = Member(Candidate(D0, 0))
+    LegTimer(member.speed, None, 10, 0.0, tracks_first_token=True).first_token(10.1)
+    for now, generated in ((10.0, 0), (11.0, 50)):
+        member.observe_gauges(Gauges(running=1, generated=generated), 1, now, has_transfers=False)
+    assert member.speed.last_token_at == 11.0

@@ -17,7 +17,7 @@ from router.core.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig, Poo
 from router.core.probing import SPEED_PROBE_TIMEOUT_SECONDS, speed_probe_work
 from router.core.speed_estimator import FORGET_SECONDS, TICK_SECONDS
 from router.core.stall import RETRY_SECONDS
-from router.core.values import Candidate, Endpoint, Role
+from router.core.values import Candidate, Endpoint, Gauges, Role
 from tests.core.fleets import card
 
 UP = Health(State.UP)
@@ -727,3 +727,53 @@ def test_a_silence_of_one_engine_is_its_own() -> None:
     pool.set(0, None)
     pool.run(1.5)
     assert pool.exclusions[0] is not None
+
+
+# What events do not tell.
+
+
+def scrape(pool: Pool, gap: float, held: int, seconds: float, slow: float | None = None) -> None:
+    """Let time pass in which each engine also generates for so many streams whose tokens are held
+    back; `slow`: the gap of the first engine's."""
+    for second in range(round(seconds)):
+        pool.run(1.0)
+        for place, member in enumerate(pool.members):
+            own = slow if slow is not None and place == 0 else gap
+            streams = member.speed.all_streams
+            before = member.gauges.generated if member.gauges else 0
+            tokens = int(streams / own) if second or before else 0
+            gauges = Gauges(running=streams, waiting=0, generated=(before or 0) + tokens)
+            member.observe_gauges(gauges, streams, pool.now, has_transfers=False)
+            assert held <= streams
+
+
+def test_engines_whose_streams_hold_tokens_back_are_neither_slow_nor_stalled() -> None:
+    """Of half of the engines nothing comes but for one stream in eight."""
+    pool = Pool(*[0.16] * 4, *[0.02] * 4)
+    pool.streams()
+    scrape(pool, 0.02, 7, 4.0)
+    for _ in range(30):
+        scrape(pool, 0.02, 7, 1.0)
+        assert pool.exclusions == [None] * 8
+        assert {member.view.slowdown for member in pool.members} == {1.0}
+
+
+def test_an_engine_that_is_silent_and_generates_is_not_stalled_and_one_that_hangs_is() -> None:
+    pool = Pool(None, None, *[0.02] * 4)
+    pool.streams()
+    for member in pool.members:
+        member.speed.is_warm = True
+    scrape(pool, 0.02, 8, 3.0, slow=0.02)
+    hung = pool.members[0]
+    for _ in range(4):
+        scrape(pool, 0.02, 8, 1.0, slow=math.inf)
+    assert hung.stall.since is not None
+    assert pool.exclusions[1] is None
+
+
+def test_an_engine_that_is_slow_while_tokens_are_held_back_is_found_by_its_counter() -> None:
+    pool = Pool(None, *[None] * 7)
+    pool.streams()
+    scrape(pool, 0.02, 8, 4.0)
+    scrape(pool, 0.02, 8, 4.0, slow=0.16)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7

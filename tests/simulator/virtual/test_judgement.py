@@ -1,6 +1,19 @@
 """Loads that once misled the judgement of engines, by what their users waited."""
 
-from router.simulator.virtual import EngineModel, Lengths, Scenario, Speed, Workload
+import math
+from dataclasses import replace
+
+import pytest
+
+from router.simulator.virtual import (
+    EngineModel,
+    Freeze,
+    Lengths,
+    Scenario,
+    Speed,
+    Timeouts,
+    Workload,
+)
 from tests.simulator.virtual.cluster import run
 
 POOL = 8
@@ -32,3 +45,30 @@ def test_an_engine_that_is_slow_every_other_second_delays_few_first_tokens():
     result = run(Scenario("alternating", POOL, EngineModel(), work, changes=changes))
     assert result.ttft_p99 < 0.1
     assert 0.005 < result.engines[0].share < 0.03
+
+
+TOOL_CALLS = Workload(
+    500,
+    24,
+    Lengths(800, 1.0, 16_000),
+    Lengths(100, 0.5, 600),
+    held_share=1 / 3,
+    held_output=Lengths(800, 0.5, 2000),
+)
+"""A third of the requests are tool calls, whose tokens a parser holds back for 16 s."""
+
+
+@pytest.mark.parametrize("shows_first", [True, False])
+def test_engines_whose_parsers_hold_tokens_back_get_their_share(shows_first: bool) -> None:
+    work = replace(TOOL_CALLS, shows_first=shows_first)
+    result = run(Scenario("tool-calls", POOL, EngineModel(), work))
+    assert result.failed == 0
+    assert sum(engine.starved_seconds for engine in result.engines) < 5.0 * POOL
+
+
+def test_an_engine_that_hangs_behind_a_parser_that_holds_tokens_back_is_found() -> None:
+    work = replace(TOOL_CALLS, held_share=1.0, shows_first=False)
+    change = Freeze(20.0, 0, math.inf)
+    timeouts = Timeouts(idle=30.0, first_byte=60.0)
+    result = run(Scenario("hang", POOL, EngineModel(), work, changes=(change,), timeouts=timeouts))
+    assert result.failed <= 4  # those that it had
