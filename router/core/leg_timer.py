@@ -81,9 +81,13 @@ class LegTimer:
         """The whole answer came at once, with `tokens` generated tokens (0: not known)."""
         self._answered(now, goes_on=self._is_open)
         sequences = self.sequences
-        is_timed = sequences <= MAX_TIMED_SEQUENCES and self.work
-        if is_timed and tokens >= MIN_UNARY_TOKENS * sequences:
-            self.speed.on_unary_answer(tokens, sequences * max(0.0, now - self.started))
+        if sequences > MAX_TIMED_SEQUENCES or not self.work:
+            return
+        seconds = max(0.0, now - self.started)
+        if tokens >= MIN_UNARY_TOKENS * sequences:
+            self.speed.on_unary_answer(tokens, sequences * seconds)
+        elif tokens:
+            self.speed.on_short_answer(self.work, seconds)
 
     def sequences_ended(self, count: int, now: float) -> None:
         """So many of a stream's answers are complete. The end of the last one is the leg's."""

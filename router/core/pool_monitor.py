@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from router.core import outlier, pool_speed, served_models, stall
 from router.core.capacity import QueueDetector, waits_for_slot
 from router.core.member import Member
-from router.core.prompt_costs import LineFit, overhead_of
+from router.core.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 
@@ -213,7 +213,14 @@ class PoolMonitor:
         cost = self._prompt_cost(per_prompt_token, median)
         noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
         slowdowns = [pool_speed.slowdown(gap, median, noise) for gap in gaps]
-        is_mixed = _is_mixed(members, slowdowns)
+        reliable = [member.speed.is_reliable for member in members]
+        answered = [] if is_prefill else _answer_times(members)
+        if len(answered) - answered.count(None) > len(measured):
+            usual = pool_speed.pool_median(each for each in answered if each is not None)
+            same = pool_speed.SAME_ANSWERS
+            slowdowns = [pool_speed.slowdown(each, usual, 0.0, same) for each in answered]
+            reliable = [each is not None for each in answered]
+        is_mixed = _is_mixed(members, slowdowns, reliable)
         for member, slowdown in zip(members, slowdowns, strict=True):
             member.median = median
             counted = None if is_prefill else member.counted_speed.per_token(now)
@@ -383,11 +390,22 @@ def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
     return speed.per_token if speed.was_reliable else None
 
 
-def _is_mixed(members: Sequence[Member], slowdowns: Sequence[float]) -> bool:
+def _answer_times(members: Sequence[Member]) -> list[float | None]:
+    """Seconds per prompt token of short unary answers, for each; empty if there were none."""
+    fits = [member.speed.answers.fit for member in members if member.view.slowdown <= 1.0]
+    if not any(fit.sums.samples for fit in fits):
+        return []
+    overhead = overhead_of(fits) or MAX_OVERHEAD
+    return [member.speed.answers.per_prompt_token(overhead) for member in members]
+
+
+def _is_mixed(
+    members: Sequence[Member], slowdowns: Sequence[float], reliable: Sequence[bool]
+) -> bool:
     """Whether they are of mixed hardware (H100 and L40S, say): a large part of them has been slow
     since it joined."""
-    for member, slowdown in zip(members, slowdowns, strict=True):
-        if member.speed.is_reliable:
+    for member, slowdown, is_reliable in zip(members, slowdowns, reliable, strict=True):
+        if is_reliable:
             member.history = pool_speed.updated_history(member.history, slowdown)
     settled = [member.history for member in members if member.history is not None]
     born_slow = sum(history.best >= pool_speed.RECOVERED for history in settled)

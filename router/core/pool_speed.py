@@ -6,6 +6,7 @@ from typing import NamedTuple
 __all__ = [
     "MIXED_SHARE",
     "RECOVERED",
+    "SAME_ANSWERS",
     "SLOW",
     "SlowdownHistory",
     "pool_median",
@@ -31,6 +32,9 @@ MOST_RECOVERED = 2.5
 SAME_SPEED = 1.25
 """Slowdowns up to this factor count as 1: gaps of equal engines differ by some percent."""
 
+SAME_ANSWERS = 1.5
+"""The same of what short answers take: who else has requests there is not known exactly."""
+
 
 def pool_median(measured: Iterable[float]) -> float | None:
     """The lower median, so that at least half of the engines are this fast; None of nothing."""
@@ -42,12 +46,17 @@ NOISE_SECONDS = 0.002
 """Seconds between tokens below which network time dominates; matters for tiny models only."""
 
 
-def slowdown(measured: float | None, median: float | None, noise: float = NOISE_SECONDS) -> float:
-    """How many times slower than the median; 1 if about equal, or not known."""
+def slowdown(
+    measured: float | None,
+    median: float | None,
+    noise: float = NOISE_SECONDS,
+    same: float = SAME_SPEED,
+) -> float:
+    """How many times slower than the median; 1 if about equal (by `same`), or not known."""
     if measured is None or not median:
         return 1.0
     exact = (measured + noise) / (median + noise)
-    return 1.0 if 1 / SAME_SPEED <= exact <= SAME_SPEED else max(MIN_SLOWDOWN, exact)
+    return 1.0 if 1 / same <= exact <= same else max(MIN_SLOWDOWN, exact)
 
 
 MIXED_SHARE = 1 / 3

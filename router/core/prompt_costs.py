@@ -9,7 +9,16 @@ for the base of its prefill engines.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "Line", "LineFit", "PromptCosts", "Sums", "overhead_of", "total"]
+__all__ = [
+    "MAX_OVERHEAD",
+    "NOTHING",
+    "Line",
+    "LineFit",
+    "PromptCosts",
+    "Sums",
+    "overhead_of",
+    "total",
+]
 
 MEMORY_SAMPLES = 128.0
 """Samples that an engine's fit spans: some seconds under load, so that it follows the load."""

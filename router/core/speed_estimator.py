@@ -14,6 +14,7 @@ from collections import deque
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from router.core.answer_times import Answers, AnswerTimes
 from router.core.calibration import Calibration
 from router.core.prompt_costs import LineFit, PromptCosts
 from router.core.speed_totals import SharedTotals, SpeedTotals
@@ -111,6 +112,7 @@ class SpeedEstimator:
         "_stream_seconds",
         "_waiting",
         "_whole_tokens",
+        "answers",
         "begun",
         "best_per_prompt_token",
         "busy_since",
@@ -183,6 +185,8 @@ class SpeedEstimator:
         """Seconds to the first token by prompt tokens, of a prefill engine; None for others."""
         self.prompt_overhead = PROMPT_OVERHEAD
         """Fixed cost of a prefill, in prompt tokens, as its pool has it."""
+        self.answers = AnswerTimes()
+        """What short unary answers took."""
         self._counted = EventCounts()
         self._stream_seconds = 0.0
         self._prompt_work = 0
@@ -307,6 +311,10 @@ class SpeedEstimator:
         self._whole_tokens += tokens
         self._stream_seconds += seconds
 
+    def on_short_answer(self, work: int, seconds: float) -> None:
+        """A unary answer of few tokens took `seconds`, with `work` prompt tokens ahead of it."""
+        self.answers.add(work, seconds)
+
     def sync(self, now: float) -> None:
         """Publish this process's counts since the last tick, and add the others'."""
         self._pass(now)
@@ -322,6 +330,9 @@ class SpeedEstimator:
                 stream_seconds=self._stream_seconds,
                 prompt_work=self._prompt_work,
                 prompt_seconds=self._prompt_seconds,
+                answers=self.answers.new.number,
+                answer_work=self.answers.new.work,
+                answer_seconds=self.answers.new.seconds,
                 computed_tokens=0.0 if self.costs is None else self.costs.new_tokens,
             )
         )
@@ -347,6 +358,12 @@ class SpeedEstimator:
         self._stream_seconds += others.stream_seconds
         self._prompt_work += int(others.prompt_work)
         self._prompt_seconds += others.prompt_seconds
+        answers = self.answers.new
+        self.answers.new = Answers(
+            answers.number + others.answers,
+            answers.work + others.answer_work,
+            answers.seconds + others.answer_seconds,
+        )
         self.last_token_at = max(self.last_token_at, others.last_token_at)
         self.busy_since = max(self.busy_since, others.busy_since)
         self._newest_begun = max(self._newest_begun, others.newest_begun)
@@ -408,6 +425,7 @@ class SpeedEstimator:
         self._stream_seconds = self._first_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
+        self.answers.tick()
         if self.costs is not None:
             self.costs.tick()
         # A unary answer of enough tokens is reliable by itself.
@@ -418,6 +436,7 @@ class SpeedEstimator:
     def reset(self) -> None:
         """Forget everything: the engine was restarted or replaced."""
         self._forget()
+        self.answers.reset()
         self.is_warm = False
         self.last_per_prompt_token = 0.0
 

@@ -21,6 +21,10 @@ class SpeedTotals(NamedTuple):
     stream_seconds: float = 0.0
     prompt_work: float = 0.0
     prompt_seconds: float = 0.0
+    answers: float = 0.0
+    """Short unary answers; the prompt tokens ahead of them; what they took."""
+    answer_work: float = 0.0
+    answer_seconds: float = 0.0
     computed_tokens: float = 0.0
     """Prompt tokens computed there, where their costs are measured."""
     streams: float = 0.0

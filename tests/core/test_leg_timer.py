@@ -29,6 +29,21 @@ def test_an_answer_that_is_no_stream_counts_when_it_is_long_and_computed_there(
     assert speed.open == 0
 
 
+@pytest.mark.parametrize(
+    ("tokens", "work", "is_measured"),
+    [(1, 10, True), (MIN_UNARY_TOKENS, 10, False), (0, 10, False), (1, 0, False)],
+)
+def test_a_short_answer_that_is_no_stream_tells_what_its_prompt_took(
+    tokens: int, work: int, is_measured: bool
+) -> None:
+    speed = SpeedEstimator()
+    for _ in range(8):
+        LegTimer(speed, None, work, 0.0, tracks_first_token=False).unary_answer(3.0, tokens)
+    speed.tick(3.25)
+    expected = pytest.approx(3.0 / (10 + 90)) if is_measured else None
+    assert speed.answers.per_prompt_token(90.0) == expected
+
+
 def test_a_prefill_counts_when_its_reply_is_whole() -> None:
     speed = SpeedEstimator()
     ledger = Ledger()

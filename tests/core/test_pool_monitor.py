@@ -777,3 +777,51 @@ def test_an_engine_that_is_slow_while_tokens_are_held_back_is_found_by_its_count
     scrape(pool, 0.02, 8, 4.0)
     scrape(pool, 0.02, 8, 4.0, slow=0.16)
     assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+
+
+def short_answers(pool: Pool, seconds: float, factors: list[float], works: list[int]) -> None:
+    """Ten unary answers a second from each engine, of one token."""
+    for _ in range(round(seconds / TICK_SECONDS)):
+        for place, member in enumerate(pool.members):
+            for work in (works[place], 2 * works[place]):
+                leg = LegTimer(member.speed, None, work, pool.now, tracks_first_token=False)
+                took = factors[place] * (0.04 + 0.0001 * work)
+                leg.unary_answer(pool.now + took, 1)
+        pool.run(TICK_SECONDS)
+
+
+def test_a_slow_engine_is_found_by_answers_of_one_token() -> None:
+    pool = Pool(*[None] * 8)
+    short_answers(pool, 3.0, [8.0] + [1.0] * 7, [300] * 8)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+    assert pool.members[0].view.slowdown == pytest.approx(8, rel=0.15)
+    pool.set(0, 0.16)
+    probe = LegTimer(pool.members[0].speed, None, 2, pool.now, tracks_first_token=True)
+    probe.first_token(pool.now)
+    short_answers(pool, 3.0, [8.0] + [1.0] * 7, [300] * 8)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7  # the others have no gap to compare
+    probe.end(pool.now)
+    pool.set(0, None)
+    short_answers(pool, 3.0, [1.0] * 8, [300] * 8)
+    assert pool.exclusions == [None] * 8
+
+
+def test_an_engine_that_gets_long_prompts_or_a_long_queue_is_not_slow() -> None:
+    pool = Pool(*[None] * 8)
+    short_answers(pool, 5.0, [1.0] * 8, [3000, *[300] * 7])
+    assert {member.view.slowdown for member in pool.members} == {1.0}
+
+
+def test_answers_that_all_take_as_long_tell_slow_engines_too() -> None:
+    """Prompts of no length that matters: no line can be fitted."""
+    pool = Pool(*[None] * 8)
+    short_answers(pool, 3.0, [8.0] + [1.0] * 7, [1] * 8)
+    assert pool.exclusions == [Exclusion.SLOW] + [None] * 7
+
+
+def test_an_engine_without_answers_is_tried_again_and_one_without_any_is_not_slow() -> None:
+    pool = Pool(*[None] * 8)
+    short_answers(pool, 3.0, [8.0] + [1.0] * 7, [300] * 8)
+    assert pool.exclusions[0] is Exclusion.SLOW
+    pool.run(16.0)
+    assert pool.exclusions == [None] * 8

@@ -72,3 +72,18 @@ def test_an_engine_that_hangs_behind_a_parser_that_holds_tokens_back_is_found() 
     timeouts = Timeouts(idle=30.0, first_byte=60.0)
     result = run(Scenario("hang", POOL, EngineModel(), work, changes=(change,), timeouts=timeouts))
     assert result.failed <= 4  # those that it had
+
+
+SHORT = Workload(
+    4000, 0, Lengths(300, 0.6, 2000), Lengths(2, 0.5, 4), rate=25.0 * POOL, is_unary=True
+)
+"""Answers of one to four tokens, which come whole."""
+
+
+def test_a_slow_engine_is_avoided_where_answers_are_short_and_no_streams():
+    model = EngineModel()
+    healthy = run(Scenario("short", POOL, model, SHORT))
+    result = run(Scenario("short", POOL, model, SHORT, changes=(Speed(0.0, 0, 8.0),)))
+    assert healthy.max_over_mean_served < 1.05
+    assert result.slowest_share < 0.01
+    assert result.ttft_p99 < 1.3 * healthy.ttft_p99

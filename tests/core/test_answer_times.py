@@ -1,0 +1,51 @@
+"""Short unary answers: what they took, by the prompt tokens ahead of them."""
+
+import pytest
+
+from router.core.answer_times import MAX_BUCKETS, RELIABLE_ANSWERS, AnswerTimes
+
+BASE, PER_TOKEN = 0.05, 0.0001
+OVERHEAD = BASE / PER_TOKEN
+
+
+def answered(
+    times: AnswerTimes, works: list[int], *, factor: float = 1.0, ticks: int = 4
+) -> float | None:
+    """The measure after answers to prompts behind so many tokens."""
+    for work in works:
+        times.add(work, factor * (BASE + PER_TOKEN * work))
+    for _ in range(ticks):
+        times.tick()
+    return times.per_prompt_token(OVERHEAD)
+
+
+@pytest.mark.parametrize("work", [1, 100, 10_000])
+def test_a_long_prompt_or_queue_is_no_slowness(work: int) -> None:
+    assert answered(AnswerTimes(), [work] * 8) == pytest.approx(PER_TOKEN)
+    assert answered(AnswerTimes(), [work] * 8, factor=8.0) == pytest.approx(8 * PER_TOKEN)
+
+
+def test_few_answers_tell_nothing() -> None:
+    times = AnswerTimes()
+    assert answered(times, [100] * (RELIABLE_ANSWERS - 1)) is None
+    assert answered(times, [100]) is not None
+
+
+def test_the_last_second_counts_where_there_are_enough() -> None:
+    times = AnswerTimes()
+    answered(times, [100] * 100)
+    assert answered(times, [100] * RELIABLE_ANSWERS, factor=8.0) == pytest.approx(8 * PER_TOKEN)
+
+
+def test_without_answers_it_is_forgotten() -> None:
+    times = AnswerTimes()
+    assert answered(times, [100] * 100, ticks=MAX_BUCKETS) is not None
+    assert answered(times, [], ticks=1) is None
+
+
+def test_another_engine_begins_anew() -> None:
+    times = AnswerTimes()
+    answered(times, [100] * 100)
+    times.reset()
+    assert times.per_prompt_token(OVERHEAD) is None
+    assert times.fit.sums.samples == 0
