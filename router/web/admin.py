@@ -17,6 +17,7 @@ from router.net.read_limiter import ReadLimiter
 from router.net.siblings import PEERS_PATH, Siblings
 from router.net.tls_files import TLSFiles
 from router.web.asgi_call import App, AsgiCall
+from router.web.dashboard.page import FILES
 from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
 from router.web.peers_api import PeersCall
@@ -24,8 +25,8 @@ from router.web.request_handler import has_key, target_of
 
 __all__ = ["AdminListener", "OperationsHandler"]
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version"})
-"""For the probes of a platform, which have no key."""
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version"}) | FILES
+"""For the probes of a platform, which have no key, and for browsers, which ask for one."""
 
 MAX_HEADS: Final = 16
 """Request heads that are remembered: those of scrapers and dashboards."""

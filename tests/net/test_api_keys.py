@@ -139,12 +139,14 @@ async def test_the_admin_listener_has_keys_of_its_own(
     assert router.server.admin is not None
     router.port = router.server.admin.socket.getsockname()[1]
     client = await router.client()
-    for path in ("/metrics", "/endpoints", "/docs", "/openapi.json", "/nonsense"):
+    for path in ("/metrics", "/endpoints", "/docs", "/openapi.json", "/admin/engines", "/nonsense"):
         for headers, status in (([], 401), ([BEARER], 401), ([_bearer(OTHER)], 0)):
             await client.send(request(path, None, *headers, method="GET"))
             answer = await client.answer("GET")
             assert answer.status == (status or (404 if path == "/nonsense" else 200))
-    for path in ("/health", "/ready", "/version"):
+    assert (await client.get("/dashboard/events")).status == 401
+    assert (await client.get("/dashboard/nonsense")).status == 401
+    for path in ("/health", "/ready", "/version", "/dashboard", "/dashboard/dashboard.js"):
         assert (await client.get(path)).status == 200
 
 

@@ -1,4 +1,5 @@
-"""The live page at /dashboard and its events: read-only, and nothing of it comes from elsewhere."""
+"""The live page at /dashboard and its events. Nothing of it comes from elsewhere. Its routes are
+read-only; who has given it the admin listener's key can order by it what the admin API takes."""
 
 from importlib.resources import files
 from typing import Final
@@ -10,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from router.core.errors import NotFound
 from router.web.dashboard.sampler import Sampler
 
-__all__ = ["PATH", "add_dashboard"]
+__all__ = ["FILES", "PATH", "add_dashboard"]
 
 PATH: Final = "/dashboard"
 
@@ -30,6 +31,10 @@ ASSETS: Final = (
     ("dashboard.js", "text/javascript; charset=utf-8"),
     ("icon.svg", "image/svg+xml"),
 )
+
+FILES: Final = frozenset({PATH, *(f"{PATH}/{name}" for name, _ in ASSETS)})
+"""Paths at which nothing is told of the router: a browser gets them without the key that it asks
+for then."""
 
 EVENT_STREAM: Final = "text/event-stream"
 

@@ -237,6 +237,49 @@ def test_names_of_models_are_text(browser: Browser, site: Site) -> None:
         assert seen.complaints == []
 
 
+KEY = "a-key-of-an-operator"
+
+
+def test_who_has_the_admin_key_drains_an_engine(
+    browser: Browser, engines: Site, tmp_path: Path
+) -> None:
+    admin, port = free_ports([0, 1])
+    keys = tmp_path / "keys"
+    keys.write_text(f"operator {KEY}\n")
+    guarded = f"--admin-port {admin} --admin-key-file {keys}"
+    other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
+    with process(f"{other.command} {guarded}") as router, browser.new_context() as context:
+        answers(other.router, router)
+        context.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
+        page = context.new_page()
+        page.goto(f"http://127.0.0.1:{admin}/dashboard")
+        state, key = page.locator("#connection"), page.get_by_label("Admin key")
+        expect(state).to_have_text("The router wants an admin key")
+        expect(key).to_be_focused()
+        key.fill("another-key-than-this")
+        page.keyboard.press("Enter")
+        expect(state).to_have_text("The router does not know this key")
+        assert page.locator("#pools").text_content() == ""
+        key.fill(KEY)
+        page.keyboard.press("Enter")
+        expect(state).to_have_text("live")
+        expect(key).to_be_hidden()
+        url = engines.decode[0]
+        row = page.locator("#pool-decode tbody tr").first
+        page.get_by_role("button", name=f"drain decode {url}", exact=True).click()
+        expect(page.locator("#told")).to_have_text(f"drain decode {url}: done")
+        expect(row.locator(".status")).to_have_text("draining")
+        page.get_by_role("button", name=f"undrain decode {url}", exact=True).click()
+        expect(row.locator(".status")).to_have_text("up")
+
+
+def test_without_a_key_the_page_is_read_only(browser: Browser, site: Site) -> None:
+    with looking(browser, site) as (page, _):
+        assert page.locator(".pool tbody tr").count() == 1 + len(site.decode)
+        assert page.get_by_role("button").count() == 0
+
+
 POOLS_WITHOUT_PREFILL = """() => new Promise((done) => {
   const source = new EventSource("dashboard/events");
   source.addEventListener("message", (event) => {

@@ -3,14 +3,15 @@
 // All text from engines and clients is set as textContent: it never becomes markup.
 
 const SAMPLES = 60; // a minute of history, one sample a second
-const RETRY_MS = 2000; // until a connection that the browser has given up is made anew
+const RETRY_MS = 1000; // until a connection that has ended is made anew
 const SILENT_MS = 10_000; // of a connection that brings a sample a second: it is dead; as in pd-router top
 const LOOK_MS = 2000; // how often the page looks whether it is silent
 const SVG_HEIGHT = 16;
 
 const histories = new Map(); // of each engine: field -> its last values
 const rows = new Map(); // of each engine: its table row
-let events = null;
+let events = null; // what ends the connection
+let key = ""; // of the admin listener, if it wants one
 let heardAt = 0; // when the last sample came, or the connection was begun
 
 const by = (id) => document.getElementById(id);
@@ -142,12 +143,21 @@ function showEngine(row, engine, largest) {
     ["expected delay", seconds(engine.expected_delay_seconds)],
     ["last error", engine.last_error === null ? "none" : `${engine.last_error} (${clock(engine.last_error_at)})`],
   ]);
+  showOrder(row.querySelector("button"), engine);
   for (const cell of row.querySelectorAll("td")) {
     const field = cell.dataset.field;
     setText(cell.firstElementChild, FIELDS[field](engine));
     const line = cell.querySelector("polyline");
     if (line) line.setAttribute("points", points(valuesOf(keyOf(engine), field), largest[field]));
   }
+}
+
+function showOrder(button, { role, url, state, is_leaving }) {
+  button.hidden = key === "" || is_leaving;
+  const order = state === "draining" ? "undrain" : "drain";
+  Object.assign(button.dataset, { order, url, role });
+  setText(button, order);
+  button.setAttribute("aria-label", `${order} ${role} ${url}`);
 }
 
 // History.
@@ -232,33 +242,61 @@ function show(sample) {
 
 // The connection. A page that nobody sees asks for nothing.
 
-function connected(is) {
+function connected(is, why = "No connection to the router; trying again") {
   setClass(by("connection"), is ? "" : "lost");
-  setText(by("connection"), is ? "live" : "No connection to the router; trying again");
+  setText(by("connection"), is ? "live" : why);
 }
 
-function connect() {
+async function connect() {
   disconnect();
-  events = new EventSource("dashboard/events");
+  const mine = (events = new AbortController());
   heardAt = performance.now();
-  events.addEventListener("history", (event) => takeHistory(JSON.parse(event.data)));
-  events.addEventListener("message", (event) => {
-    heardAt = performance.now();
-    connected(true);
-    show(JSON.parse(event.data));
-  });
-  events.addEventListener("error", () => {
-    connected(false);
-    // Refused with a status (too many viewers, say): the browser does not try again by itself.
-    if (events && events.readyState === EventSource.CLOSED) {
-      disconnect();
-      setTimeout(() => document.hidden || events || connect(), RETRY_MS);
+  let why;
+  try {
+    // Not an EventSource: those cannot send a key.
+    const answer = await fetch("dashboard/events", { headers: keyHeaders(), signal: mine.signal });
+    if (answer.status === 401) return refused();
+    if (answer.ok) await read(answer.body);
+    else why = `${await messageOf(answer)} Trying again`; // too many viewers, say
+  } catch {
+    // The router is away, its answer broke off, or the page has ended it.
+  }
+  if (events !== mine) return;
+  events = null;
+  connected(false, why);
+  setTimeout(() => document.hidden || events || connect(), RETRY_MS);
+}
+
+async function read(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      try {
+        takeEvent(block);
+      } catch (error) {
+        reportError(error); // a fault of this page, not of the connection
+      }
     }
-  });
+  }
+}
+
+function takeEvent(block) {
+  const fields = Object.fromEntries(block.split("\n").map((line) => line.split(/: (.*)/s, 2)));
+  if (fields.event === "history") takeHistory(JSON.parse(fields.data));
+  if (fields.event !== "message") return;
+  heardAt = performance.now();
+  connected(true);
+  by("sign-in").hidden = true;
+  show(JSON.parse(fields.data));
 }
 
 function disconnect() {
-  if (events) events.close();
+  if (events) events.abort();
   events = null;
 }
 
@@ -268,6 +306,53 @@ function lookForSilence() {
   connected(false);
   connect();
 }
+
+async function messageOf(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `The router answered ${answer.status}.`;
+  }
+}
+
+// An operator, who has the key of the admin listener. It is kept in this page's memory only.
+
+function keyHeaders() {
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+function refused() {
+  events = null;
+  connected(false, key ? "The router does not know this key" : "The router wants an admin key");
+  key = "";
+  by("sign-in").hidden = false;
+  by("key").focus();
+}
+
+async function order(button) {
+  const { order, url, role } = button.dataset;
+  let text = `${order} ${role} ${url}: no connection to the router`;
+  try {
+    const answer = await fetch(`admin/engines/${order}`, {
+      method: "POST",
+      headers: { ...keyHeaders(), "content-type": "application/json" },
+      body: JSON.stringify({ url, role }),
+    });
+    text = `${order} ${role} ${url}: ${answer.ok ? "done" : await messageOf(answer)}`;
+  } catch {
+    // Said already.
+  }
+  by("told").hidden = false;
+  setText(by("told"), text);
+}
+
+by("sign-in").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key = by("key").value;
+  by("key").value = "";
+  connect();
+});
+by("pools").addEventListener("click", (event) => event.target.matches("button") && order(event.target));
 
 setInterval(lookForSilence, LOOK_MS);
 document.addEventListener("visibilitychange", () => (document.hidden ? disconnect() : connect()));
