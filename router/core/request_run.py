@@ -33,7 +33,7 @@ from router.core.plans.prefill import LOAD_FAILED
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, BUSY, back_off, is_queue_full, may_replay
 from router.core.schedule import Scheduler
-from router.core.usage import prompt_tokens
+from router.core.usage import prefilled_tokens
 from router.core.values import (
     PREFILL,
     Decision,
@@ -148,7 +148,7 @@ class RequestRun:
         if isinstance(step, Call) and step.is_prefill:
             self.record.prefill_seconds = now - self.asked_at
             if isinstance(outcome, Reply) and status == 200:
-                self.record.prompt_tokens = prompt_tokens(outcome.body)
+                self.record.prompt_tokens = prefilled_tokens(outcome.body)
         if failure is None and self._may_be_load_failure(status):
             cause = f"it answered a request with {status}"
             suspect = LegFailed(step.endpoint, FailureKind.BROKEN, self.asked_at, cause)

@@ -2,7 +2,13 @@
 
 import re
 
-__all__ = ["TAIL_BYTES", "generated_tokens", "is_usage_only", "prompt_tokens"]
+__all__ = [
+    "TAIL_BYTES",
+    "generated_tokens",
+    "is_usage_only",
+    "prefilled_tokens",
+    "prompt_tokens",
+]
 
 TAIL_BYTES = 2048
 """Bytes at the end of an answer that are searched: more than vLLM's longest usage object."""
@@ -31,6 +37,13 @@ def prompt_tokens(end: bytes) -> int:
     if end.find(b'"cache_') >= 0:
         tokens += _number(_READ, end) + _number(_CREATED, end)
     return tokens
+
+
+def prefilled_tokens(body: bytes) -> int:
+    """The same of a whole reply of a prefill engine: behind its usage it names the blocks of the KV
+    cache, one for sixteen tokens."""
+    place = body.rfind(b'"usage"')
+    return 0 if place < 0 else prompt_tokens(body[place : place + TAIL_BYTES])
 
 
 def _number(pattern: re.Pattern[bytes], end: bytes) -> int:

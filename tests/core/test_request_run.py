@@ -137,6 +137,25 @@ def test_a_prefill_engine_says_how_long_the_prompt_is() -> None:
     assert shell.record.prompt_tokens == 123
 
 
+def test_the_blocks_of_a_long_prompt_do_not_hide_how_long_it_is() -> None:
+    """As vLLM has them: behind the usage."""
+    blocks = b",".join(b"%d" % number for number in range(100_000, 101_000))
+    usage = b'{"usage":{"prompt_tokens":16000,"total_tokens":16001,"completion_tokens":1}'
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.replies(
+        reply(200, usage + b',"kv_transfer_params":{"remote_block_ids":[[%b]]}}' % blocks)
+    )
+    assert shell.record.prompt_tokens == 16_000
+
+
+def test_a_prefill_engine_may_not_say_how_long_the_prompt_is() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.replies(reply(200, b'{"prompt_tokens":123,"kv_transfer_params":{"a":1}}'))
+    assert shell.record.prompt_tokens == 0
+
+
 def test_a_prefill_that_failed_says_nothing() -> None:
     shell = Shell(P0, D0)
     shell.start(nixl(FACTS))
