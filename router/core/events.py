@@ -137,6 +137,8 @@ class RequestEnded:
     queue_seconds: float | None = None
     """How long it waited for its turn; None if it did not wait."""
     prefill_seconds: float | None = None
+    prefilled_at: float | None = None
+    """When the last remote prefill's reply was there; the clock of `started`."""
     asked_at: float = 0.0
     """When the last engine request was sent; 0 if none was."""
     first_byte: float | None = None

@@ -147,6 +147,7 @@ class RequestRun:
             self._observe(LegDone(step.endpoint))
         if isinstance(step, Call) and step.is_prefill:
             self.record.prefill_seconds = now - self.asked_at
+            self.record.prefilled_at = now
             if isinstance(outcome, Reply) and status == 200:
                 self.record.prompt_tokens = prefilled_tokens(outcome.body)
         if failure is None and self._may_be_load_failure(status):

@@ -84,6 +84,23 @@ class Families:
             "Remote prefills, from the request to the whole reply.",
             buckets=TTFT_BUCKETS,
         )
+        self.handover = histogram(
+            "pd_router_handover_seconds",
+            "From a remote prefill's reply to the first content of its stream: transfer of the KV "
+            "cache, the wait and the first step in the decode engine. Without fallbacks.",
+            buckets=TTFT_BUCKETS,
+        )
+        self.of_models = counter(
+            "pd_router_model_requests",
+            "Requests for models that engines list, by outcome.",
+            ["model", "outcome"],
+        )
+        self.prompt_tokens = counter(
+            "pd_router_prompt_tokens",
+            "Of prompts of 4 KiB of text and more whose tokens an engine has told: as estimated "
+            "(characters / 4), and as told (measured).",
+            ["kind"],
+        )
         self.tokens = histogram(
             "pd_router_estimated_input_tokens",
             "Estimated input tokens of requests.",

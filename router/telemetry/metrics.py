@@ -1,7 +1,7 @@
 """Prometheus metrics: counters and histograms from events, gauges read from state at scrape time.
 
-Labels are bounded: endpoints are those of the fleet, routes and reasons come from the code, and no
-label from a client.
+Labels are bounded: endpoints are those of the fleet, models are those that engines list, routes and
+reasons come from the code, and no label from a client.
 """
 
 import json
@@ -41,6 +41,10 @@ __all__ = ["Metrics", "WorkerGroup"]
 COMPACT_AFTER = 64
 """Engines that have left, between two compactions of this worker's files: each has some 10 kB
 there."""
+
+
+MAX_MODEL_SERIES = 4096
+"""Counts by model and outcome: adapters that are loaded and dropped for months are many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,12 @@ class Metrics:
         self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._answers: dict[tuple[Endpoint, int], BatchedCounter] = {}
+        self._models: dict[tuple[str, str], BatchedCounter] = {}
+        """By model and outcome."""
         self._prefill = self._histogram(families.prefill)
+        self._handover = self._histogram(families.handover)
+        self._estimated = self._counter(families.prompt_tokens, "estimated")
+        self._measured = self._counter(families.prompt_tokens, "measured")
         self._abandoned = self._histogram(families.abandoned)
         for mode in Mode:  # from the start, so that the first late streams are an increase
             self._histogram(families.ttft, mode, "true")
@@ -312,13 +321,34 @@ class Metrics:
             by_key = self._counter(self._families.key_requests, record.api_key, record.outcome)
             by_key.value += 1
             self._counter(self._families.key_tokens, record.api_key).value += record.tokens
+        self._count_model(record)
         self._chunks.value += record.chunks
         self._bytes.value += record.bytes_out
+
+    def _count_model(self, record: RequestEnded) -> None:
+        """By model, and what its tokenizer made of the prompt."""
+        model, outcome = record.model, record.outcome
+        if model is None:
+            return
+        if record.prompt_tokens and record.text_bytes:
+            self._estimated.value += record.tokens
+            self._measured.value += record.prompt_tokens
+        counter = self._models.get((model, outcome))
+        if counter is None:
+            if model not in self._fleet.known_models():  # clients may name any
+                return
+            if len(self._models) >= MAX_MODEL_SERIES:
+                return
+            counter = self._counter(self._families.of_models, model, outcome)
+            self._models[model, outcome] = counter
+        counter.value += 1
 
     def _streamed(self, record: RequestEnded) -> None:
         first, chunks = record.first_byte, record.chunks
         if first is None or record.decode is None:
             return
+        if record.prefilled_at is not None and not record.fallbacks:
+            self._handover.observe(first - record.prefilled_at)
         ttft = self._engine_ttft.get(record.decode)
         if ttft is None:  # the engine is gone
             return

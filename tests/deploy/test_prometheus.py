@@ -1,8 +1,10 @@
 """The rules for Prometheus are valid and name what exists, and their alerts fire and clear."""
 
+import contextlib
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import yaml
 from tests.deploy.places import ROOT
 from tests.deploy.site import Site, needs_prometheus, running
 from tests.docs.blocks import tables
+from tests.users import users
 
 RULES = sorted((ROOT / "deploy" / "prometheus").glob("*.yaml"))
 CASES = Path(__file__).with_name("prometheus.yaml")
@@ -100,16 +103,24 @@ def hastened(text: str) -> str:
     return re.sub(r"for: \w+", "for: 600ms", text)
 
 
+@contextlib.contextmanager
+def hasty(folder: Path, prefill: int = 0) -> Iterator[Site]:
+    """A site with these rules, whose router excludes and takes back engines soon."""
+    for path in RULES:
+        (folder / path.name).write_text(hastened(path.read_text()))
+    write_configuration(folder, "{}")
+    options = (
+        "--health-check-interval 0.2 --outlier-ejection-time 1 --max-excluded-percent 100"
+        f" --load-balancing-strategy round_robin --config {folder / CONFIGURATION}"
+        " --routing-threshold 1"
+    )
+    with running(folder, options, rules=[path.name for path in RULES], prefill=prefill) as site:
+        yield site
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    for path in RULES:
-        (tmp_path / path.name).write_text(hastened(path.read_text()))
-    write_configuration(tmp_path, "{}")
-    hasty = (
-        "--health-check-interval 0.2 --outlier-ejection-time 1 --max-excluded-percent 100"
-        f" --load-balancing-strategy round_robin --config {tmp_path / CONFIGURATION}"
-    )
-    with running(tmp_path, hasty, rules=[path.name for path in RULES]) as site:
+    with hasty(tmp_path) as site:
         yield site
 
 
@@ -140,6 +151,23 @@ def test_alerts_fire_under_faults_and_clear(site: Site) -> None:
         with site.fault(*engines, **faults):
             site.until(fires, f"{alert} does not fire")
         site.until(lambda fires=fires: not fires(), f"{alert} does not clear")  # type: ignore[misc]
+
+
+@needs_prometheus
+def test_alerts_on_remote_prefills_fire_and_clear(tmp_path: Path) -> None:
+    with hasty(tmp_path, prefill=1) as site:
+        fails: dict[str, object] = {"status": 503, "paths": ["/v1/completions"], "rate": 0.3}
+        causes: dict[str, Callable[[], AbstractContextManager[None]]] = {
+            "RemotePrefillsFallBack": lambda: site.fault(*site.prefill, **fails),
+            # A simulated engine's token is four ASCII characters, or one other byte.
+            "PromptEstimatesAreOff": lambda: users(site.router, 2, prompt="字" * 2000),
+        }
+        for alert, cause in causes.items():
+            site.until(lambda: site.firing() == [], f"not quiet before {alert}")
+            fires = partial(site.fires, alert)
+            with cause():
+                site.until(fires, f"{alert} does not fire")
+            site.until(lambda fires=fires: not fires(), f"{alert} does not clear")  # type: ignore[misc]
 
 
 @needs_prometheus

@@ -340,6 +340,51 @@ def test_a_stream_of_one_read_has_no_gap(bench):
     assert bench.value(f"{GAP}_count", endpoint="http://d0") == 0
 
 
+REMOTE = {**STREAM, "prefilled_at": 100.25}
+HANDOVER = "pd_router_handover_seconds"
+
+
+def test_a_hand_over_lasts_from_the_prefills_reply_to_the_first_content(bench):
+    bench.metrics.observe([a_request(**REMOTE), a_request(**STREAM)])
+    assert bench.value(f"{HANDOVER}_count") == 1
+    assert bench.value(f"{HANDOVER}_sum") == 0.75
+
+
+NO_HANDOVER = [{"fallbacks": (FellBack(Role.PREFILL, "busy"),)}, {"outcome": "broken"}]
+
+
+@pytest.mark.parametrize("changes", [*NO_HANDOVER, {"stream": False}])
+def test_one_that_fell_back_or_broke_has_none(changes, bench):
+    bench.metrics.observe([a_request(**{**REMOTE, **changes})])
+    assert bench.value(f"{HANDOVER}_count") == 0
+
+
+def test_requests_are_counted_by_the_models_that_engines_list(bench):
+    bench.fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "m"},)), 0.0)
+    for model in ("m", "m", "a client's idea", None):
+        bench.metrics.observe([a_request(model=model)])
+    bench.metrics.observe([a_request(model="m", outcome="broken")])
+    assert bench.samples("pd_router_model_requests_total") == [
+        ({"model": "m", "outcome": "ok"}, 2),
+        ({"model": "m", "outcome": "broken"}, 1),
+    ]
+
+
+def test_models_with_counts_of_their_own_are_bounded(bench, monkeypatch):
+    monkeypatch.setattr("router.telemetry.metrics.MAX_MODEL_SERIES", 2)
+    bench.fleet.observe(Probed(D0, HealthSignal.OK, tuple({"id": f"m{n}"} for n in range(4))), 0.0)
+    bench.metrics.observe([a_request(model=f"m{n}") for n in range(4)])
+    assert len(bench.samples("pd_router_model_requests_total")) == 2
+
+
+def test_estimates_are_counted_beside_what_usage_tells(bench):
+    known = {"prompt_tokens": 900, "text_bytes": 8192}
+    for each in (known, {"prompt_tokens": 900}, {"text_bytes": 8192}):
+        bench.metrics.observe([a_request(model="m", **each)])
+    assert bench.value("pd_router_prompt_tokens_total", kind="estimated") == 300
+    assert bench.value("pd_router_prompt_tokens_total", kind="measured") == 900
+
+
 def test_events_that_count_nothing_change_nothing(bench):
     bench.metrics.observe([Probed(P0, HealthSignal.OK)])
     assert bench.samples("pd_router_engine_answers_total") == []
