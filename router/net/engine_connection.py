@@ -25,6 +25,9 @@ The parser keeps a line until it ends."""
 MAX_HEADERS: Final = 256
 """Of one answer."""
 
+BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
+"""Which no interim answer has."""
+
 MAX_WHOLE_CHUNK: Final = 4096
 """Reads below this may be recognised as one whole chunk; an event of a token has some 250 bytes.
 Others have turns: when 1,024 connections or more have something, libuv reads from them again and
@@ -269,6 +272,9 @@ class EngineConnection(asyncio.Protocol):
             return
         self._status = self._parser.get_status_code()
         if self._status < 200:
+            if self._status < 100 or not BODY_HEADERS.isdisjoint(dict(self._headers)):
+                # The parser would read a body. httptools turns this into a parser error.
+                raise ValueError("an interim answer with a body")
             return
         self._has_head = True
         known, self._known = self._known, None

@@ -116,9 +116,17 @@ def client_http(data: bytes) -> None:
         whole, written, is_closed = await settled(Handler(), data)
         cut, cut_written, cut_is_closed = await settled(Handler(), *pieces(data))
         assert whole == cut
+        if whole:
+            written, cut_written = _good_answers(written), _good_answers(cut_written)
         assert (written, is_closed) == (cut_written, cut_is_closed)
 
     asyncio.run(run())
+
+
+def _good_answers(written: bytes) -> bytes:
+    """What is not HTTP ends the connection: with 400 where it comes alone, with the last answer
+    where it comes with a request that is not answered yet."""
+    return written.partition(b"HTTP/1.1 4")[0].replace(b"connection: close\r\n", b"")
 
 
 # An engine's HTTP.

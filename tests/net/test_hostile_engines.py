@@ -88,6 +88,22 @@ async def test_an_answer_of_many_headers_in_one_read_is_refused(harness: Harness
     assert (await router.ask(COMPLETIONS, completion())).status == 502
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+@pytest.mark.parametrize("status", [b"000", b"036", b"103", b"199"])
+@pytest.mark.parametrize(
+    "body", [b"content-length: 3\r\n\r\nabc", b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"]
+)
+async def test_a_body_behind_what_is_no_final_status_is_502(
+    harness: Harness, status: bytes, path: str, body: bytes
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    answer = b"HTTP/1.1 %b X\r\n%b" % (status, body)
+    engine.answer_all(lambda call: call.send(answer))
+    assert (await router.ask(path, completion())).status == 502
+    assert {failed.kind for failed in router.all(LegFailed)} == {FailureKind.BROKEN}
+
+
 async def test_a_long_stream_has_more_framing_than_that(harness: Harness) -> None:
     """The limit is on what comes without a body in between."""
     engine = await harness.engine()

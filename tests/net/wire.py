@@ -102,7 +102,8 @@ def exchange(handler: Handler, *data: bytes) -> tuple[list[tuple[object, ...]], 
 
 
 async def settled(handler: Handler, *data: bytes) -> tuple[list[tuple[object, ...]], bytes, bool]:
-    """The same, with the requests that wait behind one another."""
+    """The same, with the requests that wait behind one another; one that takes no more and waits
+    for its client to read why counts as closed."""
     handler.asked.clear()
     wire = Wire()
     connection = ClientConnection(handler, set(), asyncio.get_running_loop())
@@ -113,4 +114,4 @@ async def settled(handler: Handler, *data: bytes) -> tuple[list[tuple[object, ..
         while connection._waiting and not wire.is_closed:  # noqa: ASYNC110
             await asyncio.sleep(0)  # a turn of the event loop
         await asyncio.sleep(0)  # the last of them begins
-    return list(handler.asked), wire.written, wire.is_closed
+    return list(handler.asked), wire.written, wire.is_closed or connection._discards_input
