@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-RATE_LIMIT: Final = b"x-ratelimit-remaining-requests: 0\r\nx-ratelimit-reset-requests: %ds\r\n"
+RATE_LIMIT: Final = b"x-ratelimit-remaining-%b: 0\r\nx-ratelimit-reset-%b: %ds\r\n"
 
 
 class RouterError(Exception):
@@ -191,15 +191,20 @@ class Overloaded(RouterError):
 
 
 class TooManyRequests(RouterError):
-    """The queue is full."""
+    """The queue is full, or an API key's limit is reached. `of`: requests or tokens, of which none
+    are left."""
 
     status = 429
     type = "RateLimitError"
     retry_seconds: ClassVar[int | None] = 1
 
+    def __init__(self, message: str, retry_after: int | None = None, of: str = "requests") -> None:
+        super().__init__(message, retry_after=retry_after)
+        self._of = of.encode()
+
     def header_lines(self) -> bytes:
         """When to come again, as OpenAI tells it too."""
-        return super().header_lines() + RATE_LIMIT % self.retry_after
+        return super().header_lines() + RATE_LIMIT % (self._of, self._of, self.retry_after)
 
 
 class Unhealthy(RouterError):

@@ -16,6 +16,7 @@ from router.core.admission import Ticket
 from router.core.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.core.events import RequestEnded
 from router.core.gateway import GATEWAY_HEADERS
+from router.core.key_limits import KeyUsage
 from router.core.plans.steps import Call, Outcome, Stream
 from router.core.request_run import RequestRun
 from router.core.values import Failure, FailureKind, Route
@@ -57,6 +58,7 @@ class EngineRun(RequestRun):
         "_route",
         "_sent",
         "_ticket",
+        "_usage",
         "_waiting",
     )
 
@@ -97,6 +99,8 @@ class EngineRun(RequestRun):
         """Bytes of body that are taken from the budget."""
         self._ticket: Ticket | None = None
         """Its place among those that are served, or its wait for one; None without a limit."""
+        self._usage: KeyUsage | None = None
+        """Where it counts as a stream of its API key."""
         self._left: tuple[bytes, ...] = ()
         """Engines that this request waited for in vain, where answers name engines."""
 

@@ -1,9 +1,10 @@
-"""A file of API keys, read again when it changes."""
+"""A file of API keys, read again when it changes, and what is taken with each of them."""
 
 import logging
 from pathlib import Path
 
 from router.core.api_keys import ApiKeys
+from router.core.key_limits import NO_LIMITS, KeyUsage
 from router.net.watched_files import WatchedFiles
 
 __all__ = ["KeyFile"]
@@ -13,10 +14,14 @@ log = logging.getLogger(__name__)
 
 class KeyFile:
     """The keys of a file. Raises OSError or ValueError if it cannot be read now; later a file that
-    is wrong is logged, and the keys that were read last remain."""
+    is wrong is logged, and the keys that were read last remain. Each of `processes` allows its
+    share of a key's limits."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, processes: int = 1) -> None:
         self.path = path
+        self.usages: dict[str, KeyUsage] = {}
+        """By name, of keys that have limits."""
+        self._processes = processes
         self._file = WatchedFiles(path)
         self._is_away = False
         """Whether it could not be read when it was last tried."""
@@ -40,4 +45,13 @@ class KeyFile:
             log.info("API keys: %s was read again: %s", self.path, names)
 
     def _read(self) -> ApiKeys:
-        return ApiKeys(self.path.read_text(encoding="utf-8"))
+        keys = ApiKeys(self.path.read_text(encoding="utf-8"))
+        usages = {}
+        for name, limits in keys.limits.items():
+            if limits == NO_LIMITS:
+                continue
+            share = limits.share(self._processes)
+            usage = usages[name] = self.usages.get(name) or KeyUsage(share)
+            usage.configure(share)
+        self.usages = usages
+        return keys

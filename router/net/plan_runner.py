@@ -138,6 +138,8 @@ class PlanRunner(EngineRun):
         self._network.observe(record)
         if self._ticket is not None:
             self._leave(self._ticket)
+        if self._usage is not None:
+            self._usage.leave()
 
     def _leave(self, ticket: Ticket) -> None:
         self._ticket = None

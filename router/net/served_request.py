@@ -16,6 +16,7 @@ from router.core.large_body import LARGE_BYTES, SMALL_BYTES, is_large
 from router.core.request_head import check_head, check_size, declared_size
 from router.core.values import Facts
 from router.net.admission_gate import AdmissionGate
+from router.net.key_file import KeyFile
 from router.net.plan_runner import PlanRunner
 
 __all__ = ["ServedRequest"]
@@ -119,6 +120,8 @@ class ServedRequest(PlanRunner):
                 facts.destinations = network.gateway.destinations(head.fields, transport)
             now = time.monotonic()
             decision = network.scheduler.decide(facts, now)
+            if network.api_keys is not None and self._ticket is None:
+                self._count(facts, network.api_keys, now)
             if network.admission is not None and not self._enter(facts, network.admission):
                 return
             self.decided(decision)
@@ -129,6 +132,15 @@ class ServedRequest(PlanRunner):
             self._perform(action)
 
     # Admission.
+
+    def _count(self, facts: Facts, keys: KeyFile, now: float) -> None:
+        """Count the request by its API key. Raises TooManyRequests if that has a limit, and has
+        reached it."""
+        usage = keys.usages.get(self.record.api_key or "")
+        if usage is not None:
+            usage.enter(facts.tokens, now, is_stream=facts.stream)
+            if facts.stream:
+                self._usage = usage
 
     def _enter(self, facts: Facts, gate: AdmissionGate) -> bool:
         """Whether the request is let in; else it waits, or TooManyRequests is raised."""

@@ -70,11 +70,13 @@ def _listener_tls(
     )
 
 
-def key_file_of(path: Path | None, current: KeyFile | None = None) -> KeyFile | None:
+def key_file_of(
+    path: Path | None, current: KeyFile | None = None, processes: int = 1
+) -> KeyFile | None:
     """The keys of a file: the current ones, if they are its. Raises OSError or ValueError."""
     if path is None:
         return None
-    return current if current is not None and current.path == path else KeyFile(path)
+    return current if current is not None and current.path == path else KeyFile(path, processes)
 
 
 def limits_of(settings: Settings) -> Limits:

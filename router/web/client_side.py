@@ -61,7 +61,7 @@ class ClientSide:
         self._gateway = gateway_of(settings)
         self.network = Network(
             read_limiter=self.read_limiter,
-            api_keys=key_file_of(settings.api_key_file),
+            api_keys=key_file_of(settings.api_key_file, processes=settings.workers),
             admission=admission_gate(settings, fleet, self.start_limiter, metrics),
             byte_budget=byte_budget_of(settings),
             body_parser=self.body_parser,

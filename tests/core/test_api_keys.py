@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.api_keys import ApiKeys, check_key, first_key, presented_key
 from router.core.errors import Unauthorized
+from router.core.key_limits import NO_LIMITS, KeyLimits
 
 KEY = "sk-0123456789abcdef"
 HASH = hashlib.sha256(b"another key").hexdigest()
@@ -31,7 +32,19 @@ def test_only_hashes_are_kept() -> None:
     assert KEY not in repr([getattr(keys, name) for name in dir(keys)])
 
 
+def test_limits_stand_behind_a_key_and_belong_to_its_name() -> None:
+    keys = ApiKeys(
+        f"a {KEY} tokens=5 requests=2 streams=1\na {KEY}x requests=2 streams=1 tokens=5\nb {KEY}y"
+    )
+    assert keys.limits == {"a": KeyLimits(2.0, 5.0, 1), "b": NO_LIMITS}
+    assert keys.name_of(KEY.encode()) == keys.name_of(f"{KEY}x".encode()) == "a"
+
+
 WRONG = {
+    "a limit that is none": (f"a {KEY} speed=5", "line 1: behind a key"),
+    "a limit of nothing": (f"a {KEY} streams=0", "line 1: behind a key"),
+    "a limit twice": (f"a {KEY} streams=1 streams=2", "line 1: behind a key"),
+    "two limits of one name": (f"a {KEY} streams=1\na {KEY}x", "line 2: a has other limits"),
     "nothing": ("", "no key"),
     "comments only": ("# x\n", "no key"),
     "no name": (f"x {KEY}\n{KEY}", "line 2"),
@@ -81,7 +94,7 @@ def test_who_has_none_is_told_without_quoting_it(fields: dict[bytes, bytes], tex
 def test_the_first_key_that_is_no_hash_is_that_to_ask_with() -> None:
     hashed = f"a sha256:{'0' * 64}\n"
     assert (
-        first_key(f"# x y\n\n{hashed}b a-key-of-sixteen\nc another-key-of-it\n")
+        first_key(f"# x y\n\n{hashed}b a-key-of-sixteen streams=1\nc another-key-of-it\n")
         == "a-key-of-sixteen"
     )
     assert first_key(hashed) is None

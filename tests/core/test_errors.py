@@ -75,6 +75,10 @@ LINES: list[tuple[RouterError, bytes]] = [
         b"retry-after: 3\r\n"
         b"x-ratelimit-remaining-requests: 0\r\nx-ratelimit-reset-requests: 3s\r\n",
     ),
+    (
+        TooManyRequests("x", of="tokens"),
+        b"retry-after: 1\r\nx-ratelimit-remaining-tokens: 0\r\nx-ratelimit-reset-tokens: 1s\r\n",
+    ),
 ]
 
 

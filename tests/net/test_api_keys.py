@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from router.core.errors import TooManyRequests
 from router.net.key_file import KeyFile
 from tests.net.client import request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, completion
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 
 KEY, OTHER = b"sk-0123456789abcdef", b"sk-fedcba9876543210"
 BEARER = (b"authorization", b"Bearer " + KEY)
@@ -79,6 +80,72 @@ async def test_names_are_counted_and_keys_appear_nowhere(
         assert secret not in text
         assert secret.decode() not in caplog.text
         assert secret.decode() not in repr(router.router.settings)
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"), [(b"requests=1", b"requests"), (b"tokens=1", b"tokens")]
+)
+async def test_who_has_used_up_a_limit_is_429_and_others_are_not(
+    harness: Harness, file: Path, limit: bytes, what: bytes
+) -> None:
+    _write(file, b"team-a %b %b\nteam-b %b" % (KEY, limit, OTHER))
+    router = await guarded(harness, file)
+    client = await router.client()
+    assert (await client.ask(COMPLETIONS, completion("x" * 400), BEARER)).status == 200
+    answer = await client.ask(COMPLETIONS, completion(), BEARER)
+    assert answer.status == 429
+    assert answer.error["type"] == "RateLimitError"
+    assert 0 < int(answer.values(b"retry-after")[0]) <= 6000
+    assert answer.values(b"x-ratelimit-remaining-" + what) == [b"0"]
+    assert harness.engines[0].seen == 1
+    assert (await client.ask(COMPLETIONS, completion(), _bearer(OTHER))).status == 200
+    records = await router.records(3)
+    assert [record.api_key for record in records] == ["team-a", "team-a", "team-b"]
+
+
+@pytest.mark.parametrize("end", ["done", "reset", "left", "refused"])
+async def test_a_stream_counts_until_it_ends_however_it_does(
+    harness: Harness, file: Path, end: str
+) -> None:
+    _write(file, b"team-a %b streams=1" % KEY)
+    engine = await harness.engine()
+    router = await harness.router(engine, api_key_file=file)
+    one, other = await router.client(), await router.client()
+    await one.send(request(COMPLETIONS, STREAM, BEARER))
+    call = await engine.call()
+    assert (await other.ask(COMPLETIONS, STREAM, BEARER)).status == 429
+    if end == "refused":
+        call.send(json_reply({"error": {"message": "no"}}, 400))
+    elif end == "reset":
+        call.stream(token("a"))
+        await (await one.begin()).until(token("a"))
+        call.reset()
+    elif end == "left":
+        one.leave()
+    else:
+        call.stream(token("a"), DONE)
+        call.end()
+    await router.is_quiet()
+    await other.send(request(COMPLETIONS, STREAM, BEARER))
+    call = await engine.call()
+    call.stream(token("b"), DONE)
+    call.end()
+    assert (await other.answer()).body == token("b") + DONE
+
+
+def test_limits_change_with_the_file_and_what_was_taken_is_remembered(file: Path) -> None:
+    file.write_bytes(b"team-a %b requests=4 streams=8" % KEY)
+    key_file = KeyFile(file, processes=2)
+    usage = key_file.usages["team-a"]
+    usage.enter(1, 0.0, is_stream=True)
+    file.write_bytes(b"team-a %b streams=2" % KEY)
+    key_file.refresh()
+    assert key_file.usages["team-a"] is usage
+    with pytest.raises(TooManyRequests, match="as many streams"):
+        usage.enter(1, 0.0, is_stream=True)
+    file.write_bytes(b"team-a " + KEY)
+    key_file.refresh()
+    assert key_file.usages == {}
 
 
 async def test_a_key_that_is_taken_away_is_good_no_longer(harness: Harness, file: Path) -> None:

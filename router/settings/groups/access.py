@@ -17,14 +17,15 @@ class Access(Group):
     api_key_file: Keys | None = Field(
         None,
         description="File of API keys, a line `NAME KEY` (or `NAME sha256:HEX`) for each: clients "
-        "need one of them. It is read again within seconds when it changes; names appear in logs "
-        "and metrics, keys nowhere.",
+        "need one of them. Behind the key may stand requests=N and tokens=N (per minute) and "
+        "streams=N (at a time). It is read again within seconds when it changes; names appear in "
+        "logs and metrics, keys nowhere.",
         json_schema_extra=LIVE,
     )
     admin_key_file: Keys | None = Field(
         None,
         description="The same for the admin listener (--admin-port), except for /health, /ready "
-        "and /version.",
+        "and /version; it has no limits.",
         json_schema_extra=LIVE,
     )
     peers: Urls = Field(
