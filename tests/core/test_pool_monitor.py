@@ -474,6 +474,29 @@ def test_failures_in_a_row_eject_and_time_brings_it_back_slowly() -> None:
     assert pool.members[0].view.slow_start_weight == MIN_SLOW_START_WEIGHT
 
 
+def test_an_engine_that_fails_again_when_it_is_back_is_ejected_for_longer() -> None:
+    pool = Pool(*[0.02] * 4)
+    for seconds in (30.0, 60.0, 90.0):
+        fail(pool, 0, 5)
+        assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+        pool.run(seconds - 0.25)
+        assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+        pool.run(0.25)
+        assert pool.exclusions == [None] * 4
+
+
+def test_an_engine_that_answers_when_it_is_back_is_forgiven() -> None:
+    pool = Pool(*[0.02] * 4)
+    fail(pool, 0, 5)
+    pool.run(30.0)
+    for _ in range(20):
+        pool.monitor.answered(pool.members[0], pool.now, is_good=True)
+        pool.run(1.0)
+    fail(pool, 0, 5)
+    pool.run(30.0)
+    assert pool.exclusions == [None] * 4
+
+
 def test_the_only_engine_is_never_ejected() -> None:
     pool = Pool(0.02)
     fail(pool, 0, 100)

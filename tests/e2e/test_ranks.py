@@ -41,9 +41,9 @@ async def ask(router: Process, tokens: int = 4, **more: Any) -> None:
     client.leave()
 
 
-def ranks_of(engine: RunningEngine) -> list[str]:
+def ranks_of(engine: RunningEngine, ranks: int = RANKS) -> list[str]:
     """The endpoints of a data-parallel engine."""
-    return [f"{engine.url}#{rank}" for rank in range(RANKS)]
+    return [f"{engine.url}#{rank}" for rank in range(ranks)]
 
 
 def asked(engine: RunningEngine) -> Counter[str | None]:
@@ -66,6 +66,22 @@ async def test_each_rank_gets_its_share_by_the_routers_choice() -> None:
         assert set(pinned) == set(map(str, range(RANKS)))
         assert max(pinned.values()) <= 2 * min(pinned.values())
         assert set(asked(plain)) == {None}
+
+
+async def test_pools_may_have_different_numbers_of_ranks() -> None:
+    many = EngineConfig(role="prefill", data_parallel_size=4, step_s=0.01)
+    few = EngineConfig(role="decode", data_parallel_size=2, step_s=0.01)
+    async with (
+        serve_engine(many) as prefill,
+        serve_engine(few) as decode,
+        serving("--prefill", prefill.url, "--decode", decode.url, *OFTEN) as router,
+    ):
+        await until_ranks(router, *ranks_of(prefill, 4), *ranks_of(decode, 2))
+        await asyncio.gather(*(ask(router, 40) for _ in range(24)))
+        for engine, ranks in ((prefill, 4), (decode, 2)):
+            pinned = asked(engine)
+            pinned.pop(None, None)
+            assert set(pinned) == set(map(str, range(ranks)))
 
 
 async def test_no_request_is_lost_when_an_engine_becomes_its_ranks() -> None:

@@ -596,6 +596,35 @@ async def test_an_engine_that_breaks_off_behind_done_has_said_everything(harness
     assert (await router.record()).outcome == "ok"
 
 
+@pytest.mark.parametrize("text", ["[DONE]", "data: [DONE]", "\n\ndata: [DONE]\n\n"])
+async def test_done_inside_a_text_ends_no_stream(harness: Harness, text: str) -> None:
+    _, router, client, call = await harness.stream()
+    call.stream(token(text))
+    answer = await client.begin()
+    await answer.until(token(text))
+    call.events(token("b"))
+    await answer.until(token("b"))
+    call.events(DONE)
+    call.end()
+    await answer.rest()
+    assert answer.body == token(text) + token("b") + DONE
+    assert (await router.record()).outcome == "ok"
+
+
+@pytest.mark.parametrize("text", ["[DONE]", "\n\ndata: [DONE]\n\n"])
+async def test_a_stream_that_breaks_behind_done_inside_a_text_is_broken(
+    harness: Harness, text: str
+) -> None:
+    _, router, client, call = await harness.stream()
+    call.stream(token(text))
+    answer = await client.begin()
+    await answer.until(token(text))
+    call.close()
+    await answer.rest()
+    assert error_frame(answer.body)["code"] == 502
+    assert (await router.record()).outcome == "broken"
+
+
 async def test_a_stream_that_goes_on_behind_done_can_still_break(harness: Harness) -> None:
     _, _, client, call = await harness.stream()
     call.stream(token("a"))

@@ -191,9 +191,12 @@ async def test_an_engine_that_refuses_is_502(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)
     engine.refuse()
-    answer = await router.ask(COMPLETIONS, STREAM)
+    answer = await router.ask(COMPLETIONS, STREAM, (b"x-request-id", b"mine"))
     assert answer.status == 502
     assert answer.error["type"] == "EngineError"
+    assert answer.values(b"content-type") == [b"application/json"]
+    assert answer.values(b"x-request-id") == [b"mine"]
+    assert router.router.fleet.ledger.total() == 0
 
 
 async def test_no_engine_is_503_with_retry_after(harness: Harness) -> None:
