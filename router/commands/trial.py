@@ -273,7 +273,8 @@ class _Attempt:
         if self.trial.prefill is None:
             return None
         try:
-            async with self.session.get(f"{self.trial.decode.url}/metrics") as response:
+            url = f"{self.trial.decode.url}/metrics"
+            async with self.session.get(url, allow_redirects=False) as response:
                 return _count(await response.text()) if response.status == 200 else None
         except (aiohttp.ClientError, OSError, ValueError):
             return None

@@ -24,6 +24,8 @@ class Faults:
     """Read the request and never answer; the connection stays open."""
     reset: str | None = None
     """Reset the connection: on "accept", or when a whole "request" has been read."""
+    wire: str | None = None
+    """Write these bytes (as Latin-1) in place of an answer, then close the connection."""
     delay_s: float = 0.0
     """Wait before looking at the request."""
     cut_after_tokens: int | None = None
@@ -67,6 +69,8 @@ class Faults:
             raise FaultError(f"reset: expected accept or request, got {self.reset!r}")
         if self.only not in (None, "prefill", "decode", "plain"):
             raise FaultError(f"only: expected prefill, decode or plain, got {self.only!r}")
+        if self.wire is not None and not all(ord(character) < 256 for character in self.wire):
+            raise FaultError("wire: expected characters up to 255")
         if not 0 <= self.rate <= 1:
             raise FaultError(f"rate: expected 0 to 1, got {self.rate!r}")
         if self.slow <= 0:
@@ -103,6 +107,7 @@ NO_FAULTS = Faults()
 _PER_REQUEST = (
     "status",
     "hang",
+    "wire",
     "delay_s",
     "cut_after_tokens",
     "freeze_after_tokens",

@@ -78,6 +78,17 @@ async def _dropped(cluster: Cluster, load: Load, chance: Random) -> AsyncIterato
     yield
 
 
+_OK = "HTTP/1.1 200 OK\r\n"
+_CHUNKED = f"{_OK}content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_WITHOUT_KV = '{"choices":[{"text":"a"}],"kv_transfer_params":null}'
+_GARBAGE = "vllm:num_requests_running{a=\x00} nan\nvllm:num_requests_waiting -1e9\n\xff{{ 1 2\n"
+
+
+def _by_wire(wire: str, only: str | None = None, rate: float = 0.3, **faults: Any) -> Fault:
+    """An engine that writes these bytes in place of some of its answers."""
+    return _by_faults(only, wire=wire, rate=rate, **faults)
+
+
 FAULTS: dict[str, Fault] = {
     "SIGKILL of an engine": _killed,
     "restart on the same port": _restarted,
@@ -100,6 +111,32 @@ FAULTS: dict[str, Fault] = {
     "failed KV loads": _by_faults("decode", fail_kv_loads=5),
     "an engine eight times slower": _by_faults(slow=8.0),
     "a stalled engine": _by_faults(stall=True),
+    "what is not HTTP": _by_wire("SSH-2.0-OpenSSH\r\n"),
+    "half a head": _by_wire("HTTP/1.1 200 OK\r\ncontent-ty"),
+    "a truncated chunk": _by_wire(f"{_CHUNKED}ff\r\ndata: {{"),
+    "an over-long chunk": _by_wire(f"{_CHUNKED}3\r\ndata: {{}}\n\n\r\n0\r\n\r\n"),
+    "a wrong Content-Length": _by_wire(f'{_OK}content-length: 99\r\n\r\n{{"choices":[]}}'),
+    "interim answers": _by_wire(
+        "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 199 X\r\ncontent-length: 3\r\n\r\nabc"
+    ),
+    "gzip, not asked for": _by_wire(
+        f"{_OK}content-encoding: gzip\r\ncontent-length: 3\r\n\r\n\x1f\x8b\x00", "decode"
+    ),
+    "redirects": _by_wire(
+        "HTTP/1.1 307 X\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n"
+    ),
+    "null references": _by_wire(
+        f"{_OK}content-length: {len(_WITHOUT_KV)}\r\n\r\n{_WITHOUT_KV}", "prefill"
+    ),
+    "a lying /health": _by_faults(status=503, rate=0.5, paths=("/health",)),
+    "garbage in /metrics": _by_wire(
+        f"{_OK}content-type: text/plain\r\n\r\n{_GARBAGE * 1000}", rate=1.0, paths=("/metrics",)
+    ),
+    "endless /metrics": _by_wire(
+        f"{_OK}content-length: {1 << 40}\r\n\r\n" + "a 1\n" * (1 << 18),
+        rate=1.0,
+        paths=("/metrics",),
+    ),
     "KV-cache events lost": _by_faults("decode", lose_kv_events=True),
     "KV-cache events forged": _by_faults("decode", forge_kv_events=True),
     **ROUTER_FAULTS,

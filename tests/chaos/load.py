@@ -169,7 +169,8 @@ def judge(question: Question, answer: Answer) -> str:
         return "error" if is_clean else f"wrong: {answer}"
     if b"transfer_params" in answer.body:
         return f"wrong: KV parameters in {answer}"
-    if not question.is_stream:
+    is_stream = question.is_stream or b"text/event-stream" in answer.values(b"content-type")
+    if not is_stream:  # an engine may answer with a stream that nobody asked for, and break it off
         choice = answer.json["choices"][0]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         return "right" if text == question.text else f"wrong: {text!r} for {question.text!r}"

@@ -87,6 +87,14 @@ async def test_lmcache_is_tried_with_its_receivers(simulate, tried):
     assert "prompt tokens moved" in lines[0]
 
 
+async def test_a_redirect_of_an_engine_is_not_followed(simulate, tried):
+    p0, d0, other = await simulate(role="prefill"), await simulate(role="decode"), await simulate()
+    to = f"HTTP/1.1 307 X\r\nlocation: {other.url}/v1/models\r\ncontent-length: 0\r\n\r\n"
+    await d0.set_faults(wire=to, paths=("/metrics",))
+    await tried(prefill=p0.url, decode=d0.url)
+    assert other.requests == ()
+
+
 async def test_a_prefill_engine_without_a_connector_is_named(simulate, tried):
     p0, d0 = await simulate(connector="none"), await simulate()
     status, lines = await tried(prefill=p0.url, decode=d0.url)

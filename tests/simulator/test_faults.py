@@ -76,6 +76,7 @@ def test_kv_loads_fail_as_often_as_asked():
         ({"rate": 2}, "rate"),
         ({"slow": 0}, "slow"),
         ({"status": 200}, "status"),
+        ({"wire": "\u0100"}, "wire"),
         ([], "object"),
         ({"slow": "fast"}, "'<=' not supported"),
         ({"paths": 3}, "not iterable"),

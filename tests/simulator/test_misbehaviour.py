@@ -118,6 +118,15 @@ class TestSilence:
         assert got.count(b"data: ") == 3
         assert engine.state["running"] == 0
 
+    async def test_any_bytes_may_stand_in_place_of_an_answer(self, client, engine):
+        await engine.set_faults(wire="HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n\xff\x00")
+        got, how = await received(client, engine)
+        assert (got, how) == (b"\xff\x00", "ClientPayloadError")
+        await engine.set_faults(wire="SSH-2.0\r\n", paths=("/metrics",))
+        assert await complete(client, engine)
+        with pytest.raises(aiohttp.ClientError):
+            await client.get(f"{engine.url}/metrics")
+
     async def test_a_slow_engine_is_slow_by_its_factor(self, client):
         async with serve_engine(EngineConfig(step_s=30.0)) as engine:
             await engine.set_faults(slow=1e-6)

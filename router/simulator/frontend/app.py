@@ -119,5 +119,9 @@ async def _go_wrong(exchange: Exchange) -> None:
     if faults.reset == "request":
         exchange.connection.reset()
         await exchange.hang()
+    if faults.wire is not None:
+        exchange.connection.transport.write(faults.wire.encode("latin-1"))
+        exchange.connection.close()
+        await exchange.hang()
     if faults.status is not None:
         raise injected(faults.status)
