@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from tests.chaos.cluster import Cluster, EngineProcess, cluster
 from tests.chaos.faults import FAULTS
 from tests.chaos.load import Load, questions
+from tests.chaos.router_faults import ROUTER_FAULTS
 
-__all__ = ["Verdict", "run"]
+__all__ = ["Verdict", "late", "run"]
 
 EVENTS = "events"
 ROUTING = (
@@ -28,7 +29,13 @@ ROUTING = (
 
 QUESTIONS = 48
 REQUESTS = 80
-"""That end while a fault is in force. For percentiles they are too few: `--requests 1000`."""
+"""That end while a fault is in force. For percentiles they are too few: `--requests 2000`."""
+
+ENOUGH = 300
+"""Streams of which a 99th percentile is judged."""
+
+LATER = 3.0
+"""By which factor the 99th percentile of the others may be above what it is with nothing wrong."""
 
 NOTHING = "nothing wrong"
 
@@ -88,12 +95,31 @@ class Verdict:
         return "\n".join([*lines, *(f"  WRONG {fault}" for fault in self.faults)])
 
 
+def late(first_tokens: Mapping[str, list[float]]) -> list[str]:
+    """Faults of engines that made the others' streams begin much later, where there are enough of
+    them. (What is wrong with the router itself concerns all of its streams.)"""
+    usual = first_tokens.get(NOTHING, [])
+    if len(usual) < ENOUGH:
+        return []
+    most = LATER * _p99(usual)
+    return [
+        f"{name}: the others' TTFT p99 is {_p99(seconds):.3f} s, and may be {most:.3f} s"
+        for name, seconds in first_tokens.items()
+        if ROUTER_FAULTS.keys().isdisjoint(name.split(" + "))
+        and len(seconds) >= ENOUGH
+        and _p99(seconds) > most
+    ]
+
+
+def _p99(seconds: list[float]) -> float:
+    return quantiles(seconds, n=100)[98]
+
+
 def _times(seconds: list[float]) -> str:
     if len(seconds) < 2:
         return ""
-    p99 = quantiles(seconds, n=100)[98]
     return (
-        f", the others' TTFT p50 {median(seconds) * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms "
+        f", the others' TTFT p50 {median(seconds) * 1e3:.0f} ms, p99 {_p99(seconds) * 1e3:.0f} ms "
         f"({len(seconds)})"
     )
 
@@ -205,6 +231,7 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
     verdict.first_tokens = {
         name: others.seconds(records) for name, others in verdict.others.items()
     }
+    verdict.faults += late(verdict.first_tokens)
     verdict.faults += [
         f"the log has {line}"
         for router in found.routers.started
