@@ -33,36 +33,46 @@ class Answers(NamedTuple):
     seconds: float = 0.0
 
 
-NONE = Answers()
-
-
 class AnswerTimes:
     """One engine's."""
 
-    __slots__ = ("_buckets", "fit", "new")
+    __slots__ = ("_buckets", "_number", "_seconds", "_work", "fit")
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: the engine was restarted or replaced."""
-        self.new = NONE
-        """Since the last tick."""
+        self._number = self._work = self._seconds = 0.0
         self.fit = LineFit()
-        """Seconds by prompt tokens."""
+        """Seconds by prompt tokens, of one answer per tick: a fit costs as much as a tenth of a
+        request."""
         self._buckets: deque[Answers] = deque(maxlen=MAX_BUCKETS)
+
+    @property
+    def new(self) -> Answers:
+        """Those since the last tick."""
+        return Answers(self._number, self._work, self._seconds)
 
     def add(self, work: int, seconds: float) -> None:
         """An answer took `seconds`, with `work` prompt tokens to be computed before its first."""
-        number, all_work, all_seconds = self.new
-        self.new = Answers(number + 1.0, all_work + work, all_seconds + seconds)
-        self.fit.add(float(work), seconds)
+        if not self._number:
+            self.fit.add(float(work), seconds)
+        self._number += 1.0
+        self._work += work
+        self._seconds += seconds
+
+    def add_others(self, others: Answers) -> None:
+        """Those of this router's other processes."""
+        self._number += others.number
+        self._work += others.work
+        self._seconds += others.seconds
 
     def tick(self) -> None:
         """Close a bucket."""
-        if self._buckets or self.new.number:
+        if self._buckets or self._number:
             self._buckets.appendleft(self.new)
-            self.new = NONE
+            self._number = self._work = self._seconds = 0.0
             if not any(bucket.number for bucket in self._buckets):
                 self._buckets.clear()
 

@@ -87,7 +87,7 @@ class LegTimer:
         if tokens >= MIN_UNARY_TOKENS * sequences:
             self.speed.on_unary_answer(tokens, sequences * seconds)
         elif tokens:
-            self.speed.on_short_answer(self.work, seconds)
+            self.speed.answers.add(self.work, seconds)
 
     def sequences_ended(self, count: int, now: float) -> None:
         """So many of a stream's answers are complete. The end of the last one is the leg's."""

@@ -150,7 +150,7 @@ class RequestRun:
             self.record.prefilled_at = now
             if isinstance(outcome, Reply) and status == 200:
                 self.record.prompt_tokens = prefilled_tokens(outcome.body)
-        if failure is None and self._may_be_load_failure(status):
+        if status >= 400 and failure is None and self._may_be_load_failure(status):
             cause = f"it answered a request with {status}"
             suspect = LegFailed(step.endpoint, FailureKind.BROKEN, self.asked_at, cause)
             action = self.answer(outcome, now)

@@ -311,15 +311,12 @@ class SpeedEstimator:
         self._whole_tokens += tokens
         self._stream_seconds += seconds
 
-    def on_short_answer(self, work: int, seconds: float) -> None:
-        """A unary answer of few tokens took `seconds`, with `work` prompt tokens ahead of it."""
-        self.answers.add(work, seconds)
-
     def sync(self, now: float) -> None:
         """Publish this process's counts since the last tick, and add the others'."""
         self._pass(now)
         if self._shared is None:
             return
+        answers = self.answers.new
         self._published = self._published.plus(
             SpeedTotals(
                 tokens=self.tokens,
@@ -330,9 +327,9 @@ class SpeedEstimator:
                 stream_seconds=self._stream_seconds,
                 prompt_work=self._prompt_work,
                 prompt_seconds=self._prompt_seconds,
-                answers=self.answers.new.number,
-                answer_work=self.answers.new.work,
-                answer_seconds=self.answers.new.seconds,
+                answers=answers.number,
+                answer_work=answers.work,
+                answer_seconds=answers.seconds,
                 computed_tokens=0.0 if self.costs is None else self.costs.new_tokens,
             )
         )
@@ -358,12 +355,7 @@ class SpeedEstimator:
         self._stream_seconds += others.stream_seconds
         self._prompt_work += int(others.prompt_work)
         self._prompt_seconds += others.prompt_seconds
-        answers = self.answers.new
-        self.answers.new = Answers(
-            answers.number + others.answers,
-            answers.work + others.answer_work,
-            answers.seconds + others.answer_seconds,
-        )
+        self.answers.add_others(Answers(others.answers, others.answer_work, others.answer_seconds))
         self.last_token_at = max(self.last_token_at, others.last_token_at)
         self.busy_since = max(self.busy_since, others.busy_since)
         self._newest_begun = max(self._newest_begun, others.newest_begun)

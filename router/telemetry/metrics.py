@@ -120,7 +120,7 @@ class Metrics:
         self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
         self._kinds: dict[tuple[object, ...], _Kind] = {}
         self._answers: dict[tuple[Endpoint, int], BatchedCounter] = {}
-        self._models: dict[tuple[str, str], BatchedCounter] = {}
+        self._models: dict[tuple[str | None, str], BatchedCounter] = {}
         """By model and outcome."""
         self._prefill = self._histogram(families.prefill)
         self._handover = self._histogram(families.handover)
@@ -311,41 +311,41 @@ class Metrics:
             kind.tokens.observe(record.tokens)
         if kind.ttft is not None and record.first_byte is not None:
             kind.ttft.observe(record.first_byte - record.started)
-        if record.stream and record.first_byte is None and record.outcome == "client_left":
-            self._abandoned.observe(record.ended - record.started)
-        if record.stream and record.outcome == "ok":
+        if record.stream:
             self._streamed(record)
         if record.prefill_seconds is not None:
             self._prefill.observe(record.prefill_seconds)
         if record.api_key is not None:
-            by_key = self._counter(self._families.key_requests, record.api_key, record.outcome)
-            by_key.value += 1
-            self._counter(self._families.key_tokens, record.api_key).value += record.tokens
-        self._count_model(record)
-        self._chunks.value += record.chunks
-        self._bytes.value += record.bytes_out
-
-    def _count_model(self, record: RequestEnded) -> None:
-        """By model, and what its tokenizer made of the prompt."""
-        model, outcome = record.model, record.outcome
-        if model is None:
-            return
+            self._count_by_key(record.api_key, record)
         if record.prompt_tokens and record.text_bytes:
             self._estimated.value += record.tokens
             self._measured.value += record.prompt_tokens
-        counter = self._models.get((model, outcome))
-        if counter is None:
-            if model not in self._fleet.known_models():  # clients may name any
-                return
-            if len(self._models) >= MAX_MODEL_SERIES:
-                return
-            counter = self._counter(self._families.of_models, model, outcome)
-            self._models[model, outcome] = counter
-        counter.value += 1
+        of_model = self._models.get((record.model, record.outcome)) or self._model_counter(record)
+        if of_model is not None:
+            of_model.value += 1
+        self._chunks.value += record.chunks
+        self._bytes.value += record.bytes_out
+
+    def _count_by_key(self, name: str, record: RequestEnded) -> None:
+        self._counter(self._families.key_requests, name, record.outcome).value += 1
+        self._counter(self._families.key_tokens, name).value += record.tokens
+
+    def _model_counter(self, record: RequestEnded) -> BatchedCounter | None:
+        """The new counter of a model and an outcome; None if it is to be counted under none."""
+        model, outcome = record.model, record.outcome
+        if model is None or model not in self._fleet.known_models():  # clients may name any
+            return None
+        if len(self._models) >= MAX_MODEL_SERIES:
+            return None
+        counter = self._counter(self._families.of_models, model, outcome)
+        self._models[model, outcome] = counter
+        return counter
 
     def _streamed(self, record: RequestEnded) -> None:
         first, chunks = record.first_byte, record.chunks
-        if first is None or record.decode is None:
+        if record.outcome == "client_left" and first is None:
+            self._abandoned.observe(record.ended - record.started)
+        if record.outcome != "ok" or first is None or record.decode is None:
             return
         if record.prefilled_at is not None and not record.fallbacks:
             self._handover.observe(first - record.prefilled_at)

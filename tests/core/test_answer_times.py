@@ -49,3 +49,12 @@ def test_another_engine_begins_anew() -> None:
     times.reset()
     assert times.per_prompt_token(OVERHEAD) is None
     assert times.fit.sums.samples == 0
+
+
+def test_the_fit_has_one_answer_of_each_tick() -> None:
+    """It costs as much as a tenth of a request."""
+    times = AnswerTimes()
+    for ticks in (1, 2, 3):
+        answered(times, [100, 200, 300], ticks=1)
+        samples = times.fit.sums.samples
+        assert ticks - 0.1 < samples <= ticks
