@@ -2,8 +2,8 @@
 
 Of an answer of a few tokens, which comes whole, nobody sees when its prompt was computed. But what
 it took can be compared within a pool that shares requests: engines get the same mixture of answers,
-and the prompt tokens that it had to wait for, its own and those ahead of it, are known. A long
-prompt or a long queue is so no slowness.
+and the prompt tokens that it had to wait for, its own and those ahead of it, are known: so a long
+prompt or a long queue does not look like slowness.
 """
 
 from collections import deque

@@ -94,7 +94,7 @@ class CountedSpeed:
         return self._sequence_seconds / generated or None
 
     def observe(self, gauges: Gauges | None, speed: SpeedEstimator, own: int, now: float) -> bool:
-        """Learn from a scrape; None if it failed. `own`: this router's requests there.
+        """Learn from a scrape. `gauges`: None if it failed; `own`: this router's requests there.
 
         Returns whether many tokens have been generated since the last one that did not come: the
         engine is alive.
