@@ -21,7 +21,7 @@ MAX_SERIES: Final = 4096
 _LINE: Final = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting(?:_by_reason)?|num_preemptions_total"
     rb"|generation_tokens_total|(?:kv|gpu)_cache_usage_perc|prefix_cache_(?:queries|hits)_total"
-    rb"|cache_config_info)([{ \t][^\n]*)$",
+    rb"|request_success_total|cache_config_info)([{ \t][^\n]*)$",
     re.MULTILINE,
 )
 _NUMBER: Final = re.compile(rb"[0-9.eE+-]+")
@@ -36,12 +36,14 @@ Samples = Mapping[bytes, Sequence[float]]
 def read(text: bytes) -> Gauges:
     """Read the gauges; one that is missing or unreadable is None."""
     found: dict[bytes, list[float]] = {}
-    cache_tokens = 0
+    cache_tokens = block_tokens = 0
     for line in islice(_LINE.finditer(text), MAX_SERIES):
         name, rest = line.group(1, 2)
         labels, _, value = rest.rpartition(b"}")
         if name == b"cache_config_info":
-            cache_tokens += _cache_tokens(labels)
+            size, blocks = _number_in(labels, _BLOCK_SIZE), _number_in(labels, _BLOCKS)
+            cache_tokens += size * blocks
+            block_tokens = max(block_tokens, size)
         elif name != b"num_requests_waiting_by_reason" or b'reason="capacity"' in labels:
             number = _number(labels, value)
             if number is not None:
@@ -61,6 +63,8 @@ def read(text: bytes) -> Gauges:
         cache_tokens=cache_tokens or None,
         cache_queries=_sum(found, b"prefix_cache_queries_total"),
         cache_hits=_sum(found, b"prefix_cache_hits_total"),
+        block_tokens=block_tokens or None,
+        finished=_sum(found, b"request_success_total"),
     )
 
 
@@ -75,12 +79,10 @@ def of_rank(text: bytes, rank: int) -> bytes:
     return b"\n".join(line for line in text.split(b"\n") if label in line)
 
 
-def _cache_tokens(labels: bytes) -> int:
-    """Block size times number of blocks; summed over data-parallel ranks."""
-    size, blocks = _BLOCK_SIZE.search(labels), _BLOCKS.search(labels)
-    if size is None or blocks is None:
-        return 0
-    return int(size.group(1)) * int(blocks.group(1))
+def _number_in(labels: bytes, label: re.Pattern[bytes]) -> int:
+    """The number that a label has; 0 without it."""
+    found = label.search(labels)
+    return 0 if found is None else int(found.group(1))
 
 
 def _sum(found: Samples, name: bytes) -> int | None:

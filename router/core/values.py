@@ -298,6 +298,10 @@ class Gauges:
     """Prompt tokens that were looked up in its prefix cache since it started."""
     cache_hits: int | None = None
     """Those of them that were found there."""
+    block_tokens: int | None = None
+    """Tokens of a block of its KV cache."""
+    finished: int | None = None
+    """Requests that have ended since it started."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ NOTHING = Gauges()
 
 def test_a_recorded_idle_engine_has_no_load() -> None:
     assert read(sample("metrics.txt")) == Gauges(
-        running=0, waiting=0, kv_usage=0.0, queued=0, cache_tokens=32_768
+        running=0, waiting=0, kv_usage=0.0, queued=0, cache_tokens=32_768, block_tokens=32
     )
 
 
@@ -31,9 +31,17 @@ RUNNING = b'vllm:num_requests_running{engine="0",model_name="tiny"} '
         (
             b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="10"} 1.0\n'
             b'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="20"} 1.0\n',
-            Gauges(cache_tokens=480),
+            Gauges(cache_tokens=480, block_tokens=16),
         ),
-        (b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n', Gauges()),
+        (
+            b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n',
+            Gauges(block_tokens=16),
+        ),
+        (
+            b'vllm:request_success_total{engine="0",finished_reason="stop"} 3.0\n'
+            b'vllm:request_success_total{engine="0",finished_reason="abort"} 1.0\n',
+            Gauges(finished=4),
+        ),
         (RUNNING + b"3.0\r\n", Gauges(running=3)),
         (RUNNING + b"3.0 1700000000000\n", Gauges(running=3)),
         (RUNNING + b"3.0 -5 \n", Gauges(running=3)),

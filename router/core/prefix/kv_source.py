@@ -13,7 +13,9 @@ from router.core.values import Gauges
 __all__ = ["EngineCache", "EventCounts", "KVSource", "SourceState"]
 
 BLIND_TOKENS: Final = 8_192
-"""Prompt tokens that an engine has computed and announced nothing of: several steps' worth."""
+"""Prompt tokens that an engine has computed and announced nothing of: several steps' worth. The
+last block of each prompt is not counted: one that is not full is computed and never announced, so
+an engine that holds all its prompts already has nothing to announce."""
 
 DECAY: Final = 0.98
 """Factor on older requests' tokens, per request: the last fifty count."""
@@ -85,6 +87,17 @@ class KVSource:
         self.blocks.leave()
 
 
+class _Counted(NamedTuple):
+    """Counters of an engine at a scrape."""
+
+    computed: int
+    """Prompt tokens that were not found in its cache."""
+    requests: int
+    """Those that run or have ended."""
+    batches: int
+    """That have come from its sources."""
+
+
 class EngineCache:
     """The sources of one engine, and what came of the predictions that were made by them."""
 
@@ -97,9 +110,8 @@ class EngineCache:
         """Whether the engine's answers tell how many tokens it found."""
         self._predicted = self._measured = 0.0
         """The same as `predicted` and `measured`, lately."""
-        self._counted: tuple[int, int] | None = None
-        """The engine's counter of computed prompt tokens, and the batches that had come, when a
-        batch was last seen to have come."""
+        self._counted: _Counted | None = None
+        """The counters when a batch was last seen to have come."""
         self.is_blind = False
         self._gone = EventCounts()
         """Of sources that were replaced."""
@@ -176,13 +188,17 @@ class EngineCache:
         if gauges.cache_queries is None or gauges.cache_hits is None or not self.sources:
             self._counted, self.is_blind = None, False
             return
-        computed = gauges.cache_queries - gauges.cache_hits
-        batches = sum(source.batches for source in self.sources)
+        now = _Counted(
+            computed=gauges.cache_queries - gauges.cache_hits,
+            requests=(gauges.finished or 0) + (gauges.running or 0),
+            batches=sum(source.batches for source in self.sources),
+        )
         before = self._counted
-        if before is None or batches != before[1] or computed < before[0]:
-            self._counted, self.is_blind = (computed, batches), False
+        if before is None or now.batches != before.batches or now.computed < before.computed:
+            self._counted, self.is_blind = now, False
         else:
-            self.is_blind = computed - before[0] > BLIND_TOKENS
+            last_blocks = max(0, now.requests - before.requests) * (gauges.block_tokens or 0)
+            self.is_blind = now.computed - before.computed - last_blocks > BLIND_TOKENS
 
     def measure(self, predicted: int, found: int) -> None:
         """An engine found so many tokens of a prompt of which so many were predicted."""

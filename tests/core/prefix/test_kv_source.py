@@ -1,5 +1,7 @@
 """When an engine's events are relied on, and when not."""
 
+from dataclasses import replace
+
 import pytest
 
 from router.core.prefix import kv_source
@@ -92,6 +94,22 @@ def test_an_engine_that_computes_and_announces_nothing_is_blind(
     assert (cache.state, held(cache, index)) == (SourceState.BLIND, None)
     source.batches += 1
     cache.observe(computed(BLIND_TOKENS + 2))
+    assert cache.state is SourceState.LIVE
+
+
+def test_the_last_block_of_a_prompt_is_computed_and_never_announced(cache: EngineCache) -> None:
+    """Prompts that lie there whole but for ten tokens of a block of 16, and one that does not."""
+    cache.observe(replace(computed(0), block_tokens=16, finished=0, running=0))
+    cache.observe(replace(computed(10_000), block_tokens=16, finished=900, running=100))
+    assert cache.state is SourceState.LIVE
+    cache.observe(replace(computed(30_000), block_tokens=16, finished=1_001, running=0))
+    assert cache.is_blind
+
+
+def test_requests_that_ended_uncounted_blame_nobody(cache: EngineCache) -> None:
+    """vLLM need not count a request whose client has gone."""
+    cache.observe(replace(computed(0), block_tokens=16, finished=0, running=1_000))
+    cache.observe(replace(computed(BLIND_TOKENS), block_tokens=16, finished=0, running=0))
     assert cache.state is SourceState.LIVE
 
 
