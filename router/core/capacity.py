@@ -39,6 +39,9 @@ QUEUE_SECONDS = 0.5
 QUEUE_STEPS = 10.0
 """... and in the engine's seconds per token: a first token takes a few steps by itself."""
 
+FRESH_SECONDS = 2.0
+"""Age up to which a scrape tells whether requests wait."""
+
 PREFILL_SLACK = 2.0
 """... and in times of the prefill of the pending prompts at the best measured speed."""
 
@@ -167,28 +170,33 @@ class Capacity:
         self._waits = []
 
 
-def waits_for_slot(speed: SpeedEstimator, now: float) -> bool:
+def waits_for_slot(speed: SpeedEstimator, queue: "QueueDetector", now: float) -> bool:
     """Whether this router's requests show queueing: one has waited for its first token much longer
-    than its prefill explains, no later one overtook it, and others run."""
+    than its prefill explains, no later one overtook it, others run, and the engine does not say
+    that none waits."""
     waiting = speed.oldest_waiting
     if waiting is None or not speed.all_streams or speed.is_stalled:
         return False
     since, work = waiting
     prefill = PREFILL_SLACK * (speed.best_per_prompt_token or 0.0) * work
-    return now - since > max(QUEUE_SECONDS, QUEUE_STEPS * (speed.per_token or 0.0), prefill)
+    least = max(QUEUE_SECONDS, QUEUE_STEPS * (speed.per_token or 0.0), prefill)
+    return now - since > least and queue.allows(since, now)
 
 
 class QueueDetector:
     """Detects queueing by the engine's gauges, for requests whose TTFT is not seen here: unary
     ones, and those of other routers."""
 
-    __slots__ = ("_before", "is_queueing")
+    __slots__ = ("_at", "_before", "_queued", "is_queueing")
 
     def __init__(self) -> None:
         self._before: Gauges | None = None
+        self._at = -math.inf
+        self._queued: int | None = None
+        """Requests that wait for capacity by the last scrape; None if it does not tell."""
         self.is_queueing = False
 
-    def observe(self, gauges: Gauges | None, *, has_transfers: bool) -> None:
+    def observe(self, gauges: Gauges | None, now: float, *, has_transfers: bool) -> None:
         """Update from a scrape. Requests queue if, in two scrapes in a row, some wait for capacity
         while the number that run is steady (if it grows, the engine is still admitting them), or
         preemptions show a full KV cache.
@@ -197,20 +205,30 @@ class QueueDetector:
         wait for capacity separately (`num_requests_waiting_by_reason`); before, its gauge of
         waiting requests is not used for such engines.
         """
-        before, self._before = self._before, gauges
+        before, queued_before = self._before, self._queued
+        self._before, self._at = gauges, now
+        self._queued = None if gauges is None else _queued(gauges, has_transfers)
         self.is_queueing = (
             before is not None
             and gauges is not None
-            and _queued(before, has_transfers) > 0
-            and _queued(gauges, has_transfers) > 0
+            and bool(queued_before)
+            and bool(self._queued)
             and (_is_steady(before, gauges) or _has_preempted(before, gauges))
         )
 
+    def allows(self, since: float, now: float) -> bool:
+        """Whether a request that was sent at `since` may wait for a slot, by the engine's own word:
+        a slow prefill looks the same from outside. It may if the engine has not told lately, and
+        after `SURE_SECONDS` in any case."""
+        if self._queued is None or now - self._at > FRESH_SECONDS or now - since >= SURE_SECONDS:
+            return True
+        return self._queued > 0
 
-def _queued(gauges: Gauges, has_transfers: bool) -> int:
+
+def _queued(gauges: Gauges, has_transfers: bool) -> int | None:
     if gauges.queued is not None:
         return gauges.queued
-    return 0 if has_transfers else gauges.waiting or 0
+    return None if has_transfers else gauges.waiting
 
 
 def _is_steady(before: Gauges, now: Gauges) -> bool:

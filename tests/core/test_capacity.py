@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.capacity import (
     FORGET_SECONDS,
+    FRESH_SECONDS,
     HOLD_SECONDS,
     QUEUE_SECONDS,
     QUEUE_STEPS,
@@ -165,6 +166,10 @@ def test_the_limit_is_never_below_what_ran_lately(ticks: list[tuple[int, int, bo
 # What this router's own requests show.
 
 
+UNHEARD = QueueDetector()
+"""Of an engine whose gauges are not read."""
+
+
 def engine(gap: float = 0.02, streams: int = 4) -> SpeedEstimator:
     """An engine whose streams run."""
     speed = SpeedEstimator()
@@ -182,23 +187,23 @@ def ask(speed: SpeedEstimator, now: float, work: int = 10) -> LegTimer:
 def test_a_long_wait_for_a_first_token_is_a_queue() -> None:
     speed = engine()
     ask(speed, 1.0)
-    assert not waits_for_slot(speed, 1.0 + QUEUE_SECONDS)
-    assert waits_for_slot(speed, 1.1 + QUEUE_SECONDS)
+    assert not waits_for_slot(speed, UNHEARD, 1.0 + QUEUE_SECONDS)
+    assert waits_for_slot(speed, UNHEARD, 1.1 + QUEUE_SECONDS)
 
 
 def test_a_slow_engine_takes_its_steps() -> None:
     speed = engine(gap=0.2)
     ask(speed, 1.0)
-    assert not waits_for_slot(speed, 1.0 + QUEUE_STEPS * 0.2)
-    assert waits_for_slot(speed, 1.1 + QUEUE_STEPS * 0.2)
+    assert not waits_for_slot(speed, UNHEARD, 1.0 + QUEUE_STEPS * 0.2)
+    assert waits_for_slot(speed, UNHEARD, 1.1 + QUEUE_STEPS * 0.2)
 
 
 def test_a_long_prompt_takes_its_time() -> None:
     speed = engine()
     speed.best_per_prompt_token = 1e-4
     ask(speed, 1.0, work=60_000)
-    assert not waits_for_slot(speed, 12.0)
-    assert waits_for_slot(speed, 14.0)
+    assert not waits_for_slot(speed, UNHEARD, 12.0)
+    assert waits_for_slot(speed, UNHEARD, 14.0)
 
 
 def test_a_request_that_later_ones_overtook_waits_for_something_else() -> None:
@@ -206,20 +211,20 @@ def test_a_request_that_later_ones_overtook_waits_for_something_else() -> None:
     ask(speed, 1.0)
     ask(speed, 2.0).first_token(2.1)
     speed.tick(2.25)
-    assert not waits_for_slot(speed, 9.0)
+    assert not waits_for_slot(speed, UNHEARD, 9.0)
 
 
 def test_where_nothing_runs_no_request_waits_for_a_slot() -> None:
     speed = engine(streams=0)
     ask(speed, 1.0)
-    assert not waits_for_slot(speed, 9.0)
+    assert not waits_for_slot(speed, UNHEARD, 9.0)
 
 
 def test_an_engine_that_has_stopped_has_no_queue() -> None:
     speed = engine()
     ask(speed, 1.0)
     speed.is_stalled = True
-    assert not waits_for_slot(speed, 9.0)
+    assert not waits_for_slot(speed, UNHEARD, 9.0)
 
 
 def test_whoever_has_an_answer_or_left_waits_no_more() -> None:
@@ -235,8 +240,8 @@ def test_whoever_has_an_answer_or_left_waits_no_more() -> None:
 def queueing(*gauges: Gauges | None, has_transfers: bool = False) -> bool:
     """After these scrapes."""
     queue = QueueDetector()
-    for each in gauges:
-        queue.observe(each, has_transfers=has_transfers)
+    for second, each in enumerate(gauges):
+        queue.observe(each, float(second), has_transfers=has_transfers)
     return queue.is_queueing
 
 
@@ -276,3 +281,44 @@ def test_where_caches_are_transferred_only_the_gauge_by_reason_counts() -> None:
     known = Gauges(running=64, waiting=9, queued=5)
     assert not queueing(FULL, FULL, has_transfers=True)
     assert queueing(known, known, has_transfers=True)
+
+
+# Both.
+
+
+def waits_by(gauges: Gauges | None, *, seconds: float, has_transfers: bool = False) -> bool:
+    """Whether a request sent at 1.0 waits for a slot after so many seconds, by a scrape then."""
+    speed, queue = engine(), QueueDetector()
+    ask(speed, 1.0)
+    now = 1.0 + seconds
+    queue.observe(gauges, now, has_transfers=has_transfers)
+    return waits_for_slot(speed, queue, now)
+
+
+NONE_WAITS = Gauges(running=3, waiting=0)
+
+
+def test_where_the_engine_says_that_none_waits_the_prompt_is_slow() -> None:
+    late = SURE_SECONDS - 0.1
+    assert not waits_by(NONE_WAITS, seconds=late)
+    assert not waits_by(DEFERRED, seconds=late)
+    assert waits_by(FULL, seconds=late)
+
+
+def test_an_engine_that_tells_nothing_is_judged_by_requests_alone() -> None:
+    late = SURE_SECONDS - 0.1
+    assert waits_by(None, seconds=late)
+    assert waits_by(Gauges(running=3), seconds=late)
+    assert waits_by(NONE_WAITS, seconds=late, has_transfers=True)  # its gauge counts transfers too
+
+
+def test_an_engine_is_not_believed_for_ever() -> None:
+    assert waits_by(NONE_WAITS, seconds=SURE_SECONDS)
+
+
+def test_an_old_scrape_tells_nothing() -> None:
+    speed, queue = engine(), QueueDetector()
+    queue.observe(NONE_WAITS, 1.0, has_transfers=False)
+    ask(speed, 2.0)
+    assert not waits_for_slot(speed, queue, 1.0 + FRESH_SECONDS)
+    assert waits_for_slot(speed, queue, 1.1 + FRESH_SECONDS)

@@ -57,7 +57,7 @@ def test_the_page_tells_which_ranks_there_are() -> None:
 
 def test_a_rank_has_gauges_of_its_own() -> None:
     one = exposition.read(exposition.of_rank(PAGE, 1))
-    assert one == Gauges(running=5, waiting=2, cache_tokens=160)
+    assert one == Gauges(running=5, waiting=2, cache_tokens=160, block_tokens=16)
     assert exposition.read(exposition.of_rank(PAGE, 10)).running == 7
     assert exposition.read(PAGE).running == 15
 
