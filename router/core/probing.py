@@ -11,6 +11,7 @@ from random import Random
 import orjson
 
 from router.core.health import Health
+from router.core.leg_timer import LegTimer
 from router.core.member import Exclusion, Member
 from router.core.policies import Policy
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
@@ -31,6 +32,7 @@ __all__ = [
     "roles_that_use_speed",
     "seconds_to_health_probe",
     "speed_probe_body",
+    "speed_probe_leg",
     "speed_probe_tokens",
 ]
 
@@ -132,6 +134,13 @@ def speed_probe_work(member: Member) -> int:
     if shortest is None:
         return PREFILL_PROBE_TOKENS
     return max(1, min(PREFILL_PROBE_TOKENS, shortest // 2))
+
+
+def speed_probe_leg(member: Member, now: float) -> LegTimer:
+    """The timer of a probe that is sent now. What a decode engine takes for a prompt of a few
+    letters is its step, and tells nothing of what users' prompts take per token."""
+    work = speed_probe_work(member) if member.endpoint.role is Role.PREFILL else 0
+    return LegTimer(member.speed, None, work, now, tracks_first_token=True)
 
 
 def speed_probe_body(member: Member, rng: Random) -> bytes:

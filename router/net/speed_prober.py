@@ -74,8 +74,7 @@ class SpeedProber:
         connection = pool.take(replay=False) or await pool.connect()
         if isinstance(connection, Failure):
             return "failed"
-        work = probing.speed_probe_work(member)
-        leg = LegTimer(member.speed, None, work, time.monotonic(), tracks_first_token=True)
+        leg = probing.speed_probe_leg(member, time.monotonic())
         sink = _Sink(leg)
         body = probing.speed_probe_body(member, self._rng)
         try:

@@ -20,11 +20,12 @@ from router.core.probing import (
     roles_that_use_speed,
     seconds_to_health_probe,
     speed_probe_body,
+    speed_probe_leg,
     speed_probe_tokens,
     speed_probe_work,
 )
 from router.core.stall import Stall
-from router.core.values import Role
+from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, P0, candidate
 
 NO_ROLE: frozenset[Role] = frozenset()
@@ -147,3 +148,16 @@ def test_an_engine_that_is_drained_needs_no_speed_probe() -> None:
     assert needs_speed_probe(stalled, NO_ROLE, NOW)
     stalled.is_drained = True
     assert not needs_speed_probe(stalled, NO_ROLE, NOW)
+
+
+@pytest.mark.parametrize(("endpoint", "is_known"), [(D0, False), (P0, True)])
+def test_a_probe_of_a_few_letters_tells_nothing_of_prompts(
+    endpoint: Endpoint, is_known: bool
+) -> None:
+    """Its time is that of a step, and would be some hundred times what a token takes."""
+    asked = member(endpoint)
+    leg = speed_probe_leg(asked, NOW)
+    leg.first_token(NOW + 0.04)
+    leg.end(NOW + 0.2)
+    asked.speed.tick(NOW + 0.25)
+    assert (asked.speed.per_prompt_token is not None) is is_known

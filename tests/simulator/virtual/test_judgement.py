@@ -87,3 +87,14 @@ def test_a_slow_engine_is_avoided_where_answers_are_short_and_no_streams():
     assert healthy.max_over_mean_served < 1.05
     assert result.slowest_share < 0.01
     assert result.ttft_p99 < 1.3 * healthy.ttft_p99
+
+
+UNARY = Workload(7000, 300, Lengths(100, 0.8, 16_000), Lengths(60, 0.6, 2000), is_unary=True)
+"""Answers of a second or more, which come whole: only the engines' counters tell their speed."""
+
+
+def test_a_slow_engine_is_avoided_where_answers_come_whole() -> None:
+    """The router's own probes, with a prompt of a few letters, are the only streams."""
+    result = run(Scenario("unary", POOL, EngineModel(), UNARY, changes=(Speed(5.0, 0, 8.0),)))
+    since = [sample.loads[0] for sample in result.samples if 25.0 < sample.at < 35.0]
+    assert max(since) <= 8

@@ -5,7 +5,6 @@ engines, where net/speed_prober.py has a task for each.
 """
 
 from router.core import probing
-from router.core.leg_timer import LegTimer
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt
@@ -66,7 +65,7 @@ class SpeedProbes:
             return
         self.count += 1
         self._open[place] = probe
-        probe.leg = LegTimer(member.speed, None, work, now, tracks_first_token=True)
+        probe.leg = probing.speed_probe_leg(member, now)
 
         def give_up(then: float) -> None:
             if self._open.get(place) is probe:
