@@ -53,6 +53,7 @@ class CountedSpeed:
         "_expected",
         "_generated",
         "_own",
+        "_prompts_beside",
         "_seconds",
         "_seen",
         "_sequence_seconds",
@@ -74,7 +75,7 @@ class CountedSpeed:
     def _forget(self) -> None:
         self._agreed, self._differed = AGREED_SCRAPES, 0
         self._sequence_seconds = self._generated = self._expected = self._seen = 0.0
-        self._starts = 0.0
+        self._starts = self._prompts_beside = 0.0
 
     def _note(self, *, agrees: bool) -> None:
         self._agreed = self._agreed + 1 if agrees else self._agreed
@@ -82,16 +83,25 @@ class CountedSpeed:
         if self._differed >= DIFFERED_SCRAPES:
             self._agreed = 0
 
-    def per_token(self, now: float) -> float | None:
-        """Seconds between two tokens of a sequence; None where events tell it, or nothing does."""
+    @property
+    def agrees(self) -> bool:
+        """Whether events tell how many tokens are generated."""
+        return self._agreed >= AGREED_SCRAPES
+
+    def per_token(self, now: float, prompt_share: float = 0.0) -> float | None:
+        """Seconds between two tokens of a sequence, without what prompts took; None where events
+        tell it, or nothing does.
+
+        `prompt_share`: tokens that take as long as a prompt token beside them.
+        """
         generated = self._generated
         if (
-            self._agreed >= AGREED_SCRAPES
+            self.agrees
             or generated < max(RELIABLE_TOKENS, TOKENS_PER_REQUEST * self._starts)
             or now - self._at > FRESH_WINDOWS * self._seconds
         ):
             return None
-        return self._sequence_seconds / generated or None
+        return self._sequence_seconds / (generated + prompt_share * self._prompts_beside) or None
 
     def observe(self, gauges: Gauges | None, speed: SpeedEstimator, own: int, now: float) -> bool:
         """Learn from a scrape. `gauges`: None if it failed; `own`: this router's requests there.
@@ -117,11 +127,13 @@ class CountedSpeed:
         running = 0.5 * ((before.running or 0) + (gauges.running or 0))
         generated = gauges.generated - before.generated
         begun = self._counts.begun - counts.begun
+        computed = self._counts.computed - counts.computed
         events = self._counts.events - counts.events
         seen = events * speed.calibration.tokens_per_event + begun
         expected = generated * min(1.0, streams / running) if running else 0.0
         self._sequence_seconds = KEPT * self._sequence_seconds + running * self._seconds
         self._generated = KEPT * self._generated + generated
+        self._prompts_beside = KEPT * self._prompts_beside + running * computed
         self._expected = KEPT * self._expected + expected
         self._seen = KEPT * self._seen + seen
         self._starts = KEPT * self._starts + begun + (self._counts.untracked - counts.untracked)

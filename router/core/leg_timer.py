@@ -70,6 +70,11 @@ class LegTimer:
             if work:
                 speed.unary[self] = None
 
+    @property
+    def pending(self) -> int:
+        """Its own prompt tokens, while they are to be computed there."""
+        return 0 if self._lease is None else self._lease.pending
+
     def first_token(self, now: float) -> None:
         """The first token of a stream came."""
         self._answered(now, goes_on=True)
@@ -115,18 +120,16 @@ class LegTimer:
         """The prompt should be computed by now, though nothing came: it delays nobody any more."""
         lease = self._lease
         if lease is not None:
-            if self.speed.costs is not None:
-                self.speed.costs.new_tokens += float(lease.pending)
+            self.speed.computed += lease.pending
             lease.prefilled()
 
     def _answered(self, now: float, *, goes_on: bool) -> None:
         lease = self._lease
         if lease is not None:
             costs = self.speed.costs
-            if costs is not None:
-                if self._is_open and not self._is_paused:
-                    costs.observe(self.work, lease.pending, lease.loads, now - self.started)
-                costs.new_tokens += float(lease.pending)
+            if costs is not None and self._is_open and not self._is_paused:
+                costs.observe(self.work, lease.pending, lease.loads, now - self.started)
+            self.speed.computed += lease.pending
             lease.prefilled(goes_on=goes_on)
         if self._is_open and not self._is_paused:
             self.speed.on_first_token(self, now)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from router.core import outlier, pool_speed, served_models, stall
 from router.core.capacity import QueueDetector, waits_for_slot
+from router.core.interference import prompt_share_of
 from router.core.member import Member
 from router.core.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of
 from router.core.speed_estimator import TICK_SECONDS
@@ -195,6 +196,17 @@ class PoolMonitor:
             for member in members:
                 member.speed.prompt_overhead = int(overhead)
 
+    def _measure_interference(self, members: Sequence[Member], per_prompt_token: float) -> None:
+        """Find out how much prompts hold up streams: engines that compute more of them, or longer
+        ones, would look slow."""
+        share = prompt_share_of(
+            member.speed.interference
+            for member in members
+            if member.counted_speed.agrees and not member.view.is_slow
+        )
+        for member in members:
+            member.speed.prompt_share, member.speed.prompt_seconds = share, per_prompt_token
+
     def _judge(self, now: float) -> None:
         """Find stalled and slow engines, each among those with which it shares requests."""
         measured: list[float] = []
@@ -213,6 +225,8 @@ class PoolMonitor:
         median = pool_speed.pool_median(measured)
         computed = [member.speed.per_prompt_token for member in members]
         per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
+        if not is_prefill:
+            self._measure_interference(members, per_prompt_token or 0.0)
         cost = self._prompt_cost(per_prompt_token, median)
         noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
         exact = [pool_speed.slowdown(gap, median, noise) for gap in gaps]
@@ -229,7 +243,7 @@ class PoolMonitor:
         is_mixed = _is_mixed(members, slowdowns, reliable)
         for member, slowdown in zip(members, slowdowns, strict=True):
             member.median = median
-            counted = None if is_prefill else member.counted_speed.per_token(now)
+            counted = None if is_prefill else _counted(member, now)
             gap = member.speed.gap_when_active if counted is None else counted
             self._judge_stall(member, max(gap, median or 0.0), now)
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
@@ -401,10 +415,15 @@ def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
     speed = member.speed
     if is_prefill:
         return speed.per_prompt_token if speed.was_reliable else None
-    counted = member.counted_speed.per_token(now)
+    counted = _counted(member, now)
     if counted is not None:
         return counted
     return speed.per_token if speed.was_reliable else None
+
+
+def _counted(member: Member, now: float) -> float | None:
+    """Its seconds per token by its own counter, where events do not tell them."""
+    return member.counted_speed.per_token(now, member.speed.prompt_share)
 
 
 def _answer_times(members: Sequence[Member]) -> list[float | None]:

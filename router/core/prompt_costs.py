@@ -145,18 +145,15 @@ def overhead_of(fits: Iterable[LineFit]) -> float | None:
 class PromptCosts:
     """Of one engine, as `LegTimer` sees its first tokens."""
 
-    __slots__ = ("computing", "loading", "new_tokens", "recent_tokens")
+    __slots__ = ("computing", "loading", "recent_tokens")
 
     def __init__(self) -> None:
         self.computing = LineFit()
         """By the prompt tokens to be computed there, others' ahead of the own ones included."""
         self.loading = LineFit()
         """By the prompt tokens whose KV cache came from another engine: what a decode leg takes."""
-        self.new_tokens = 0.0
-        """Prompt tokens computed since the last tick, also of answers whose time tells nothing of
-        the prompt (unary ones, streams that were not read)."""
         self.recent_tokens = 0.0
-        """Those of the last seconds, about: `RECENT_SECONDS`."""
+        """Prompt tokens computed in the last seconds, about: `RECENT_SECONDS`."""
 
     def observe(self, ahead: int, own: int, loaded: int, seconds: float) -> None:
         """A first token came: it waited for `ahead` tokens, of which `own` were its request's, or
@@ -166,10 +163,9 @@ class PromptCosts:
         elif loaded:
             self.loading.add(float(loaded), max(0.0, seconds))
 
-    def tick(self) -> None:
-        """A quarter of a second has passed."""
-        self.recent_tokens = RECENT_DECAY * self.recent_tokens + self.new_tokens
-        self.new_tokens = 0.0
+    def tick(self, computed: float) -> None:
+        """A quarter of a second has passed, in which so many prompt tokens were computed."""
+        self.recent_tokens = RECENT_DECAY * self.recent_tokens + computed
 
     def reset(self) -> None:
         """It is a new engine."""

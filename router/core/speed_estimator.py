@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 from router.core.answer_times import Answers, AnswerTimes
 from router.core.calibration import Calibration
+from router.core.interference import Interference
 from router.core.prompt_costs import LineFit, PromptCosts
 from router.core.speed_totals import SharedTotals, SpeedTotals
 
@@ -59,6 +60,8 @@ BEST_PREFILL_DRIFT = 1.0025
 class _Bucket(NamedTuple):
     tokens: float
     stream_seconds: float
+    prompts_beside: float
+    """Prompt tokens computed, each as often as streams were open beside it."""
     prompt_work: int
     prompt_seconds: float
 
@@ -71,6 +74,8 @@ class EventCounts(NamedTuple):
     untracked: int = 0
     whole_tokens: int = 0
     """Tokens of unary answers and of probes."""
+    computed: float = 0.0
+    """Prompt tokens that it has computed."""
 
     @property
     def whole(self) -> tuple[int, int]:
@@ -87,6 +92,10 @@ class TimedLeg(Protocol):
     is_held: bool
     """Whether its first token comes, or is sure to come, later than its prompt was computed."""
 
+    @property
+    def pending(self) -> int:
+        """Its own prompt tokens, while they are to be computed there."""
+
     def prompt_computed(self) -> None:
         """Its prompt is not pending any more, as far as can be told."""
 
@@ -98,8 +107,10 @@ class SpeedEstimator:
     """
 
     __slots__ = (
+        "_ahead",
         "_at",
         "_buckets",
+        "_computing_since",
         "_counted",
         "_first_seconds",
         "_measured_at",
@@ -110,6 +121,7 @@ class SpeedEstimator:
         "_published",
         "_shared",
         "_stream_seconds",
+        "_ticked_at",
         "_waiting",
         "_whole_tokens",
         "answers",
@@ -117,8 +129,10 @@ class SpeedEstimator:
         "best_per_prompt_token",
         "busy_since",
         "calibration",
+        "computed",
         "costs",
         "gap_when_active",
+        "interference",
         "is_reliable",
         "is_stalled",
         "is_warm",
@@ -128,6 +142,8 @@ class SpeedEstimator:
         "per_prompt_token",
         "per_token",
         "prompt_overhead",
+        "prompt_seconds",
+        "prompt_share",
         "prompts",
         "streams",
         "surplus",
@@ -144,6 +160,8 @@ class SpeedEstimator:
         """Streams begun since the last tick."""
         self.untracked = 0
         """Unary legs since the last tick: their tokens are not seen as they come."""
+        self.computed = 0
+        """Prompt tokens computed there since the last tick, as far as can be told."""
         self.unary: dict[TimedLeg, None] = {}
         """Open legs whose first token is not seen, oldest first."""
         self.streams = 0
@@ -163,7 +181,8 @@ class SpeedEstimator:
         self.busy_since = 0.0
         """When it last got a request while nothing was open there."""
         self.per_token: float | None = None
-        """Seconds between two tokens of one stream; None if not known."""
+        """Seconds between two tokens of one stream, without what prompts took that were computed
+        meanwhile; None if not known."""
         self.gap_when_active = 0.0
         """`per_token` at the last tick with tokens: a stall does not count in it."""
         self.per_prompt_token: float | None = None
@@ -185,6 +204,16 @@ class SpeedEstimator:
         """Seconds to the first token by prompt tokens, of a prefill engine; None for others."""
         self.prompt_overhead = PROMPT_OVERHEAD
         """Fixed cost of a prefill, in prompt tokens, as its pool has it."""
+        self.interference = Interference()
+        """How prompts held up streams."""
+        self.prompt_share = 0.0
+        """Tokens of a stream that take as long as a prompt token beside it, as its pool has it."""
+        self.prompt_seconds = 0.0
+        """Seconds for which a prompt token is computed, as its pool has it; 0 if not known."""
+        self._ahead = 0.0
+        """Prompt tokens that count already, of a prompt that is not ready."""
+        self._computing_since = 0.0
+        """When a prompt was ready last, to the tick."""
         self.answers = AnswerTimes()
         """What short unary answers took."""
         self._counted = EventCounts()
@@ -193,7 +222,7 @@ class SpeedEstimator:
         self._prompt_seconds = 0.0
         self._shared = shared
         self._published = self._others = SpeedTotals()
-        self._at = 0.0
+        self._at = self._ticked_at = 0.0
         self._measured_at = math.inf
         self._buckets: deque[_Bucket] = deque(maxlen=MAX_BUCKETS)
 
@@ -206,6 +235,7 @@ class SpeedEstimator:
             before.begun + self.begun,
             before.untracked + self.untracked,
             before.whole_tokens + self._whole_tokens,
+            before.computed + self.computed,
         )
 
     @property
@@ -335,7 +365,7 @@ class SpeedEstimator:
                 answers=answers.number,
                 answer_work=answers.work,
                 answer_seconds=answers.seconds,
-                computed_tokens=0.0 if self.costs is None else self.costs.new_tokens,
+                computed_tokens=self.computed,
             )
         )
         oldest = next(iter(self._waiting), None)
@@ -364,8 +394,7 @@ class SpeedEstimator:
         self.last_token_at = max(self.last_token_at, others.last_token_at)
         self.busy_since = max(self.busy_since, others.busy_since)
         self._newest_begun = max(self._newest_begun, others.newest_begun)
-        if self.costs is not None:
-            self.costs.new_tokens += others.computed_tokens
+        self.computed += int(others.computed_tokens)
 
     def settle_prompts(self, per_prompt_token: float | None, now: float) -> None:
         """The prompts of unary legs that should be computed by now are not pending any more.
@@ -413,18 +442,28 @@ class SpeedEstimator:
             self._forget()
         self._drop_overtaken()
         self._note_best_prefill()
+        computed = self._newly_computed(now)
+        seconds, self._ticked_at = now - self._ticked_at, now
+        streams = self._stream_seconds / seconds if seconds > 0.0 else 0.0
         self._buckets.appendleft(
-            _Bucket(tokens, self._stream_seconds, self._prompt_work, self._prompt_seconds)
+            _Bucket(
+                tokens,
+                self._stream_seconds,
+                computed * streams,
+                self._prompt_work,
+                self._prompt_seconds,
+            )
         )
-        self._counted = self.counted
+        counted, before = self.counted, self._counted.computed
+        self._counted = counted._replace(computed=before + computed)
         has_whole = self._whole_tokens > 0
-        self.tokens = self._whole_tokens = self.begun = self.untracked = 0
+        if self.costs is not None:
+            self.costs.tick(self.computed)
+        self.tokens = self._whole_tokens = self.begun = self.untracked = self.computed = 0
         self._stream_seconds = self._first_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
         self._measure()
         self.answers.tick()
-        if self.costs is not None:
-            self.costs.tick()
         # A unary answer of enough tokens is reliable by itself.
         self.was_reliable = self.was_reliable or self.is_reliable or has_whole
         if has_tokens:
@@ -447,12 +486,26 @@ class SpeedEstimator:
             self.costs.reset()
         if self.prompts is not None:
             self.prompts = LineFit()
+        self.interference = Interference()
         self._buckets.clear()
 
     def _pass(self, now: float) -> None:
         """Count the stream seconds up to now, none if the clock went back."""
         self._stream_seconds += self.streams * max(0.0, now - self._at)
         self._at = now
+
+    def _newly_computed(self, now: float) -> float:
+        """Prompt tokens computed since the last tick. Of a prompt that is not ready as many count
+        as others take so long for: a long one would else count all at once, when it is ready."""
+        if self.computed:
+            self._computing_since = now
+        ahead = 0.0
+        first = next(iter(self._waiting or self.unary), None)
+        if first is not None and self.prompt_seconds:
+            since = max(first.started, self._computing_since)
+            ahead = min(float(first.pending), max(0.0, now - since) / self.prompt_seconds)
+        before, self._ahead = self._ahead, ahead
+        return max(0.0, self.computed + ahead - before)
 
     def _drop_overtaken(self) -> None:
         """A request that was overtaken waits for something else than a slot or its turn to compute
@@ -472,12 +525,13 @@ class SpeedEstimator:
             self.best_per_prompt_token = best * BEST_PREFILL_DRIFT
 
     def _measure(self) -> None:
-        tokens, seconds, work, prompt_seconds = 0.0, 0.0, 0, 0.0
+        tokens, seconds, beside, work, prompt_seconds = 0.0, 0.0, 0.0, 0, 0.0
         for place, bucket in enumerate(self._buckets):
             if place >= MIN_BUCKETS and tokens >= RELIABLE_TOKENS:
                 break
             tokens += bucket.tokens
             seconds += bucket.stream_seconds
+            beside += bucket.prompts_beside
             work += bucket.prompt_work
             prompt_seconds += bucket.prompt_seconds
         timed = sum(bucket.stream_seconds > 0 for bucket in islice(self._buckets, MIN_BUCKETS))
@@ -485,7 +539,8 @@ class SpeedEstimator:
         self.is_reliable = is_prefill or (tokens >= RELIABLE_TOKENS and timed == MIN_BUCKETS)
         if tokens:
             if seconds:
-                measured = seconds / tokens
+                self.interference.add(tokens, beside, seconds)
+                measured = seconds / (tokens + self.prompt_share * beside)
                 weight = min(1.0, tokens / RELIABLE_TOKENS) if self.per_token is not None else 1.0
                 self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
         elif seconds and self.all_streams:  # none came: the gap is at least the time since

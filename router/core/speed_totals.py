@@ -26,7 +26,7 @@ class SpeedTotals(NamedTuple):
     answer_work: float = 0.0
     answer_seconds: float = 0.0
     computed_tokens: float = 0.0
-    """Prompt tokens computed there, where their costs are measured."""
+    """Prompt tokens computed there."""
     streams: float = 0.0
     surplus: float = 0.0
     """Sequences of `streams` beyond the first one of each request."""

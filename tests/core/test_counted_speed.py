@@ -116,3 +116,13 @@ def test_an_engine_whose_requests_are_not_seen_to_run_tells_nothing() -> None:
         engine.counted.observe(gauges, engine.speed, 4, second)
         engine.counted._sequence_seconds = 0.0
     assert engine.counted.per_token(2.0) is None
+
+
+def test_what_prompts_took_does_not_count() -> None:
+    engine = Engine(0, held=4)
+    for _ in range(6):
+        engine.speed.computed += 4000
+        engine.run(1, gap=2 * GAP)
+    share = 1 / (2 * GAP) / 4000  # as much as the tokens of one sequence
+    assert engine.per_token == pytest.approx(2 * GAP)
+    assert engine.counted.per_token(engine.now, share) == pytest.approx(GAP)

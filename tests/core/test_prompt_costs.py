@@ -139,7 +139,7 @@ def test_a_prompt_counts_with_those_ahead_of_it() -> None:
     leg.first_token(1.4)
     costs = costs_of(speed)
     assert line_of(costs.computing).seconds(4000.0) == pytest.approx(0.4)
-    assert costs.new_tokens == 1000.0
+    assert speed.computed == 1000
     assert costs.loading.sums is NOTHING
 
 
@@ -149,7 +149,7 @@ def test_a_cache_that_comes_from_another_engine_counts_as_loaded() -> None:
     costs = costs_of(speed)
     assert line_of(costs.loading).seconds(2000.0) == pytest.approx(0.2)
     assert costs.computing.sums is NOTHING
-    assert costs.new_tokens == 0.0
+    assert speed.computed == 0
 
 
 @pytest.mark.parametrize(("own", "loads"), [(1000, 0), (0, 1000)])
@@ -160,7 +160,7 @@ def test_a_leg_whose_client_did_not_read_tells_nothing(own: int, loads: int) -> 
     leg.first_token(5.1)
     assert costs_of(speed).computing.sums is NOTHING
     assert costs_of(speed).loading.sums is NOTHING
-    assert costs_of(speed).new_tokens == own
+    assert speed.computed == own
 
 
 def test_a_unary_answer_tells_nothing_of_its_first_token_and_was_computed_there() -> None:
@@ -170,7 +170,7 @@ def test_a_unary_answer_tells_nothing_of_its_first_token_and_was_computed_there(
     leg = LegTimer(speed, lease, lease.pending_there, 0.0, tracks_first_token=False)
     leg.unary_answer(3.0, 100)
     assert costs_of(speed).computing.sums is NOTHING
-    assert costs_of(speed).new_tokens == 100.0
+    assert speed.computed == 100
 
 
 def test_a_unary_prompt_is_counted_once_also_when_its_answer_comes_much_later() -> None:
@@ -179,9 +179,9 @@ def test_a_unary_prompt_is_counted_once_also_when_its_answer_comes_much_later() 
     lease = Ledger().lease(D0, 100, 100)
     leg = LegTimer(speed, lease, lease.pending_there, 0.0, tracks_first_token=False)
     speed.settle_prompts(0.001, 1.0)
-    assert costs_of(speed).new_tokens == 100.0
+    assert speed.computed == 100
     leg.unary_answer(9.0, 500)
-    assert costs_of(speed).new_tokens == 100.0
+    assert speed.computed == 100
 
 
 def test_a_new_engine_begins_anew() -> None:
@@ -225,7 +225,7 @@ def test_what_other_workers_let_it_compute_counts() -> None:
     others = Elsewhere(500.0)
     speed = SpeedEstimator(others)
     speed.costs = PromptCosts()
-    speed.costs.new_tokens = 1000.0
+    speed.computed = 1000
     speed.sync(1.0)
     speed.tick(1.0)
     speed.sync(1.25)
@@ -240,3 +240,4 @@ def test_nothing_is_measured_where_nobody_wants_to_know() -> None:
     speed.tick(1.0)
     assert speed.costs is None
     assert others.published.computed_tokens == 0.0
+    assert speed.counted.computed == 500.0

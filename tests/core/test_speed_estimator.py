@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.core.ledger import Ledger
 from router.core.leg_timer import LegTimer
 from router.core.speed_estimator import (
     FORGET_SECONDS,
@@ -12,6 +13,7 @@ from router.core.speed_estimator import (
     EventCounts,
     SpeedEstimator,
 )
+from tests.core.fixtures import D0
 
 
 def run(speed: SpeedEstimator, seconds: float, *, gap: float | None, at: float = 0.0) -> float:
@@ -161,3 +163,58 @@ def test_a_probes_tokens_count_as_tokens_whatever_events_carry() -> None:
     speed.tick(0.75)
     assert speed.per_token == pytest.approx(0.1)
     assert speed.was_reliable
+
+
+# Prompts that are computed beside streams.
+
+STEP, PER_PROMPT_TOKEN = 0.02, 0.000125
+SHARE = PER_PROMPT_TOKEN / STEP
+
+
+def beside_prompts(
+    speed: SpeedEstimator, prompt: int, *, pause: float = 0.0, seconds: float = 8.0
+) -> list[float]:
+    """Four streams, and one prompt after the other of so many tokens, with pauses, computed in
+    steps of 2,048 at most; seconds per token at each tick, the first two seconds left out."""
+    speed.prompt_share, speed.prompt_seconds = SHARE, PER_PROMPT_TOKEN
+    for _ in range(4):
+        open_leg(speed)
+    ledger, now, ticked, measured = Ledger(), 0.0, 0.0, []
+    left, leg, again = 0, None, 0.0
+    while now < seconds:
+        if leg is None and now >= again:
+            lease, left = ledger.lease(D0, prompt, prompt), prompt
+            leg = LegTimer(speed, lease, prompt, now, tracks_first_token=True)
+        part = min(left, 2048)
+        now += STEP + part * PER_PROMPT_TOKEN
+        left -= part
+        while ticked + TICK_SECONDS < now:
+            ticked += TICK_SECONDS
+            speed.tick(ticked)
+            if ticked > 2.0 and speed.per_token is not None:
+                measured.append(speed.per_token)
+        speed.tokens += 4
+        if leg is not None and not left:
+            leg.first_token(now)
+            leg.end(now)
+            leg, again = None, now + pause
+    return measured
+
+
+@pytest.mark.parametrize("prompt", [300, 1500, 16_000])
+@pytest.mark.parametrize("pause", [0.0, 0.3, 3.0])
+def test_an_engine_is_not_slow_while_it_computes_prompts(prompt: int, pause: float) -> None:
+    for per_token in beside_prompts(SpeedEstimator(), prompt, pause=pause):
+        assert 0.6 * STEP < per_token < 1.7 * STEP
+
+
+def test_a_prompt_whose_client_left_counts_as_far_as_it_was_computed() -> None:
+    speed = SpeedEstimator()
+    speed.prompt_seconds = PER_PROMPT_TOKEN
+    open_leg(speed)
+    leg = LegTimer(speed, Ledger().lease(D0, 16_000, 16_000), 16_000, 0.0, tracks_first_token=True)
+    speed.tick(0.25)
+    assert speed.counted.computed == pytest.approx(2000.0)
+    leg.end(0.3)
+    speed.tick(0.5)
+    assert speed.counted.computed == pytest.approx(2000.0)

@@ -89,6 +89,32 @@ def test_a_slow_engine_is_avoided_where_answers_are_short_and_no_streams():
     assert result.ttft_p99 < 1.3 * healthy.ttft_p99
 
 
+LONG_PROMPTS = EngineModel(prefill_tokens_per_second=8000.0, max_num_batched_tokens=2048)
+"""A step that computes prompts takes up to fourteen times as long as one that does not."""
+
+
+@pytest.mark.parametrize("prompt", [Lengths(1500, 0.5, 16_000), Lengths(8000, 0.6, 30_000)])
+def test_engines_that_compute_prompts_are_not_slow(prompt: Lengths) -> None:
+    """Half of their time, or nearly all of it, they compute prompts, and streams wait meanwhile."""
+    streams = 100 if prompt.median < 5000 else 40
+    work = Workload(14 * streams, streams, prompt, Lengths(60, 0.5, 600))
+    asked = Scenario("prompts", POOL, LONG_PROMPTS, work)
+    least_loaded = run(asked, "least_loaded")
+    result = run(asked)
+    assert result.ttft_p50 < 1.1 * least_loaded.ttft_p50
+    assert result.e2e_p99 < 1.1 * least_loaded.e2e_p99
+    assert max(engine.longest_starved for engine in result.engines) < 5.0
+    if prompt.median < 5000:  # as many streams on an engine that chance is small
+        assert max(engine.oscillation for engine in result.engines) < 0.1
+
+
+def test_a_slow_engine_that_computes_prompts_is_avoided() -> None:
+    work = Workload(1400, 100, Lengths(1500, 0.5, 16_000), Lengths(60, 0.5, 600))
+    result = run(Scenario("prompts", POOL, LONG_PROMPTS, work, changes=(Speed(10.0, 0, 8.0),)))
+    since = [sample.loads[0] for sample in result.samples if 40.0 < sample.at < 55.0]
+    assert max(since) <= 2
+
+
 UNARY = Workload(7000, 300, Lengths(100, 0.8, 16_000), Lengths(60, 0.6, 2000), is_unary=True)
 """Answers of a second or more, which come whole: only the engines' counters tell their speed."""
 
