@@ -88,20 +88,25 @@ class CountedSpeed:
         """Whether events tell how many tokens are generated."""
         return self._agreed >= AGREED_SCRAPES
 
-    def per_token(self, now: float, prompt_share: float = 0.0) -> float | None:
+    def per_token(
+        self, now: float, prompt_share: float = 0.0, usual: float | None = None
+    ) -> float | None:
         """Seconds between two tokens of a sequence, without what prompts took; None where events
         tell it, or nothing does.
 
-        `prompt_share`: tokens that take as long as a prompt token beside them.
+        `prompt_share`: tokens that take as long as a prompt token beside them. `usual`: what others
+        take. An engine that is so slow that it generates few tokens is judged by those that others
+        would have generated.
         """
-        generated = self._generated
+        generated, seconds = self._generated, self._sequence_seconds
+        least = max(RELIABLE_TOKENS, TOKENS_PER_REQUEST * self._starts)
         if (
             self.agrees
-            or generated < max(RELIABLE_TOKENS, TOKENS_PER_REQUEST * self._starts)
+            or (generated < least and (usual is None or seconds < least * usual))
             or now - self._at > FRESH_WINDOWS * self._seconds
         ):
             return None
-        return self._sequence_seconds / (generated + prompt_share * self._prompts_beside) or None
+        return seconds / max(1.0, generated + prompt_share * self._prompts_beside) or None
 
     def observe(self, gauges: Gauges | None, speed: SpeedEstimator, own: int, now: float) -> bool:
         """Learn from a scrape. `gauges`: None if it failed; `own`: this router's requests there.

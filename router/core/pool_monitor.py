@@ -423,7 +423,7 @@ def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
 
 def _counted(member: Member, now: float) -> float | None:
     """Its seconds per token by its own counter, where events do not tell them."""
-    return member.counted_speed.per_token(now, member.speed.prompt_share)
+    return member.counted_speed.per_token(now, member.speed.prompt_share, member.median)
 
 
 def _answer_times(members: Sequence[Member]) -> list[float | None]:

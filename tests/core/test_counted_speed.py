@@ -118,6 +118,19 @@ def test_an_engine_whose_requests_are_not_seen_to_run_tells_nothing() -> None:
     assert engine.counted.per_token(2.0) is None
 
 
+def test_an_engine_that_generates_few_tokens_is_judged_by_those_that_others_would_have() -> None:
+    engine = Engine(0, held=4)
+    engine.run(3)
+    engine.run(8, gap=1.0)
+    assert engine.per_token is None
+    assert engine.counted.per_token(engine.now, usual=GAP) == pytest.approx(1.0, rel=0.3)
+    engine.run(6, gap=1000.0)
+    seconds = engine.counted.per_token(engine.now, usual=GAP)
+    assert seconds is not None
+    assert seconds > 2.0
+    assert engine.counted.per_token(engine.now, usual=1.0) is None
+
+
 def test_what_prompts_took_does_not_count() -> None:
     engine = Engine(0, held=4)
     for _ in range(6):
