@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from router.core import outlier, pool_speed, served_models, stall
+from router.core.answer_times import reliable_answers
 from router.core.capacity import QueueDetector, waits_for_slot
 from router.core.interference import prompt_share_of
 from router.core.member import Member
@@ -432,7 +433,8 @@ def _answer_times(members: Sequence[Member]) -> list[float | None]:
     if not any(fit.sums.samples for fit in fits):
         return []
     overhead = overhead_of(fits) or MAX_OVERHEAD
-    return [member.speed.answers.per_prompt_token(overhead) for member in members]
+    least = reliable_answers(member.speed.answers for member in members)
+    return [member.speed.answers.per_prompt_token(overhead, least) for member in members]
 
 
 def _is_mixed(

@@ -365,6 +365,7 @@ class SpeedEstimator:
                 answers=answers.number,
                 answer_work=answers.work,
                 answer_seconds=answers.seconds,
+                answer_squares=answers.squares,
                 computed_tokens=self.computed,
             )
         )
@@ -390,7 +391,11 @@ class SpeedEstimator:
         self._stream_seconds += others.stream_seconds
         self._prompt_work += int(others.prompt_work)
         self._prompt_seconds += others.prompt_seconds
-        self.answers.add_others(Answers(others.answers, others.answer_work, others.answer_seconds))
+        self.answers.add_others(
+            Answers(
+                others.answers, others.answer_work, others.answer_seconds, others.answer_squares
+            )
+        )
         self.last_token_at = max(self.last_token_at, others.last_token_at)
         self.busy_since = max(self.busy_since, others.busy_since)
         self._newest_begun = max(self._newest_begun, others.newest_begun)

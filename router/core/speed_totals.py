@@ -25,6 +25,7 @@ class SpeedTotals(NamedTuple):
     """Short unary answers; the prompt tokens ahead of them; what they took."""
     answer_work: float = 0.0
     answer_seconds: float = 0.0
+    answer_squares: float = 0.0
     computed_tokens: float = 0.0
     """Prompt tokens computed there."""
     streams: float = 0.0

@@ -2,10 +2,17 @@
 
 import pytest
 
-from router.core.answer_times import MAX_BUCKETS, RELIABLE_ANSWERS, AnswerTimes
+from router.core.answer_times import (
+    MAX_BUCKETS,
+    RELIABLE_ANSWERS,
+    Answers,
+    AnswerTimes,
+    reliable_answers,
+)
 
 BASE, PER_TOKEN = 0.05, 0.0001
 OVERHEAD = BASE / PER_TOKEN
+FEW = int(RELIABLE_ANSWERS)
 
 
 def answered(
@@ -27,14 +34,14 @@ def test_a_long_prompt_or_queue_is_no_slowness(work: int) -> None:
 
 def test_few_answers_tell_nothing() -> None:
     times = AnswerTimes()
-    assert answered(times, [100] * (RELIABLE_ANSWERS - 1)) is None
+    assert answered(times, [100] * (FEW - 1)) is None
     assert answered(times, [100]) is not None
 
 
 def test_the_last_second_counts_where_there_are_enough() -> None:
     times = AnswerTimes()
     answered(times, [100] * 100)
-    assert answered(times, [100] * RELIABLE_ANSWERS, factor=8.0) == pytest.approx(8 * PER_TOKEN)
+    assert answered(times, [100] * FEW, factor=8.0) == pytest.approx(8 * PER_TOKEN)
 
 
 def test_without_answers_it_is_forgotten() -> None:
@@ -58,3 +65,39 @@ def test_the_fit_has_one_answer_of_each_tick() -> None:
         answered(times, [100, 200, 300], ticks=1)
         samples = times.fit.sums.samples
         assert ticks - 0.1 < samples <= ticks
+
+
+def of_seconds(*seconds: float) -> AnswerTimes:
+    """Answers that took so long."""
+    times = AnswerTimes()
+    for each in seconds:
+        times.add(100, each)
+    times.tick()
+    return times
+
+
+def test_answers_that_differ_tell_the_speed_only_together() -> None:
+    """One in ten has thirty tokens."""
+    engine = of_seconds(*[0.03] * 90, *[0.6] * 10)
+    least = reliable_answers([engine])
+    assert 50 < least < 200
+    assert engine.per_prompt_token(OVERHEAD, least) is not None
+    assert of_seconds(*[0.03] * 9, 0.6).per_prompt_token(OVERHEAD, least) is None
+
+
+def test_that_an_engine_is_slower_than_others_is_no_difference_of_answers() -> None:
+    engines = [of_seconds(*[0.03] * 20), of_seconds(*[0.24] * 20), AnswerTimes()]
+    assert reliable_answers(engines) == RELIABLE_ANSWERS
+    assert reliable_answers([]) == RELIABLE_ANSWERS
+    assert reliable_answers([of_seconds(*[0.0] * 9)]) == RELIABLE_ANSWERS
+
+
+def test_how_much_they_differed_is_forgotten() -> None:
+    engine = of_seconds(*[0.03] * 9, 0.6)
+    for _ in range(5 * MAX_BUCKETS):
+        engine.add(100, 0.03)
+        engine.tick()
+    assert reliable_answers([engine]) == RELIABLE_ANSWERS
+    for _ in range(MAX_BUCKETS):
+        engine.tick()
+    assert engine.lately == Answers()

@@ -124,3 +124,14 @@ def test_a_slow_engine_is_avoided_where_answers_come_whole() -> None:
     result = run(Scenario("unary", POOL, EngineModel(), UNARY, changes=(Speed(5.0, 0, 8.0),)))
     since = [sample.loads[0] for sample in result.samples if 25.0 < sample.at < 35.0]
     assert max(since) <= 8
+
+
+def test_engines_that_give_short_answers_of_unequal_length_are_not_slow():
+    """Half of them have one token or two, and one in ten has thirty: what eight of them take
+    differs by a factor of three by chance."""
+    work = replace(SHORT, requests=6000, prompt=Lengths(300), output=Lengths(2, 1.8, 31))
+    asked = Scenario("short", POOL, EngineModel(), work)
+    least_loaded = run(asked, "least_loaded")
+    result = run(asked)
+    assert max(engine.longest_starved for engine in result.engines) < 5.0
+    assert result.ttft_p99 < 1.1 * least_loaded.ttft_p99
