@@ -17,6 +17,7 @@ __all__ = [
     "HeadersTooLarge",
     "InternalError",
     "LengthRequired",
+    "LimitReached",
     "MethodNotAllowed",
     "NoEngine",
     "NoPartner",
@@ -191,8 +192,8 @@ class Overloaded(RouterError):
 
 
 class TooManyRequests(RouterError):
-    """The queue is full, or an API key's limit is reached. `of`: requests or tokens, of which none
-    are left."""
+    """More come than are let in: the queue is full. `of`: requests or tokens, of which none are
+    left."""
 
     status = 429
     type = "RateLimitError"
@@ -205,6 +206,17 @@ class TooManyRequests(RouterError):
     def header_lines(self) -> bytes:
         """When to come again, as OpenAI tells it too."""
         return super().header_lines() + RATE_LIMIT % (self._of, self._of, self.retry_after)
+
+
+class LimitReached(TooManyRequests):
+    """An API key's limit is reached. `limit`: requests or tokens (per minute) or streams (at a
+    time)."""
+
+    def __init__(
+        self, message: str, limit: str = "requests", retry_after: int | None = None
+    ) -> None:
+        super().__init__(message, retry_after, "tokens" if limit == "tokens" else "requests")
+        self.limit = limit
 
 
 class Unhealthy(RouterError):

@@ -13,6 +13,7 @@ __all__ = [
     "Decided",
     "Event",
     "FellBack",
+    "KeyRefused",
     "LegAnswered",
     "LegDone",
     "LegFailed",
@@ -85,6 +86,16 @@ class FellBack:
 
     leg: Role
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRefused:
+    """A request was refused because its API key had reached a limit."""
+
+    api_key: str
+    """The key's name."""
+    limit: str
+    """requests, tokens or streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +217,7 @@ Event = (
     | LegDone
     | LegFailed
     | FellBack
+    | KeyRefused
     | Chosen
     | Decided
     | RequestEnded

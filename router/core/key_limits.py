@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from router.core.errors import TooManyRequests
+from router.core.errors import LimitReached
 
 __all__ = ["NO_LIMITS", "KeyLimits", "KeyUsage"]
 
@@ -27,6 +27,12 @@ class KeyLimits:
     """Of prompts, as estimated, per minute."""
     streams: int | None = None
     """At a time."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What is limited: requests, tokens, streams."""
+        of = {"requests": self.requests, "tokens": self.tokens, "streams": self.streams}
+        return tuple(kind for kind, limit in of.items() if limit is not None)
 
     def share(self, processes: int) -> "KeyLimits":
         """What one of so many processes allows."""
@@ -94,18 +100,20 @@ class KeyUsage:
         self._tokens.configure(limits.tokens)
 
     def enter(self, tokens: int, now: float, *, is_stream: bool) -> None:
-        """A request comes. Raises TooManyRequests, and then nothing is taken; else a stream is to
+        """A request comes. Raises LimitReached, and then nothing is taken; else a stream is to
         be given back by `leave`."""
         limits = self._limits
         if is_stream and limits.streams is not None and self.streams >= limits.streams:
-            raise TooManyRequests("This API key has as many streams as it may have at a time.")
+            raise LimitReached(
+                "This API key has as many streams as it may have at a time.", "streams"
+            )
         for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
             wait = bucket.wait(now)
             if wait > 0.0:
-                raise TooManyRequests(
+                raise LimitReached(
                     f"This API key has used up its {what} per minute.",
+                    what,
                     retry_after=max(1, math.ceil(wait)),
-                    of=what,
                 )
         self._requests.take(1.0)
         self._tokens.take(float(tokens))

@@ -1,10 +1,11 @@
 """A file of API keys, read again when it changes, and what is taken with each of them."""
 
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from router.core.api_keys import ApiKeys
-from router.core.key_limits import NO_LIMITS, KeyUsage
+from router.core.key_limits import NO_LIMITS, KeyLimits, KeyUsage
 from router.net.watched_files import WatchedFiles
 
 __all__ = ["KeyFile"]
@@ -15,13 +16,19 @@ log = logging.getLogger(__name__)
 class KeyFile:
     """The keys of a file. Raises OSError or ValueError if it cannot be read now; later a file that
     is wrong is logged, and the keys that were read last remain. Each of `processes` allows its
-    share of a key's limits."""
+    share of a key's limits. `on_limits` gets the limits by name, whenever they were read."""
 
-    def __init__(self, path: Path, processes: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        processes: int = 1,
+        on_limits: Callable[[Mapping[str, KeyLimits]], None] = lambda _: None,
+    ) -> None:
         self.path = path
         self.usages: dict[str, KeyUsage] = {}
         """By name, of keys that have limits."""
         self._processes = processes
+        self._on_limits = on_limits
         self._file = WatchedFiles(path)
         self._is_away = False
         """Whether it could not be read when it was last tried."""
@@ -54,4 +61,5 @@ class KeyFile:
             usage = usages[name] = self.usages.get(name) or KeyUsage(share)
             usage.configure(share)
         self.usages = usages
+        self._on_limits(keys.limits)
         return keys

@@ -11,7 +11,8 @@ from typing import Final
 
 from router.core import facts as facts_of
 from router.core.api_keys import check_key
-from router.core.errors import BodyTooSlow, RouterError
+from router.core.errors import BodyTooSlow, LimitReached, RouterError
+from router.core.events import KeyRefused
 from router.core.large_body import LARGE_BYTES, SMALL_BYTES, is_large
 from router.core.request_head import check_head, check_size, declared_size
 from router.core.values import Facts
@@ -134,13 +135,19 @@ class ServedRequest(PlanRunner):
     # Admission.
 
     def _count(self, facts: Facts, keys: KeyFile, now: float) -> None:
-        """Count the request by its API key. Raises TooManyRequests if that has a limit, and has
-        reached it."""
-        usage = keys.usages.get(self.record.api_key or "")
-        if usage is not None:
+        """Count the request by its API key. Raises LimitReached where that has a limit, and
+        has reached it."""
+        name = self.record.api_key or ""
+        usage = keys.usages.get(name)
+        if usage is None:
+            return
+        try:
             usage.enter(facts.tokens, now, is_stream=facts.stream)
-            if facts.stream:
-                self._usage = usage
+        except LimitReached as error:
+            self._network.observe(KeyRefused(name, error.limit))
+            raise
+        if facts.stream:
+            self._usage = usage
 
     def _enter(self, facts: Facts, gate: AdmissionGate) -> bool:
         """Whether the request is let in; else it waits, or TooManyRequests is raised."""

@@ -171,6 +171,12 @@ class Families:
         self.key_tokens = counter(
             "pd_router_api_key_input_tokens", "Their estimated input tokens.", ["api_key"]
         )
+        self.key_refusals = counter(
+            "pd_router_api_key_refusals",
+            "Requests that were refused (429) because their API key had reached a limit: requests, "
+            "tokens or streams.",
+            ["api_key", "limit"],
+        )
         self.queue_length = Gauge(
             "pd_router_queue_length",
             "Requests that wait for their turn (--max-in-flight).",

@@ -20,8 +20,9 @@ from prometheus_client import (
     values,
 )
 
-from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
+from router.core.events import Event, FellBack, KeyRefused, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
+from router.core.key_limits import KeyLimits
 from router.core.values import Endpoint, Mode, Role
 from router.telemetry.batched import BatchedCounter, BatchedHistogram
 from router.telemetry.families import LATE_SECONDS, Families
@@ -207,6 +208,12 @@ class Metrics:
         """A discovery source has said just now which engines there are."""
         self._families.discovery_answered.labels(server).set_to_current_time()
 
+    def show_key_limits(self, limits: Mapping[str, KeyLimits]) -> None:
+        """Show how often each of these limits, by the name of their API key, was reached."""
+        for name, of_name in limits.items():
+            for limit in of_name.kinds:
+                self._families.key_refusals.labels(name, limit)
+
     def accepted(self, seconds: float) -> None:
         """Count how long a new connection waited."""
         self._families.accept_delay.observe(seconds)
@@ -282,6 +289,8 @@ class Metrics:
                     self._families.failures.labels(endpoint.role, endpoint.url, event.kind).inc()
             elif isinstance(event, FellBack):
                 self._families.fallbacks.labels(event.leg, event.reason).inc()
+            elif isinstance(event, KeyRefused):
+                self._families.key_refusals.labels(event.api_key, event.limit).inc()
 
     def _answered(self, endpoint: Endpoint, status: int) -> None:
         counter = self._answers.get((endpoint, status))

@@ -1,5 +1,6 @@
 """Makes the parts that face clients, from the settings."""
 
+from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from router.certificates import server_tls
 from router.core.byte_budget import ByteBudget
 from router.core.cors import CORS
 from router.core.fleet import Fleet
+from router.core.key_limits import KeyLimits
 from router.core.values import Role
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.gateway import Gateway
@@ -71,12 +73,17 @@ def _listener_tls(
 
 
 def key_file_of(
-    path: Path | None, current: KeyFile | None = None, processes: int = 1
+    path: Path | None,
+    current: KeyFile | None = None,
+    processes: int = 1,
+    on_limits: Callable[[Mapping[str, KeyLimits]], None] = lambda _: None,
 ) -> KeyFile | None:
     """The keys of a file: the current ones, if they are its. Raises OSError or ValueError."""
     if path is None:
         return None
-    return current if current is not None and current.path == path else KeyFile(path, processes)
+    if current is not None and current.path == path:
+        return current
+    return KeyFile(path, processes, on_limits)
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -61,7 +61,11 @@ class ClientSide:
         self._gateway = gateway_of(settings)
         self.network = Network(
             read_limiter=self.read_limiter,
-            api_keys=key_file_of(settings.api_key_file, processes=settings.workers),
+            api_keys=key_file_of(
+                settings.api_key_file,
+                processes=settings.workers,
+                on_limits=metrics.show_key_limits,
+            ),
             admission=admission_gate(settings, fleet, self.start_limiter, metrics),
             byte_budget=byte_budget_of(settings),
             body_parser=self.body_parser,

@@ -52,7 +52,8 @@ def reload(parts: Parts, before: Settings, settings: Settings) -> None:
     """Serve by these settings from now on; they differ from those before in reloadable ones only.
     Raises OSError or ValueError, and changes nothing, if a key file cannot be read."""
     network = parts.handler.network
-    keys = key_file_of(settings.api_key_file, network.api_keys, settings.workers)
+    show = parts.metrics.show_key_limits
+    keys = key_file_of(settings.api_key_file, network.api_keys, settings.workers, show)
     admin_keys = key_file_of(settings.admin_key_file, parts.admin_handler.key_file)
     network.api_keys = keys
     network.limits, network.timeouts = limits_of(settings), timeouts_of(settings)

@@ -8,6 +8,7 @@ import pytest
 from router.core import errors
 from router.core.errors import (
     BadRequest,
+    LimitReached,
     MethodNotAllowed,
     NoEngine,
     Overloaded,
@@ -56,7 +57,7 @@ def test_any_text_can_be_told() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_passes_by_itself_may_be_tried_again_later(kind: type[RouterError]) -> None:
-    passes = (NoEngine, ShuttingDown, Overloaded, TooManyRequests)
+    passes = (NoEngine, ShuttingDown, Overloaded, TooManyRequests, LimitReached)
     assert (kind("x").retry_after is not None) == (kind in passes)
 
 

@@ -103,6 +103,29 @@ async def test_who_has_used_up_a_limit_is_429_and_others_are_not(
     assert [record.api_key for record in records] == ["team-a", "team-a", "team-b"]
 
 
+async def test_refusals_are_counted_by_key_and_limit_from_zero_on(
+    harness: Harness, file: Path
+) -> None:
+    _write(file, b"team-a %b requests=1 streams=9\nteam-b %b" % (KEY, OTHER))
+    router = await guarded(harness, file)
+    name = b"pd_router_api_key_refusals_total{"
+    text = await router.router.counts.exposition()
+    assert name + b'api_key="team-a",limit="requests"} 0.0' in text
+    assert name + b'api_key="team-a",limit="streams"} 0.0' in text
+    for status in (200, 429, 429):
+        assert (await router.ask(COMPLETIONS, completion(), BEARER)).status == status
+    assert (await router.ask(COMPLETIONS, completion(), _bearer(OTHER))).status == 200
+    text = await router.router.counts.exposition()
+    assert name + b'api_key="team-a",limit="requests"} 2.0' in text
+    assert name + b'api_key="team-a",limit="streams"} 0.0' in text
+    assert text.count(b"\n" + name) == 2
+    _write(file, b"team-a %b requests=1\nteam-b %b tokens=5" % (KEY, OTHER))
+    assert router.router.handler.network.api_keys is not None
+    router.router.handler.network.api_keys.refresh()
+    text = await router.router.counts.exposition()
+    assert name + b'api_key="team-b",limit="tokens"} 0.0' in text
+
+
 @pytest.mark.parametrize("end", ["done", "reset", "left", "refused"])
 async def test_a_stream_counts_until_it_ends_however_it_does(
     harness: Harness, file: Path, end: str
