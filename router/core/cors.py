@@ -15,8 +15,8 @@ ANY: Final = "*"
 
 EXPOSED: Final = (
     b"access-control-expose-headers: x-request-id, retry-after, "
-    b"x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
-    b"x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens\r\n"
+    b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
+    b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens\r\n"
 )
 """Headers of answers that pages may read, beside the few that they always may."""
 

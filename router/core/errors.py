@@ -23,6 +23,7 @@ __all__ = [
     "NoPartner",
     "NotFound",
     "Overloaded",
+    "QueueFull",
     "RouterError",
     "ShuttingDown",
     "TooManyRequests",
@@ -33,7 +34,9 @@ __all__ = [
 ]
 
 
-RATE_LIMIT: Final = b"x-ratelimit-remaining-%b: 0\r\nx-ratelimit-reset-%b: %ds\r\n"
+NO_REQUESTS_LEFT: Final = (
+    b"x-ratelimit-remaining-requests: 0\r\nx-ratelimit-reset-requests: %ds\r\n"
+)
 
 
 class RouterError(Exception):
@@ -192,20 +195,19 @@ class Overloaded(RouterError):
 
 
 class TooManyRequests(RouterError):
-    """More come than are let in: the queue is full. `of`: requests or tokens, of which none are
-    left."""
+    """More come than are let in."""
 
     status = 429
     type = "RateLimitError"
     retry_seconds: ClassVar[int | None] = 1
 
-    def __init__(self, message: str, retry_after: int | None = None, of: str = "requests") -> None:
-        super().__init__(message, retry_after=retry_after)
-        self._of = of.encode()
+
+class QueueFull(TooManyRequests):
+    """The queue has no place left for the request."""
 
     def header_lines(self) -> bytes:
         """When to come again, as OpenAI tells it too."""
-        return super().header_lines() + RATE_LIMIT % (self._of, self._of, self.retry_after)
+        return super().header_lines() + NO_REQUESTS_LEFT % self.retry_after
 
 
 class LimitReached(TooManyRequests):
@@ -215,7 +217,7 @@ class LimitReached(TooManyRequests):
     def __init__(
         self, message: str, limit: str = "requests", retry_after: int | None = None
     ) -> None:
-        super().__init__(message, retry_after, "tokens" if limit == "tokens" else "requests")
+        super().__init__(message, retry_after=retry_after)
         self.limit = limit
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "is_event_stream",
     "value",
     "without",
+    "without_rate_limits",
 ]
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -52,6 +53,8 @@ RESPONSE_ONLY = HOP_BY_HOP | {
 """Never copied to a client: the router names the request, and which web pages may read its answer
 (vLLM by itself lets all). An engine sends clients elsewhere by an address of its own network."""
 
+_RATE_LIMIT_LINES = re.compile(rb"^x-ratelimit-[^\n]*\n", re.MULTILINE)
+
 # Longer ids are copied by vLLM into every chunk; 128 characters hold two UUIDs and a prefix.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+/=-]{1,128}")
 
@@ -73,6 +76,11 @@ def block(headers: Headers) -> bytes:
 def without(lines: bytes, name: bytes) -> bytes:
     """A block without the lines of a header; names are lower case."""
     return re.sub(rb"^" + re.escape(name) + rb":[^\n]*\n", b"", lines, flags=re.MULTILINE)
+
+
+def without_rate_limits(lines: bytes) -> bytes:
+    """A block without all `x-ratelimit-` lines; names are lower case."""
+    return _RATE_LIMIT_LINES.sub(b"", lines)
 
 
 def value(headers: Headers, name: bytes) -> bytes | None:

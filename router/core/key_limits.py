@@ -16,6 +16,11 @@ __all__ = ["NO_LIMITS", "KeyLimits", "KeyUsage"]
 SECONDS: Final = 60.0
 """Of a minute."""
 
+LINES: Final = (
+    b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %ds\r\n"
+)
+"""What answers say of a limit, as OpenAI's do; `reset` is when nothing of it is taken any more."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
@@ -79,6 +84,16 @@ class _Bucket:
         """It is taken."""
         self._balance -= amount
 
+    def header_lines(self, what: bytes, now: float) -> bytes:
+        """What answers say of it; nothing if it holds anything."""
+        most = self._per_minute
+        if most == math.inf:
+            return b""
+        self.wait(now)
+        left = max(0, math.floor(self._balance))
+        reset = math.ceil((most - self._balance) * SECONDS / most)
+        return LINES % (what, most, what, left, what, reset)
+
 
 class KeyUsage:
     """What was taken with a key, or the keys of one name."""
@@ -118,6 +133,11 @@ class KeyUsage:
         self._requests.take(1.0)
         self._tokens.take(float(tokens))
         self.streams += is_stream
+
+    def header_lines(self, now: float) -> bytes:
+        """What answers say of the limits per minute."""
+        requests = self._requests.header_lines(b"requests", now)
+        return requests + self._tokens.header_lines(b"tokens", now)
 
     def leave(self) -> None:
         """A stream has ended."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from router.core.admission import WAITING, Admission, Ticket
-from router.core.errors import Overloaded, RouterError, TooManyRequests
+from router.core.errors import Overloaded, QueueFull, RouterError
 from router.core.values import Facts
 from router.net.start_limiter import StartLimiter
 
@@ -108,7 +108,7 @@ class AdmissionGate:
             return 0
 
     def enter(self, ticket: Ticket, waiter: Waiter) -> bool:
-        """Whether a request is let in at once; else `waiter` is told when. Raises TooManyRequests
+        """Whether a request is let in at once; else `waiter` is told when. Raises QueueFull
         if it cannot even wait."""
         admission = self.admission
         refused = admission.offer(ticket, self._limit())
@@ -149,9 +149,9 @@ class AdmissionGate:
                 limit = min(limit, limits.in_flight_per_engine * usable)
         return int(min(limit, 1 << 30))
 
-    def _full(self) -> TooManyRequests:
+    def _full(self) -> QueueFull:
         seconds = math.ceil(self.admission.longest_wait(_now()))
-        return TooManyRequests("Too many requests are waiting.", retry_after=max(1, seconds))
+        return QueueFull("Too many requests are waiting.", retry_after=max(1, seconds))
 
     def _let_in(self) -> None:
         self._is_due = False

@@ -28,8 +28,8 @@ class LegListener(Protocol):
     def on_leg_end(self, leg: "EngineLeg", outcome: Outcome | None) -> None:
         """It is over: a reply or a failure, or None when all went to the client."""
 
-    def response_headers(self) -> bytes:
-        """The header lines that the router adds to the answer's."""
+    def response_headers(self, lines: bytes) -> bytes:
+        """The header lines of the answer: the engine's `lines`, and what the router adds."""
 
     def moved_comment(self) -> bytes:
         """What is written where a stream goes on behind the head of another engine."""

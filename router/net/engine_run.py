@@ -234,8 +234,8 @@ class EngineRun(RequestRun):
             return UNAUTHORIZED
         return None
 
-    def response_headers(self) -> bytes:
-        """The header lines that the router adds to an answer's."""
+    def response_headers(self, lines: bytes) -> bytes:
+        """The header lines of an answer: the engine's `lines`, and what the router adds."""
         own = b"x-request-id: %b\r\n" % self.record.request_id.encode()
         if self._network.names_engines:
             own += b"x-pd-router-endpoint: %b\r\n" % self.step.endpoint.url.encode()
@@ -246,7 +246,15 @@ class EngineRun(RequestRun):
             fields, transport = self._request.head.fields, self._client.transport
             fleet = self._network.scheduler.fleet
             own += gateway.lines(fields, transport, fleet, self.step.endpoint)
-        return own
+        if self._network.api_keys is not None and (limits := self._limit_lines()):
+            return http.without_rate_limits(lines) + own + limits
+        return lines + own
+
+    def _limit_lines(self) -> bytes:
+        """What answers say of the API key's limits; nothing where it has none."""
+        keys = self._network.api_keys
+        usage = None if keys is None else keys.usages.get(self.record.api_key or "")
+        return b"" if usage is None else usage.header_lines(time.monotonic())
 
     def moved_comment(self) -> bytes:
         """What the router says in a stream whose head named another engine: a comment, which

@@ -10,7 +10,7 @@ import time
 from router.core import headers as http
 from router.core.admission import Ticket
 from router.core.engine_error import engine_error
-from router.core.errors import EngineFailed, InternalError, RouterError, ShuttingDown
+from router.core.errors import EngineFailed, InternalError, QueueFull, RouterError, ShuttingDown
 from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
 from router.core.redact import redact
 from router.core.request_run import ENGINE_REQUESTS, Action
@@ -73,8 +73,8 @@ class PlanRunner(EngineRun):
         if client.response.is_started:  # with the head of a stream
             raise EngineFailed(f"The engine answered with status {reply.status}.")
         body = redact(reply.body)
-        block = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
-        block += self.response_headers()
+        lines = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
+        block = self.response_headers(lines)
         client.response.start(reply.status, block, len(body))
         record.status = reply.status
         if reply.status >= 400:
@@ -162,4 +162,6 @@ class PlanRunner(EngineRun):
                 record.status = error.status
             record.error = record.error or error.message
             block = b"x-request-id: %b\r\n" % record.request_id.encode()
+            if not isinstance(error, QueueFull):  # which says that none are left
+                block += self._limit_lines()
             client.fail(self._request, error, block)

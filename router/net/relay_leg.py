@@ -235,7 +235,7 @@ class RelayLeg(EngineLeg):
         if not response.is_started:  # else by an engine that stalled: this one goes on
             block = self._head.lines_for_client()
             if self._listener is not None:
-                block += self._listener.response_headers()
+                block = self._listener.response_headers(block)
             kind = self._kind if self._is_stream else None
             response.start(self.status, block, length, kind)
             self._record.status = self.status

@@ -150,7 +150,7 @@ class ServedRequest(PlanRunner):
             self._usage = usage
 
     def _enter(self, facts: Facts, gate: AdmissionGate) -> bool:
-        """Whether the request is let in; else it waits, or TooManyRequests is raised."""
+        """Whether the request is let in; else it waits, or QueueFull is raised."""
         if self._ticket is not None:  # it has waited
             return True
         ticket = self._ticket = gate.ticket(facts, self._request.head.fields, self.record.api_key)

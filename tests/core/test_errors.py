@@ -12,6 +12,7 @@ from router.core.errors import (
     MethodNotAllowed,
     NoEngine,
     Overloaded,
+    QueueFull,
     RouterError,
     ShuttingDown,
     TooManyRequests,
@@ -57,7 +58,7 @@ def test_any_text_can_be_told() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_what_passes_by_itself_may_be_tried_again_later(kind: type[RouterError]) -> None:
-    passes = (NoEngine, ShuttingDown, Overloaded, TooManyRequests, LimitReached)
+    passes = (NoEngine, ShuttingDown, Overloaded, TooManyRequests, QueueFull, LimitReached)
     assert (kind("x").retry_after is not None) == (kind in passes)
 
 
@@ -72,14 +73,11 @@ LINES: list[tuple[RouterError, bytes]] = [
     (Unauthorized("x"), b"www-authenticate: Bearer\r\n"),
     (MethodNotAllowed("x"), b"allow: POST\r\n"),
     (
-        TooManyRequests("x", retry_after=3),
+        QueueFull("x", retry_after=3),
         b"retry-after: 3\r\n"
         b"x-ratelimit-remaining-requests: 0\r\nx-ratelimit-reset-requests: 3s\r\n",
     ),
-    (
-        TooManyRequests("x", of="tokens"),
-        b"retry-after: 1\r\nx-ratelimit-remaining-tokens: 0\r\nx-ratelimit-reset-tokens: 1s\r\n",
-    ),
+    (LimitReached("x", "tokens"), b"retry-after: 1\r\n"),  # the rest is said of all answers
 ]
 
 

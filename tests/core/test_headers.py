@@ -14,6 +14,7 @@ from router.core.headers import (
     end_to_end,
     is_event_stream,
     value,
+    without_rate_limits,
 )
 
 NOTHING = HOP_BY_HOP
@@ -129,3 +130,8 @@ def test_a_length_is_a_number_or_none(
 )
 def test_an_event_stream_is_known_by_its_type(content_type: bytes, is_stream: bool) -> None:
     assert is_event_stream(content_type) is is_stream
+
+
+def test_the_lines_of_rate_limits_are_left_out_and_no_others() -> None:
+    lines = b"x-ratelimit-reset-tokens: 1s\r\na: x-ratelimit-\r\nx-ratelimit-any: 1\r\nb: 2\r\n"
+    assert without_rate_limits(lines) == b"a: x-ratelimit-\r\nb: 2\r\n"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.errors import TooManyRequests
+from router.core.errors import LimitReached
 from router.core.key_limits import NO_LIMITS, KeyLimits, KeyUsage
 
 
@@ -12,14 +12,14 @@ def lets_in(usage: KeyUsage, now: float, tokens: int = 1, *, is_stream: bool = F
     """Whether a request is let in."""
     try:
         usage.enter(tokens, now, is_stream=is_stream)
-    except TooManyRequests:
+    except LimitReached:
         return False
     return True
 
 
-def refused(usage: KeyUsage, now: float, *, is_stream: bool = False) -> TooManyRequests:
+def refused(usage: KeyUsage, now: float, *, is_stream: bool = False) -> LimitReached:
     """The error of a request that is not let in."""
-    with pytest.raises(TooManyRequests) as caught:
+    with pytest.raises(LimitReached) as caught:
         usage.enter(1, now, is_stream=is_stream)
     return caught.value
 
@@ -48,8 +48,10 @@ def test_a_request_of_more_than_a_minutes_tokens_is_let_in_and_paid_before_the_n
     error = refused(usage, 0.0)
     assert error.retry_after == 121
     assert error.message == "This API key has used up its tokens per minute."
-    assert b"x-ratelimit-remaining-tokens: 0\r\nx-ratelimit-reset-tokens: 121s" in (
-        error.header_lines()
+    assert error.limit == "tokens"
+    assert usage.header_lines(0.0) == (
+        b"x-ratelimit-limit-tokens: 100\r\n"
+        b"x-ratelimit-remaining-tokens: 0\r\nx-ratelimit-reset-tokens: 180s\r\n"
     )
     assert not lets_in(usage, 119.0)
     assert lets_in(usage, 121.0)
@@ -75,6 +77,19 @@ def test_streams_are_counted_until_they_end_and_other_requests_are_not() -> None
     assert lets_in(usage, 0.0, is_stream=True)
 
 
+def test_answers_tell_of_each_limit_per_minute_what_is_left_and_when_it_is_whole_again() -> None:
+    usage = KeyUsage(KeyLimits(requests=60.0, tokens=1000.0, streams=1))
+    assert lets_in(usage, 0.0, 250)
+    assert usage.header_lines(0.0) == (
+        b"x-ratelimit-limit-requests: 60\r\n"
+        b"x-ratelimit-remaining-requests: 59\r\nx-ratelimit-reset-requests: 1s\r\n"
+        b"x-ratelimit-limit-tokens: 1000\r\n"
+        b"x-ratelimit-remaining-tokens: 750\r\nx-ratelimit-reset-tokens: 15s\r\n"
+    )
+    assert b"remaining-tokens: 1000\r\nx-ratelimit-reset-tokens: 0s" in usage.header_lines(20.0)
+    assert KeyUsage(KeyLimits(streams=1)).header_lines(0.0) == b""
+
+
 def test_limits_that_change_hold_from_the_next_request_on() -> None:
     usage = KeyUsage(KeyLimits(requests=10.0, streams=1))
     assert lets_in(usage, 0.0, is_stream=True)
@@ -83,6 +98,11 @@ def test_limits_that_change_hold_from_the_next_request_on() -> None:
     assert sum(lets_in(usage, 0.0) for _ in range(9)) == 4
     usage.configure(NO_LIMITS)
     assert lets_in(usage, 0.0, is_stream=True)
+
+
+def test_what_is_limited_has_a_name() -> None:
+    assert KeyLimits(60.0, None, 5).kinds == ("requests", "streams")
+    assert NO_LIMITS.kinds == ()
 
 
 def test_each_process_allows_its_share() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from router.core.errors import TooManyRequests
 from router.net.key_file import KeyFile
-from tests.net.client import request
-from tests.net.engine import json_reply
+from tests.net.client import Answer, request
+from tests.net.engine import chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 
@@ -124,6 +124,75 @@ async def test_refusals_are_counted_by_key_and_limit_from_zero_on(
     router.router.handler.network.api_keys.refresh()
     text = await router.router.counts.exposition()
     assert name + b'api_key="team-b",limit="tokens"} 0.0' in text
+
+
+ENGINES_OWN = b"x-ratelimit-limit-requests: 5", b"X-RateLimit-Remaining-Requests: 4"
+
+
+def _limits_told(answer: Answer) -> dict[bytes, bytes]:
+    """The headers of an answer that tell of limits; each is there once."""
+    found = [(name, value) for name, value in answer.headers if name.startswith(b"x-ratelimit-")]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_every_answer_to_a_key_with_limits_tells_what_is_left_whatever_engines_say(
+    harness: Harness, file: Path, *, is_stream: bool
+) -> None:
+    _write(file, b"team-a %b requests=60 tokens=5000\nteam-b %b" % (KEY, OTHER))
+    engine = await harness.engine()
+    router = await harness.router(engine, api_key_file=file)
+    client = await router.client()
+    for key in (KEY, OTHER):
+        await client.send(request(COMPLETIONS, STREAM if is_stream else completion(), _bearer(key)))
+        call = await engine.call()
+        if is_stream:
+            call.send(sse_head(*ENGINES_OWN), chunk(token("a")), chunk(DONE))
+            call.end()
+        else:
+            call.send(json_reply({}, 200, *ENGINES_OWN))
+        answer = await client.answer()
+        assert answer.status == 200
+        told = _limits_told(answer)
+        if key == OTHER:
+            assert told[b"x-ratelimit-limit-requests"] == b"5"
+            continue
+        assert told[b"x-ratelimit-limit-requests"] == b"60"
+        assert told[b"x-ratelimit-remaining-requests"] in (b"59", b"60")
+        assert told[b"x-ratelimit-limit-tokens"] == b"5000"
+        assert told.keys() == {
+            b"x-ratelimit-%b-%b" % (word, what)
+            for word in (b"limit", b"remaining", b"reset")
+            for what in (b"requests", b"tokens")
+        }
+
+
+async def test_errors_to_a_key_with_limits_tell_of_them_too(harness: Harness, file: Path) -> None:
+    _write(file, b"team-a %b requests=60" % KEY)
+    router = await guarded(harness, file)
+    answer = await router.ask(COMPLETIONS, b"{", BEARER)
+    assert answer.status == 400
+    assert _limits_told(answer)[b"x-ratelimit-remaining-requests"] == b"60"
+    assert not _limits_told(await router.ask(COMPLETIONS, b"{", _bearer(OTHER)))
+
+
+async def test_a_full_queue_says_that_no_request_is_left_whatever_the_key_has(
+    harness: Harness, file: Path
+) -> None:
+    _write(file, b"team-a %b requests=60" % KEY)
+    engine = await harness.engine()
+    router = await harness.router(engine, api_key_file=file, max_in_flight=1, queue_size=1)
+    gate = router.router.admission
+    assert gate is not None
+    for _ in range(2):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, completion(), BEARER))
+        await eventually(lambda: gate.admission.in_flight == 1)
+    await eventually(lambda: gate.admission.waiting == 1)
+    answer = await router.ask(COMPLETIONS, completion(), BEARER)
+    assert answer.status == 429
+    assert _limits_told(answer)[b"x-ratelimit-remaining-requests"] == b"0"
 
 
 @pytest.mark.parametrize("end", ["done", "reset", "left", "refused"])
