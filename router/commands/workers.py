@@ -12,6 +12,7 @@ from pathlib import Path
 
 from router.commands.sockets import Sockets
 from router.commands.supervisor import Supervisor
+from router.net.key_file import KeyFile
 from router.net.shared_state import SharedState
 from router.settings import Settings
 from router.web.app import Router, Worker
@@ -49,6 +50,8 @@ class Workers:
         self._succession = sockets.succession
         roster = first_roster(settings)
         self._shared_state = SharedState(settings.workers, roster)
+        if settings.api_key_file is not None:  # from the start, all workers know where they count
+            KeyFile(settings.api_key_file, self._shared_state.key_rows(0))
         self._counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
         _check_room(self._counts.parent, settings.workers, len(roster.entries))
         self._lifeline, self._alive = os.pipe()

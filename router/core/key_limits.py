@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.core.errors import LimitReached
+from router.core.key_usage_table import KeyCells, own_cells
 
 __all__ = ["NO_LIMITS", "KeyLimits", "KeyUsage"]
 
-SECONDS: Final = 60.0
-"""Of a minute."""
+MINUTE: Final = 60.0
+"""Seconds."""
+
+ROUNDING: Final = 1e-6
+"""Seconds that sums of taken amounts may be off."""
 
 LINES: Final = (
     b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %ds\r\n"
@@ -52,67 +56,94 @@ NO_LIMITS: Final = KeyLimits()
 
 
 class _Bucket:
-    """Holds up to `per_minute`, which flows in within a minute. Times are seconds of one clock."""
+    """Holds up to `per_minute`, which flows in within a minute, whichever process takes it. Times
+    are seconds of one clock; amounts are counted by the seconds in which they flow in.
 
-    __slots__ = ("_balance", "_filled_at", "_per_minute")
+    At `now` it has in it `MINUTE + now - taken - peak`, at most MINUTE, where `peak` is the highest
+    that `now - taken` was when something was about to be taken. Each process notes what it took and
+    the peaks that it saw: the sum and the highest of all are as if there were only one process.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_mine", "_peaks", "_per_minute", "_taken", "_unit")
+
+    def __init__(self, taken: "memoryview[float]", peaks: "memoryview[float]", mine: int) -> None:
+        self._taken = taken
+        self._peaks = peaks
+        self._mine = mine
         self._per_minute = math.inf
-        self._balance = math.inf
-        self._filled_at = 0.0
+        self._unit = 0.0
+        """Seconds in which one flows in."""
 
     def configure(self, per_minute: float | None) -> None:
-        """Hold so much from now on; a debt remains."""
-        was_unlimited = self._per_minute == math.inf
+        """Hold so much from now on; the share of it that is taken, or a debt, remains."""
         self._per_minute = math.inf if per_minute is None else per_minute
-        if was_unlimited or per_minute is None:
-            self._balance = self._per_minute
-        else:
-            self._balance = min(self._balance, self._per_minute)
+        self._unit = MINUTE / self._per_minute
+
+    def _level(self, now: float) -> float:
+        """Seconds' worth that is in it."""
+        return min(MINUTE, MINUTE + now - sum(self._taken) - max(self._peaks))
 
     def wait(self, now: float) -> float:
         """Seconds until something may be taken; 0 or less if it may be now."""
-        if self._per_minute == math.inf:
+        if self._unit == 0.0:
             return 0.0
-        flown = (now - self._filled_at) * self._per_minute / SECONDS
-        self._balance = min(self._per_minute, self._balance + flown)
-        self._filled_at = now
         # A process's share of a minute may be less than one.
-        return (min(1.0, self._per_minute) - self._balance) * SECONDS / self._per_minute
+        return min(self._unit, MINUTE) - self._level(now) - ROUNDING
 
-    def take(self, amount: float) -> None:
+    def take(self, amount: int, now: float) -> None:
         """It is taken."""
-        self._balance -= amount
+        if self._unit == 0.0:
+            return
+        mine = self._mine
+        # First the peak: a process that reads in between sees nothing else than before.
+        self._peaks[mine] = max(self._peaks[mine], now - sum(self._taken))
+        self._taken[mine] += amount * self._unit
 
     def header_lines(self, what: bytes, now: float) -> bytes:
         """What answers say of it; nothing if it holds anything."""
-        most = self._per_minute
-        if most == math.inf:
+        if self._unit == 0.0:
             return b""
-        self.wait(now)
-        left = max(0, math.floor(self._balance))
-        reset = math.ceil((most - self._balance) * SECONDS / most)
-        return LINES % (what, most, what, left, what, reset)
+        level = self._level(now) + ROUNDING
+        left = max(0, math.floor(level / self._unit))
+        reset = max(0, math.ceil(MINUTE - level))
+        return LINES % (what, self._per_minute, what, left, what, reset)
 
 
 class KeyUsage:
-    """What was taken with a key, or the keys of one name."""
+    """What was taken with a key, or the keys of one name, by all processes that share `cells`."""
 
-    __slots__ = ("_limits", "_requests", "_tokens", "streams")
+    __slots__ = ("_cells", "_limits", "_requests", "_tokens", "is_shared")
 
-    def __init__(self, limits: KeyLimits) -> None:
-        self._limits = NO_LIMITS
-        self._requests = _Bucket()
-        self._tokens = _Bucket()
-        self.streams = 0
-        """That are under way."""
+    def __init__(self, limits: KeyLimits, cells: KeyCells | None = None) -> None:
+        self._cells = own_cells()
+        self._use(cells or self._cells)
+        self.is_shared = cells is not None
+        """Whether other processes may write to the cells too."""
         self.configure(limits)
+
+    def share(self, limits: KeyLimits, cells: KeyCells) -> None:
+        """Keep to these limits together with those that write to `cells`. What was taken per minute
+        is forgotten; streams are still counted."""
+        cells.streams[cells.mine] += self._cells.streams[self._cells.mine]
+        self._use(cells)
+        self.is_shared = True
+        self.configure(limits)
+
+    def _use(self, cells: KeyCells) -> None:
+        self._cells = cells
+        self._requests = _Bucket(cells.requests, cells.requests_peak, cells.mine)
+        self._tokens = _Bucket(cells.tokens, cells.tokens_peak, cells.mine)
 
     def configure(self, limits: KeyLimits) -> None:
         """Keep to these limits from the next request on."""
         self._limits = limits
         self._requests.configure(limits.requests)
         self._tokens.configure(limits.tokens)
+
+    @property
+    def streams(self) -> int:
+        """That are under way."""
+        return int(sum(self._cells.streams))
 
     def enter(self, tokens: int, now: float, *, is_stream: bool) -> None:
         """A request comes. Raises LimitReached, and then nothing is taken; else a stream is to
@@ -130,9 +161,10 @@ class KeyUsage:
                     what,
                     retry_after=max(1, math.ceil(wait)),
                 )
-        self._requests.take(1.0)
-        self._tokens.take(float(tokens))
-        self.streams += is_stream
+        self._requests.take(1, now)
+        self._tokens.take(tokens, now)
+        if is_stream:
+            self._cells.streams[self._cells.mine] += 1.0
 
     def header_lines(self, now: float) -> bytes:
         """What answers say of the limits per minute."""
@@ -141,4 +173,4 @@ class KeyUsage:
 
     def leave(self) -> None:
         """A stream has ended."""
-        self.streams -= 1
+        self._cells.streams[self._cells.mine] -= 1.0

@@ -1,4 +1,4 @@
-"""The state that the worker processes of one host share: the table, and events of engines.
+"""The state that the worker processes of one host share: tables, records, and events of engines.
 
 Created by the parent before it forks, so that a restarted worker has the same, the fleet as it
 was last changed included. Events go through
@@ -15,10 +15,12 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from router.core.events import Event, LegFailed, Ordered, Probed, Scraped, SharedEvent
 from router.core.failures import is_unreachable
+from router.core.key_usage_table import NAMES_BYTES, KeyRows, KeyUsageTable
 from router.core.peer_messages import PeerHistory, PeerReport
 from router.core.roster import Roster
 from router.core.shared_record import SharedRecord
@@ -53,13 +55,25 @@ class SharedState:
         """The name of all workers together, for sibling replicas."""
         # Anonymous and shared: forked processes see the same pages, which take memory when they
         # are first written to.
-        size = SharedTable.size(workers, roster.rows)
-        self._memory = mmap.mmap(-1, size + ROSTER_BYTES + SETTINGS_BYTES)
+        sizes = (
+            SharedTable.size(workers, roster.rows),
+            ROSTER_BYTES,
+            SETTINGS_BYTES,
+            KeyUsageTable.size(workers),
+            NAMES_BYTES,
+        )
+        self._memory = mmap.mmap(-1, sum(sizes))
+        ends = list(accumulate(sizes))
         memory = memoryview(self._memory)
-        self.table = SharedTable(memory[:size], workers, roster.rows)
-        self.roster = SharedRecord(memory[size : size + ROSTER_BYTES])
-        self.settings = SharedRecord(memory[size + ROSTER_BYTES :])
+        table, record, settings, usage, names = (
+            memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
+        )
+        self.table = SharedTable(table, workers, roster.rows)
+        self.roster = SharedRecord(record)
+        self.settings = SharedRecord(settings)
         """Those that have taken the place of the first ones, as the parent encoded them."""
+        self._key_usage = KeyUsageTable(usage, workers)
+        self._key_names = SharedRecord(names)
         self.roster.write(roster.encode())
         self._pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers)
@@ -80,13 +94,19 @@ class SharedState:
             self.roster,
             self.settings,
             self.began,
+            self.key_rows(number),
             self.replica,
         )
+
+    def key_rows(self, number: int) -> KeyRows:
+        """Where worker `number` counts what is taken with API keys."""
+        return KeyRows(self._key_usage, self._key_names, number)
 
     def worker_left(self, number: int) -> None:
         """A worker has ended, and its requests with it. Its parent has not waited for it yet."""
         used = _cpu_seconds(self.table.pid(number))
         self.table.clear(number)
+        self._key_usage.clear_streams(number)
         self.table.ended_cpu_seconds[0] += used
 
     def close(self) -> None:
@@ -107,6 +127,7 @@ class WorkerContext:
         roster: SharedRecord,
         settings: SharedRecord,
         began: float,
+        key_rows: KeyRows,
         replica: str = "",
     ) -> None:
         self.number = number
@@ -116,6 +137,7 @@ class WorkerContext:
         self.settings = settings
         self.began = began
         """When the first workers were started: monotonic seconds."""
+        self.key_rows = key_rows
         self.replica = replica
 
     @property

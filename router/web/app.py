@@ -123,7 +123,14 @@ class Router:
         )
         self.pools = self.engines.pools.by_endpoint
         self._connections = ConnectionCounts(self.pools, context)
-        self.clients = ClientSide(settings, self.fleet, self.pools, self.metrics, self.observe)
+        self.clients = ClientSide(
+            settings,
+            self.fleet,
+            self.pools,
+            self.metrics,
+            self.observe,
+            None if context is None else context.key_rows,
+        )
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)
         self.replicas = replicas_of(settings, self.fleet, self.engines.tls, context, self._tasks)
         self._networks = EngineNetworks(settings.engine_networks)

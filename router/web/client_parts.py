@@ -9,6 +9,7 @@ from router.core.byte_budget import ByteBudget
 from router.core.cors import CORS
 from router.core.fleet import Fleet
 from router.core.key_limits import KeyLimits
+from router.core.key_usage_table import KeyRows
 from router.core.values import Role
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.gateway import Gateway
@@ -75,7 +76,7 @@ def _listener_tls(
 def key_file_of(
     path: Path | None,
     current: KeyFile | None = None,
-    processes: int = 1,
+    rows: KeyRows | None = None,
     on_limits: Callable[[Mapping[str, KeyLimits]], None] = lambda _: None,
 ) -> KeyFile | None:
     """The keys of a file: the current ones, if they are its. Raises OSError or ValueError."""
@@ -83,7 +84,7 @@ def key_file_of(
         return None
     if current is not None and current.path == path:
         return current
-    return KeyFile(path, processes, on_limits)
+    return KeyFile(path, rows, on_limits)
 
 
 def limits_of(settings: Settings) -> Limits:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from router.core.events import Event
 from router.core.fleet import Fleet
+from router.core.key_usage_table import KeyRows
 from router.core.roster import Entry
 from router.core.values import Endpoint
 from router.net.body_parser import BodyParser
@@ -38,7 +39,8 @@ of the event loop. Each takes 35 us, and a new engine connection 100 us in the n
 
 
 class ClientSide:
-    """`network` is what requests share, over the engines' `pools`; `observe` gets their events."""
+    """`network` is what requests share, over the engines' `pools`; `observe` gets their events.
+    What is taken with API keys is counted in `key_rows`, where processes share it."""
 
     def __init__(
         self,
@@ -47,7 +49,9 @@ class ClientSide:
         pools: dict[Endpoint, EnginePool],
         metrics: Metrics,
         observe: Callable[[Event], None],
+        key_rows: KeyRows | None = None,
     ) -> None:
+        self.key_rows = key_rows
         self.limits = limits_of(settings)
         self.start_limiter = StartLimiter(STARTS_PER_TURN)
         self.read_limiter = ReadLimiter(READ_PER_REFILL)
@@ -63,7 +67,7 @@ class ClientSide:
             read_limiter=self.read_limiter,
             api_keys=key_file_of(
                 settings.api_key_file,
-                processes=settings.workers,
+                rows=key_rows,
                 on_limits=metrics.show_key_limits,
             ),
             admission=admission_gate(settings, fleet, self.start_limiter, metrics),

@@ -53,7 +53,7 @@ def reload(parts: Parts, before: Settings, settings: Settings) -> None:
     Raises OSError or ValueError, and changes nothing, if a key file cannot be read."""
     network = parts.handler.network
     show = parts.metrics.show_key_limits
-    keys = key_file_of(settings.api_key_file, network.api_keys, settings.workers, show)
+    keys = key_file_of(settings.api_key_file, network.api_keys, parts.clients.key_rows, show)
     admin_keys = key_file_of(settings.admin_key_file, parts.admin_handler.key_file)
     network.api_keys = keys
     network.limits, network.timeouts = limits_of(settings), timeouts_of(settings)

@@ -160,6 +160,30 @@ async def test_in_flight_counts_of_all_processes_are_one(harness: Harness) -> No
     assert {line["level"] for line in others} == {"info"}
 
 
+async def test_the_limits_of_a_key_hold_for_all_processes_together(
+    harness: Harness, tmp_path: Path
+) -> None:
+    keys, one, three = tmp_path / "keys", b"sk-0123456789abcdef", b"sk-fedcba9876543210"
+    keys.write_bytes(b"one %b requests=1\nthree %b requests=3" % (one, three))
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    async with serving(*flags(engine), "--api-key-file", str(keys)) as process:
+        await process.ready()
+        asked: dict[bytes, list[int]] = {one: [], three: []}
+        client = await process.client()
+        for _ in range(3):  # one connection has all of it
+            asked[three].append((await client.ask(COMPLETIONS, {}, _bearer(three))).status)
+        for _ in range(12):  # connections to all processes: it is given out once
+            client = await process.client()
+            asked[one].append((await client.ask(COMPLETIONS, {}, _bearer(one))).status)
+            client.leave()
+        assert asked == {one: [200] + [429] * 11, three: [200] * 3}
+
+
+def _bearer(key: bytes) -> tuple[bytes, bytes]:
+    return b"authorization", b"Bearer " + key
+
+
 async def test_metrics_are_those_of_all_processes_whichever_is_asked(harness: Harness) -> None:
     engine = await harness.engine()
     async with serving(*flags(engine)) as process:

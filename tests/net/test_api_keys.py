@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.core.errors import TooManyRequests
+from router.core.errors import LimitReached
+from router.core.key_limits import KeyUsage
+from router.core.roster import Roster
 from router.net.key_file import KeyFile
+from router.net.shared_state import SharedState
 from tests.net.client import Answer, request
 from tests.net.engine import chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
@@ -227,17 +230,45 @@ async def test_a_stream_counts_until_it_ends_however_it_does(
 
 def test_limits_change_with_the_file_and_what_was_taken_is_remembered(file: Path) -> None:
     file.write_bytes(b"team-a %b requests=4 streams=8" % KEY)
-    key_file = KeyFile(file, processes=2)
+    key_file = KeyFile(file)
     usage = key_file.usages["team-a"]
     usage.enter(1, 0.0, is_stream=True)
-    file.write_bytes(b"team-a %b streams=2" % KEY)
+    file.write_bytes(b"team-a %b streams=1" % KEY)
     key_file.refresh()
     assert key_file.usages["team-a"] is usage
-    with pytest.raises(TooManyRequests, match="as many streams"):
+    with pytest.raises(LimitReached, match="as many streams"):
         usage.enter(1, 0.0, is_stream=True)
     file.write_bytes(b"team-a " + KEY)
     key_file.refresh()
     assert key_file.usages == {}
+
+
+def test_a_limit_that_only_the_leader_has_read_is_shared_when_the_others_look(file: Path) -> None:
+    file.write_bytes(b"team-a %b requests=4" % KEY)
+    state = SharedState(2, Roster(8, 60.0))
+    other = KeyFile(file, state.key_rows(1))
+    usage = other.usages["team-a"]
+    other.refresh()
+    assert [_is_let_in(usage) for _ in range(3)] == [True, True, False]  # its share
+    leader = KeyFile(file, state.key_rows(0))
+    other.refresh()
+    taken = [_is_let_in(each) for each in (usage, leader.usages["team-a"]) for _ in range(3)]
+    assert taken == [True, True, True, True, False, False]
+    file.write_bytes(b"team-a %b requests=4\nteam-b %b requests=2" % (KEY, OTHER))
+    other.refresh()
+    leader.refresh()
+    other.refresh()
+    taken = [_is_let_in(each.usages["team-b"]) for each in (other, leader, other, leader)]
+    assert taken == [True, True, False, False]
+    state.close()
+
+
+def _is_let_in(usage: KeyUsage) -> bool:
+    try:
+        usage.enter(1, 0.0, is_stream=False)
+    except LimitReached:
+        return False
+    return True
 
 
 async def test_a_key_that_is_taken_away_is_good_no_longer(harness: Harness, file: Path) -> None:
