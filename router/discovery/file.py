@@ -64,7 +64,9 @@ class FileSource:
         except ValueError as error:
             self._complain(str(error))
         else:
-            self._complaint = ""
+            if self._complaint:
+                self._complaint = ""
+                log.info("%s: it is right again, the engines are those in it", self.name)
             on_targets(targets)
 
     def _complain(self, complaint: str) -> None:

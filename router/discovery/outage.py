@@ -13,8 +13,9 @@ class Outage:
     """The failures of what one server is asked for, by several askers that are told apart by name.
 
     Each kind of failure is logged once per outage, however often it is met: an API server that was
-    unreachable and then refuses the token is two different things to do. `clock` is monotonic and
-    in seconds. `on_answer` is called when one was answered and none of the others fails.
+    unreachable and then refuses the token is two different things to do. It is logged at `level`.
+    `clock` is monotonic and in seconds. `on_answer` is called when one was answered and none of the
+    others fails.
     """
 
     def __init__(
@@ -22,10 +23,12 @@ class Outage:
         what: str,
         clock: Callable[[], float] = time.monotonic,
         on_answer: Callable[[], None] = lambda: None,
+        level: int = logging.WARNING,
     ) -> None:
         self._what = what
         self._clock = clock
         self._on_answer = on_answer
+        self._level = level
         self._failing: set[str] = set()
         self._told: set[str] = set()
         self._since = 0.0
@@ -37,9 +40,8 @@ class Outage:
         self._failing.add(asker)
         if kind not in self._told:
             self._told.add(kind)
-            log.warning(
-                "discovery by %s fails, the last known engines stay in use: %s", self._what, cause
-            )
+            text = "discovery by %s fails, the last known engines stay in use: %s"
+            log.log(self._level, text, self._what, cause)
 
     def answered(self, asker: str) -> None:
         """The server has said what is so; that does not end the outage."""

@@ -7,6 +7,7 @@ from typing import Final
 
 from router.core.engine_networks import EngineNetworks
 from router.core.membership import Target
+from router.discovery.outage import Outage
 from router.discovery.source import Known, Source, WrongConfiguration
 from router.web.sources import admitted
 
@@ -19,7 +20,8 @@ START_SECONDS: Final = 60.0
 clients, with this source or without it."""
 
 AGAIN_SECONDS: Final = 10.0
-"""Before a source whose configuration has become wrong is asked again."""
+"""Before a source whose configuration has become wrong is asked again; and how long it has to go
+well until the log says so."""
 
 
 class Discovery:
@@ -48,17 +50,29 @@ class Discovery:
         it is asked no more. Later, or where it has named some, perhaps to a process before this
         one, the fleet stays, and it is asked again: its cluster has changed."""
 
+        outage = Outage(source.name, level=logging.ERROR)
+        loop, recovery = asyncio.get_running_loop(), None
+
         def on_targets(targets: tuple[Target, ...]) -> None:
+            nonlocal recovery
             self._on_targets(source.name, self._admitted(source.name, targets))
+            if recovery is None:
+                recovery = loop.call_later(AGAIN_SECONDS, outage.succeeded, source.name)
 
         while True:
             try:
                 await source.watch(on_targets)
             except WrongConfiguration as error:
-                log.error("discovery by %s: %s", source.name, error)  # noqa: TRY400
                 if self._is_starting() and self._known(source.name) is None:
+                    log.error("discovery by %s: %s", source.name, error)  # noqa: TRY400
                     self._on_wrong_configuration()
                     return
+                outage.failed(source.name, str(error), str(error))
+            finally:
+                # What may be listed but not watched names engines each time before it fails.
+                if recovery is not None:
+                    recovery.cancel()
+                    recovery = None
             await asyncio.sleep(AGAIN_SECONDS)
 
     def _admitted(self, source: str, targets: tuple[Target, ...]) -> tuple[Target, ...]:

@@ -69,17 +69,17 @@ async def test_a_mistake_leaves_the_engines_as_they_are_and_is_told_once(
     write(path, D0)
     async with watching(path) as said:
         await eventually(lambda: said == [(D0,)], lambda: said)
-        with caplog.at_level(logging.ERROR):
+        with caplog.at_level(logging.INFO):
             path.write_text('{"decode": ["d1"]}')
             await eventually(lambda: caplog.messages)
             path.write_text(' {"decode": ["d1"]}')  # the same mistake
             write(path, D1)
             await eventually(lambda: said == [(D0,), (D1,)], lambda: said)
-    [line] = caplog.messages
-    assert line == (
+    assert caplog.messages == [
         f"file {path}: decode[0]: 'd1' must start with http:// or https://; the engines stay as "
-        "they are: mend it"
-    )
+        "they are: mend it",
+        f"file {path}: it is right again, the engines are those in it",
+    ]
 
 
 async def test_a_file_that_is_gone_is_told_and_found_when_it_comes_back(

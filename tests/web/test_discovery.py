@@ -20,12 +20,13 @@ IN, OUT, NAME = (
 
 
 class Source:
-    """Names these sets one after the other; a set of None is a wrong configuration."""
+    """Names these sets one after the other. None is a wrong configuration, and so is a text, which
+    says why."""
 
     name = "pods"
     servers = ("pods",)
 
-    def __init__(self, *sets: tuple[Target, ...] | None) -> None:
+    def __init__(self, *sets: tuple[Target, ...] | str | None) -> None:
         self._sets = list(sets)
         self.watched = 0
 
@@ -34,8 +35,8 @@ class Source:
         self.watched += 1
         while self._sets:
             targets = self._sets.pop(0)
-            if targets is None:
-                raise WrongConfiguration("no such selector; mend it")
+            if targets is None or isinstance(targets, str):
+                raise WrongConfiguration(targets or "no such selector; mend it")
             on_targets(targets)
         await asyncio.Event().wait()
 
@@ -137,4 +138,42 @@ async def test_one_that_has_named_nobody_ends_no_router_that_serves(
     await bench.run(source, 1)
     assert (bench.ended, source.watched) == (0, 2)
     assert bench.told == [(NAME,)]
-    assert caplog.messages == ["discovery by pods: no such selector; mend it"]
+    assert caplog.messages == [FAILS]
+
+
+FAILS = "discovery by pods fails, the last known engines stay in use: no such selector; mend it"
+
+
+def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Level and first words of each line."""
+    return [(each.levelname, each.getMessage().split(",")[0]) for each in caplog.records]
+
+
+async def test_one_that_stays_wrong_is_told_once_for_each_cause_and_when_it_is_well_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
+    caplog.set_level(logging.INFO)
+    bench, source = Bench(), Source((IN,), None, None, None, "forbidden", "forbidden", (NAME,))
+    running = asyncio.ensure_future(bench.discovery.run(source))
+    await eventually(lambda: "works again" in caplog.text)
+    fails, works = "discovery by pods fails", "discovery by pods works again"
+    assert _told(caplog) == [("ERROR", fails), ("ERROR", fails), ("INFO", works)]
+    assert caplog.messages[0] == FAILS
+    assert caplog.messages[1].endswith("forbidden")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_one_that_names_engines_and_fails_each_time_is_not_well_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
+    caplog.set_level(logging.INFO)
+    bench, source = Bench(), Source((IN,), None, (IN,), None, (IN,), None, (NAME,))
+    running = asyncio.ensure_future(bench.discovery.run(source))
+    await eventually(lambda: len(bench.told) == 4 and "works again" in caplog.text)
+    assert caplog.messages[0] == FAILS
+    assert len(caplog.messages) == 2
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
