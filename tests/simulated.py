@@ -18,6 +18,7 @@ class Engine:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self._command = ("simulator", "--port", str(port), *flags)
+        self._more: tuple[str, ...] = ()
         self._process: forked.Process | None = None
 
     @property
@@ -25,9 +26,10 @@ class Engine:
         """Whether nobody has killed it."""
         return self._process is not None
 
-    async def start(self) -> None:
-        """Start it, and wait until it listens."""
-        self._process = await forked.start(*self._command, stdout=PIPE)
+    async def start(self, *flags: str) -> None:
+        """Start it, with these flags too from now on, and wait until it listens."""
+        self._more = flags or self._more
+        self._process = await forked.start(*self._command, *self._more, stdout=PIPE)
         await _url(self._process)
 
     async def kill(self) -> None:

@@ -57,6 +57,8 @@ class Faults:
     """Close every connection as soon as it is idle, unannounced."""
     fail_kv_loads: int = 0
     """The next so many KV loads fail."""
+    expire_references: int = 0
+    """The next so many KV references are gone when a decode engine comes to read them."""
     drop_notifications: bool = False
     """LMCache: never say that the KV cache has arrived."""
     lose_kv_events: bool = False
@@ -158,6 +160,13 @@ class FaultPlan:
         left = self.now.fail_kv_loads
         if left > 0:
             self.now = replace(self.now, fail_kv_loads=left - 1)
+        return left > 0
+
+    def take_expiry(self) -> bool:
+        """Whether this KV reference is gone; uses up one of `expire_references`."""
+        left = self.now.expire_references
+        if left > 0:
+            self.now = replace(self.now, expire_references=left - 1)
         return left > 0
 
     def as_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""`python -m tests.chaos.breakable PYTHON -m router.cli ...`: a router whose background loops can
-be made to raise.
+"""`python -m tests.chaos.breakable NAMES PYTHON -m router.cli ...`: a router whose background loops
+can be made to raise, and that resolves the names of its engines by the file NAMES.
 
-`BREAK` does it to all that run in the process which gets the signal.
+`BREAK` does the first to all that run in the process which gets the signal.
 """
 
 import asyncio
@@ -9,14 +9,22 @@ import runpy
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+import uvloop
+
+from router.net import addresses
 from router.net.tasks import Loop, TaskSet
+from tests.chaos.names import resolver
 
 __all__ = ["BREAK", "RAISED"]
 
 BREAK: Final = signal.SIGWINCH
 """Processes that do not know it ignore it."""
+
+FRESH_SECONDS: Final = 0.1
+"""For which addresses are used without looking their name up again: names change often here."""
 
 RAISED: Final = "raised by the chaos run"
 
@@ -55,7 +63,9 @@ def main() -> None:
         return spawn(self, partial(_breakable, loop), kind, of)
 
     TaskSet.spawn = spawn_breakable  # type: ignore[method-assign]
-    _, _, module, *arguments = sys.argv[1:]
+    path, _, _, module, *arguments = sys.argv[1:]
+    addresses.FRESH_SECONDS = FRESH_SECONDS
+    setattr(uvloop.Loop, "getaddrinfo", resolver(Path(path)))  # noqa: B010 - mypy
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from benchmarks.system.processes import free_port
+from tests.chaos.names import HERE, NAME, Names
 from tests.chaos.routers import WORKERS, Routers
 from tests.e2e.process import Process
 from tests.forked import SECONDS
@@ -34,12 +35,29 @@ PATIENCE_SECONDS = "2"
 
 
 class EngineProcess(Engine):
-    """A simulated engine whose faults can be set."""
+    """A simulated engine whose faults can be set. With `names` the router knows it by a name, and
+    by its addresses that stand there."""
 
-    def __init__(self, role: str, step_ms: int) -> None:
+    def __init__(self, role: str, step_ms: int, names: Names | None = None) -> None:
         self.role = role
+        self._names = names
+        self._host = HERE
         flags = ("--role", role, "--step-ms", str(step_ms), "--eos-one-in", "0", "--kv-events")
         super().__init__(free_port(), *flags)
+        if names is not None:
+            self.url = f"http://{NAME}:{self.port}"
+
+    def resolves_to(self, *addresses: str) -> None:
+        """Its name leads there from now on; without addresses, nowhere."""
+        assert self._names is not None
+        self._names.put(self.port, addresses)
+
+    async def move(self, host: str) -> None:
+        """It ends, and comes back at another address, to which its name leads."""
+        await self.kill()
+        self._host = host
+        self.resolves_to(host)
+        await self.start("--host", host)
 
     async def set_faults(self, **faults: Any) -> None:
         """From now on these go wrong; none: nothing does."""
@@ -67,7 +85,7 @@ class EngineProcess(Engine):
 
     async def _ask(self, method: str, path: str, body: object = None) -> Any:
         async with asyncio.timeout(ORDER_SECONDS):
-            client = await Client.open(self.port)
+            client = await Client.open(self.port, host=self._host)
             try:
                 await client.send(request(path, body, method=method))
                 answer = await client.answer(method)
@@ -96,6 +114,11 @@ class Cluster:
     @property
     def engines(self) -> list[EngineProcess]:
         return [*self.prefills, *self.decodes]
+
+    @property
+    def named(self) -> list[EngineProcess]:
+        """Engines that the router knows by their names."""
+        return [self.prefills[0], self.decodes[0]]
 
     @property
     def router(self) -> Process:
@@ -163,19 +186,22 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(*flags: str, step_ms: int = 2, **settings: Any) -> AsyncIterator[Cluster]:
-    """Two prefill engines, four decode engines and a router, all of them up. It has these flags,
-    and these settings in its file. A stream gets a token every `step_ms`."""
-    prefills = [EngineProcess("prefill", step_ms) for _ in range(2)]
-    decodes = [EngineProcess("decode", step_ms) for _ in range(4)]
-    engines = (*prefills, *decodes)
+    """Two prefill engines, four decode engines and a router, all of them up. It knows one engine
+    of each role by a name. It has these flags, and these settings in its file. A stream gets a
+    token every `step_ms`."""
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="chaos-"))
+        names = Names(Path(folder))
+        prefills = [EngineProcess("prefill", step_ms, each) for each in (names, None)]
+        decodes = [EngineProcess("decode", step_ms, each) for each in (names, None, None, None)]
+        engines = (*prefills, *decodes)
         for engine in engines:
             stack.push_async_callback(engine.kill)
         await asyncio.gather(*(engine.start() for engine in engines))
         routers = Routers(
             stack,
             Path(folder),
+            names,
             *(word for engine in prefills for word in ("--prefill", engine.url)),
             *(word for engine in decodes for word in ("--decode", engine.url)),
             *("--health-check-interval", "0.2", "--health-check-timeout", "1"),

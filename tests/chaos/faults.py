@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.chaos.cluster import Cluster, EngineProcess
 from tests.chaos.load import Load
+from tests.chaos.names import ELSEWHERE, HERE
 from tests.chaos.router_faults import ROUTER_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
@@ -46,7 +47,8 @@ async def _killed(cluster: Cluster, _: Load, chance: Random) -> AsyncIterator[No
     engine = _some(cluster, chance)
     await engine.kill()
     yield
-    await engine.start()
+    if not engine.is_started:  # as the other fault of a pair may have done
+        await engine.start()
 
 
 @asynccontextmanager
@@ -65,6 +67,31 @@ async def _stopped(cluster: Cluster, _: Load, chance: Random) -> AsyncIterator[N
     engine.signal(signal.SIGSTOP)
     yield
     engine.signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def _moved(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
+    """An engine comes back at another address: its name leads there."""
+    engine = chance.choice(cluster.named)
+    cluster.broken.add(engine.url)
+    await engine.move(ELSEWHERE)
+    yield
+    await engine.move(HERE)
+
+
+@asynccontextmanager
+async def _without_address(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
+    """The name of an engine leads to nobody's host and its own, to nobody's, and then nowhere.
+    Whoever has no connection must look it up."""
+    engine = chance.choice(cluster.named)
+    cluster.broken.add(engine.url)
+    for addresses in ((ELSEWHERE, HERE), (ELSEWHERE,), ()):
+        engine.resolves_to(*addresses)
+        with suppress(OSError):
+            await engine.drop()
+        await load.more(60)
+    yield
+    engine.resolves_to(HERE)
 
 
 @asynccontextmanager
@@ -93,6 +120,8 @@ FAULTS: dict[str, Fault] = {
     "SIGKILL of an engine": _killed,
     "restart on the same port": _restarted,
     "SIGSTOP and SIGCONT of an engine": _stopped,
+    "an engine at another address": _moved,
+    "a name without its address": _without_address,
     "connections refused": _by_faults(refuse=True, for_s=2.0),
     "reset on accept": _by_faults(reset="accept", rate=0.5),
     "reset before the head": _by_faults(reset="request", rate=0.5),
@@ -109,6 +138,7 @@ FAULTS: dict[str, Fault] = {
     "prefills never answer": _by_faults("prefill", hang=True, rate=0.3),
     "prefills refused": _by_faults("prefill", refuse=True, for_s=2.0),
     "failed KV loads": _by_faults("decode", fail_kv_loads=5),
+    "expired KV references": _by_faults("prefill", expire_references=10),
     "an engine eight times slower": _by_faults(slow=8.0),
     "a stalled engine": _by_faults(stall=True),
     "what is not HTTP": _by_wire("SSH-2.0-OpenSSH\r\n"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from tests.chaos.names import Names
 from tests.e2e.process import Process, serving
 from tests.forked import SECONDS
 
@@ -20,9 +21,13 @@ WORKERS = 2
 class Routers:
     """One router after the other, on the same port, with the same flags and the same file."""
 
-    def __init__(self, stack: AsyncExitStack, folder: Path, *flags: str, **settings: Any) -> None:
-        """`settings` stand in the file: they may change while a router runs."""
+    def __init__(
+        self, stack: AsyncExitStack, folder: Path, names: Names, *flags: str, **settings: Any
+    ) -> None:
+        """`settings` stand in the file: they may change while a router runs. `names` are what it
+        resolves host names by."""
         self._stack = stack
+        self._names = names
         self._settings = settings
         self._file = folder / "router.yaml"
         self._meeting = folder / "router.sock"
@@ -57,7 +62,10 @@ class Routers:
         router = await self._stack.enter_async_context(
             serving(
                 *("--port", str(port), *self._flags),
-                launcher=(*launcher, sys.executable, "-m", "tests.chaos.breakable"),
+                launcher=(
+                    *(*launcher, sys.executable, "-m", "tests.chaos.breakable"),
+                    str(self._names.path),
+                ),
                 port=port,
                 log=log,
             )

@@ -122,7 +122,12 @@ class Client:
 
     @classmethod
     async def open(
-        cls, port: int, *, receive_buffer: int | None = None, tls: ssl.SSLContext | None = None
+        cls,
+        port: int,
+        *,
+        host: str = "127.0.0.1",
+        receive_buffer: int | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> "Client":
         """Connect; a small `receive_buffer` makes a client that takes little when it reads not."""
         sock = socket.socket()
@@ -130,7 +135,7 @@ class Client:
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         try:
-            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+            await asyncio.get_running_loop().sock_connect(sock, (host, port))
         except OSError:
             sock.close()
             raise

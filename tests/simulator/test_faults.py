@@ -67,6 +67,11 @@ def test_kv_loads_fail_as_often_as_asked():
     assert [faults.take_kv_failure(), faults.take_kv_failure()] == [True, False]
 
 
+def test_references_are_gone_as_often_as_asked():
+    faults = plan(expire_references=1)
+    assert [faults.take_expiry(), faults.take_expiry()] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("document", "field"),
     [

@@ -222,6 +222,16 @@ class TestFailedLoads:
             params = await prefilled(client, prefill)
             await ask(client, decode, status=status, prompt=PROMPT, kv_transfer_params=params)
 
+    async def test_blocks_that_are_gone_are_counted_by_both_engines(self, client, prefill, decode):
+        await prefill.set_faults(expire_references=1)
+        for status in (500, 200):
+            params = await prefilled(client, prefill)
+            await ask(client, decode, status=status, prompt=PROMPT, kv_transfer_params=params)
+        references, loads = prefill.state["references"], decode.state["loads"]
+        assert {"expired": 1, "read": 1, "pending": 0, "late": 0}.items() <= references.items()
+        assert prefill.state["pinned_blocks"] == 0
+        assert {"good": 1, "wrong": 0, "failed": 1}.items() <= loads.items()
+
     async def test_by_policy_the_prompt_is_computed_instead(self, client, engine, prefill):
         config = EngineConfig(kv_load_failure_policy="recompute")
         async with serve_engine(config) as decode:

@@ -144,6 +144,11 @@ class _Transfers:
         if asked["block_size"] != self._engine.config.block_size or self._machine.dead:
             await exchange.json({"error": "handshake failed"}, 409)
             return
+        if self._engine.faults.take_expiry():
+            self._machine.kv.references.end_lease(asked["request_id"])
+            self._engine.driver.wake()
+            await exchange.json({"error": "the blocks are gone"}, 409)
+            return
         try:
             contents = self._machine.kv.references.pull(
                 asked["engine_id"],

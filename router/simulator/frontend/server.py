@@ -76,7 +76,7 @@ class RunningEngine:
 
     @property
     def faults(self) -> Faults:
-        """The faults in force; `next` and `fail_kv_loads` count down."""
+        """The faults in force; `next`, `fail_kv_loads` and `expire_references` count down."""
         return self.engine.faults.now
 
     async def set_faults(self, **faults: Any) -> None:

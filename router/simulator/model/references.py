@@ -137,6 +137,13 @@ class References:
             self.released += 1
             self._end(request_id, lease, "read")
 
+    def end_lease(self, request_id: str) -> None:
+        """The lease runs out before its time: under pressure, or by a clock that is wrong."""
+        lease = self._leases.pop(request_id, None)
+        if lease is not None:
+            self.expired += 1
+            self._end(request_id, lease, "expired")
+
     def extend(self, request_id: str, now: float) -> None:
         """A heartbeat: the request still waits at the decode engine. Adds 2/3 of a lease (vLLM)."""
         lease = self._leases.get(request_id)
