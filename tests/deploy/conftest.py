@@ -1,9 +1,12 @@
 """The rendered overlays, each once per process, and the settings that routers read from them."""
 
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import yaml
 
 from router.settings import Settings, load
 from tests.deploy.places import KUBERNETES
@@ -18,6 +21,17 @@ SettingsOf = Callable[[Rendered], Settings]
 def overlay(name: str) -> Rendered:
     """What an overlay comes to."""
     return render(KUBERNETES / "overlays" / name)
+
+
+def with_admin_key(folder: Path, name: str) -> Rendered:
+    """What an overlay comes to with the component `admin-key`; `folder` is empty."""
+    resources, components = (
+        [os.path.relpath(KUBERNETES / place, folder.resolve())]
+        for place in (f"overlays/{name}", "components/admin-key")
+    )
+    given = {"resources": resources, "components": components}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(given))
+    return render(folder)
 
 
 @pytest.fixture

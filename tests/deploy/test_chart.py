@@ -7,6 +7,7 @@ import copy
 import itertools
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import helm_python as helm
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from benchmarks.gate.profiles import PLATFORMS
-from tests.deploy.conftest import OVERLAYS, overlay
+from tests.deploy.conftest import OVERLAYS, overlay, with_admin_key
 from tests.deploy.places import DEPLOY, HELM
 from tests.deploy.rendered import Rendered
 from tests.deploy.test_monitoring import unfolded
@@ -75,13 +76,19 @@ def normal(each: dict[str, Any]) -> dict[str, Any]:
         annotations.pop("checksum/settings", None)
         if not annotations:
             template["metadata"].pop("annotations", None)
-        for container in template["spec"]["containers"]:
-            for source in container.get("envFrom", ()):
-                source["configMapRef"]["name"] = plain_name(source["configMapRef"]["name"])
-            for name, key in (("env", "name"), ("ports", "name"), ("envFrom", "configMapRef")):
-                if name in container:
-                    container[name] = sorted(container[name], key=lambda one: str(one[key]))
+        _sort(template["spec"])
     return found
+
+
+def _sort(pod: dict[str, Any]) -> None:
+    """Sort a pod's lists that are sets."""
+    pod.get("volumes", []).sort(key=lambda one: str(one["name"]))
+    for container in pod["containers"]:
+        for source in container.get("envFrom", ()):
+            source["configMapRef"]["name"] = plain_name(source["configMapRef"]["name"])
+        for kind in ("env", "ports", "volumeMounts"):
+            container.get(kind, []).sort(key=lambda one: str(one["name"]))
+        container.get("envFrom", []).sort(key=lambda one: str(one["configMapRef"]))
 
 
 def by_name(objects: Iterable[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -98,6 +105,15 @@ def test_it_renders_the_objects_of_an_overlay(name: str) -> None:
     assert ours.keys() == theirs.keys()
     for key, each in theirs.items():
         assert ours[key] == each, key
+
+
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "gate"])
+def test_with_keys_for_the_admin_port_it_renders_those_of_the_component(
+    tmp_path: Path, name: str
+) -> None:
+    theirs = with_admin_key(tmp_path, name)
+    values = {**VALUES[name], "router": {"adminKeySecret": "pd-router-admin"}}
+    assert by_name(chart(values).objects) == by_name(theirs.objects)
 
 
 def test_helm_finds_nothing_wrong_with_it() -> None:
@@ -151,6 +167,10 @@ def test_what_the_documents_give_to_helm_renders() -> None:
         ({"monitorin": {}}, "monitorin"),
         ({"gate": {"enabled": True}}, "topology=plain"),
         ({"connector": "lmcache", "autoscaling": {"enabled": True}}, "there is one router"),
+        (
+            {**VALUES["gate"], "router": {"adminKeySecret": "pd-router-admin"}},
+            "router.adminKeySecret",
+        ),
     ],
 )
 def test_wrong_values_are_refused_with_their_names(values: Values, told: str) -> None:

@@ -4,10 +4,11 @@ Manifests are rendered and read as data. That Kubernetes takes them is not shown
 """
 
 import re
+from pathlib import Path, PurePath
 
 import pytest
 
-from tests.deploy.conftest import SettingsOf
+from tests.deploy.conftest import OVERLAYS, SettingsOf, with_admin_key
 from tests.deploy.dockerfile import read
 from tests.deploy.places import DOCKERFILE, KUBERNETES, project
 from tests.deploy.rendered import Pods, Rendered, Unrendered, render
@@ -122,6 +123,23 @@ class TestSecurity:
         assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
         memory = {"medium": "Memory", "sizeLimit": "256Mi"}
         assert pod["volumes"] == [{"name": "shm", "emptyDir": memory}]
+
+    @pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "gate"])
+    def test_the_admin_port_may_ask_for_keys(self, tmp_path: Path, name: str) -> None:
+        rendered = with_admin_key(tmp_path, name)
+        pods, settings = rendered.router, rendered.configuration(rendered.router)
+        file = PurePath(settings["PD_ROUTER_ADMIN_KEY_FILE"])
+        [mount] = [one for one in pods.container["volumeMounts"] if one["name"] == "admin-key"]
+        assert PurePath(mount["mountPath"]) == file.parent
+        [volume] = [one for one in pods.spec["volumes"] if one["name"] == "admin-key"]
+        assert [item["path"] for item in volume["secret"]["items"]] == [file.name]
+        # Without a peer key such a router does not start: its pod waits for one.
+        peers = pods.variables["PD_ROUTER_PEER_KEY"]["valueFrom"]["secretKeyRef"]
+        assert peers == {"name": "pd-router-peers", "key": "key", "optional": False}
+        for monitor in rendered.of("ServiceMonitor").values():
+            [endpoint] = monitor["spec"]["endpoints"]
+            asked = endpoint["authorization"]["credentials"]
+            assert asked == {"name": volume["secret"]["secretName"], "key": "prometheus"}
 
     def test_only_the_router_gets_a_token_of_the_api_server(self, rendered: Rendered) -> None:
         assert rendered.router.spec["automountServiceAccountToken"] is True

@@ -23,6 +23,9 @@ app.kubernetes.io/name=vllm,app.kubernetes.io/component={{ . }}
 {{- if and (include "pd-router.lmcache" .) .Values.autoscaling.enabled }}
 {{- fail "autoscaling.enabled: with connector lmcache there is one router; turn one of them off" }}
 {{- end }}
+{{- if and .Values.gate.enabled .Values.router.adminKeySecret }}
+{{- fail "router.adminKeySecret: beside the gate the router has no admin port; leave it out" }}
+{{- end }}
 {{- if and .Values.gate.enabled (ne .Values.topology "plain") }}
 {{- fail "gate.enabled: the gate's topology is plain; set topology=plain" }}
 {{- end }}
@@ -43,6 +46,9 @@ app.kubernetes.io/name=vllm,app.kubernetes.io/component={{ . }}
 {{- end }}
 {{- if include "pd-router.lmcache" . }}
 {{- $_ := set $own "PD_ROUTER_LMCACHE_NOTIFY_BIND" "tcp://0.0.0.0:7500" }}
+{{- end }}
+{{- if .Values.router.adminKeySecret }}
+{{- $_ := set $own "PD_ROUTER_ADMIN_KEY_FILE" "/etc/pd-router/admin/keys" }}
 {{- end }}
 {{- $given := deepCopy .Values.router.settings }}
 {{- if eq .Values.topology "plain" }}
