@@ -14,7 +14,7 @@ import orjson
 from router.core import tokens
 from router.core.errors import BadRequest
 from router.core.token_ratios import MIN_BYTES, learnable_bytes
-from router.core.values import Facts, Route
+from router.core.values import COMPLETIONS, Facts, Route
 
 __all__ = ["TRANSFER_KEYS", "read"]
 
@@ -36,7 +36,7 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
             body = _without_transfer_keys(body)
             raw = _dumps(body)
         reason = _direct_reason(body)
-    if route.kind is tokens.COMPLETIONS:
+    if route.kind is COMPLETIONS:
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1:
             reason = "several_prompts"

@@ -122,7 +122,10 @@ class Member:
         if lookup is not None:
             return self._uncached_by_events(tokens, prefix, lookup)
         held = self.prefixes.match(prefix)
-        return max(1, tokens - int(self.prefix_trust.share * held)) if held else tokens
+        share = self.prefix_trust.share
+        if share < 1.0:
+            held = int(share * held)
+        return tokens - held if held < tokens else 1
 
     def _uncached_by_events(self, tokens: int, prefix: PrefixKeys, lookup: Lookup) -> int:
         cache = self.cache

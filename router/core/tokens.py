@@ -10,12 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from router.core.contents import beside_content, json_text, text_member, text_of
-from router.core.values import RouteKind
+from router.core.values import CHAT, COMPLETIONS, MESSAGES, RESPONSES, RouteKind
 
 __all__ = ["CHARACTERS_PER_TOKEN", "NAMED_MEMBERS", "Estimate", "estimate", "prompts"]
-
-CHAT: Final = RouteKind.CHAT
-COMPLETIONS: Final = RouteKind.COMPLETIONS
 
 CHARACTERS_PER_TOKEN = 4
 
@@ -43,10 +40,10 @@ def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
     texts: list[str] = []
     if kind is CHAT:
         _add_messages(body.get("messages"), texts)
-    elif kind is RouteKind.MESSAGES:
+    elif kind is MESSAGES:
         _add_content(body.get("system"), texts)
         _add_messages(body.get("messages"), texts)
-    elif kind is RouteKind.RESPONSES:
+    elif kind is RESPONSES:
         _add_content(body.get("instructions"), texts)
         _add_messages(body.get("previous_input_messages"), texts)
         _add_input(body.get("input"), texts)

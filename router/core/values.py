@@ -9,12 +9,17 @@ from typing import Any, Final, NamedTuple, Protocol
 from router.core.prefix.prompt_tokens import PromptTokens
 
 __all__ = [
+    "CHAT",
+    "COMPLETIONS",
     "DECODE",
     "DIRECT",
     "MAX_N",
+    "MESSAGES",
     "NO_KEYS",
+    "PASS_THROUGH",
     "PREFILL",
     "REMOTE",
+    "RESPONSES",
     "Candidate",
     "Decision",
     "Destinations",
@@ -80,6 +85,13 @@ class RouteKind(StrEnum):
     PASS_THROUGH = "pass_through"
 
 
+CHAT: Final = RouteKind.CHAT
+COMPLETIONS: Final = RouteKind.COMPLETIONS
+RESPONSES: Final = RouteKind.RESPONSES
+MESSAGES: Final = RouteKind.MESSAGES
+PASS_THROUGH: Final = RouteKind.PASS_THROUGH
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """A path that the router serves, and its kind. Engines are asked for the same path."""
@@ -92,9 +104,10 @@ class Route:
     """Of routes that need less than the setting allows."""
 
 
-class PrefixKeys(NamedTuple):
+@dataclass(slots=True, unsafe_hash=True)  # fields of a NamedTuple take ten times as long to read
+class PrefixKeys:
     """A prompt's prefixes. `keys[i]` stands for everything up to the end of chunk i, `ends[i]` is
-    the estimated number of tokens up to there."""
+    the estimated number of tokens up to there. It does not change."""
 
     keys: tuple[int, ...]
     ends: tuple[int, ...]

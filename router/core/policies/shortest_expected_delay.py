@@ -39,7 +39,8 @@ def shortest_expected_delay(
     some_are_slow = False
     for c, own in zip(candidates, uncached, strict=True):
         load, slowdown = c.load, c.slowdown
-        requests = load.requests + (c.other_requests or 0) + 1
+        # A float, because an integer takes longer to be compared with one, or added to one.
+        requests = load.requests + (c.other_requests or 0) + 1.0
         pending = load.pending + own
         work = requests + pending * c.prompt_cost
         if requests > c.slots:

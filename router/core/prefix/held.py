@@ -53,10 +53,11 @@ class HeldPrefixes:
 
     def match(self, prefix: PrefixKeys) -> int:
         """Tokens of the longest part of the prompt that it holds, provisional ones included."""
-        keys, chunks = prefix.keys, self._chunks
-        if not keys or keys[0] not in chunks:  # as on most engines, for each request
-            return 0
-        return prefix.ends[self._count(keys) - 1]
+        keys = prefix.keys
+        if keys and keys[-1] in self._chunks:  # a prompt that comes again
+            return prefix.ends[-1]
+        count = self._count(keys)
+        return prefix.ends[count - 1] if count else 0
 
     def expected(self, prefix: PrefixKeys) -> int:
         """Tokens of the part of the prompt that requests under way will have computed there."""
@@ -87,7 +88,7 @@ class HeldPrefixes:
         again unless some of them are gone.
         """
         self._computed(prefix, matched)
-        if self._count(prefix.keys) < len(prefix.keys):
+        if prefix.keys[-1] not in self._chunks:
             self._use(prefix)
 
     def hold(self, prefix: PrefixKeys) -> None:

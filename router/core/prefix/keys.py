@@ -28,7 +28,15 @@ from router.core.contents import (
 )
 from router.core.routes import ROUTES
 from router.core.tokens import CHARACTERS_PER_TOKEN, NAMED_MEMBERS, prompts
-from router.core.values import NO_KEYS, Facts, PrefixKeys, RouteKind
+from router.core.values import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    NO_KEYS,
+    RESPONSES,
+    Facts,
+    PrefixKeys,
+)
 
 __all__ = ["CHUNK_TOKENS", "MIN_TOKENS", "prefix_keys", "scheme"]
 
@@ -78,16 +86,16 @@ def prefix_keys(facts: Facts) -> PrefixKeys:
 def _chain(facts: Facts) -> "_Chain":
     body, kind = facts.body, facts.route.kind
     chain = _Chain(_root(facts))
-    if kind is RouteKind.COMPLETIONS:
+    if kind is COMPLETIONS:
         given = prompts(body.get("prompt"))
         if len(given) == 1:
             chain.add_prompt(given[0])
-    elif kind is RouteKind.CHAT:
+    elif kind is CHAT:
         chain.add_messages(body.get("messages"))
-    elif kind is RouteKind.MESSAGES:
+    elif kind is MESSAGES:
         chain.add_system(body.get("system"))
         chain.add_messages(body.get("messages"))
-    elif kind is RouteKind.RESPONSES and body.get("previous_response_id") is None:
+    elif kind is RESPONSES and body.get("previous_response_id") is None:
         chain.add_content(body.get("instructions"))
         chain.add_messages(body.get("previous_input_messages"))
         given_input = body.get("input")
@@ -162,7 +170,8 @@ class _Chain:
 
     def add_text(self, text: str) -> None:
         """Add text, in chunks of its own."""
-        text = text[: CHUNK_CHARACTERS * max(0, self._left)]
+        if len(text) > CHUNK_CHARACTERS * self._left:
+            text = text[: CHUNK_CHARACTERS * max(0, self._left)]
         if not text:
             return
         key = self._key
@@ -172,9 +181,10 @@ class _Chain:
             for start in range(0, len(text), CHUNK_CHARACTERS):
                 key = hash((key, text[start : start + CHUNK_CHARACTERS]))
                 append(key)
-            whole = range(begun + CHUNK_CHARACTERS, end, CHUNK_CHARACTERS)
-            self.ends += [characters // CHARACTERS_PER_TOKEN for characters in whole]
-            self._left -= len(whole)
+            before_last = (len(text) - 1) // CHUNK_CHARACTERS
+            first = begun // CHARACTERS_PER_TOKEN + CHUNK_TOKENS
+            self.ends += range(first, first + before_last * CHUNK_TOKENS, CHUNK_TOKENS)
+            self._left -= before_last
         else:  # most messages are short
             key = hash((key, text))
             self.keys.append(key)
