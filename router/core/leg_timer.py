@@ -88,7 +88,7 @@ class LegTimer:
         sequences = self.sequences
         if sequences > MAX_TIMED_SEQUENCES or not self.work:
             return
-        seconds = max(0.0, now - self.started)
+        seconds = now - self.started if now > self.started else 0.0
         if tokens >= MIN_UNARY_TOKENS * sequences:
             self.speed.on_unary_answer(tokens, sequences * seconds)
         elif tokens:

@@ -292,9 +292,11 @@ class SpeedEstimator:
         """The leg's first token came, or its whole answer."""
         self.last_token_at = now
         self._waiting.pop(leg, None)
-        self._newest_begun = max(self._newest_begun, leg.started)
+        # Not `max`, here and below: it takes as long as a call of a Python function of some lines.
+        if leg.started > self._newest_begun:
+            self._newest_begun = leg.started
         if leg.work and not leg.is_held:
-            seconds = max(0.0, now - leg.started)
+            seconds = now - leg.started if now > leg.started else 0.0
             self._prompt_work += leg.work + self.prompt_overhead
             self._prompt_seconds += seconds
             if self.prompts is not None:
@@ -304,8 +306,8 @@ class SpeedEstimator:
         """The leg is a stream and has had its first token."""
         self._pass(now)
         self.begun += 1
-        if not leg.is_held:
-            self._first_seconds += max(0.0, now - leg.started)
+        if now > leg.started and not leg.is_held:
+            self._first_seconds += now - leg.started
         self._run(leg.sequences)
 
     def on_end(self, leg: TimedLeg, now: float, *, was_stream: bool) -> None:
@@ -496,7 +498,8 @@ class SpeedEstimator:
 
     def _pass(self, now: float) -> None:
         """Count the stream seconds up to now, none if the clock went back."""
-        self._stream_seconds += self.streams * max(0.0, now - self._at)
+        if now > self._at:
+            self._stream_seconds += self.streams * (now - self._at)
         self._at = now
 
     def _newly_computed(self, now: float) -> float:

@@ -13,8 +13,12 @@ from router.core.jsonspan import engine_json
 from router.core.values import RouteKind
 
 __all__ = [
+    "ABORTED",
+    "CONTENT",
     "DONE",
+    "ERROR",
     "MAX_EVENT_BYTES",
+    "PREAMBLE",
     "EventKind",
     "EventSplitter",
     "data_events",
@@ -137,7 +141,7 @@ def error_in(data: bytes) -> bytes:
     is none."""
     if _ERROR.search(data) is not None:
         for event in events(data):
-            if event_kind(event) is EventKind.ERROR:
+            if event_kind(event) is ERROR:
                 return event
     return b""
 
@@ -153,6 +157,13 @@ class EventKind(Enum):
     """The engine reports a failure."""
     ABORTED = auto()
     """The engine dropped the request before its first token."""
+
+
+# Python 3.11 looks an Enum's members up in a slow way.
+PREAMBLE: Final = EventKind.PREAMBLE
+CONTENT: Final = EventKind.CONTENT
+ERROR: Final = EventKind.ERROR
+ABORTED: Final = EventKind.ABORTED
 
 
 _PREAMBLE_TYPES = frozenset(
@@ -175,18 +186,18 @@ def event_kind(event: bytes) -> EventKind:
     """Classify an event; unknown ones are content, so that nothing is held for ever."""
     data = data_of(event)
     if not data:
-        return EventKind.PREAMBLE
+        return PREAMBLE
     try:
         document = engine_json(data)
     except ValueError:
-        return EventKind.CONTENT
+        return CONTENT
     if not isinstance(document, dict):
-        return EventKind.CONTENT
+        return CONTENT
     if document.get("error") or document.get("type") in ("error", "response.failed"):
-        return EventKind.ERROR
+        return ERROR
     if _is_preamble(document):
-        return EventKind.PREAMBLE
-    return EventKind.ABORTED if _is_aborted(document) else EventKind.CONTENT
+        return PREAMBLE
+    return ABORTED if _is_aborted(document) else CONTENT
 
 
 def data_events(data: bytes) -> int:

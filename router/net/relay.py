@@ -12,9 +12,11 @@ from router.core.engine_error import ABORT, DROPPED, engine_error, failed_stream
 from router.core.errors import EngineFailed, RouterError
 from router.core.redact import MARK, redact
 from router.core.sse import (
+    ABORTED,
     DONE,
+    ERROR,
     MAX_EVENT_BYTES,
-    EventKind,
+    PREAMBLE,
     EventSplitter,
     data_of,
     error_in,
@@ -26,7 +28,7 @@ from router.core.sse import (
 )
 from router.core.token_ratios import MIN_BYTES
 from router.core.usage import generated_tokens, is_usage_only, prompt_tokens
-from router.core.values import Failure, FailureKind, Reply, RouteKind
+from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
 from router.net.answer_head import AnswerHead
 from router.net.relay_leg import RelayLeg
 
@@ -40,11 +42,6 @@ MAX_HELD_BYTES = MAX_EVENT_BYTES
 """The first of them can hold the prompt's token ids."""
 
 JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
-
-PASS_THROUGH: Final = RouteKind.PASS_THROUGH
-PREAMBLE: Final = EventKind.PREAMBLE
-ERROR: Final = EventKind.ERROR
-ABORTED: Final = EventKind.ABORTED
 
 
 class Relay(RelayLeg):

@@ -10,7 +10,15 @@ from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Call, Lease, Outcome, Release, Step
 from router.core.retry import BUSY, reason_of
-from router.core.values import PREFILL, Endpoint, Facts, Reply, RouteKind
+from router.core.values import (
+    MESSAGES,
+    PREFILL,
+    RESPONSES,
+    Endpoint,
+    Facts,
+    Reply,
+    RouteKind,
+)
 
 __all__ = [
     "KV_KEY",
@@ -73,7 +81,7 @@ def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
     return None
 
 
-_ONE_TOKEN = {RouteKind.RESPONSES: "max_output_tokens"}
+_ONE_TOKEN = {RESPONSES: "max_output_tokens"}
 _DROP = frozenset(
     {
         "stream_options",  # 400 without stream
@@ -136,9 +144,9 @@ def _for_one_token(
     if "n" in body:
         body["n"] = 1
     # Only the decode engine's answer is to be stored; on /v1/responses that is the default.
-    if kind is RouteKind.RESPONSES or body.get("store"):
+    if kind is RESPONSES or body.get("store"):
         body["store"] = False
-    if kind is RouteKind.MESSAGES and KV_KEY not in members and _has_budget(body.get("thinking")):
+    if kind is MESSAGES and KV_KEY not in members and _has_budget(body.get("thinking")):
         del body["thinking"]
     body["ignore_eos"] = True
     body["stream"] = False
