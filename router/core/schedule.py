@@ -157,7 +157,7 @@ class Scheduler:
         self._choices += 1
         chosen.chosen_at = self._choices
         # A prompt of a few letters is estimated at 0 tokens, and is one that has to be computed.
-        pending = max(1, uncached[place]) if computes else 0
+        pending = (uncached[place] or 1) if computes else 0
         fleet = self.fleet
         if fleet.cache_events is None or not prefix.keys:
             lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix)

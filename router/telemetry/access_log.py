@@ -17,6 +17,9 @@ __all__ = ["AccessLog"]
 MAX_ENGINES = 10_000
 """Engines and pairs of engines whose words are kept: a megabyte or two."""
 
+MILLISECONDS = [f"{number:03d}Z" for number in range(1000)]
+"""How times of day end. A table, because to format one takes as long as half of a line."""
+
 SAMPLED = (Chosen, Decided)
 
 _access = logging.getLogger("pd_router.access")
@@ -66,7 +69,7 @@ class AccessLog:
         second = int(at)
         if second != self._second:
             self._second, self._time = second, time_of_day(second).removesuffix("000Z")
-        return f"{self._time}{int(at % 1 * 1000):03d}Z"
+        return self._time + MILLISECONDS[int(at % 1 * 1000)]
 
     def _json(self, event: RequestEnded) -> str:
         line = {

@@ -23,7 +23,7 @@ from prometheus_client import (
 from router.core.events import Event, FellBack, KeyRefused, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
 from router.core.key_limits import KeyLimits
-from router.core.values import Endpoint, Mode, Role
+from router.core.values import PREFILL, Endpoint, Mode, Role
 from router.telemetry.batched import BatchedCounter, BatchedHistogram
 from router.telemetry.families import LATE_SECONDS, Families
 from router.telemetry.file_values import ValueFiles
@@ -281,7 +281,7 @@ class Metrics:
                 self._ended(event)
             elif isinstance(event, LegAnswered):
                 self._answered(event.endpoint, event.status)
-                if event.endpoint.role is Role.PREFILL and event.status < 400:
+                if event.endpoint.role is PREFILL and event.status < 400:
                     self._prefilled(event)
             elif isinstance(event, LegFailed):
                 endpoint = event.endpoint

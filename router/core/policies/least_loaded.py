@@ -16,6 +16,6 @@ def least_loaded(
     Without gauges only this router's count. During slow start an engine gets less.
     """
     return [
-        (c.load.requests + (c.other_requests or 0) + 1) / c.slow_start_weight - 1
+        (c.load.requests + (c.other_requests or 0) + 1) / c.slow_start_weight - 1.0
         for c in candidates
     ]
