@@ -8,6 +8,7 @@ import contextlib
 import gc
 import os
 import random
+import signal
 import socket
 from collections.abc import Generator
 from pathlib import Path
@@ -39,7 +40,9 @@ ROUTER = Path(__file__).parent.parent / "router"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the profile unless the command line did. Refuse compiled modules of older sources."""
+    """Choose the profile unless the command line did. Refuse compiled modules of older sources.
+    Hear a lost terminal: under nohup, tests and what they start would not."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("suite")
     if stale := _stale():
