@@ -61,7 +61,7 @@ def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(expl
         "threshold 100 tokens",
         "mode remote_prefill",
         "reason at_or_above_threshold",
-        "prefix too short to be found in prefix caches (below 256 tokens)",
+        "prefix too short to be found in prefix caches (below 128 tokens)",
     ]
     assert lines[8:12] == [
         "decode, shortest_expected_delay (the lowest score wins):",
@@ -88,7 +88,7 @@ def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(expl
         ("history", {"prompt": "x" * 4096}, (1024, None), "1024 tokens, by what was sent where"),
         ("events", {"prompt": "x" * 4096}, (1024, None), "token ids are not known"),
         ("events", {"prompt": [7] * 500}, (500, 500), "the prompt's 500 token ids are known"),
-        ("events", {"prompt": [7] * 200}, (0, None), "too short to be found"),
+        ("events", {"prompt": [7] * 100}, (0, None), "too short to be found"),
     ],
 )
 def test_what_prefix_caches_can_tell_of_the_prompt_is_said(explain, facts, cache, body, told, text):

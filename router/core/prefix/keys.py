@@ -45,8 +45,9 @@ CHUNK_TOKENS: Final = CHUNK_CHARACTERS // CHARACTERS_PER_TOKEN
 
 ID_BYTES: Final = 4
 
-MIN_TOKENS: Final = 2 * CHUNK_TOKENS
-"""Prompts of fewer estimated tokens have no keys: engines compute them in one step anyway."""
+MIN_TOKENS: Final = CHUNK_TOKENS
+"""Prompts of fewer estimated tokens have no keys: engines compute them in a part of one step. The
+first turns of conversations have more, as a rule, and the second turn is to find the first."""
 
 MAX_STEPS: Final = 8192
 """Chunks, messages and other parts of a prompt that are looked at: 4 million characters, more than
