@@ -46,7 +46,7 @@ MEDIAN_SQUARE = 0.455
 FLUCTUATION_WEIGHT = 0.05
 """Weight of one tick in the fluctuation of a pool: it spans five seconds."""
 
-DRIFT_VARIANCE = 0.01
+DRIFT_VARIANCE = 0.03
 """Variance by which the logarithm of an engine's seconds per token changes in one tick."""
 
 LEAST_SECONDS = 1e-7

@@ -132,7 +132,7 @@ def test_engines_that_fluctuate_count_as_equal() -> None:
     pool.streams()
     seen = fluctuate(pool, 200, [0.02] * 8)[40:]
     apart = sum(slowdown > 1.0 for slowdowns in seen for slowdown in slowdowns)
-    assert apart < 0.15 * 8 * len(seen)  # a third, by each second's measurements alone
+    assert apart < 0.2 * 8 * len(seen)  # a third, by each second's measurements alone
     assert max(map(max, seen)) < SLOW
 
 
