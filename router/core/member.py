@@ -10,7 +10,7 @@ from router.core.capacity import Capacity, QueueDetector
 from router.core.counted_speed import CountedSpeed
 from router.core.health import Health
 from router.core.outlier import Outlier
-from router.core.pool_speed import SlowdownHistory, SteadySeconds
+from router.core.pool_speed import SlowdownHistory
 from router.core.prefix.cache_events import Lookup
 from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.kv_source import EngineCache
@@ -100,7 +100,6 @@ class Member:
     in common, itself included; None if not known."""
     history: SlowdownHistory | None = None
     """Its long-term slowdown; None if not known."""
-    steady: SteadySeconds = field(default_factory=SteadySeconds)
     counted_speed: CountedSpeed = field(default_factory=CountedSpeed)
     """Its speed by its own counter of generated tokens."""
     own: int = 0

@@ -74,7 +74,6 @@ class PoolMonitor:
         """Whether so many are excluded that exclusions are ignored."""
         self.pool_median: float | None = None
         """Median seconds per token (prefill: per prompt token) of all; None if not known."""
-        self._fluctuation = pool_speed.Fluctuation()
         self._up = self._blocked = 0
         """Engines that may get new requests, and those of them that are excluded."""
         self._is_counted = False
@@ -142,7 +141,6 @@ class PoolMonitor:
         member.counted_speed.reset()
         member.forget_cache()
         member.queue, member.counted, member.history = QueueDetector(), None, None
-        member.steady.reset()
         member.view.other_requests, member.view.slowdown = None, 1.0
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
         self._is_counted = False
@@ -213,7 +211,6 @@ class PoolMonitor:
         measured: list[float] = []
         for members in self.rivals():
             measured += self._judge_rivals(members, now)
-        self._fluctuation.tick()
         self.pool_median = pool_speed.pool_median(measured)
 
     def _judge_rivals(self, members: Sequence[Member], now: float) -> list[float]:
@@ -221,7 +218,7 @@ class PoolMonitor:
         is_prefill = self._role is Role.PREFILL
         if is_prefill:
             self._measure_overhead(members)
-        gaps = [self._steady(member, now) for member in members]
+        gaps = [_seconds(member, now, is_prefill=is_prefill) for member in members]
         measured = [gap for gap in gaps if gap is not None]
         median = pool_speed.pool_median(measured)
         computed = [member.speed.per_prompt_token for member in members]
@@ -230,16 +227,13 @@ class PoolMonitor:
             self._measure_interference(members, per_prompt_token or 0.0)
         cost = self._prompt_cost(per_prompt_token, median)
         noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
-        exact = [pool_speed.slowdown(gap, median, noise) for gap in gaps]
-        same = self._fluctuation.same
-        slowdowns = [1.0 if s is None else pool_speed.counted_as(s, same) for s in exact]
+        slowdowns = [pool_speed.slowdown(gap, median, noise) for gap in gaps]
         reliable = [member.speed.is_reliable for member in members]
         answered = [] if is_prefill else _answer_times(members)
         if len(answered) - answered.count(None) > len(measured):
             usual = pool_speed.pool_median(each for each in answered if each is not None)
-            exact = [pool_speed.slowdown(each, usual, 0.0) for each in answered]
             same = pool_speed.SAME_ANSWERS
-            slowdowns = [1.0 if s is None else pool_speed.counted_as(s, same) for s in exact]
+            slowdowns = [pool_speed.slowdown(each, usual, 0.0, same) for each in answered]
             reliable = [each is not None for each in answered]
         is_mixed = _is_mixed(members, slowdowns, reliable)
         for member, slowdown in zip(members, slowdowns, strict=True):
@@ -251,15 +245,6 @@ class PoolMonitor:
             member.view.prompt_cost = cost
             member.speed.settle_prompts(per_prompt_token, now)
         return measured
-
-    def _steady(self, member: Member, now: float) -> float | None:
-        """Seconds per token (prefill: per prompt token), without fluctuation."""
-        seconds = _seconds(member, now, is_prefill=self._role is Role.PREFILL)
-        if seconds is None:
-            member.steady.reset()
-        elif member.speed.is_measured:
-            member.steady.measured(seconds, self._fluctuation)
-        return member.steady.value
 
     def expected_delay(self, member: Member) -> float | None:
         """Expected seconds to the last token of a request of mean length; None if not known."""

@@ -1,6 +1,5 @@
 """How slow an engine is: its seconds per token relative to its pool's median."""
 
-import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -33,25 +32,6 @@ MOST_RECOVERED = 2.5
 SAME_SPEED = 1.25
 """Slowdowns up to this factor count as 1: gaps of equal engines differ by some percent."""
 
-MOST_SAME = 2.0
-"""The most that counts as 1, however much a pool's engines fluctuate."""
-
-SAME_DEVIATIONS = 1.0
-"""Standard deviations of measurements that count as the same speed. What is believed deviates less,
-but not much: measurements of the same second deviate alike."""
-
-MEDIAN_SQUARE = 0.455
-"""Median of the squares of normally distributed differences, over their mean, the variance."""
-
-FLUCTUATION_WEIGHT = 0.05
-"""Weight of one tick in the fluctuation of a pool: it spans five seconds."""
-
-DRIFT_VARIANCE = 0.03
-"""Variance by which the logarithm of an engine's seconds per token changes in one tick."""
-
-LEAST_SECONDS = 1e-7
-"""Per token. Less is an error of the clock."""
-
 SAME_ANSWERS = 1.5
 """The same of what short answers take: who else has requests there is not known exactly."""
 
@@ -67,78 +47,16 @@ NOISE_SECONDS = 0.002
 
 
 def slowdown(
-    measured: float | None, median: float | None, noise: float = NOISE_SECONDS
-) -> float | None:
-    """How many times slower than the median; None if not known."""
-    return (measured + noise) / (median + noise) if measured is not None and median else None
-
-
-def counted_as(slowdown_: float, same: float = SAME_SPEED) -> float:
-    """What a slowdown counts as: 1 if about equal (by `same`)."""
-    return 1.0 if 1 / same <= slowdown_ <= same else max(MIN_SLOWDOWN, slowdown_)
-
-
-class Fluctuation:
-    """How much the seconds per token of a pool's engines fluctuate: mixed prompts delay the streams
-    of one engine now, of another then, and none of them is slow.
-
-    It is the median of the squared differences, in logarithms, of what is measured from what was
-    believed before: one engine that becomes slow, or recovers, does not count.
-    """
-
-    __slots__ = ("_squares", "variance")
-
-    def __init__(self) -> None:
-        self.variance = 0.0
-        self._squares: list[float] = []
-
-    def add(self, difference: float) -> None:
-        """One engine's difference."""
-        self._squares.append(difference * difference)
-
-    def tick(self) -> None:
-        """Take what was added since the last tick."""
-        square = pool_median(self._squares)
-        if square is not None:
-            self.variance += FLUCTUATION_WEIGHT * (square / MEDIAN_SQUARE - self.variance)
-            self._squares.clear()
-
-    @property
-    def same(self) -> float:
-        """Slowdowns up to this factor count as 1."""
-        return min(MOST_SAME, max(SAME_SPEED, math.exp(SAME_DEVIATIONS * math.sqrt(self.variance))))
-
-
-class SteadySeconds:
-    """An engine's seconds per token without their fluctuation: a Kalman filter of the logarithm.
-
-    Where a pool's engines do not fluctuate, it follows what is measured at once.
-    """
-
-    __slots__ = ("_log", "_variance", "value")
-
-    def __init__(self) -> None:
-        self.value: float | None = None
-        """None if not known."""
-        self._log = self._variance = 0.0
-
-    def measured(self, seconds: float, pool: Fluctuation) -> None:
-        """Take a measurement; once per tick."""
-        log = math.log(max(LEAST_SECONDS, seconds))
-        if self.value is None:
-            self._log, self._variance = log, pool.variance
-        else:
-            difference = log - self._log
-            pool.add(difference)
-            variance = self._variance + DRIFT_VARIANCE
-            weight = variance / (variance + pool.variance)
-            self._log += weight * difference
-            self._variance = (1 - weight) * variance
-        self.value = math.exp(self._log)
-
-    def reset(self) -> None:
-        """Forget it."""
-        self.value = None
+    measured: float | None,
+    median: float | None,
+    noise: float = NOISE_SECONDS,
+    same: float = SAME_SPEED,
+) -> float:
+    """How many times slower than the median; 1 if about equal (by `same`), or not known."""
+    if measured is None or not median:
+        return 1.0
+    exact = (measured + noise) / (median + noise)
+    return 1.0 if 1 / same <= exact <= same else max(MIN_SLOWDOWN, exact)
 
 
 MIXED_SHARE = 1 / 3

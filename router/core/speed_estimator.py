@@ -272,11 +272,6 @@ class SpeedEstimator:
         """`open`, with those of the other processes."""
         return self.open + int(self._others.open)
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether the last tick brought a measurement."""
-        return self._measured_at == self._at
-
     def silence(self, now: float) -> float:
         """Seconds for which requests have been open there without any token; 0 if none is open."""
         return now - max(self.last_token_at, self.busy_since) if self.all_open else 0.0

@@ -14,7 +14,6 @@ from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
 from router.core.member import Exclusion, Member
 from router.core.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig, PoolMonitor
-from router.core.pool_speed import SLOW
 from router.core.probing import SPEED_PROBE_TIMEOUT_SECONDS, speed_probe_work
 from router.core.speed_estimator import FORGET_SECONDS, TICK_SECONDS
 from router.core.stall import RETRY_SECONDS
@@ -112,36 +111,6 @@ def test_it_returns_when_it_is_fast_again_and_then_little_by_little() -> None:
         weights.append(it.view.slow_start_weight)
     assert weights == sorted(weights)
     assert weights[0] < 1.0
-
-
-def fluctuate(pool: Pool, ticks: int, gaps: list[float]) -> list[list[float]]:
-    """Let time pass while each engine's gap is now three times as long as its own, now a third of
-    it. Returns the slowdowns at each tick."""
-    chance, seen = Random(1), []
-    for tick in range(ticks):
-        if tick % 2 == 0:
-            for place, gap in enumerate(gaps):
-                pool.set(place, gap * 3 ** chance.uniform(-1, 1))
-        pool.run(TICK_SECONDS)
-        seen.append([member.view.slowdown for member in pool.members])
-    return seen
-
-
-def test_engines_that_fluctuate_count_as_equal() -> None:
-    pool = Pool(*[0.02] * 8)
-    pool.streams()
-    seen = fluctuate(pool, 200, [0.02] * 8)[40:]
-    apart = sum(slowdown > 1.0 for slowdowns in seen for slowdown in slowdowns)
-    assert apart < 0.2 * 8 * len(seen)  # a third, by each second's measurements alone
-    assert max(map(max, seen)) < SLOW
-
-
-def test_a_slow_engine_among_engines_that_fluctuate_is_found() -> None:
-    pool = Pool(*[0.02] * 4)
-    pool.streams()
-    fluctuate(pool, 40, [0.02] * 4)
-    fluctuate(pool, 20, [0.16, 0.02, 0.02, 0.02])
-    assert pool.exclusions == [Exclusion.SLOW, None, None, None]
 
 
 def test_an_engine_that_looks_slower_now_and_then_needs_no_slow_start() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from router.core.events import FellBack, LegFailed
 from router.core.member import Exclusion
-from router.core.pool_speed import Fluctuation
 from router.core.stall import Stall
 from router.core.values import FailureKind, Role
 from tests.net.client import Answer, request
@@ -349,9 +348,8 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(harness: Harnes
     )
     fleet = router.router.fleet
     for engine, seconds in ((slow, 0.16), (quick, 0.02)):
-        it = fleet.member(router.endpoint(engine))
-        it.speed.per_token, it.speed.was_reliable = seconds, True
-        it.steady.measured(seconds, Fluctuation())
+        speed = fleet.member(router.endpoint(engine)).speed
+        speed.per_token, speed.was_reliable = seconds, True
     member = fleet.member(router.endpoint(slow))
     await eventually(lambda: member.exclusion is Exclusion.SLOW)
     probe = await slow.call()
