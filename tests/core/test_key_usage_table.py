@@ -3,24 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.errors import LimitReached
 from router.core.key_limits import KeyLimits, KeyUsage
 from router.core.key_usage_table import KeyRows, KeyUsageTable
 from router.core.shared_record import HEAD, SharedRecord
+from tests.core.test_key_limits import lets_in
 
 
 def table(columns: int = 3, rows: int = 4) -> KeyUsageTable:
     """A table in memory of its own."""
     return KeyUsageTable(memoryview(bytearray(KeyUsageTable.size(columns, rows))), columns, rows)
-
-
-def lets_in(usage: KeyUsage, now: float, tokens: int = 1, *, is_stream: bool = False) -> bool:
-    """Whether a request is let in."""
-    try:
-        usage.enter(tokens, now, is_stream=is_stream)
-    except LimitReached:
-        return False
-    return True
 
 
 @given(
