@@ -14,7 +14,7 @@ from router.core.capacity import QueueDetector, waits_for_slot
 from router.core.interference import prompt_share_of
 from router.core.member import Member
 from router.core.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of
-from router.core.speed_estimator import TICK_SECONDS
+from router.core.speed_estimator import TICK_SECONDS, window_for
 from router.core.values import Role
 
 __all__ = ["ExclusionConfig", "PoolMonitor"]
@@ -225,6 +225,7 @@ class PoolMonitor:
         per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
         if not is_prefill:
             self._measure_interference(members, per_prompt_token or 0.0)
+            _set_windows(members)
         cost = self._prompt_cost(per_prompt_token, median)
         noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
         slowdowns = [pool_speed.slowdown(gap, median, noise) for gap in gaps]
@@ -390,6 +391,16 @@ class PoolMonitor:
         since = now - member.returned_at
         full = self._config.slow_start_seconds
         return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
+
+
+def _set_windows(members: Sequence[Member]) -> None:
+    """Judge engines by as many ticks as tell them apart. One that changes its speed fluctuates
+    more than most: it does not count."""
+    variances = (member.speed.rate_variance for member in members)
+    usual = pool_speed.pool_median(variance for variance in variances if variance is not None)
+    if usual is not None:
+        for member in members:
+            member.speed.window = window_for(usual)
 
 
 def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:

@@ -20,7 +20,7 @@ from router.core.interference import Interference
 from router.core.prompt_costs import LineFit, PromptCosts
 from router.core.speed_totals import SharedTotals, SpeedTotals
 
-__all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg"]
+__all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg", "window_for"]
 
 TICK_SECONDS = 0.25
 """Length of one bucket, and seconds between ticks."""
@@ -37,6 +37,12 @@ MAX_BUCKETS = 16
 
 MIN_BUCKETS = 4
 """Fewest buckets that an estimate uses: a step that also prefills takes several times as long."""
+
+MEAN_ERROR = 0.25
+"""Relative error of an estimate that more buckets are to bring it below, where rates fluctuate."""
+
+VARIANCE_BUCKETS = 8
+"""Buckets that tell how much rates fluctuate."""
 
 RELIABLE_TOKENS = 8
 """Tokens that make an estimate reliable."""
@@ -55,6 +61,13 @@ of 70B parameters takes on four H100."""
 
 BEST_PREFILL_DRIFT = 1.0025
 """Factor per tick by which the best prefill time grows: it doubles in 70 s."""
+
+
+def window_for(variance: float) -> int:
+    """How many buckets bring the relative error of a mean rate below `MEAN_ERROR`, if the rates of
+    buckets have this relative variance; at least `MIN_BUCKETS`, at most `MAX_BUCKETS`."""
+    needed = variance / (MEAN_ERROR * MEAN_ERROR)
+    return MAX_BUCKETS if needed > MAX_BUCKETS else max(MIN_BUCKETS, math.ceil(needed))
 
 
 class _Bucket(NamedTuple):
@@ -151,6 +164,7 @@ class SpeedEstimator:
         "unary",
         "untracked",
         "was_reliable",
+        "window",
     )
 
     def __init__(self, shared: SharedTotals | None = None) -> None:
@@ -225,6 +239,8 @@ class SpeedEstimator:
         self._at = self._ticked_at = 0.0
         self._measured_at = math.inf
         self._buckets: deque[_Bucket] = deque(maxlen=MAX_BUCKETS)
+        self.window = MIN_BUCKETS
+        """Buckets that an estimate uses, if they have enough tokens (`window_for`)."""
 
     @property
     def counted(self) -> EventCounts:
@@ -271,6 +287,23 @@ class SpeedEstimator:
     def all_open(self) -> int:
         """`open`, with those of the other processes."""
         return self.open + int(self._others.open)
+
+    @property
+    def rate_variance(self) -> float | None:
+        """Relative variance of the tokens per second from bucket to bucket; None if not known."""
+        share = self.prompt_share
+        timed = [
+            (bucket.stream_seconds, bucket.tokens + share * bucket.prompts_beside)
+            for bucket in self._buckets
+            if bucket.stream_seconds > 0.0
+        ]
+        all_seconds = sum(seconds for seconds, _ in timed)
+        all_tokens = sum(tokens for _, tokens in timed)
+        if len(timed) < VARIANCE_BUCKETS or not all_tokens:
+            return None
+        mean = all_tokens / all_seconds
+        squares = (seconds * (tokens / seconds / mean - 1.0) ** 2 for seconds, tokens in timed)
+        return sum(squares) / all_seconds
 
     def silence(self, now: float) -> float:
         """Seconds for which requests have been open there without any token; 0 if none is open."""
@@ -530,7 +563,7 @@ class SpeedEstimator:
     def _measure(self) -> None:
         tokens, seconds, beside, work, prompt_seconds = 0.0, 0.0, 0.0, 0, 0.0
         for place, bucket in enumerate(self._buckets):
-            if place >= MIN_BUCKETS and tokens >= RELIABLE_TOKENS:
+            if place >= self.window and tokens >= RELIABLE_TOKENS:
                 break
             tokens += bucket.tokens
             seconds += bucket.stream_seconds
