@@ -54,6 +54,13 @@ def said(err: str) -> str:
 # As processes.
 
 
+def test_commands_that_serve_nothing_start_without_a_web_framework():
+    """It takes them a third longer."""
+    commands = ", ".join(f"router.commands.{name}" for name in ("check", "drain", "explain", "top"))
+    program = f"import sys, router.cli, {commands}; sys.exit('fastapi' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     "program", [(sys.executable, "-m", "router.cli"), (PD_ROUTER,)], ids=["module", "script"]
 )

@@ -44,6 +44,7 @@ def run(
         succession=sockets.succession,
         is_preceded=sockets.is_preceded,
     )
+    router.prepare()
     tune_process()
     server.run(sockets=sockets.public[0])
     return router.exit_status

@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import socket
-from collections.abc import MutableSet, Sequence
+from collections.abc import Callable, MutableSet, Sequence
 from typing import Any, Final
 
 from router.core.api_keys import presented_key
@@ -33,9 +33,9 @@ MAX_HEADS: Final = 16
 
 
 class OperationsHandler:
-    """Takes requests that are all for one ASGI application; `tasks` are those that serve it. With a
-    `key_file` they need one of its keys, and with a `peer_key` sibling replicas need that one.
-    Without `siblings` there are no such replicas."""
+    """Takes requests that are all for one ASGI application, which `operations` tells; `tasks` are
+    those that serve it. With a `key_file` they need one of its keys, and with a `peer_key` sibling
+    replicas need that one. Without `siblings` there are no such replicas."""
 
     body_seconds: float
     stall_seconds: float
@@ -43,7 +43,7 @@ class OperationsHandler:
 
     def __init__(
         self,
-        operations: App,
+        operations: Callable[[], App],
         limits: Limits,
         read_limiter: ReadLimiter,
         key_file: KeyFile | None = None,
@@ -78,7 +78,7 @@ class OperationsHandler:
                 error = Unauthorized("The replicas of a router need its --peer-key.")
                 connection.fail(request, error)
         elif has_key(connection, request, None if path in OPEN_PATHS else self.key_file):
-            AsgiCall(self._operations, self.tasks, connection, request, path, query)
+            AsgiCall(self._operations(), self.tasks, connection, request, path, query)
 
     def _is_sibling(self, head: RequestHead) -> bool:
         """Whether a request has the key of this router's replicas, if they have one."""

@@ -7,10 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from fastapi import FastAPI
+from starlette.routing import Router as Lifespan
 
 from router.core.engine_networks import EngineNetworks
 from router.core.events import (
@@ -77,7 +78,8 @@ class Worker:
 
 class Router:
     """A router's parts, for the server and for tests. `handler` takes requests, `operations` is the
-    ASGI application for what is no inference, `operators.handler` takes operators' requests.
+    ASGI application for what is no inference, `operators.handler` takes operators' requests, and
+    `lifespan` is an ASGI application that starts and ends what runs beside requests.
 
     With `worker` it is one of several processes with shared state and metrics.
     """
@@ -150,11 +152,19 @@ class Router:
             self.clients,
             lambda: self.settings.names_prefill,
         )
-        self.operations = create_operations(
-            self.fleet, self.lifecycle, self.operators.for_clients, self._lifespan
-        )
-        self.handler = RequestHandler(self.clients.network, self.operations)
+        self.lifespan = Lifespan(lifespan=self._lifespan)
+        self.handler = RequestHandler(self.clients.network, lambda: self.operations)
         self.handler.cors = cors_of(settings)
+
+    @cached_property
+    def operations(self) -> FastAPI:
+        """What is no inference, made when it is first asked for."""
+        return create_operations(self.fleet, self.lifecycle, self.operators.for_clients)
+
+    def prepare(self) -> None:
+        """Make the applications now: their first requests would hold up all streams for 10 ms."""
+        _ = self.operations
+        self.operators.prepare()
 
     def reload(self, settings: Settings) -> None:
         """Serve by these settings from now on, as `router.web.reload` does."""
@@ -251,7 +261,7 @@ class Router:
             self.engines.tls.refresh()
 
     @asynccontextmanager
-    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+    async def _lifespan(self, _: object) -> AsyncIterator[None]:
         try:
             await self._start()
         except (SettingsError, OSError) as error:

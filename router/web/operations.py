@@ -1,7 +1,6 @@
 """Everything but inference: models, health, readiness, version, metrics, in FastAPI."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import orjson
@@ -31,8 +30,6 @@ from router.web.methods import HeadAsGet, allowed, meant
 
 __all__ = ["Admin", "Lifecycle", "create_admin_operations", "create_operations"]
 
-Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-
 
 @dataclass(frozen=True, slots=True)
 class Admin:
@@ -59,11 +56,9 @@ class Lifecycle:
             raise Unhealthy(f"Background tasks of the router keep failing: {', '.join(names)}.")
 
 
-def create_operations(
-    fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None, lifespan: Lifespan
-) -> FastAPI:
+def create_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None) -> FastAPI:
     """The application for clients: all but inference; with `admin`, operators' routes too."""
-    app = _app(lifespan, has_docs=admin is not None)
+    app = _app(has_docs=admin is not None)
     _add_models(app, fleet)
     _add_states(app, fleet, lifecycle)
     if admin is not None:
@@ -74,19 +69,18 @@ def create_operations(
 
 def create_admin_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin) -> FastAPI:
     """The application of a listener for operators only: no inference, and no models."""
-    app = _app(None, has_docs=True)
+    app = _app(has_docs=True)
     _add_states(app, fleet, lifecycle)
     _add_admin(app, fleet, admin, {})
     _add_errors(app, {})
     return app
 
 
-def _app(lifespan: Lifespan | None, *, has_docs: bool) -> FastAPI:
+def _app(*, has_docs: bool) -> FastAPI:
     app = FastAPI(
         title="pd-router",
         version=__version__,
         description="Routes LLM requests to pools of prefill and decode engines.",
-        lifespan=lifespan,
         redirect_slashes=False,
         openapi_url="/openapi.json" if has_docs else None,
         docs_url=None,

@@ -2,6 +2,9 @@
 
 import time
 from collections.abc import Callable
+from functools import cached_property
+
+from fastapi import FastAPI
 
 from router.core.engine_networks import EngineNetworks
 from router.core.fleet import Fleet
@@ -16,6 +19,7 @@ from router.web.dashboard.sampler import Sampler
 from router.web.engines_api import add_engines_api
 from router.web.fleet_sync import FleetSync
 from router.web.operations import Admin, Lifecycle, create_admin_operations
+from router.web.peers_api import add_peers_api
 from router.web.replicas import Replicas
 
 __all__ = ["OperatorSide"]
@@ -45,18 +49,31 @@ class OperatorSide:
         self.status_log = StatusLog(fleet, fleet.pool, time.monotonic())
         self.sampler = Sampler(self._figures, self._ends_viewers)
         self.admin = Admin(counts.exposition, self.sampler)
-        operations = create_admin_operations(fleet, lifecycle, self.admin)
-        add_engines_api(operations, fleet, sync, networks)
-        if replicas is not None:
-            replicas.add_to(operations)
+        self._sync = sync
+        self._networks = networks
+        self._replicas = replicas
         self.handler = OperationsHandler(
-            operations,
+            lambda: self.operations,
             clients.limits,
             clients.read_limiter,
             key_file_of(settings.admin_key_file),
             settings.peer_key,
             None if replicas is None else replicas.siblings,
         )
+
+    @cached_property
+    def operations(self) -> FastAPI:
+        """The application behind `handler`, made when it is first asked for."""
+        operations = create_admin_operations(self._fleet, self._lifecycle, self.admin)
+        add_engines_api(operations, self._fleet, self._sync, self._networks)
+        if self._replicas is not None:
+            add_peers_api(operations, self._replicas.siblings)
+        return operations
+
+    def prepare(self) -> None:
+        """Make the application now, where operators have a listener for it."""
+        if self._has_listener:
+            _ = self.operations
 
     @property
     def for_clients(self) -> Admin | None:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from fastapi import FastAPI
-
 from router.core.fleet import Fleet
 from router.core.ledger import Ledger
 from router.core.membership import Target
@@ -22,7 +20,6 @@ from router.net.siblings import Siblings
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError
-from router.web.peers_api import add_peers_api
 
 __all__ = ["Replicas", "board_of", "ledger_of", "peer_source", "replicas_of"]
 
@@ -94,10 +91,6 @@ class Replicas:
             tasks=tasks,
             rng=Random(),
         )
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes for siblings."""
-        add_peers_api(app, self.siblings)
 
     def start(self) -> None:
         """Start to send reports, in the leader only, and to expire those that came."""

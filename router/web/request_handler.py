@@ -1,7 +1,7 @@
 """Takes requests from client connections: inference is served, everything else is FastAPI's."""
 
 import asyncio
-from collections.abc import MutableSet
+from collections.abc import Callable, MutableSet
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -29,16 +29,16 @@ ROUTES_BY_TARGET: Final = {path.encode(): route for path, route in ROUTES.items(
 
 
 class RequestHandler:
-    """The only way in for requests. `operations` is the ASGI application for what is no inference;
-    `tasks` are those that serve it."""
+    """The only way in for requests. `operations` tells the ASGI application for what is no
+    inference; `tasks` are those that serve it."""
 
     body_seconds: float
     stall_seconds: float
     keep_alive_seconds: float
 
-    def __init__(self, network: Network, operations: App) -> None:
+    def __init__(self, network: Network, operations: Callable[[], App]) -> None:
         self.network = network
-        self.operations = operations
+        self._operations = operations
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.read_limiter = network.read_limiter
         self.tasks: MutableSet[asyncio.Task[None]] = set()
@@ -73,10 +73,10 @@ class RequestHandler:
             if route is None:
                 key_file = self.network.api_keys if path.startswith("/v1/") else None
                 if has_key(connection, request, key_file):
-                    AsgiCall(self.operations, self.tasks, connection, request, path, query)
+                    AsgiCall(self._operations(), self.tasks, connection, request, path, query)
                 return
         if request.head.method == b"OPTIONS":
-            AsgiCall(self.operations, self.tasks, connection, request, route.path, query)
+            AsgiCall(self._operations(), self.tasks, connection, request, route.path, query)
             return
         network = self.network
         served = (

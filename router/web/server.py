@@ -90,7 +90,7 @@ class Server(uvicorn.Server):
         settings: Settings = router.settings
         super().__init__(
             uvicorn.Config(
-                router.operations,
+                router.lifespan,
                 host=settings.host,
                 port=settings.port,
                 loop="uvloop",

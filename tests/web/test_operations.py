@@ -9,6 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router import __version__
 from router.core.health import State
+from router.settings import Settings
+from router.web.app import Router
 from tests.net.client import SECONDS, request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -21,6 +23,28 @@ async def test_health_says_that_the_process_lives(harness: Harness) -> None:
     router = await harness.router(await harness.engine(listening=False), ready=False)
     answer = await (await router.client()).get("/health")
     assert (answer.status, answer.body) == (200, b"")
+
+
+def _made(router: Router) -> tuple[bool, bool]:
+    """Whether the applications are there: that for clients, and that for operators."""
+    return "operations" in vars(router), "operations" in vars(router.operators)
+
+
+async def test_an_application_is_made_for_the_first_request_that_needs_it(harness: Harness) -> None:
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    router = await harness.router(engine, admin_port=0)
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert _made(router.router) == (False, False)
+    assert (await (await router.client()).get("/health")).status == 200
+    assert _made(router.router) == (True, False)
+
+
+@pytest.mark.parametrize("admin_port", [None, 0])
+def test_a_router_that_is_prepared_has_those_that_can_be_reached(admin_port: int | None) -> None:
+    router = Router(Settings(decode=["http://127.0.0.1:9"], admin_port=admin_port))
+    router.prepare()
+    assert _made(router) == (True, admin_port is not None)
 
 
 async def test_version_is_the_packages(harness: Harness) -> None:
