@@ -21,6 +21,12 @@ from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
 TOLERANCE = 1e-9
 """Of times on the grid of steps, in steps: sums of floats are not exact."""
 
+Exported = tuple[int, int, float, int | None]
+"""Requests that run and that wait, the share of the KV cache in use, tokens generated."""
+
+NOTHING: Exported = (0, 0, 0.0, None)
+"""Before the first step."""
+
 
 class Engine:
     """One engine. `speeds` are those that each router replica keeps of it."""
@@ -36,7 +42,7 @@ class Engine:
         self.frozen_until = 0.0
         self.is_up = True
         self.speeds: list[SpeedEstimator] = []
-        self._gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
+        self._exported: Exported = NOTHING
         self.running = 0
         """Slots taken."""
         self.most_running = 0
@@ -76,9 +82,11 @@ class Engine:
     @property
     def gauges(self) -> Gauges | None:
         """What it exports. vLLM updates it with each step, and so not while it does none."""
-        gauges, model = self._gauges, self.model
+        model = self.model
         if not model.has_gauges:
             return None
+        running, waiting, kv_usage, generated = self._exported
+        gauges = Gauges(running, waiting, kv_usage, generated=generated)
         if model.is_on_grid:
             running = min(self.load, model.max_num_seqs)  # slots are given on arrival
             gauges = replace(gauges, running=running, waiting=self.load - running)
@@ -221,7 +229,7 @@ class Engine:
         self._shown = [0] * len(self._shown)
         self.running = self._generated = 0
         self.kv.clear()
-        self._gauges = Gauges(running=0, waiting=0, kv_usage=0.0)
+        self._exported = NOTHING
         for attempt in lost:
             attempt.stage = Stage.ENDED
         for attempt in lost:
@@ -255,13 +263,29 @@ class Engine:
 
     def _begin(self, now: float) -> None:
         """Compose a step: who decodes goes on, prompts take what is left of the budget."""
-        model, prefilling = self.model, self.batch.prefilling
-        if not model.block_size:  # else each looks for its prefix when its turn to compute comes
-            prefilling.extend(iter(self._admit, None))
-        grid = self.batch.factor * model.step_seconds
+        model, batch = self.model, self.batch
+        grid = batch.factor * model.step_seconds
         ends = (math.floor(now / grid + TOLERANCE) + 1) * grid if model.is_on_grid else math.inf
-        least = self.batch.factor * model.first_token_seconds
-        decoding = sum(self._decoding)
+        sequences, tokens = sum(self._decoding), 0
+        if batch.prefilling or batch.waiting:
+            parts = self._compute(sequences, ends)
+            sequences, tokens = sequences + len(parts), sum(parts)
+        if not sequences and not batch.prefilling:
+            self._is_busy = False
+            return
+        if model.is_on_grid:
+            self._plan(ends, is_end=True)
+            return
+        seconds = batch.seconds(sequences, tokens)
+        chance = 1.0 + model.jitter * (2.0 * self._rng.random() - 1.0)
+        self._plan(now + seconds * chance, is_end=True)
+
+    def _compute(self, decoding: int, ends: float) -> list[int]:
+        """Take prompts into a step beside what decodes; returns how many tokens of each."""
+        prefilling = self.batch.prefilling
+        if not self.model.block_size:  # else each looks for its prefix when its turn comes
+            prefilling.extend(iter(self._admit, None))
+        least = self.batch.factor * self.model.first_token_seconds
         parts = []
         for attempt, tokens in self.batch.compose(
             decoding, self._admit, lambda one: one.arrived + least <= ends + TOLERANCE
@@ -273,16 +297,7 @@ class Engine:
         for attempt, _ in parts:
             if not attempt.left:
                 self._computed.append(prefilling.popleft())
-        sequences = decoding + len(parts)
-        if not sequences and not prefilling:
-            self._is_busy = False
-            return
-        if model.is_on_grid:
-            self._plan(ends, is_end=True)
-            return
-        seconds = self.batch.seconds(sequences, sum(tokens for _, tokens in parts))
-        chance = 1.0 + model.jitter * (2.0 * self._rng.random() - 1.0)
-        self._plan(now + seconds * chance, is_end=True)
+        return [tokens for _, tokens in parts]
 
     def _admit(self) -> Attempt | None:
         """Who runs next, with its room in the KV cache."""
@@ -310,7 +325,8 @@ class Engine:
         for attempt in ended:
             if attempt.stage is Stage.DECODE:
                 self._count_decoding(attempt, -1)
-        ended += self._first_tokens(now)
+        if self._computed:
+            ended += self._first_tokens(now)
         for attempt in ended:
             if attempt.stage is not Stage.ENDED:
                 # The last token is handed out and never computed.
@@ -319,12 +335,7 @@ class Engine:
                 attempt.stage = Stage.ENDED
                 attempt.listener.on_last(attempt, now)
         self._begin(now)
-        self._gauges = Gauges(
-            running=self.running,
-            waiting=self.queued,
-            kv_usage=self.kv.usage,
-            generated=self._generated,
-        )
+        self._exported = (self.running, self.queued, self.kv.usage, self._generated)
 
     def _first_tokens(self, now: float) -> list[Attempt]:
         """Begin to decode what is computed; returns those of a single token."""
