@@ -26,7 +26,7 @@ class FakeCluster:
         folder.mkdir()
         program = folder / "kubectl"
         script = Path(shutil.copy(fake_kubectl.__file__, folder / "fake_kubectl.py"))
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I {script} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {script} "$@"\n')
         program.chmod(0o755)
         (folder / "rendered.yaml").write_text(yaml.safe_dump_all(overlay("gate").objects))
         (folder / "gate.log").write_text("")

@@ -5,21 +5,25 @@ The folder holds answers.json: what `get` answers by kind (a list of answers for
 `gate`, of which the last one stays), `forbidden` rights, `fail` (a message for every command),
 `refused` (of which commands how many have no answer: they may have been heard nevertheless); and
 the files rendered.yaml and gate.log.
+
+It is started five hundred times: it imports little, and runs without site-packages.
 """
 
 import json
 import sys
-from pathlib import Path
-from typing import Any
 
-FOLDER = Path(__file__).parent
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FOLDER = __file__.rpartition("/")[0]
 
 
 def main(arguments: list[str]) -> int:
     """One command."""
-    answers = json.loads((FOLDER / "answers.json").read_text())
+    answers = json.loads(_read("answers.json"))
     given = sys.stdin.read() if arguments[0] == "apply" else ""
-    with (FOLDER / "calls.jsonl").open("a") as calls:
+    with open(f"{FOLDER}/calls.jsonl", "a", encoding="utf-8") as calls:
         calls.write(json.dumps([arguments, given]) + "\n")
     if "fail" in answers and arguments[0] != "kustomize":
         print(answers["fail"], file=sys.stderr)
@@ -27,12 +31,12 @@ def main(arguments: list[str]) -> int:
     refused = answers.get("refused", {})
     if refused.get(arguments[0], 0) > 0:
         refused[arguments[0]] -= 1
-        (FOLDER / "answers.json").write_text(json.dumps(answers))
+        _save(answers)
         print("The connection to the server was refused", file=sys.stderr)
         return 1
     match arguments:
         case ["kustomize", _]:
-            print((FOLDER / "rendered.yaml").read_text())
+            print(_read("rendered.yaml"))
         case ["auth", "can-i", verb, resource, *_]:
             is_forbidden = f"{verb} {resource}" in answers.get("forbidden", ())
             print("no" if is_forbidden else "yes")
@@ -40,11 +44,21 @@ def main(arguments: list[str]) -> int:
         case ["get", kind, *options]:
             print(json.dumps({"items": _items(answers, kind, options)}))
         case ["logs", *_]:
-            print((FOLDER / "gate.log").read_text())
+            print(_read("gate.log"))
     return 0
 
 
-def _items(answers: dict[str, Any], kind: str, options: list[str]) -> Any:
+def _read(name: str) -> str:
+    with open(f"{FOLDER}/{name}", encoding="utf-8") as file:
+        return file.read()
+
+
+def _save(answers: "dict[str, Any]") -> None:
+    with open(f"{FOLDER}/answers.json", "w", encoding="utf-8") as file:
+        json.dump(answers, file)
+
+
+def _items(answers: "dict[str, Any]", kind: str, options: list[str]) -> "Any":
     selectors = [each for each in options if each.startswith("--selector=")]
     if not selectors:
         return answers[kind]
@@ -55,7 +69,7 @@ def _items(answers: dict[str, Any], kind: str, options: list[str]) -> Any:
     found = following[0]
     if len(following) > 1:
         answers[name] = following[1:]
-        (FOLDER / "answers.json").write_text(json.dumps(answers))
+        _save(answers)
     return found
 
 
