@@ -18,7 +18,7 @@ from tests.docs.blocks import tables
 from tests.users import users
 
 RULES = sorted((ROOT / "deploy" / "prometheus").glob("*.yaml"))
-CASES = Path(__file__).with_name("prometheus.yaml")
+CASES = sorted(Path(__file__).parent.glob("prometheus*.yaml"))
 
 
 def rules() -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def test_every_alert_says_what_is_wrong_how_urgent_it_is_and_what_to_do() -> Non
 
 
 def test_every_alert_has_a_case() -> None:
-    cases = CASES.read_text(encoding="utf-8")
+    cases = "".join(path.read_text(encoding="utf-8") for path in CASES)
     for rule in rules():
         assert rule.get("alert", "") in cases
 
@@ -70,7 +70,7 @@ def test_promtool_finds_them_sound() -> None:
 
 @needs_prometheus
 def test_they_fire_when_they_should_and_not_before() -> None:
-    promtool("test", "rules", str(CASES))
+    promtool("test", "rules", *map(str, CASES))
 
 
 def promtool(*arguments: str) -> None:
