@@ -33,7 +33,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test in here needs engines, and time for them to start."""
     for item in items:
-        if HERE in item.path.parents:
+        if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.timeout(SECONDS_PER_TEST))
 

@@ -15,5 +15,5 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """They all need a package index."""
     for item in items:
-        if HERE in item.path.parents:
+        if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.image)

@@ -22,7 +22,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is in here."""
     for item in items:
-        if FOLDER in item.path.parents:
+        if item.path.is_relative_to(FOLDER):
             item.add_marker(pytest.mark.judgement)
 
 
