@@ -43,7 +43,7 @@ WARM_SAMPLES: Final = 16.0
 PRIOR_SAMPLES: Final = 8.0
 """What the pool's line weighs in each engine's own."""
 
-STREAM_WEIGHT: Final = 0.1
+STREAM_WEIGHT: Final = 0.05
 """What a second that a running stream loses counts against one that a first token is late. Readers
 are behind their streams, and wait for first tokens."""
 
