@@ -266,7 +266,8 @@ class PoolMonitor:
         if len(streaming) < SILENT_ENGINES or not self.pool_median or self._role is Role.PREFILL:
             return False
         due = sum(speed.all_streams for speed in streaming) * TICK_SECONDS / self.pool_median
-        return due >= SILENT_TOKENS and not any(speed.tokens for speed in streaming)
+        # Streams that have just ended had tokens, too.
+        return due >= SILENT_TOKENS and not any(m.speed.tokens for m in self._members)
 
     def _count(self, member: Member, now: float, *, is_late: bool) -> None:
         speed = member.speed

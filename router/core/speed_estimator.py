@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 from router.core.answer_times import Answers, AnswerTimes
 from router.core.calibration import Calibration
 from router.core.interference import Interference
+from router.core.pauses import Pauses
 from router.core.prompt_costs import LineFit, PromptCosts
 from router.core.speed_totals import SharedTotals, SpeedTotals
 
@@ -152,6 +153,7 @@ class SpeedEstimator:
         "last_per_prompt_token",
         "last_token_at",
         "open",
+        "pauses",
         "per_prompt_token",
         "per_token",
         "prompt_overhead",
@@ -224,6 +226,8 @@ class SpeedEstimator:
         """Tokens of a stream that take as long as a prompt token beside it, as its pool has it."""
         self.prompt_seconds = 0.0
         """Seconds for which a prompt token is computed, as its pool has it; 0 if not known."""
+        self.pauses = Pauses()
+        """Times in which it stood still, which are no slowness."""
         self._ahead = 0.0
         """Prompt tokens that count already, of a prompt that is not ready."""
         self._computing_since = 0.0
@@ -489,6 +493,13 @@ class SpeedEstimator:
                 self._prompt_seconds,
             )
         )
+        self.pauses.tick(
+            tokens + self.begun,
+            self._stream_seconds,
+            seconds,
+            self.gap_when_active,
+            self.calibration.tokens_per_event,
+        )
         counted, before = self.counted, self._counted.computed
         self._counted = counted._replace(computed=before + computed)
         has_whole = self._whole_tokens > 0
@@ -523,6 +534,7 @@ class SpeedEstimator:
             self.prompts = LineFit()
         self.interference = Interference()
         self._buckets.clear()
+        self.pauses = Pauses()
 
     def _pass(self, now: float) -> None:
         """Count the stream seconds up to now, none if the clock went back."""
@@ -573,13 +585,24 @@ class SpeedEstimator:
         timed = sum(bucket.stream_seconds > 0 for bucket in islice(self._buckets, MIN_BUCKETS))
         is_prefill = timed == 0 and work > 0
         self.is_reliable = is_prefill or (tokens >= RELIABLE_TOKENS and timed == MIN_BUCKETS)
+        if tokens and seconds:
+            self.interference.add(tokens, beside, seconds)
+        if work:
+            self.per_prompt_token = self.last_per_prompt_token = prompt_seconds / work
+        since = self.pauses.since
+        if since is not None and since < MIN_BUCKETS:  # what it missed in the pause is no slowness
+            lately = list(islice(self._buckets, since))
+            tokens = sum((bucket.tokens for bucket in lately), 0.0)
+            seconds = sum((bucket.stream_seconds for bucket in lately), 0.0)
+            beside = sum((bucket.prompts_beside for bucket in lately), 0.0)
+        if not self.pauses.hides_speed:
+            self._update_gap(tokens, seconds, beside)
+
+    def _update_gap(self, tokens: float, seconds: float, beside: float) -> None:
         if tokens:
             if seconds:
-                self.interference.add(tokens, beside, seconds)
                 measured = seconds / (tokens + self.prompt_share * beside)
                 weight = min(1.0, tokens / RELIABLE_TOKENS) if self.per_token is not None else 1.0
                 self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
         elif seconds and self.all_streams:  # none came: the gap is at least the time since
             self.per_token = max(self.per_token or 0.0, seconds / self.all_streams)
-        if work:
-            self.per_prompt_token = self.last_per_prompt_token = prompt_seconds / work

@@ -743,6 +743,34 @@ def test_a_silence_of_all_engines_makes_none_of_them_slow() -> None:
     assert all(member.speed.per_token == pytest.approx(0.02, rel=0.2) for member in pool.members)
 
 
+def test_an_engine_that_stands_still_for_a_second_keeps_its_share() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams(4)
+    pool.run(2.0)
+    for gap, seconds in ((None, 1.0), (0.02, 2.0)):
+        pool.set(0, gap)
+        for _ in range(round(seconds / TICK_SECONDS)):
+            pool.run(TICK_SECONDS)
+            view = pool.members[0].view
+            assert (view.slowdown, view.is_slow, view.slow_start_weight) == (1.0, False, 1.0)
+
+
+def test_an_engine_whose_streams_have_just_ended_shows_that_the_others_are_silent() -> None:
+    """These have streams at the tick, and that one had tokens before it: the host did not stand
+    still."""
+    pool = Pool(*[0.02] * 3)
+    legs = pool.streams(4)
+    pool.run(2.0)
+    for place in (0, 1):
+        pool.set(place, None)
+    pool.members[2].speed.tokens += 40
+    for leg in legs[8:]:
+        leg.end(pool.now)
+    pool.monitor.tick(pool.now + TICK_SECONDS)
+    pool.now += TICK_SECONDS
+    assert all(member.speed.pauses.hides_speed for member in pool.members[:2])
+
+
 def test_a_silence_of_one_engine_is_its_own() -> None:
     pool = Pool(*[0.02] * 8)
     pool.streams(4)

@@ -60,6 +60,46 @@ def test_silence_counts_for_as_long_as_it_has_lasted() -> None:
     assert speed.per_token >= 3.0
 
 
+@pytest.mark.parametrize("pause", [0.25, 0.5, 1.0])
+def test_a_pause_of_up_to_a_second_is_no_slowness(pause: float) -> None:
+    speed = SpeedEstimator()
+    open_leg(speed)
+    now = run(speed, 2.0, gap=0.02)
+    seen = []
+    for seconds, gap in ((pause, None), (2.0, 0.02)):
+        until = now + seconds
+        while now < until:
+            now = run(speed, TICK_SECONDS, gap=gap, at=now)
+            seen.append(speed.per_token)
+    assert seen == [pytest.approx(0.02, rel=0.1)] * len(seen)
+
+
+def test_what_goes_on_after_a_longer_silence_is_as_fast_as_it_was() -> None:
+    speed = SpeedEstimator()
+    open_leg(speed)
+    now = run(speed, 2.0, gap=0.02)
+    now = run(speed, 1.5, gap=None, at=now)
+    assert speed.per_token is not None
+    assert speed.per_token >= 0.1
+    run(speed, 2 * TICK_SECONDS, gap=0.02, at=now)
+    assert speed.per_token == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("gap", [0.3, 0.4, 0.6, 0.8, 1.2])
+@pytest.mark.parametrize("streams", [1, 8])
+def test_long_steps_are_no_pauses(gap: float, streams: int) -> None:
+    speed = SpeedEstimator()
+    for _ in range(streams):
+        open_leg(speed)
+    now = run(speed, 2.0, gap=0.02)
+    now = run(speed, 5.0, gap=gap, at=now)
+    measured = []
+    for _ in range(24):
+        now = run(speed, TICK_SECONDS, gap=gap, at=now)
+        measured.append(speed.per_token)
+    assert min(each for each in measured if each is not None) > 0.5 * gap
+
+
 def test_a_recovery_shows_within_two_seconds() -> None:
     speed = SpeedEstimator()
     open_leg(speed)

@@ -47,6 +47,20 @@ def test_an_engine_that_is_slow_every_other_second_delays_few_first_tokens():
     assert 0.005 < result.engines[0].share < 0.03
 
 
+@pytest.mark.parametrize("seconds", [0.6, 1.0])
+def test_engines_that_stand_still_in_turn_serve_as_many_as_by_their_number_of_requests(
+    seconds: float,
+) -> None:
+    """Each for a moment in every five seconds: it keeps its streams, and goes on at full speed."""
+    turns = (Freeze(2.0 + 5.0 * n / POOL, n % POOL, seconds) for n in range(10 * POOL))
+    work = Workload(5000, 24 * POOL, Lengths(32), Lengths(50, 0.5, 512))
+    asked = Scenario("pauses", POOL, EngineModel(), work, changes=tuple(turns))
+    least_loaded = run(asked, "least_loaded")
+    result = run(asked)
+    assert result.requests_per_second > 0.99 * least_loaded.requests_per_second
+    assert result.ttft_p99 < 1.1 * least_loaded.ttft_p99
+
+
 TOOL_CALLS = Workload(
     500,
     24,
