@@ -43,6 +43,11 @@ class Pauses:
         """Tokens of one stream, and events of all, that did not come in them."""
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it stood still in the last tick."""
+        return self._silent > 0 and self._steady == 0
+
+    @property
     def hides_speed(self) -> bool:
         """Whether it stands still, and not for long, or goes on and it is not seen how fast."""
         return self._silent > 0 and (self._steady > 0 or self._silent <= HIDDEN_TICKS)

@@ -42,6 +42,9 @@ MIN_BUCKETS = 4
 MEAN_ERROR = 0.25
 """Relative error of an estimate that more buckets are to bring it below, where rates fluctuate."""
 
+STEADY_WINDOW = 8
+"""Most buckets that are needed where engines are steady but for pauses."""
+
 VARIANCE_BUCKETS = 8
 """Buckets that tell how much rates fluctuate."""
 
@@ -78,6 +81,7 @@ class _Bucket(NamedTuple):
     """Prompt tokens computed, each as often as streams were open beside it."""
     prompt_work: int
     prompt_seconds: float
+    is_pause: bool
 
 
 class EventCounts(NamedTuple):
@@ -294,12 +298,13 @@ class SpeedEstimator:
 
     @property
     def rate_variance(self) -> float | None:
-        """Relative variance of the tokens per second from bucket to bucket; None if not known."""
+        """Relative variance of the tokens per second from bucket to bucket, but for pauses; None if
+        not known."""
         share = self.prompt_share
         timed = [
             (bucket.stream_seconds, bucket.tokens + share * bucket.prompts_beside)
             for bucket in self._buckets
-            if bucket.stream_seconds > 0.0
+            if bucket.stream_seconds > 0.0 and not bucket.is_pause
         ]
         all_seconds = sum(seconds for seconds, _ in timed)
         all_tokens = sum(tokens for _, tokens in timed)
@@ -484,6 +489,13 @@ class SpeedEstimator:
         computed = self._newly_computed(now)
         seconds, self._ticked_at = now - self._ticked_at, now
         streams = self._stream_seconds / seconds if seconds > 0.0 else 0.0
+        self.pauses.tick(
+            tokens + self.begun,
+            self._stream_seconds,
+            seconds,
+            self.gap_when_active,
+            self.calibration.tokens_per_event,
+        )
         self._buckets.appendleft(
             _Bucket(
                 tokens,
@@ -491,14 +503,8 @@ class SpeedEstimator:
                 computed * streams,
                 self._prompt_work,
                 self._prompt_seconds,
+                self.pauses.is_silent,
             )
-        )
-        self.pauses.tick(
-            tokens + self.begun,
-            self._stream_seconds,
-            seconds,
-            self.gap_when_active,
-            self.calibration.tokens_per_event,
         )
         counted, before = self.counted, self._counted.computed
         self._counted = counted._replace(computed=before + computed)
@@ -589,8 +595,11 @@ class SpeedEstimator:
             self.interference.add(tokens, beside, seconds)
         if work:
             self.per_prompt_token = self.last_per_prompt_token = prompt_seconds / work
+        if self.window > STEADY_WINDOW:  # silences of some ticks are what is usual there
+            self._update_gap(tokens, seconds, beside)
+            return
         since = self.pauses.since
-        if since is not None and since < MIN_BUCKETS:  # what it missed in the pause is no slowness
+        if since is not None and since < self.window:  # what it missed in the pause is no slowness
             lately = list(islice(self._buckets, since))
             tokens = sum((bucket.tokens for bucket in lately), 0.0)
             seconds = sum((bucket.stream_seconds for bucket in lately), 0.0)

@@ -22,10 +22,11 @@ STEP = 0.01
 
 
 def after(*tokens: int) -> SpeedEstimator:
-    """An engine with one stream that gave so many tokens, tick by tick."""
+    """An engine with four streams that gave so many tokens, tick by tick."""
     speed = SpeedEstimator()
-    leg = LegTimer(speed, None, 10, 0.0, tracks_first_token=True)
-    leg.first_token(0.0)
+    for _ in range(4):
+        leg = LegTimer(speed, None, 10, 0.0, tracks_first_token=True)
+        leg.first_token(0.0)
     for number, count in enumerate(tokens, 1):
         speed.tokens += count
         speed.tick(number * TICK_SECONDS)
@@ -38,6 +39,10 @@ def test_a_steady_rate_has_no_variance() -> None:
 
 def test_a_rate_that_is_zero_every_other_tick_has_a_relative_variance_of_one() -> None:
     assert after(*[20, 0] * 8).rate_variance == pytest.approx(1.0)
+
+
+def test_a_pause_is_no_variance() -> None:
+    assert after(*[10] * 12, *[0] * 4, *[10] * 4).rate_variance == pytest.approx(0.0)
 
 
 def test_a_second_tells_no_variance() -> None:
@@ -55,14 +60,13 @@ def test_more_variance_takes_a_window_that_is_no_shorter(one: float, other: floa
 
 
 def play(pool: Pool, rates: Sequence[float], rng: Random, seconds: float) -> list[list[bool]]:
-    """Every engine has one stream and gives no token in most ticks, and many in some, so that its
+    """Every engine has one stream, and gives few tokens in most ticks, many in some, so that its
     rate is what `rates` says on an average. Returns which are slow, tick by tick."""
     seen = []
     for _ in range(round(seconds / TICK_SECONDS)):
         pool.now += TICK_SECONDS
         for member, rate in zip(pool.members, rates, strict=True):
-            if rng.random() < 0.4:
-                member.speed.tokens += round(rate * TICK_SECONDS / 0.4)
+            member.speed.tokens += round(rate * TICK_SECONDS * rng.expovariate(1.0))
         pool.monitor.tick(pool.now)
         seen.append([member.view.is_slow for member in pool.members])
     return seen
@@ -77,8 +81,8 @@ def fluctuating(engines: int) -> tuple[Pool, Random]:
 
 
 def test_equal_engines_that_fluctuate_are_hardly_ever_taken_for_slow() -> None:
-    pool, rng = fluctuating(3)
-    seen = play(pool, [1 / STEP] * 3, rng, 120.0)
+    pool, rng = fluctuating(8)
+    seen = play(pool, [1 / STEP] * 8, rng, 120.0)
     are_slow = [is_slow for tick in seen for is_slow in tick]
     assert sum(are_slow) < 0.005 * len(are_slow)
 
