@@ -14,7 +14,8 @@ from router.core.capacity import QueueDetector, waits_for_slot
 from router.core.interference import prompt_share_of
 from router.core.member import Member
 from router.core.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of
-from router.core.speed_estimator import TICK_SECONDS, window_for
+from router.core.speed_buckets import window_for
+from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 
 __all__ = ["ExclusionConfig", "PoolMonitor"]
@@ -397,11 +398,13 @@ class PoolMonitor:
 def _set_windows(members: Sequence[Member]) -> None:
     """Judge engines by as many ticks as tell them apart. One that changes its speed fluctuates
     more than most: it does not count."""
-    variances = (member.speed.rate_variance for member in members)
+    speeds = [member.speed for member in members]
+    variances = (speed.buckets.rate_variance(speed.prompt_share) for speed in speeds)
     usual = pool_speed.pool_median(variance for variance in variances if variance is not None)
     if usual is not None:
-        for member in members:
-            member.speed.window = window_for(usual)
+        window = window_for(usual)
+        for speed in speeds:
+            speed.buckets.window = window
 
 
 def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:

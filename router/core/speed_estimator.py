@@ -10,8 +10,6 @@ several answers counts as so many sequences, less those that have ended.
 """
 
 import math
-from collections import deque
-from itertools import islice
 from typing import NamedTuple, Protocol
 
 from router.core.answer_times import Answers, AnswerTimes
@@ -19,9 +17,10 @@ from router.core.calibration import Calibration
 from router.core.interference import Interference
 from router.core.pauses import Pauses
 from router.core.prompt_costs import LineFit, PromptCosts
+from router.core.speed_buckets import MIN_BUCKETS, RELIABLE_TOKENS, Bucket, SpeedBuckets
 from router.core.speed_totals import SharedTotals, SpeedTotals
 
-__all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg", "window_for"]
+__all__ = ["TICK_SECONDS", "EventCounts", "SpeedEstimator", "TimedLeg"]
 
 TICK_SECONDS = 0.25
 """Length of one bucket, and seconds between ticks."""
@@ -32,24 +31,6 @@ requests for ever."""
 
 SILENT_SECONDS = 1.0
 """Silence after a request that is a measurement. Refused at once, probes measure nothing."""
-
-MAX_BUCKETS = 16
-"""Most buckets that an estimate uses."""
-
-MIN_BUCKETS = 4
-"""Fewest buckets that an estimate uses: a step that also prefills takes several times as long."""
-
-MEAN_ERROR = 0.25
-"""Relative error of an estimate that more buckets are to bring it below, where rates fluctuate."""
-
-STEADY_WINDOW = 8
-"""Most buckets that are needed where engines are steady but for pauses."""
-
-VARIANCE_BUCKETS = 8
-"""Buckets that tell how much rates fluctuate."""
-
-RELIABLE_TOKENS = 8
-"""Tokens that make an estimate reliable."""
 
 PROMPT_OVERHEAD = 64
 """Fixed cost of a prefill, in prompt tokens, as long as it is not measured."""
@@ -65,23 +46,6 @@ of 70B parameters takes on four H100."""
 
 BEST_PREFILL_DRIFT = 1.0025
 """Factor per tick by which the best prefill time grows: it doubles in 70 s."""
-
-
-def window_for(variance: float) -> int:
-    """How many buckets bring the relative error of a mean rate below `MEAN_ERROR`, if the rates of
-    buckets have this relative variance; at least `MIN_BUCKETS`, at most `MAX_BUCKETS`."""
-    needed = variance / (MEAN_ERROR * MEAN_ERROR)
-    return MAX_BUCKETS if needed > MAX_BUCKETS else max(MIN_BUCKETS, math.ceil(needed))
-
-
-class _Bucket(NamedTuple):
-    tokens: float
-    stream_seconds: float
-    prompts_beside: float
-    """Prompt tokens computed, each as often as streams were open beside it."""
-    prompt_work: int
-    prompt_seconds: float
-    is_pause: bool
 
 
 class EventCounts(NamedTuple):
@@ -127,7 +91,6 @@ class SpeedEstimator:
     __slots__ = (
         "_ahead",
         "_at",
-        "_buckets",
         "_computing_since",
         "_counted",
         "_first_seconds",
@@ -145,6 +108,7 @@ class SpeedEstimator:
         "answers",
         "begun",
         "best_per_prompt_token",
+        "buckets",
         "busy_since",
         "calibration",
         "computed",
@@ -170,7 +134,6 @@ class SpeedEstimator:
         "unary",
         "untracked",
         "was_reliable",
-        "window",
     )
 
     def __init__(self, shared: SharedTotals | None = None) -> None:
@@ -230,6 +193,8 @@ class SpeedEstimator:
         """Tokens of a stream that take as long as a prompt token beside it, as its pool has it."""
         self.prompt_seconds = 0.0
         """Seconds for which a prompt token is computed, as its pool has it; 0 if not known."""
+        self.buckets = SpeedBuckets()
+        """What it did in the last ticks."""
         self.pauses = Pauses()
         """Times in which it stood still, which are no slowness."""
         self._ahead = 0.0
@@ -246,9 +211,6 @@ class SpeedEstimator:
         self._published = self._others = SpeedTotals()
         self._at = self._ticked_at = 0.0
         self._measured_at = math.inf
-        self._buckets: deque[_Bucket] = deque(maxlen=MAX_BUCKETS)
-        self.window = MIN_BUCKETS
-        """Buckets that an estimate uses, if they have enough tokens (`window_for`)."""
 
     @property
     def counted(self) -> EventCounts:
@@ -295,24 +257,6 @@ class SpeedEstimator:
     def all_open(self) -> int:
         """`open`, with those of the other processes."""
         return self.open + int(self._others.open)
-
-    @property
-    def rate_variance(self) -> float | None:
-        """Relative variance of the tokens per second from bucket to bucket, but for pauses; None if
-        not known."""
-        share = self.prompt_share
-        timed = [
-            (bucket.stream_seconds, bucket.tokens + share * bucket.prompts_beside)
-            for bucket in self._buckets
-            if bucket.stream_seconds > 0.0 and not bucket.is_pause
-        ]
-        all_seconds = sum(seconds for seconds, _ in timed)
-        all_tokens = sum(tokens for _, tokens in timed)
-        if len(timed) < VARIANCE_BUCKETS or not all_tokens:
-            return None
-        mean = all_tokens / all_seconds
-        squares = (seconds * (tokens / seconds / mean - 1.0) ** 2 for seconds, tokens in timed)
-        return sum(squares) / all_seconds
 
     def silence(self, now: float) -> float:
         """Seconds for which requests have been open there without any token; 0 if none is open."""
@@ -496,8 +440,8 @@ class SpeedEstimator:
             self.gap_when_active,
             self.calibration.tokens_per_event,
         )
-        self._buckets.appendleft(
-            _Bucket(
+        self.buckets.add(
+            Bucket(
                 tokens,
                 self._stream_seconds,
                 computed * streams,
@@ -539,7 +483,7 @@ class SpeedEstimator:
         if self.prompts is not None:
             self.prompts = LineFit()
         self.interference = Interference()
-        self._buckets.clear()
+        self.buckets.clear()
         self.pauses = Pauses()
 
     def _pass(self, now: float) -> None:
@@ -579,39 +523,31 @@ class SpeedEstimator:
             self.best_per_prompt_token = best * BEST_PREFILL_DRIFT
 
     def _measure(self) -> None:
-        tokens, seconds, beside, work, prompt_seconds = 0.0, 0.0, 0.0, 0, 0.0
-        for place, bucket in enumerate(self._buckets):
-            if place >= self.window and tokens >= RELIABLE_TOKENS:
-                break
-            tokens += bucket.tokens
-            seconds += bucket.stream_seconds
-            beside += bucket.prompts_beside
-            work += bucket.prompt_work
-            prompt_seconds += bucket.prompt_seconds
-        timed = sum(bucket.stream_seconds > 0 for bucket in islice(self._buckets, MIN_BUCKETS))
-        is_prefill = timed == 0 and work > 0
-        self.is_reliable = is_prefill or (tokens >= RELIABLE_TOKENS and timed == MIN_BUCKETS)
-        if tokens and seconds:
-            self.interference.add(tokens, beside, seconds)
-        if work:
-            self.per_prompt_token = self.last_per_prompt_token = prompt_seconds / work
-        if self.window > STEADY_WINDOW:  # silences of some ticks are what is usual there
-            self._update_gap(tokens, seconds, beside)
-            return
-        since = self.pauses.since
-        if since is not None and since < self.window:  # what it missed in the pause is no slowness
-            lately = list(islice(self._buckets, since))
-            tokens = sum((bucket.tokens for bucket in lately), 0.0)
-            seconds = sum((bucket.stream_seconds for bucket in lately), 0.0)
-            beside = sum((bucket.prompts_beside for bucket in lately), 0.0)
-        if not self.pauses.hides_speed:
-            self._update_gap(tokens, seconds, beside)
+        buckets, pauses = self.buckets, self.pauses
+        used, timed = buckets.sums(), buckets.timed
+        is_prefill = timed == 0 and used.prompt_work > 0
+        self.is_reliable = is_prefill or (used.tokens >= RELIABLE_TOKENS and timed == MIN_BUCKETS)
+        if used.tokens and used.stream_seconds:
+            self.interference.add(used.tokens, used.prompts_beside, used.stream_seconds)
+        if used.prompt_work:
+            self.per_prompt_token = used.prompt_seconds / used.prompt_work
+            self.last_per_prompt_token = self.per_prompt_token
+        if not buckets.are_steady:  # silences of some ticks are what is usual there
+            self._update_gap(used)
+        elif not pauses.hides_speed:
+            since = pauses.since
+            if since is not None and since < buckets.window:  # what it missed is no slowness
+                used = buckets.latest(since)
+            self._update_gap(used)
 
-    def _update_gap(self, tokens: float, seconds: float, beside: float) -> None:
-        if tokens:
-            if seconds:
-                measured = seconds / (tokens + self.prompt_share * beside)
-                weight = min(1.0, tokens / RELIABLE_TOKENS) if self.per_token is not None else 1.0
+    def _update_gap(self, used: Bucket) -> None:
+        if used.tokens:
+            if used.stream_seconds:
+                tokens = used.tokens + self.prompt_share * used.prompts_beside
+                measured = used.stream_seconds / tokens
+                is_first = self.per_token is None
+                weight = 1.0 if is_first else min(1.0, used.tokens / RELIABLE_TOKENS)
                 self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
-        elif seconds and self.all_streams:  # none came: the gap is at least the time since
-            self.per_token = max(self.per_token or 0.0, seconds / self.all_streams)
+        elif used.stream_seconds and self.all_streams:  # none came: the gap is the time since
+            least = used.stream_seconds / self.all_streams
+            self.per_token = max(self.per_token or 0.0, least)

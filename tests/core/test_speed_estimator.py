@@ -4,10 +4,10 @@ import pytest
 
 from router.core.ledger import Ledger
 from router.core.leg_timer import LegTimer
+from router.core.speed_buckets import RELIABLE_TOKENS
 from router.core.speed_estimator import (
     FORGET_SECONDS,
     PROMPT_OVERHEAD,
-    RELIABLE_TOKENS,
     SILENT_SECONDS,
     TICK_SECONDS,
     EventCounts,

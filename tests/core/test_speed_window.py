@@ -8,13 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.leg_timer import LegTimer
-from router.core.speed_estimator import (
-    MAX_BUCKETS,
-    MIN_BUCKETS,
-    TICK_SECONDS,
-    SpeedEstimator,
-    window_for,
-)
+from router.core.speed_buckets import MAX_BUCKETS, MIN_BUCKETS, window_for
+from router.core.speed_estimator import TICK_SECONDS, SpeedEstimator
 from tests.core.test_pool_monitor import Pool
 
 STEP = 0.01
@@ -34,23 +29,23 @@ def after(*tokens: int) -> SpeedEstimator:
 
 
 def test_a_steady_rate_has_no_variance() -> None:
-    assert after(*[10] * 16).rate_variance == pytest.approx(0.0)
+    assert after(*[10] * 16).buckets.rate_variance(0.0) == pytest.approx(0.0)
 
 
 def test_a_rate_that_is_zero_every_other_tick_has_a_relative_variance_of_one() -> None:
-    assert after(*[20, 0] * 8).rate_variance == pytest.approx(1.0)
+    assert after(*[20, 0] * 8).buckets.rate_variance(0.0) == pytest.approx(1.0)
 
 
 def test_a_pause_is_no_variance() -> None:
-    assert after(*[10] * 12, *[0] * 4, *[10] * 4).rate_variance == pytest.approx(0.0)
+    assert after(*[10] * 12, *[0] * 4, *[10] * 4).buckets.rate_variance(0.0) == pytest.approx(0.0)
 
 
 def test_a_second_tells_no_variance() -> None:
-    assert after(*[20, 0] * 2).rate_variance is None
+    assert after(*[20, 0] * 2).buckets.rate_variance(0.0) is None
 
 
 def test_an_engine_without_tokens_has_none() -> None:
-    assert after(*[0] * 16).rate_variance is None
+    assert after(*[0] * 16).buckets.rate_variance(0.0) is None
 
 
 @given(st.floats(0.0, 1e9), st.floats(0.0, 1e9))
@@ -102,4 +97,4 @@ def test_one_that_fluctuates_among_steady_ones_is_judged_as_they_are() -> None:
         if rng.random() < 0.4:
             pool.members[2].speed.tokens += round(TICK_SECONDS / STEP / 0.4)
         pool.run(TICK_SECONDS)
-    assert {member.speed.window for member in pool.members} == {MIN_BUCKETS}
+    assert {member.speed.buckets.window for member in pool.members} == {MIN_BUCKETS}
