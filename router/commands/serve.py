@@ -10,7 +10,7 @@ from router.commands.workers import Workers
 from router.settings import Settings
 from router.web.app import Router
 from router.web.configuration import Configuration
-from router.web.server import Server, tune_process
+from router.web.server import Server
 from router.web.sources import sources_of
 
 __all__ = ["run"]
@@ -44,8 +44,6 @@ def run(
         succession=sockets.succession,
         is_preceded=sockets.is_preceded,
     )
-    router.prepare()
-    tune_process()
     server.run(sockets=sockets.public[0])
     return router.exit_status
 

@@ -89,7 +89,6 @@ class Workers:
             self._succession.forget()
         context = self._shared_state.join(number, os.getpid())
         router = Router(self._configuration.settings, Worker(context, self._counts))
-        router.prepare()
         server = Server(
             router,
             self._lifeline,

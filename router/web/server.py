@@ -116,6 +116,12 @@ class Server(uvicorn.Server):
         self._admin_sockets = admin_sockets
         self.admin: AdminListener | None = None
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal says to stop, with all applications made and this process tuned."""
+        self._router.prepare()
+        tune_process()
+        super().run(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen, and log where: the port may be any free one."""
         await self.lifespan.startup()

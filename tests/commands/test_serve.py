@@ -26,7 +26,6 @@ def announced(
                 each.close()
 
     monkeypatch.setattr(serve, "Server", NoServer)
-    monkeypatch.setattr(serve, "tune_process", lambda: None)
     caplog.set_level(logging.INFO, "router.commands.serve")
     assert serve.run(load({"host": "127.0.0.1", "port": 0, **flags}), "flags, router.yaml") == 0
     [record] = caplog.records

@@ -440,3 +440,15 @@ def test_a_process_may_open_all_the_files_that_it_is_allowed(
     tune_process()
     tune_process()
     assert limits == [(10, 20), (20, 20)]
+
+
+def test_a_process_that_serves_has_made_its_applications_and_is_tuned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    router = Router(Settings(decode=["http://127.0.0.1:9"]))
+    seen: list[str] = []
+    monkeypatch.setattr(router, "prepare", lambda: seen.append("prepared"))
+    monkeypatch.setattr("router.web.server.tune_process", lambda: seen.append("tuned"))
+    monkeypatch.setattr("uvicorn.Server.run", lambda *_: seen.append("served"))
+    Server(router).run([])
+    assert seen == ["prepared", "tuned", "served"]
