@@ -71,15 +71,22 @@ class Batch(Generic[Key]):
         for key, one in self.running.items():
             if one.left is None or one.prefilled_at > now:
                 continue
-            one.has_begun = True
-            one.left -= 1
-            if one.left <= 0:
+            if self.advance(one):
                 finished.append(key)
-            elif not one.whole:
-                token = self._tokens[one.left % len(self._tokens)]
-                one.transport.write(one.lead + token if one.lead else token)
-                one.lead = b""
         return finished
+
+    def advance(self, one: Answer) -> bool:
+        """A token more for an answer that has steps to go; whether it was the last one, which
+        `finish` writes."""
+        one.has_begun = True
+        one.left = (one.left or 0) - 1
+        if one.left <= 0:
+            return True
+        if not one.whole:
+            token = self._tokens[one.left % len(self._tokens)]
+            one.transport.write(one.lead + token if one.lead else token)
+            one.lead = b""
+        return False
 
     def finish(self, key: Key) -> None:
         """Write the end of an answer, unless its client has left."""

@@ -7,10 +7,10 @@ A step writes pre-built bytes to every stream that has a slot. With
 role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role `decode` checks that
 they arrive unchanged.
 
-Without slots (the timed windows) a stream's first event comes at once; with slots (finite jobs) it
-comes with the first token, as it does in vLLM. An engine that prefills for itself gives the first
-token with its first step at least `prefill_s` after the request. Until then the request counts as
-waiting: the gauges of a wave's first moments look like a queue and are none.
+A stream's first event comes with the first token, as it does in vLLM: without slots (the timed
+windows) at once, so that what a router adds is seen. An engine that prefills for itself gives the
+first token with its first step at least `prefill_s` after the request. Until then the request
+counts as waiting: the gauges of a wave's first moments look like a queue and are none.
 """
 
 import asyncio
@@ -176,10 +176,17 @@ class Engine:
         if asked.get("stream"):
             options = asked.get("stream_options") or {}
             tail = frames.stream_tail(bool(options.get("include_usage")), prompt, tokens)
-            late = frames.ROLE if self.plan.slots else b""
-            transport.write(frames.STREAM_HEAD if late else frames.STREAM_HEAD + frames.ROLE)
-            answer = Answer(transport, tokens, tail, lead=late, prefilled_at=self._prefilled_at())
+            answer = Answer(
+                transport, tokens, tail, lead=frames.ROLE, prefilled_at=self._prefilled_at()
+            )
+            if self.plan.slots:
+                transport.write(frames.STREAM_HEAD)
+                self.batch.add(connection, answer)
+                return
+            answer.lead = frames.STREAM_HEAD + frames.ROLE
             self.batch.add(connection, answer)
+            if self.batch.advance(answer):
+                self.batch.finish(connection)
             return
         reply = frames.completion(prompt, tokens)
         if self.plan.slots:

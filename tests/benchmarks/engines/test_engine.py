@@ -51,13 +51,21 @@ STREAM: dict[str, Any] = {
 }
 
 
-def test_a_stream_takes_a_step_per_token() -> None:
+def test_a_stream_has_its_first_token_at_once_and_one_more_with_each_step() -> None:
     engine, connection, transport = connect()
-    post(connection, STREAM)
-    assert transport.written == frames.STREAM_HEAD + frames.ROLE
+    post(connection, STREAM | {"max_tokens": 3})
+    assert transport.written == frames.STREAM_HEAD + frames.ROLE + frames.TOKENS[2]
     engine.step()
-    assert not transport.written.endswith(frames.DONE)
+    assert transport.written.endswith(frames.TOKENS[1])
     engine.step()
+    assert transport.written.endswith(frames.DONE)
+    assert engine.batch.running == {}
+
+
+def test_a_stream_of_one_token_is_over_at_once() -> None:
+    engine, connection, transport = connect()
+    post(connection, STREAM | {"max_tokens": 1})
+    assert transport.written.startswith(frames.STREAM_HEAD + frames.ROLE + frames.LAST_TOKEN)
     assert transport.written.endswith(frames.DONE)
     assert engine.batch.running == {}
 
