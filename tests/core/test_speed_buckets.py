@@ -1,4 +1,4 @@
-"""Engines whose rates fluctuate are judged by more of what they did, and only they."""
+"""What an engine did lately: where rates fluctuate it is judged by more of it, and only there."""
 
 from collections.abc import Sequence
 from random import Random
