@@ -159,6 +159,8 @@ class RequestEnded:
     chunks: int = 0
     """Reads from the engine that were relayed; about one per token at moderate load."""
     bytes_out: int = 0
+    trace_id: str | None = None
+    """Of its trace, if that is exported: 32 hexadecimal digits."""
 
     @property
     def failure(self) -> str:

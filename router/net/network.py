@@ -67,6 +67,10 @@ class KVReady(Protocol):
 class RequestTrace(Protocol):
     """The trace of one request: a span for it, and one for each leg, one after the other."""
 
+    @property
+    def exported_id(self) -> str | None:
+        """What it can be found by; None if it is not exported."""
+
     def begin_leg(self, endpoint: Endpoint, path: str) -> None:
         """An engine is asked."""
 

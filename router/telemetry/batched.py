@@ -4,9 +4,11 @@ Its counters take a lock, or write to a file, for each increment: a dozen of the
 all that a router decides about a request.
 """
 
+import time
 from bisect import bisect_left
 
 from prometheus_client import Counter, Histogram
+from prometheus_client.samples import Exemplar
 
 __all__ = ["BatchedCounter", "BatchedHistogram"]
 
@@ -28,23 +30,28 @@ class BatchedCounter:
 
 
 class BatchedHistogram:
-    """One child of a Histogram."""
+    """One child of a Histogram. Each bucket has the trace that it last counted as its exemplar."""
 
-    __slots__ = ("_bounds", "_child", "_counts", "_is_clean", "_sum")
+    __slots__ = ("_bounds", "_child", "_counts", "_exemplars", "_is_clean", "_sum")
 
     def __init__(self, child: Histogram) -> None:
         self._child = child
         # What Histogram.observe does, for one value at a time, is not public; a test compares.
         self._bounds: list[float] = child._upper_bounds  # noqa: SLF001
         self._counts = [0] * len(self._bounds)
+        self._exemplars: dict[int, Exemplar] = {}
         self._sum = 0.0
         self._is_clean = True
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
+    def observe(self, value: float, trace_id: str | None = None) -> None:
+        """Count a value, of the request with this trace."""
+        place = bisect_left(self._bounds, value)
+        self._counts[place] += 1
         self._sum += value
         self._is_clean = False
+        if trace_id is not None:
+            now = time.time()  # noqa: TID251 - an exemplar tells the time of day
+            self._exemplars[place] = Exemplar({"trace_id": trace_id}, value, now)
 
     def flush(self) -> None:
         """Add what was counted since the last time."""
@@ -56,5 +63,8 @@ class BatchedHistogram:
             if count:
                 child._buckets[place].inc(count)  # noqa: SLF001
                 self._counts[place] = 0
+        for place, exemplar in self._exemplars.items():
+            child._buckets[place].set_exemplar(exemplar)  # noqa: SLF001
+        self._exemplars.clear()
         self._sum = 0.0
         self._is_clean = True

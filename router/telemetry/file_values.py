@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.samples import Exemplar
 
 __all__ = ["FileValue", "ValueFiles"]
 
@@ -36,6 +37,8 @@ class ValueFiles:
         self._number = number
         self._files: dict[str, _File] = {}
         self._is_full = False
+        self.exemplars: dict[str, Exemplar] = {}
+        """This worker's, by key: in the files is no room for them."""
         self._values: weakref.WeakSet[FileValue] = weakref.WeakSet()
 
     def __call__(
@@ -52,7 +55,7 @@ class ValueFiles:
         """A number of a series."""
         prefix = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         key = mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text)
-        value = FileValue(self._file(prefix), prefix, key, self._on_full)
+        value = FileValue(self._file(prefix), prefix, key, self._on_full, self.exemplars)
         self._values.add(value)
         return value
 
@@ -82,6 +85,8 @@ class ValueFiles:
 
     def compact(self, is_kept: Callable[[str], bool]) -> None:
         """Drop the keys that are not kept. Readers find the file of before or the one of now."""
+        for key in [key for key in self.exemplars if not is_kept(key)]:
+            del self.exemplars[key]
         for prefix, file in list(self._files.items()):
             path = self._path(prefix)
             fresh = path.with_suffix(".new")
@@ -137,18 +142,24 @@ def _copy(file: _File, path: Path, is_kept: Callable[[str], bool]) -> _File:
 class FileValue:
     """A number in a file. One that has no room there is written when it changes and there is some.
 
-    Exemplars are not kept, as in prometheus-client's own class.
+    Its exemplar stays in `exemplars`, by its key.
     """
 
     _multiprocess = True
 
     def __init__(
-        self, file: _File, prefix: str, key: str, on_full: Callable[[OSError], None]
+        self,
+        file: _File,
+        prefix: str,
+        key: str,
+        on_full: Callable[[OSError], None],
+        exemplars: dict[str, Exemplar],
     ) -> None:
         self.file = file
         self.prefix = prefix
         self._key = key
         self._on_full = on_full
+        self._exemplars = exemplars
         self._value = 0.0
         try:
             self._value, _ = file.read_value(key)  # type: ignore[no-untyped-call]
@@ -171,8 +182,10 @@ class FileValue:
         """The number."""
         return float(self._value)
 
-    def set_exemplar(self, exemplar: object) -> None:
-        """No effect."""
+    def set_exemplar(self, exemplar: Exemplar) -> None:
+        """Replace its exemplar."""
+        self._exemplars[self._key] = exemplar
 
-    def get_exemplar(self) -> None:
-        """None."""
+    def get_exemplar(self) -> Exemplar | None:
+        """Its exemplar."""
+        return self._exemplars.get(self._key)

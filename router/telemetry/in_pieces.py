@@ -9,11 +9,13 @@ from copy import copy
 from itertools import islice
 
 import prometheus_client
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
+
+from router.telemetry.text_format import PLAIN, TextFormat
 
 __all__ = ["PIECE_SAMPLES", "Counter", "Histogram", "in_families", "text_in_pieces"]
 
@@ -48,28 +50,30 @@ def in_families(family: Metric, samples: Iterable[Sample]) -> Iterator[Metric]:
         yield piece
 
 
-def text_in_pieces(families: Iterable[Metric | None]) -> Iterator[bytes]:
-    """What generate_latest gives, in pieces; families of the same name in a row become one. None
-    of them is a piece without text: the next one takes a while."""
+def text_in_pieces(
+    families: Iterable[Metric | None], text_format: TextFormat = PLAIN
+) -> Iterator[bytes]:
+    """What generate_latest gives but for the end, in pieces; families of the same name in a row
+    become one. None of them is a piece without text: the next one takes a while."""
     last = ""
     for family in families:
         if family is None:
             yield b""
             continue
-        head = _text(family, [])
+        head = _text(family, [], text_format)
         if family.name != last:
             yield head
         last, samples = family.name, iter(family.samples)
         while found := list(islice(samples, PIECE_SAMPLES)):
-            yield _text(family, found).removeprefix(head)
+            yield _text(family, found, text_format).removeprefix(head)
 
 
-def _text(family: Metric, samples: list[Sample]) -> bytes:
+def _text(family: Metric, samples: list[Sample], text_format: TextFormat) -> bytes:
     """Of the family with these samples only."""
     one, registry = copy(family), CollectorRegistry()
     one.samples = samples
     registry.register(_Only(one))
-    return generate_latest(registry)
+    return text_format.write(registry).removesuffix(text_format.end)
 
 
 class _Only(Collector):

@@ -19,6 +19,7 @@ from prometheus_client import (
     disable_created_metrics,
     values,
 )
+from prometheus_client.metrics_core import Metric
 
 from router.core.events import Event, FellBack, KeyRefused, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
@@ -33,6 +34,7 @@ from router.telemetry.kv_counts import KVCounts
 from router.telemetry.logs import dropped_lines
 from router.telemetry.processes import Processes
 from router.telemetry.router_info import NEVER_RELOADED, NO_CONFIG, RouterInfo
+from router.telemetry.text_format import PLAIN, TextFormat
 from router.telemetry.totals import Totals, totals_of
 from router.telemetry.worker_counts import WorkerCounts
 
@@ -112,7 +114,7 @@ class Metrics:
         if group is not None:
             self._files = ValueFiles(group.folder, group.number)
             values.ValueClass = self._files  # its only way in
-            self._workers = WorkerCounts(group.folder)
+            self._workers = WorkerCounts(group.folder, self._files.exemplars)
             self._processes = Processes(group.pids, group.ended_cpu)
             self._counts = CollectorRegistry()
             self._counts.register(self._workers)
@@ -258,21 +260,22 @@ class Metrics:
     def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
         self.flush()
-        return b"".join((*self.counts(), *self.state()))
+        return b"".join((*self.counts(PLAIN), *self.state(PLAIN)))
 
-    def counts(self) -> Iterator[bytes]:
+    def counts(self, text_format: TextFormat) -> Iterator[bytes]:
         """The part that was counted and flushed, in pieces of some milliseconds."""
-        if self._workers is None:
-            return text_in_pieces(self._counts.collect())
-        return text_in_pieces(chain(self._workers.pieces(), self._processes.collect()))
+        families: Iterable[Metric | None] = self._counts.collect()
+        if self._workers is not None:
+            families = chain(self._workers.pieces(), self._processes.collect())
+        return text_in_pieces(families, text_format)
 
     def totals(self) -> Totals:
         """What was counted and flushed, as numbers; any thread may ask."""
         return totals_of(self._counts.collect())
 
-    def state(self) -> Iterator[bytes]:
+    def state(self, text_format: TextFormat) -> Iterator[bytes]:
         """The part that is read from the fleet, in pieces too, in the thread that changes it."""
-        return text_in_pieces(self._state.collect())
+        return text_in_pieces(self._state.collect(), text_format)
 
     def observe(self, events: Iterable[Event]) -> None:
         """Count events."""
@@ -313,17 +316,18 @@ class Metrics:
         kind.requests.value += 1
         if kind.failed is not None:
             kind.failed.value += 1
-        kind.duration.observe(record.ended - record.started)
+        trace_id = record.trace_id
+        kind.duration.observe(record.ended - record.started, trace_id)
         if kind.decisions is not None:
             kind.decisions.value += 1
         if kind.tokens is not None:
             kind.tokens.observe(record.tokens)
         if kind.ttft is not None and record.first_byte is not None:
-            kind.ttft.observe(record.first_byte - record.started)
+            kind.ttft.observe(record.first_byte - record.started, trace_id)
         if record.stream:
             self._streamed(record)
         if record.prefill_seconds is not None:
-            self._prefill.observe(record.prefill_seconds)
+            self._prefill.observe(record.prefill_seconds, trace_id)
         if record.api_key is not None:
             self._count_by_key(record.api_key, record)
         if record.prompt_tokens and record.text_bytes:
@@ -353,18 +357,19 @@ class Metrics:
     def _streamed(self, record: RequestEnded) -> None:
         first, chunks = record.first_byte, record.chunks
         if record.outcome == "client_left" and first is None:
-            self._abandoned.observe(record.ended - record.started)
+            self._abandoned.observe(record.ended - record.started, record.trace_id)
         if record.outcome != "ok" or first is None or record.decode is None:
             return
         if record.prefilled_at is not None and not record.fallbacks:
-            self._handover.observe(first - record.prefilled_at)
+            self._handover.observe(first - record.prefilled_at, record.trace_id)
         ttft = self._engine_ttft.get(record.decode)
         if ttft is None:  # the engine is gone
             return
         # Not from the request's arrival: this engine did not cause a wait for another one.
-        ttft.observe(first - record.asked_at)
+        ttft.observe(first - record.asked_at, record.trace_id)
         if chunks > 1:
-            self._gaps[record.decode].observe((record.ended - first) / (chunks - 1))
+            gap = (record.ended - first) / (chunks - 1)
+            self._gaps[record.decode].observe(gap, record.trace_id)
 
     def _kind_of(self, record: RequestEnded) -> _Kind:
         mode, reason, stream = record.mode, record.reason, record.stream

@@ -126,6 +126,11 @@ class Tracing:
         self._propagator.inject(carrier, self._api.set_span_in_context(span))
         return "".join(f"{name}: {value}\r\n" for name, value in carrier.items()).encode("latin-1")
 
+    def exported_id(self, span: Any) -> str | None:
+        """The trace id of a span, in hexadecimal; None if the span is not sampled."""
+        context = span.get_span_context()
+        return self._api.format_trace_id(context.trace_id) if context.trace_flags.sampled else None
+
     def fail(self, span: Any, kind: str, text: str | None) -> None:
         """Mark a span as failed."""
         span.set_attribute("error.type", kind)
@@ -148,6 +153,11 @@ class RequestTrace:
         self._span = span
         self._leg: Any = None
         """The span of the leg that is under way."""
+
+    @property
+    def exported_id(self) -> str | None:
+        """What it can be found by; None if it is not sampled."""
+        return self._tracing.exported_id(self._span)
 
     def begin_leg(self, endpoint: Endpoint, path: str) -> None:
         """An engine is asked."""

@@ -15,7 +15,7 @@ import orjson
 from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
+from prometheus_client.samples import Exemplar, Sample
 
 from router.telemetry.in_pieces import PIECE_SAMPLES, in_families
 
@@ -69,10 +69,12 @@ class _Family:
 
 
 class WorkerCounts(Collector):
-    """Reads the workers' files in `folder`; any thread may ask."""
+    """Reads the workers' files in `folder`; any thread may ask. `exemplars` are those of the worker
+    that asks, by key: who asks often comes to all of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, exemplars: Mapping[str, Exemplar] | None = None) -> None:
         self._folder = folder
+        self._exemplars = {} if exemplars is None else exemplars
         self.endpoints: frozenset[tuple[str, str]] = frozenset()
         """Roles and URLs of the engines that are shown."""
 
@@ -94,7 +96,8 @@ class WorkerCounts(Collector):
                 if self._is_shown(labels):
                     if family not in families:
                         families[family] = _Family(family, text, typ)
-                    families[family].add(Sample(name, labels, value))
+                    exemplar = self._exemplars.get(key)
+                    families[family].add(Sample(name, labels, value, exemplar=exemplar))
                 if place % PIECE_SAMPLES == 0:
                     yield None
             for each in families.values():

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from router.telemetry.access_log import AccessLog
 from router.telemetry.event_buffer import EventBuffer
 from router.telemetry.metrics import Metrics
+from router.telemetry.text_format import PLAIN, TextFormat
 from router.telemetry.totals import Totals
 
 __all__ = ["Counts"]
@@ -25,12 +26,12 @@ class Counts:
         on_flushed = metrics.flush if metrics.are_merged else lambda: None
         self.event_buffer = EventBuffer([metrics.observe, AccessLog().observe], on_flushed)
 
-    async def exposition(self) -> bytes:
+    async def exposition(self, text_format: TextFormat = PLAIN) -> bytes:
         """The text that Prometheus scrapes."""
         self.event_buffer.flush()
         self._metrics.flush()
-        state = await _in_turns(self._metrics.state())
-        return await _in_turns(self._metrics.counts()) + state
+        state = await _in_turns(self._metrics.state(text_format))
+        return await _in_turns(self._metrics.counts(text_format)) + state + text_format.end
 
     async def totals(self) -> Totals:
         """What all processes have counted."""

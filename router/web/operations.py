@@ -22,6 +22,7 @@ from router.core.fleet import Fleet
 from router.core.routes import ROUTES
 from router.core.status import pool_status
 from router.core.values import Role, Route
+from router.telemetry.text_format import TextFormat, accepted
 from router.web.dashboard.page import add_dashboard
 from router.web.dashboard.sampler import Sampler
 from router.web.docs_page import docs_page
@@ -35,7 +36,7 @@ __all__ = ["Admin", "Lifecycle", "create_admin_operations", "create_operations"]
 class Admin:
     """What operators may read."""
 
-    exposition: Callable[[], Awaitable[bytes]]
+    exposition: Callable[[TextFormat], Awaitable[bytes]]
     sampler: Sampler
     """Of the live page."""
 
@@ -144,9 +145,10 @@ def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin, inference: Mapping[str,
         return Response(text, media_type="application/json")
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        """Prometheus metrics."""
-        return Response(await admin.exposition(), media_type="text/plain; version=0.0.4")
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics; as OpenMetrics, where that is asked for, with exemplars."""
+        text_format = accepted(request.headers.get("accept", ""))
+        return Response(await admin.exposition(text_format), media_type=text_format.content_type)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:

@@ -65,6 +65,7 @@ class Site:
             f"exec {sys.executable} -m router.cli serve --port {ports[-3]} --admin-port {ports[-2]}"
             f" --decode {','.join(self.engines)}{remote} {options}",
             f"exec prometheus --config.file={folder}/prometheus.yml --storage.tsdb.path={folder}/db"
+            " --enable-feature=exemplar-storage"
             f" --web.listen-address={self.prometheus.removeprefix('http://')}",
         )
 
@@ -83,6 +84,13 @@ class Site:
         text = urllib.parse.urlencode({"query": query})
         found = get(f"{self.prometheus}/api/v1/query?{text}")["data"]["result"]
         return [float(each["value"][1]) for each in found]
+
+    def exemplars(self, query: str) -> list[Labels]:
+        """The labels of the exemplars that the series of a query have."""
+        asked = {"query": query, "start": time.time() - SECONDS, "end": time.time()}
+        text = urllib.parse.urlencode(asked)
+        found = get(f"{self.prometheus}/api/v1/query_exemplars?{text}")["data"]
+        return [each["labels"] for series in found for each in series["exemplars"]]
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait for a state."""

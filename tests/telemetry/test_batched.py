@@ -37,6 +37,23 @@ def test_a_histogram_counts_as_if_each_value_were_observed(batches: list[list[fl
         assert mine.value == pytest.approx(theirs.value)
 
 
+def test_a_bucket_has_the_trace_that_it_counted_last() -> None:
+    registry, child = _histogram()
+    batched = BatchedHistogram(child)
+    for value, trace_id in ((0.5, "a"), (0.2, "b"), (0.3, None), (5.0, "c")):
+        batched.observe(value, trace_id)
+    batched.flush()
+    batched.observe(0.6)
+    batched.flush()
+    exemplars = [each.exemplar for each in _samples(registry) if each.name == "h_bucket"]
+    assert [each and (each.labels, each.value) for each in exemplars] == [
+        None,
+        ({"trace_id": "b"}, 0.2),
+        ({"trace_id": "c"}, 5.0),
+        None,
+    ]
+
+
 def test_nothing_is_seen_before_a_flush_and_nothing_twice() -> None:
     registry = CollectorRegistry()
     batched = BatchedCounter(Counter("c", "text", registry=registry))

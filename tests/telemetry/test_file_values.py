@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.mmap_dict import MmapedDict
+from prometheus_client.samples import Exemplar
 
 from router.telemetry.file_values import STEP_BYTES, FileValue, ValueFiles
 
@@ -111,3 +112,12 @@ def test_a_file_that_has_no_room_for_its_copy_stays_as_it_is(
     disk.room = float("inf")
     files.compact(lambda key: '"endpoint": "0"' in key)
     assert read(tmp_path) == [2.0]
+
+
+def test_a_compaction_forgets_the_exemplars_of_what_is_gone(files: ValueFiles) -> None:
+    gone, kept = values(files, 2)
+    exemplar = Exemplar({"trace_id": "a"}, 1.0)
+    for each in (gone, kept):
+        each.set_exemplar(exemplar)
+    files.compact(lambda key: '"1"' in key)
+    assert (gone.get_exemplar(), kept.get_exemplar()) == (None, exemplar)

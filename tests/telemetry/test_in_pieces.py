@@ -2,10 +2,11 @@
 
 import prometheus_client
 import pytest
-from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
 
 from router.telemetry import in_pieces
 from router.telemetry.in_pieces import PIECE_SAMPLES, text_in_pieces
+from router.telemetry.text_format import OPEN_METRICS, PLAIN, TextFormat
 
 
 def filled(engines: int, counter: type, histogram: type) -> CollectorRegistry:
@@ -25,12 +26,13 @@ def filled(engines: int, counter: type, histogram: type) -> CollectorRegistry:
     return registry
 
 
+@pytest.mark.parametrize("text_format", [PLAIN, OPEN_METRICS])
 @pytest.mark.parametrize("engines", [0, 1, PIECE_SAMPLES, 3 * PIECE_SAMPLES + 1])
-def test_the_pieces_are_the_whole_and_none_is_long(engines: int) -> None:
+def test_the_pieces_are_the_whole_and_none_is_long(engines: int, text_format: TextFormat) -> None:
     whole = filled(engines, prometheus_client.Counter, prometheus_client.Histogram)
     ours = filled(engines, in_pieces.Counter, in_pieces.Histogram)
-    pieces = list(text_in_pieces(ours.collect()))
-    assert b"".join(pieces) == generate_latest(whole)
+    pieces = list(text_in_pieces(ours.collect(), text_format))
+    assert b"".join(pieces) + text_format.end == text_format.write(whole)
     assert max(piece.count(b"\n") for piece in pieces) <= PIECE_SAMPLES
 
 

@@ -58,6 +58,23 @@ def test_their_text_is_that_of_prometheus_client(worker: Worker, tmp_path: Path)
     assert sorted(ours.splitlines()) == sorted(generate_latest(registry).splitlines())
 
 
+def test_the_exemplars_are_those_of_the_worker_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    one, other = ValueFiles(tmp_path, 0), ValueFiles(tmp_path, 1)
+    for files, trace_id in ((one, "a"), (other, "b")):
+        monkeypatch.setattr(values, "ValueClass", files)
+        seconds = Histogram("seconds", "Of all.", buckets=(2, 10), registry=CollectorRegistry())
+        seconds.observe(1.0, {"trace_id": trace_id})
+        files.close()
+    [family] = WorkerCounts(tmp_path, other.exemplars).collect()
+    found = [(each.value, each.exemplar) for each in family.samples if "le" in each.labels]
+    [last] = other.exemplars.values()
+    assert last.labels == {"trace_id": "b"}
+    assert found == [(2.0, last), (2.0, None), (2.0, None)]
+
+
 def test_no_piece_takes_long(worker: Worker, tmp_path: Path) -> None:
     for number in range(3):
         worker(number)

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router import __version__
 from router.core.health import State
 from router.settings import Settings
+from router.telemetry.text_format import TextFormat
 from router.web.app import Router
 from tests.net.client import SECONDS, request
 from tests.net.engine import Call, json_reply
@@ -191,7 +192,7 @@ async def test_a_fault_of_our_own_is_500_in_openais_shape(
 ) -> None:
     router = await harness.router(await harness.engine())
 
-    def broken() -> bytes:
+    def broken(_: TextFormat) -> bytes:
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr(router.router.metrics, "state", broken)
@@ -271,7 +272,7 @@ async def test_the_event_loop_turns_while_counts_are_put_together(
     router = await harness.router(await harness.engine())
     turns = 0
 
-    def pieces() -> Iterator[bytes]:
+    def pieces(_: TextFormat) -> Iterator[bytes]:
         for number in range(3):
             assert turns >= number  # the loop goes on meanwhile
             asyncio.get_running_loop().call_soon(turn)
@@ -304,8 +305,8 @@ async def test_a_scrape_lets_the_event_loop_turn_between_its_pieces(
             yield piece
 
     count, see = metrics.counts, metrics.state
-    monkeypatch.setattr(metrics, "counts", lambda: observed(count()))
-    monkeypatch.setattr(metrics, "state", lambda: observed(see()))
+    monkeypatch.setattr(metrics, "counts", lambda asked: observed(count(asked)))
+    monkeypatch.setattr(metrics, "state", lambda asked: observed(see(asked)))
     value = await _metrics(router)
     assert value("endpoint_state", role="decode", state="up") == 1
     assert len(turned) > 20

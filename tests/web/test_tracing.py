@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router.net.served_request import ServedRequest
 from router.net.traced_request import TracedRequest
 from router.settings import Settings, SettingsError, load
+from router.telemetry.text_format import OPEN_METRICS
 from router.web.app import Router
 from tests.net.client import request
 from tests.net.harness import Harness, Running, eventually
@@ -229,6 +231,32 @@ async def test_a_client_that_traces_decides_what_is_exported(
     await router.stop()
     harness.routers.clear()
     assert len(receiver.spans) == (2 if flag == "01" else 0)
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+async def test_the_first_tokens_bucket_names_a_trace_that_was_exported(
+    receiver: Collector, harness: Harness, *, is_sampled: bool
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
+    given = f"00-{TRACE}-{PARENT}-0{int(is_sampled)}".encode()
+    await stream(router, engine, (b"traceparent", given))
+    client = await router.client()
+    accept = (b"accept", b"application/openmetrics-text")
+    await client.send(request("/metrics", None, accept, method="GET"))
+    answer = await client.answer("GET")
+    assert answer.values(b"content-type") == [OPEN_METRICS.content_type.encode()]
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(answer.body.decode()):  # type: ignore[no-untyped-call]
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                found.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+    named = {
+        "pd_router_request_duration_seconds",
+        "pd_router_time_to_first_byte_seconds",
+        "pd_router_endpoint_time_to_first_token_seconds",
+    }
+    assert found == ({name: {TRACE} for name in named} if is_sampled else {})
 
 
 async def test_a_context_that_is_none_begins_a_trace(receiver: Collector, harness: Harness) -> None:
