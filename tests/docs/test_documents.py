@@ -97,6 +97,7 @@ FOREIGN = frozenset(
         *("--exclude-tools-when-tool-choice-none", "--kv-transfer-config", "--max-num-queued-reqs"),
         *("--enable-prompt-tokens-details", "--kv-events-config"),
         *("--max-num-seqs", "--stream-interval"),
+        "--enable-feature",  # Prometheus'
         "--write",  # of router.commands.settings_table
     }
 )
