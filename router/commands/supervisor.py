@@ -22,7 +22,10 @@ __all__ = ["Supervisor"]
 
 log = logging.getLogger(__name__)
 
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP})
+PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that workers begin with blocked."""
+
+SIGNALS = PASSED_ON | {signal.SIGCHLD}
 
 RESTART_SECONDS = 1.0
 """Shortest time between two starts of a worker; doubled with each start that fails again."""
@@ -80,6 +83,9 @@ class _Worker:
 
 class Supervisor:
     """Runs `work(number)` in a process of its own for each number below `count`.
+
+    `work` begins with SIGTERM, SIGINT and SIGHUP blocked, and unblocks them when it handles them.
+    One that comes before waits, even where a shell has started the router with SIGINT ignored.
 
     `on_exit` is called with the number of a worker that has ended, before it is waited for;
     `on_shutdown` once, when no worker will be started any more. `force_stop` is the signal that
@@ -193,7 +199,7 @@ class Supervisor:
         status = 1
         try:
             os.setpgrp()
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, *PASSED_ON})
             if os.getppid() == parent:
                 self._work(worker.number)
             status = 0

@@ -296,12 +296,14 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(number, self.handle_exit, number, None)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         loop.add_signal_handler(HAND_OVER, self.hand_over)
+        handled = (*signals, signal.SIGHUP, HAND_OVER)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # workers begin with some blocked
         if self._lifeline is not None:
             loop.add_reader(self._lifeline, self._orphaned, loop, self._lifeline)
         try:
             yield
         finally:
-            for number in (*signals, signal.SIGHUP, HAND_OVER):
+            for number in handled:
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

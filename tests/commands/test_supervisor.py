@@ -191,3 +191,28 @@ def test_the_third_signal_kills_workers_that_do_not_end(monkeypatch: pytest.Monk
     for _ in range(3):
         supervisor._end(signal.SIGTERM)
     assert sent == [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_waits_for_a_worker_that_does_not_handle_it_yet(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Also where it is ignored, as SIGINT is in what a shell runs in the background."""
+    was = signal.signal(number, signal.SIG_IGN)
+    reading, writing = os.pipe()
+
+    def work(_: int) -> None:
+        os.kill(os.getpid(), number)
+        waits = number in signal.sigpending()
+        os.write(writing, b"waits" if waits else b"is lost")
+
+    try:
+        supervisor = Supervisor(1, work, lambda _: None, lambda: None, signal.SIGUSR1)
+        supervisor._start(supervisor._workers[0], set())
+        os.close(writing)
+        assert os.read(reading, 100) == b"waits"
+    finally:
+        os.close(reading)
+        signal.signal(number, was)
+        assert supervisor._workers[0].pid is not None
+        os.waitpid(supervisor._workers[0].pid, 0)

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import threading
 
 import pytest
 
@@ -149,6 +150,21 @@ async def test_a_signal_asks_for_the_graceful_end(harness: Harness, number: int)
         os.kill(os.getpid(), number)
         await eventually(lambda: router.server.should_exit)
     assert not router.server.force_exit
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_that_came_before_there_were_handlers_asks_for_it_too(
+    harness: Harness, number: int
+) -> None:
+    """It is blocked until then, as workers begin."""
+    router = await harness.router(await harness.engine())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        with router.server.capture_signals():
+            await eventually(lambda: router.server.should_exit)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
