@@ -160,7 +160,7 @@ class RequestEnded:
     """Reads from the engine that were relayed; about one per token at moderate load."""
     bytes_out: int = 0
     trace_id: str | None = None
-    """Of its trace, if that is exported: 32 hexadecimal digits."""
+    """Of its trace, if that is sampled: 32 hexadecimal digits."""
 
     @property
     def failure(self) -> str:

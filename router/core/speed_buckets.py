@@ -59,9 +59,8 @@ class SpeedBuckets:
         self._buckets.appendleft(bucket)
 
     def clear(self) -> None:
-        """Forget everything: the engine was restarted or replaced."""
+        """Forget them."""
         self._buckets.clear()
-        self.window = MIN_BUCKETS
 
     @property
     def are_steady(self) -> bool:

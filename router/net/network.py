@@ -68,8 +68,8 @@ class RequestTrace(Protocol):
     """The trace of one request: a span for it, and one for each leg, one after the other."""
 
     @property
-    def exported_id(self) -> str | None:
-        """What it can be found by; None if it is not exported."""
+    def exported_trace_id(self) -> str | None:
+        """The trace id, in hexadecimal; None if it is not sampled."""
 
     def begin_leg(self, endpoint: Endpoint, path: str) -> None:
         """An engine is asked."""

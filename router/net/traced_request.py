@@ -34,7 +34,7 @@ class TracedRequest(ServedRequest):
         fields = request.head.fields
         self._trace = tracing.begin(route, fields.get(b"traceparent"), fields.get(b"tracestate"))
         super().__init__(network, client, request, route, query)
-        self.record.trace_id = self._trace.exported_id
+        self.record.trace_id = self._trace.exported_trace_id
 
     def on_first_token(self) -> None:
         """The client has had a first token."""

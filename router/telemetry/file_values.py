@@ -38,7 +38,7 @@ class ValueFiles:
         self._files: dict[str, _File] = {}
         self._is_full = False
         self.exemplars: dict[str, Exemplar] = {}
-        """This worker's, by key: in the files is no room for them."""
+        """This worker's, by key: the files have no room for them."""
         self._values: weakref.WeakSet[FileValue] = weakref.WeakSet()
 
     def __call__(

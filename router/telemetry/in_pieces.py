@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from router.telemetry.text_format import PLAIN, TextFormat
+from router.telemetry.text_format import TextFormat
 
 __all__ = ["PIECE_SAMPLES", "Counter", "Histogram", "in_families", "text_in_pieces"]
 
@@ -50,9 +50,7 @@ def in_families(family: Metric, samples: Iterable[Sample]) -> Iterator[Metric]:
         yield piece
 
 
-def text_in_pieces(
-    families: Iterable[Metric | None], text_format: TextFormat = PLAIN
-) -> Iterator[bytes]:
+def text_in_pieces(families: Iterable[Metric | None], text_format: TextFormat) -> Iterator[bytes]:
     """What generate_latest gives but for the end, in pieces; families of the same name in a row
     become one. None of them is a piece without text: the next one takes a while."""
     last = ""

@@ -126,7 +126,7 @@ class Tracing:
         self._propagator.inject(carrier, self._api.set_span_in_context(span))
         return "".join(f"{name}: {value}\r\n" for name, value in carrier.items()).encode("latin-1")
 
-    def exported_id(self, span: Any) -> str | None:
+    def exported_trace_id(self, span: Any) -> str | None:
         """The trace id of a span, in hexadecimal; None if the span is not sampled."""
         context = span.get_span_context()
         return self._api.format_trace_id(context.trace_id) if context.trace_flags.sampled else None
@@ -155,9 +155,9 @@ class RequestTrace:
         """The span of the leg that is under way."""
 
     @property
-    def exported_id(self) -> str | None:
-        """What it can be found by; None if it is not sampled."""
-        return self._tracing.exported_id(self._span)
+    def exported_trace_id(self) -> str | None:
+        """The trace id, in hexadecimal; None if it is not sampled."""
+        return self._tracing.exported_trace_id(self._span)
 
     def begin_leg(self, endpoint: Endpoint, path: str) -> None:
         """An engine is asked."""

@@ -70,7 +70,7 @@ class _Family:
 
 class WorkerCounts(Collector):
     """Reads the workers' files in `folder`; any thread may ask. `exemplars` are those of the worker
-    that asks, by key: who asks often comes to all of them."""
+    that asks, by key."""
 
     def __init__(self, folder: Path, exemplars: Mapping[str, Exemplar] | None = None) -> None:
         self._folder = folder

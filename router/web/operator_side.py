@@ -48,7 +48,9 @@ class OperatorSide:
         self._has_listener = settings.admin_port is not None
         self.status_log = StatusLog(fleet, fleet.pool, time.monotonic())
         self.sampler = Sampler(self._figures, self._ends_viewers)
-        self.admin = Admin(counts.exposition, self.sampler)
+        self.admin = Admin(
+            counts.exposition, self.sampler, settings.otlp_traces_endpoint is not None
+        )
         self._sync = sync
         self._networks = networks
         self._replicas = replicas

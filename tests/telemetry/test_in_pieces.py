@@ -18,7 +18,8 @@ def filled(engines: int, counter: type, histogram: type) -> CollectorRegistry:
     gauge = Gauge("level", "Read.", ["endpoint"], registry=registry)
     answers = counter("answers", "By engine.", ["endpoint", "status"], registry=registry)
     times = histogram("seconds", "By engine.", ["endpoint"], buckets=(0.1, 1), registry=registry)
-    histogram("wait_seconds", "Of all.", registry=registry).observe(2.0)
+    wait = histogram("wait_seconds", "Of all.", registry=registry)
+    wait.observe(2.0, {"trace_id": "0af7"})
     for number in range(engines):
         gauge.labels(f"e{number}").set(number)
         answers.labels(f"e{number}", "200").inc(number)
@@ -28,7 +29,10 @@ def filled(engines: int, counter: type, histogram: type) -> CollectorRegistry:
 
 @pytest.mark.parametrize("text_format", [PLAIN, OPEN_METRICS])
 @pytest.mark.parametrize("engines", [0, 1, PIECE_SAMPLES, 3 * PIECE_SAMPLES + 1])
-def test_the_pieces_are_the_whole_and_none_is_long(engines: int, text_format: TextFormat) -> None:
+def test_the_pieces_are_the_whole_and_none_is_long(
+    engines: int, text_format: TextFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: 1.0)  # of the exemplars
     whole = filled(engines, prometheus_client.Counter, prometheus_client.Histogram)
     ours = filled(engines, in_pieces.Counter, in_pieces.Histogram)
     pieces = list(text_in_pieces(ours.collect(), text_format))

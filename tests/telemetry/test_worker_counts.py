@@ -10,6 +10,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from router.telemetry.file_values import ValueFiles
 from router.telemetry.in_pieces import PIECE_SAMPLES, Counter, Histogram, text_in_pieces
+from router.telemetry.text_format import PLAIN
 from router.telemetry.worker_counts import WorkerCounts
 
 Worker = Callable[[int], None]
@@ -54,14 +55,13 @@ def test_their_text_is_that_of_prometheus_client(worker: Worker, tmp_path: Path)
         worker(number)
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(tmp_path))  # type: ignore[no-untyped-call]
-    ours = b"".join(text_in_pieces(shown(WorkerCounts(tmp_path)).pieces()))
+    ours = b"".join(text_in_pieces(shown(WorkerCounts(tmp_path)).pieces(), PLAIN))
     assert sorted(ours.splitlines()) == sorted(generate_latest(registry).splitlines())
 
 
 def test_the_exemplars_are_those_of_the_worker_that_is_asked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     one, other = ValueFiles(tmp_path, 0), ValueFiles(tmp_path, 1)
     for files, trace_id in ((one, "a"), (other, "b")):
         monkeypatch.setattr(values, "ValueClass", files)

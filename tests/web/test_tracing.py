@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from router.net.served_request import ServedRequest
 from router.net.traced_request import TracedRequest
 from router.settings import Settings, SettingsError, load
-from router.telemetry.text_format import OPEN_METRICS
+from router.telemetry.text_format import OPEN_METRICS, PLAIN
 from router.web.app import Router
 from tests.net.client import request
 from tests.net.harness import Harness, Running, eventually
@@ -257,6 +257,15 @@ async def test_the_first_tokens_bucket_names_a_trace_that_was_exported(
         "pd_router_endpoint_time_to_first_token_seconds",
     }
     assert found == ({name: {TRACE} for name in named} if is_sampled else {})
+
+
+async def test_without_traces_metrics_are_plain_text(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
+    client = await router.client()
+    accept = (b"accept", b"application/openmetrics-text")
+    await client.send(request("/metrics", None, accept, method="GET"))
+    answer = await client.answer("GET")
+    assert answer.values(b"content-type") == [PLAIN.content_type.encode()]
 
 
 async def test_a_context_that_is_none_begins_a_trace(receiver: Collector, harness: Harness) -> None:

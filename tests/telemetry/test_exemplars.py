@@ -1,0 +1,89 @@
+"""The latencies of a traced request name its trace, in one process and in several."""
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import values
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from router.core.events import RequestEnded
+from router.core.fleet import Fleet
+from router.core.health import HealthThresholds
+from router.core.ledger import Ledger
+from router.core.values import Endpoint, Mode, Role
+from router.telemetry.metrics import Metrics, WorkerGroup
+from router.telemetry.text_format import OPEN_METRICS
+
+P0 = Endpoint("http://p0", Role.PREFILL)
+D0 = Endpoint("http://d0", Role.DECODE)
+
+
+def ended(trace_id: str | None) -> RequestEnded:
+    """A stream of two legs."""
+    return RequestEnded(
+        *("r", "/v1/completions", 100.0),
+        stream=True,
+        mode=Mode.REMOTE,
+        decode=D0,
+        status=200,
+        outcome="ok",
+        prefill_seconds=0.5,
+        prefilled_at=100.5,
+        asked_at=100.5,
+        first_byte=101.0,
+        ended=104.0,
+        chunks=3,
+        trace_id=trace_id,
+    )
+
+
+def left(trace_id: str | None) -> RequestEnded:
+    """A client that did not wait for the first token."""
+    record = RequestEnded("l", "/v1/completions", 100.0, stream=True, ended=109.0)
+    record.outcome, record.trace_id = "client_left", trace_id
+    return record
+
+
+def exemplars(metrics: Metrics) -> dict[str, dict[str, float]]:
+    """By family: traces, with what was measured of them. Fails unless it is OpenMetrics."""
+    metrics.flush()
+    pieces = (*metrics.counts(OPEN_METRICS), *metrics.state(OPEN_METRICS), OPEN_METRICS.end)
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(b"".join(pieces).decode()):  # type: ignore[no-untyped-call]
+        for sample in family.samples:
+            if sample.exemplar is not None:
+                of_family = found.setdefault(family.name.removeprefix("pd_router_"), {})
+                of_family[sample.exemplar.labels["trace_id"]] = sample.exemplar.value
+    return found
+
+
+@pytest.fixture(params=[False, True], ids=["one process", "several workers"])
+def metrics(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Metrics:
+    fleet = Fleet((P0, D0), Ledger(), HealthThresholds(), stale_after=3.0)
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    group = WorkerGroup(tmp_path, 0, list, lambda: 0) if request.param else None
+    return Metrics(fleet, list, group)
+
+
+def test_each_latency_of_a_traced_request_names_its_trace(metrics: Metrics) -> None:
+    metrics.observe([ended("a1"), left("b2")])
+    assert exemplars(metrics) == {
+        "request_duration_seconds": {"a1": 4.0, "b2": 9.0},
+        "time_to_first_byte_seconds": {"a1": 1.0},
+        "prefill_duration_seconds": {"a1": 0.5},
+        "handover_seconds": {"a1": 0.5},
+        "endpoint_time_to_first_token_seconds": {"a1": 0.5},
+        "inter_token_latency_seconds": {"a1": 1.5},
+        "abandoned_wait_seconds": {"b2": 9.0},
+    }
+    metrics.close()
+
+
+def test_what_is_not_traced_leaves_the_exemplars_as_they_are(metrics: Metrics) -> None:
+    metrics.observe([ended("a1")])
+    before = exemplars(metrics)
+    metrics.observe([ended(None), left(None)])
+    assert exemplars(metrics) == before
+    metrics.close()
