@@ -27,8 +27,8 @@ class Target:
 CHUNK, REQUEST = "cpu_us_per_chunk", "cpu_us_per_request"
 
 TARGETS = (
-    Target("CPU per chunk, 256 streams", "relay", CHUNK, 0.85, "vllm-router"),
-    Target("CPU per chunk, 1024 streams", "relay-1024", CHUNK, 0.85, "vllm-router"),
+    Target("CPU per chunk, 256 streams", "relay", CHUNK, 0.75, "vllm-router"),
+    Target("CPU per chunk, 1024 streams", "relay-1024", CHUNK, 0.75, "vllm-router"),
     Target("CPU per chunk, 2048 streams", "relay-2048", CHUNK, 0.95, "vllm-router"),
     Target("CPU per chunk, 1024 streams", "relay-1024", CHUNK, 1.35, "nginx"),
     Target("CPU per unary request", "unary", REQUEST, 0.75, "vllm-router"),
@@ -51,7 +51,7 @@ TARGETS = (
         router="ours-4", digits=0,
     ),
     Target(
-        "CPU per chunk, 2 workers against 1", "relay-1024", CHUNK, 1.1, "ours", router="ours-2"
+        "CPU per chunk, 2 workers against 1", "relay-1024", CHUNK, 1.05, "ours", router="ours-2"
     ),
 )  # fmt: skip
 # Where no stall of our event loop may be longer than STALL_MS.
