@@ -176,16 +176,12 @@ class Engine:
         if asked.get("stream"):
             options = asked.get("stream_options") or {}
             tail = frames.stream_tail(bool(options.get("include_usage")), prompt, tokens)
-            answer = Answer(
-                transport, tokens, tail, lead=frames.ROLE, prefilled_at=self._prefilled_at()
-            )
+            lead = frames.ROLE if self.plan.slots else frames.STREAM_HEAD + frames.ROLE
+            answer = Answer(transport, tokens, tail, lead=lead, prefilled_at=self._prefilled_at())
+            self.batch.add(connection, answer)
             if self.plan.slots:
                 transport.write(frames.STREAM_HEAD)
-                self.batch.add(connection, answer)
-                return
-            answer.lead = frames.STREAM_HEAD + frames.ROLE
-            self.batch.add(connection, answer)
-            if self.batch.advance(answer):
+            elif self.batch.advance(answer):
                 self.batch.finish(connection)
             return
         reply = frames.completion(prompt, tokens)

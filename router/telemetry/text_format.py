@@ -42,11 +42,8 @@ def accepted(header: str) -> TextFormat:
             openmetrics_quality = max(openmetrics_quality, quality)
         elif media_type == "text/plain":
             plain_quality = max(plain_quality, quality)
-    return (
-        OPEN_METRICS
-        if openmetrics_quality > 0.0 and openmetrics_quality >= plain_quality
-        else PLAIN
-    )
+    is_preferred = openmetrics_quality > 0.0 and openmetrics_quality >= plain_quality
+    return OPEN_METRICS if is_preferred else PLAIN
 
 
 def _quality(text: str) -> float:

@@ -194,9 +194,7 @@ def test_the_third_signal_kills_workers_that_do_not_end(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_waits_for_a_worker_that_does_not_handle_it_yet(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_signal_waits_for_a_worker_that_does_not_handle_it_yet(number: int) -> None:
     """Also where it is ignored, as SIGINT is in what a shell runs in the background."""
     was = signal.signal(number, signal.SIG_IGN)
     reading, writing = os.pipe()

@@ -1,5 +1,6 @@
 """The latencies of a traced request name its trace, in one process and in several."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,11 +61,13 @@ def exemplars(metrics: Metrics) -> dict[str, dict[str, float]]:
 @pytest.fixture(params=[False, True], ids=["one process", "several workers"])
 def metrics(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Metrics:
+) -> Iterator[Metrics]:
     fleet = Fleet((P0, D0), Ledger(), HealthThresholds(), stale_after=3.0)
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)
     group = WorkerGroup(tmp_path, 0, list, lambda: 0) if request.param else None
-    return Metrics(fleet, list, group)
+    found = Metrics(fleet, list, group)
+    yield found
+    found.close()
 
 
 def test_each_latency_of_a_traced_request_names_its_trace(metrics: Metrics) -> None:
@@ -78,12 +81,10 @@ def test_each_latency_of_a_traced_request_names_its_trace(metrics: Metrics) -> N
         "inter_token_latency_seconds": {"a1": 1.5},
         "abandoned_wait_seconds": {"b2": 9.0},
     }
-    metrics.close()
 
 
 def test_what_is_not_traced_leaves_the_exemplars_as_they_are(metrics: Metrics) -> None:
     metrics.observe([ended("a1")])
     before = exemplars(metrics)
     metrics.observe([ended(None), left(None)])
-    assert exemplars(metrics) == before
-    metrics.close()
+    assert exemplars(metrics) == before != {}
