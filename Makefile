@@ -84,9 +84,12 @@ check: install
 	$(BIN)/mypy
 
 # The newest versions that pyproject.toml admits, with hashes, for every Python and platform at once.
+# Pins keep their extras: for a dependency on NAME[extra], pip takes a pin of NAME alone for none,
+# and refuses to install once there is a newer version than the pinned one.
 UV := .uv/bin/uv
-COMPILE := $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 \
+LOCK := $(UV) pip compile --quiet --upgrade --no-strip-extras --python-version 3.11 \
   --generate-hashes --custom-compile-command 'make lock'
+COMPILE := $(LOCK) --universal
 
 lock: $(UV)
 	$(COMPILE) requirements/build.in --output-file requirements/build.txt
@@ -94,9 +97,7 @@ lock: $(UV)
 	  --extra dns --extra epp --output-file requirements/image.txt
 	$(COMPILE) pyproject.toml --extra bench --output-file requirements/gate.txt
 	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
-	$(UV) pip compile --quiet --upgrade --python-version 3.11 --python-platform linux \
-	  --generate-hashes --custom-compile-command 'make lock' requirements/aiperf.in \
-	  --output-file requirements/aiperf.txt
+	$(LOCK) --python-platform linux requirements/aiperf.in --output-file requirements/aiperf.txt
 
 # deploy/prometheus as an object of the Prometheus Operator: kustomize cannot take a file into one.
 RULE := deploy/kubernetes/components/monitoring/prometheusrule.yaml

@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import packages_distributions
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,26 @@ def test_every_pin_has_hashes_and_no_address(name: str) -> None:
     pins = re.findall(r"^\w.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", text, re.MULTILINE)
     assert len(pins) == len(re.findall(r"^\w", text, re.MULTILINE)) > 0
     assert "://" not in text
+
+
+def test_pins_have_the_extras_that_are_asked_for() -> None:
+    """pip takes no pin of NAME for NAME[extra], and none at all once NAME has a newer version.
+
+    If not: make lock
+    """
+    pins = {str(canonicalize_name(pin.name)): pin for pin in locked("dev")}
+    asked: set[tuple[str, str]] = set()
+    for pin in pins.values():
+        try:
+            needs = map(Requirement, requires(pin.name) or ())
+        except PackageNotFoundError:  # of another platform or Python
+            continue
+        for need in needs:
+            contexts = [{"extra": extra} for extra in ("", *pin.extras)]
+            if need.marker is None or any(map(need.marker.evaluate, contexts)):
+                asked |= {(str(canonicalize_name(need.name)), extra) for extra in need.extras}
+    assert asked
+    assert {(name, extra) for name, extra in asked if extra not in pins[name].extras} == set()
 
 
 def test_the_build_is_locked() -> None:
