@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 __all__ = ["users"]
 
@@ -16,12 +16,21 @@ PAUSE_SECONDS = 0.05
 
 
 @contextlib.contextmanager
-def users(router: str, count: int, *, prompt: str = "Hello", tokens: int = 20) -> Iterator[None]:
-    """So many of them, until the end of the context; whatever they get."""
+def users(
+    router: str,
+    count: int,
+    *,
+    prompt: str = "Hello",
+    tokens: int = 20,
+    before: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """So many of them, until the end of the context; whatever they get. `before` comes before each
+    request."""
     is_over = threading.Event()
 
     def ask() -> None:
         while not is_over.is_set():
+            before()
             _stream(router, prompt, tokens)
             is_over.wait(PAUSE_SECONDS)
 

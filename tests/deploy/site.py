@@ -3,6 +3,8 @@
 import contextlib
 import json
 import shutil
+import signal
+import subprocess
 import sys
 import time
 import urllib.parse
@@ -40,7 +42,12 @@ def get(url: str) -> Any:
 class Site:
     """Engines, a router, and a Prometheus that scrapes its admin port."""
 
-    def __init__(self, folder: Path, options: str, rules: Sequence[str], prefill: int) -> None:
+    router_process: "subprocess.Popen[bytes]"
+
+    def __init__(
+        self, folder: Path, options: str, rules: Sequence[str], prefill: int, engine_options: str
+    ) -> None:
+        self.folder = folder
         ports = free_ports(range(prefill + DECODE + 3))
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         *engines, self.router, admin, self.prometheus = urls
@@ -57,7 +64,7 @@ class Site:
             ],
         }
         (folder / "prometheus.yml").write_text(json.dumps(configuration))
-        simulator = f"exec {sys.executable} -m router.simulator --step-ms 5"
+        simulator = f"exec {sys.executable} -m router.simulator --step-ms 5 {engine_options}"
         remote = f" --prefill {','.join(self.prefill)}" if prefill else ""
         self.commands = (
             *(f"{simulator} --role prefill --port {port}" for port in ports[:prefill]),
@@ -118,20 +125,43 @@ class Site:
             for engine in engines:
                 self._faults(engine, "DELETE", None)
 
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The router stands still."""
+        self.router_process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.router_process.send_signal(signal.SIGCONT)
+
+    def empty_caches(self) -> None:
+        """Have all engines forget the prefixes that they hold."""
+        for engine in (*self.prefill, *self.engines):
+            self._ask(f"{engine}/reset_prefix_cache", "POST", None)
+
     def _faults(self, engine: str, method: str, body: bytes | None) -> None:
-        request = urllib.request.Request(f"{engine}/sim/faults", body, method=method)
+        self._ask(f"{engine}/sim/faults", method, body)
+
+    def _ask(self, url: str, method: str, body: bytes | None) -> None:
+        request = urllib.request.Request(url, body, method=method)
         with urllib.request.urlopen(request, timeout=SECONDS) as response:
             assert response.status == 200
 
 
 @contextlib.contextmanager
 def running(
-    folder: Path, options: str, *, rules: Sequence[str] = (), prefill: int = 0
+    folder: Path,
+    options: str,
+    *,
+    rules: Sequence[str] = (),
+    prefill: int = 0,
+    engine_options: str = "",
 ) -> Iterator[Site]:
     """A site whose router is scraped and has users. `rules` are files in `folder`."""
-    site = Site(folder, options, rules, prefill)
+    site = Site(folder, options, rules, prefill, engine_options)
     with contextlib.ExitStack() as stack:
         *started, prometheus = (stack.enter_context(process(each)) for each in site.commands)
+        site.router_process = started[-1]
         answers(site.router, *started)
         while prometheus.poll() is None:
             with contextlib.suppress(OSError):

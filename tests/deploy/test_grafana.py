@@ -34,8 +34,9 @@ def query_of(target: dict[str, Any]) -> str:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Prompts of more than one token are prefilled remotely; the first ones are not."""
+    options = "--routing-threshold 1 --engine-stats-interval 0.2 --prefix-cache events"
     folder = tmp_path_factory.mktemp("grafana")
-    with running(folder, "--routing-threshold 1 --engine-stats-interval 0.2", prefill=1) as site:
+    with running(folder, options, prefill=1, engine_options="--kv-events") as site:
         yield site
 
 
