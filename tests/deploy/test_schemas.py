@@ -3,12 +3,14 @@
 Those of the Prometheus Operator are not among them; tests/deploy/test_monitoring.py looks at them.
 """
 
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 
-from tests.deploy.conftest import OVERLAYS, overlay
+from tests.deploy.conftest import OVERLAYS, overlay, with_admin_key
+from tests.deploy.rendered import Rendered
 from tests.deploy.test_versions import VERSIONS
 
 OPERATOR = "monitoring.coreos.com/v1"
@@ -21,17 +23,33 @@ def check(each: dict[str, Any], release: str) -> None:
     kubernetes_validate.validate(each, release, strict=True)
 
 
-@pytest.mark.parametrize("name", OVERLAYS)
-@pytest.mark.parametrize("release", RELEASES)
+OVERLAYS_BY_RELEASE = [
+    (name, release)
+    for name in OVERLAYS
+    for release in RELEASES
+    # resource.k8s.io/v1 is younger.
+    if (name, release) != ("dra", VERSIONS["kubernetes"])
+]
+
+
+def check_all(rendered: Rendered, release: str) -> None:
+    """All objects, but for the operator's."""
+    theirs = [each for each in rendered.objects if each["apiVersion"] != OPERATOR]
+    assert len(theirs) > 10
+    for each in theirs:
+        check(each, release)
+
+
+@pytest.mark.parametrize(("name", "release"), OVERLAYS_BY_RELEASE)
 def test_objects_are_valid(name: str, release: str) -> None:
-    if (name, release) == ("dra", VERSIONS["kubernetes"]):
-        pytest.skip("resource.k8s.io/v1 is younger")
-    checked = 0
-    for each in overlay(name).objects:
-        if each["apiVersion"] != OPERATOR:
-            check(each, release)
-            checked += 1
-    assert checked > 10
+    check_all(overlay(name), release)
+
+
+@pytest.mark.parametrize(
+    ("name", "release"), [each for each in OVERLAYS_BY_RELEASE if each[0] != "gate"]
+)
+def test_objects_with_the_admin_key_are_valid(tmp_path: Path, name: str, release: str) -> None:
+    check_all(with_admin_key(tmp_path, name), release)
 
 
 @pytest.mark.parametrize(
