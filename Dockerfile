@@ -11,9 +11,9 @@ FROM python:${PYTHON}-slim-bookworm AS build
 ARG COMPILE=1
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev
 WORKDIR /src
-# The versions and hashes that CI ran with, the extras lmcache, kv, tracing, kubernetes and dns among
-# them: each is a setting away from being needed. Before the sources, so that a change there does not
-# fetch them again.
+# The versions and hashes that CI ran with, the extras lmcache, kv, tracing, kubernetes, dns and epp
+# among them: each is a setting or a command away from being needed. Before the sources, so that a
+# change there does not fetch them again.
 COPY requirements ./requirements
 RUN python -m venv --without-pip /opt/pd-router \
  && pip install --no-cache-dir --require-hashes --requirement requirements/build.txt \

@@ -115,8 +115,8 @@ LOWEST := .uv/lowest
 lowest: $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) $(LOWEST)
 	$(UV) pip compile --quiet --resolution lowest-direct --python $(LOWEST)/bin/python pyproject.toml \
-	  --extra lmcache --extra kv --extra tracing --extra kubernetes --extra dns --extra bench \
-	  --output-file $(LOWEST)/pins.txt
+	  --extra lmcache --extra kv --extra tracing --extra kubernetes --extra dns --extra epp \
+	  --extra bench --output-file $(LOWEST)/pins.txt
 	$(UV) pip install --quiet --python $(LOWEST)/bin/python --constraints $(LOWEST)/pins.txt \
 	  --editable '.[dev]'
 	$(LOWEST)/bin/python -m pytest -n auto tests/core tests/net tests/web tests/telemetry \

@@ -12,6 +12,7 @@ from tests.deploy.dockerfile import Instruction, Stage, name_of, read
 from tests.deploy.places import DOCKERFILE, DOCKERIGNORE, ROOT, locked, project
 
 TEXT = DOCKERFILE.read_text()
+MAKE = (ROOT / "Makefile").read_text()
 STAGES = {name_of(stage): stage for stage in read(TEXT)}
 BUILD, FINAL = STAGES["build"], STAGES["router"]
 IMAGES = ("router", "gate")
@@ -123,12 +124,31 @@ def test_the_gates_image_has_no_router_and_begins_with_the_gate() -> None:
         assert requirement.name in pinned
 
 
-@pytest.mark.parametrize("extra", ["lmcache", "kv", "tracing", "kubernetes", "dns"])
+EXTRAS = ["lmcache", "kv", "tracing", "kubernetes", "dns", "epp"]
+"""Those that a setting or a command of the router needs."""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
 def test_extras_that_a_setting_needs_are_installed(extra: str) -> None:
     assert "--requirement requirements/image.txt" in TEXT
     pinned = {requirement.name for requirement in locked("image")}
     for requirement in map(Requirement, project()["optional-dependencies"][extra]):
         assert requirement.name in pinned
+
+
+def test_they_are_all_but_those_for_developers() -> None:
+    assert {*EXTRAS} == project()["optional-dependencies"].keys() - {"fuzz", "bench", "dev"}
+
+
+def test_the_dockerfile_and_the_makefile_name_the_same() -> None:
+    comment = re.sub(r"\n# ", " ", TEXT)
+    assert f"the extras {', '.join(EXTRAS[:-1])} and {EXTRAS[-1]} among them" in comment
+    recipes = {
+        target: re.findall(r"--extra (\w+)", recipe)
+        for target, recipe in re.findall(r"^(lock|lowest): .*\n((?:\t.*\n)+)", MAKE, re.MULTILINE)
+    }
+    assert recipes["lock"][: len(EXTRAS)] == EXTRAS
+    assert recipes["lowest"] == [*EXTRAS, "bench"]
 
 
 def test_the_image_has_no_bench() -> None:
