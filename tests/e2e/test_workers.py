@@ -22,6 +22,7 @@ from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, token
+from tests.simulated import Engine
 
 WORKERS = 3
 LEAST = (
@@ -272,6 +273,28 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
             stream.end()
             assert (await stream.answer.rest()).body == token("a") + DONE
         assert await process.status() == 0
+
+
+async def test_what_becomes_of_an_engine_is_logged_once_however_many_workers_there_are(
+    own_port: int,
+) -> None:
+    engine = Engine(own_port, "--role", "decode")
+    # A busy machine may answer a probe late.
+    probes = ("--health-check-interval", "0.1", "--health-check-timeout", "60")
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(engine.kill)
+        process = await stack.enter_async_context(
+            serving("--decode", engine.url, "--workers", "2", *probes)
+        )
+        for usable in (1, 0, 1):
+            await (engine.start() if usable else engine.kill())
+            await everywhere(process, "pd_router_pool_usable_engines", usable)
+        process.signal(signal.SIGTERM)
+        assert await process.status() == 0
+    said = [
+        re.search(rf"{engine.url} is (up again|up|down)", r["message"]) for r in process.records
+    ]
+    assert [found[1] for found in said if found] == ["up", "down", "up again"]
 
 
 async def test_workers_end_when_their_parent_is_killed(harness: Harness) -> None:
