@@ -8,6 +8,7 @@ from rich.table import Table
 
 from router.commands.compatibility import incompatibilities
 from router.commands.console import cell, make_console
+from router.commands.found_engines import with_found_engines
 from router.commands.kv_check import KVFinding, kv_findings
 from router.commands.survey import Finding, survey
 from router.commands.trial import trials
@@ -25,6 +26,7 @@ def run(settings: Settings, *, tries: bool = False) -> int:
 
     With `tries` a request is sent over each pair of engines.
     """
+    settings = asyncio.run(with_found_engines(settings))
     findings, doubtful = asyncio.run(_ask(settings))
     wrong = incompatibilities(findings, settings.disagg_connector_type)
     console = make_console()
@@ -47,6 +49,9 @@ def run(settings: Settings, *, tries: bool = False) -> int:
     elif tries:
         console.print(f"{len(tried) - failed} of {len(tried)} trial requests went well.")
     false = sum(each.is_bad for each in told)
+    if not any(finding.endpoint.role is Role.DECODE for finding in findings):
+        console.print("There is no decode engine, so nothing can be served.")
+        return 1
     console.print(_verdict(findings, bad, len(wrong), failed, false))
     return 1 if bad or wrong or failed or false or (tries and not tried) else 0
 

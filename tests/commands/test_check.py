@@ -1,16 +1,20 @@
 """pd-router check: what is printed, and the status."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from router.cli import main
-from router.commands import check
+from router.commands import check, found_engines
 from router.commands.console import cell, make_console
-from router.settings import Settings, load
+from router.settings import Settings, SettingsError, load
 from tests import forked
 from tests.commands.conftest import Engine
+from tests.discovery.api import Api
+from tests.discovery.api import serving as api_server
+from tests.e2e.test_discovery import kubeconfig, of
 
 
 async def checked(*flags: str) -> tuple[int, str, str]:
@@ -38,6 +42,52 @@ async def test_a_good_fleet_is_status_0_and_plain_text(start):
         ["All", "is", "well:", "1", "prefill", "and", "2", "decode", "engines."],
     ]
     assert "\x1b" not in out
+
+
+async def in_a_cluster(folder: Path, *pods: tuple[str, Engine]) -> tuple[int, str, str]:
+    """The command's status, output and errors where these pods run, by role."""
+    api = Api()
+    for number, (role, engine) in enumerate(pods):
+        api.put(f"pod-{number}", role=role, **of(engine.url))
+    async with api_server(api) as url:
+        return await checked(
+            *("--k8s-prefill-selector", "role=prefill", "--k8s-decode-selector", "role=decode"),
+            *("--k8s-port", "http", "--k8s-config-file", str(kubeconfig(folder, url))),
+            *("--k8s-namespace", "default"),
+        )
+
+
+async def test_pods_are_asked_as_the_router_finds_them(start, tmp_path):
+    p0, d0 = [await start(Engine()) for _ in range(2)]
+    status, out, err = await in_a_cluster(tmp_path, ("decode", d0), ("prefill", p0))
+    assert [line.split()[:3] for line in out.splitlines()[1:3]] == [
+        ["prefill", p0.url, "ok"],
+        ["decode", d0.url, "ok"],
+    ]
+    assert out.endswith("All is well: 1 prefill and 1 decode engines.\n")
+    assert (status, err) == (0, "")
+
+
+async def test_without_a_decode_engine_not_all_is_well(start, tmp_path):
+    status, out, _ = await in_a_cluster(tmp_path, ("prefill", await start(Engine())))
+    assert out.endswith("There is no decode engine, so nothing can be served.\n")
+    assert status == 1
+
+
+async def test_a_source_that_does_not_answer_is_status_2(tmp_path, closed_url, monkeypatch):
+    monkeypatch.setattr(found_engines, "FIRST_SECONDS", 0.1)
+    with pytest.raises(SettingsError, match=r"^discovery by kubernetes: no answer in 0.1 s$"):
+        await asyncio.to_thread(
+            check.run,
+            load(
+                {
+                    "k8s_decode_selector": "role=decode",
+                    "k8s_port": "http",
+                    "k8s_config_file": str(kubeconfig(tmp_path, closed_url)),
+                    "k8s_namespace": "default",
+                }
+            ),
+        )
 
 
 async def test_an_engine_that_is_not_there_is_status_1_and_says_what_to_do(start, closed_url):

@@ -1,0 +1,62 @@
+"""The engines that a command asks: those that the settings name, and those that discovery finds."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from router.core.engine_networks import EngineNetworks
+from router.core.membership import Target
+from router.core.values import Role
+from router.discovery.source import Source, WrongConfiguration
+from router.settings import Settings, SettingsError
+from router.web.discovery_sources import discovery_sources
+from router.web.sources import admitted
+
+__all__ = ["with_found_engines"]
+
+FIRST_SECONDS: Final = 10.0
+"""For the first answer of a source."""
+
+
+async def with_found_engines(settings: Settings) -> Settings:
+    """The settings, naming also the engines that are found now by Kubernetes or DNS, as a router
+    would. Raises SettingsError when a source does not answer or can never work."""
+    told = await asyncio.gather(*map(_first_targets, discovery_sources(settings)))
+    networks = EngineNetworks(settings.engine_networks)
+    found = [target for targets in told for target in admitted(networks, targets)[0]]
+    return settings.model_copy(
+        update={
+            "prefill": _urls(settings.prefill, found, Role.PREFILL),
+            "decode": _urls(settings.decode, found, Role.DECODE),
+        }
+    )
+
+
+def _urls(named: Iterable[str], found: Iterable[Target], role: Role) -> tuple[str, ...]:
+    """Each once, in this order."""
+    urls = (each.endpoint.url for each in found if each.endpoint.role is role)
+    return tuple(dict.fromkeys((*named, *urls)))
+
+
+async def _first_targets(source: Source) -> tuple[Target, ...]:
+    first: asyncio.Future[tuple[Target, ...]] = asyncio.get_running_loop().create_future()
+
+    def on_targets(targets: tuple[Target, ...]) -> None:
+        if not first.done():
+            first.set_result(targets)
+
+    watching = asyncio.ensure_future(source.watch(on_targets))
+    try:
+        await asyncio.wait(
+            (first, watching), timeout=FIRST_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if first.done():
+            return first.result()
+        if watching.done():
+            watching.result()
+        raise SettingsError(f"discovery by {source.name}: no answer in {FIRST_SECONDS:g} s")
+    except WrongConfiguration as error:
+        raise SettingsError(f"discovery by {source.name}: {error}") from None
+    finally:
+        watching.cancel()
+        await asyncio.wait((watching,))
