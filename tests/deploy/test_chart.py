@@ -41,12 +41,17 @@ VALUES: Mapping[str, Values] = {
 """By the overlay that they come to."""
 
 
-def chart(values: Values) -> Rendered:
-    """What `helm template` prints."""
+def files_of(values: Values) -> dict[str, str]:
+    """What Helm makes of the chart's templates, by their names."""
     with helm.Chart.load(str(HELM)) as loaded:
         loaded.validate_schema(loaded.merge_values(values))
-        files = loaded.render(values, name="pd-router", namespace="default")
-    texts = (text for name, text in files.items() if name.endswith(".yaml"))
+        files: dict[str, str] = loaded.render(values, name="pd-router", namespace="default")
+    return files
+
+
+def chart(values: Values) -> Rendered:
+    """What `helm template` prints."""
+    texts = (text for name, text in files_of(values).items() if name.endswith(".yaml"))
     objects = (each for text in texts for each in yaml.safe_load_all(text))
     return Rendered(tuple(each for each in objects if each is not None))
 
@@ -121,6 +126,12 @@ def test_helm_finds_nothing_wrong_with_it() -> None:
     assert found["errors"] == []
     told = [each["error"] for each in found["messages"]]
     assert told == ["icon is recommended"]
+
+
+def test_the_documents_show_its_notes() -> None:
+    notes = files_of({})["pd-router/templates/NOTES.txt"]
+    shown = [block.text for block in blocks(DEPLOY / "README.md") if block.language == "text"]
+    assert f"{notes.strip()}\n" in shown
 
 
 def test_the_documents_say_which_values_come_to_which_overlay() -> None:

@@ -85,7 +85,8 @@ def checkout(folder: Path) -> None:
 
 def run(block: Block, folder: Path, given: Pools | None = None) -> str:
     """Run each command of the block in `folder`, in order; those that end with & go on until all
-    are done. Every command must end with status 0. Returns what they print, but for those."""
+    are done. Every command must end with status 0. Returns what they print, but for those, with the
+    block's own ports."""
     named = sorted({int(port) for port in _PORT.findall(block.text)})
     free = dict(zip(named, free_ports(named), strict=True))
     processes: list[subprocess.Popen[bytes]] = []
@@ -102,7 +103,8 @@ def run(block: Block, folder: Path, given: Pools | None = None) -> str:
                 for port in _PORT.findall(text) if processes else ():
                     answers(f"http://127.0.0.1:{port}", *processes)
                 printed += _done(block, _made(command) or text, folder)
-    return printed
+    names = {str(port): str(name) for name, port in free.items()}
+    return _PORT.sub(lambda found: names.get(found[0], found[0]), printed)
 
 
 def _made(command: Command) -> str | None:

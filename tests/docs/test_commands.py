@@ -62,7 +62,8 @@ def test_what_needs_the_repository_runs_there_and_prints_what_is_told(
     checkout(tmp_path)
     printed = run(block, tmp_path)
     if block in OUTPUTS:
-        assert printed == OUTPUTS[block].text
+        # Tables are padded.
+        assert [line.rstrip() for line in printed.splitlines()] == OUTPUTS[block].text.splitlines()
 
 
 @pytest.mark.parametrize("block", of("options"), ids=place)
