@@ -42,6 +42,13 @@ class TestProbes:
             own = int(pool.variables["VLLM_ENGINE_READY_TIMEOUT_S"]["value"])
             assert probe["periodSeconds"] * probe["failureThreshold"] > own
 
+    def test_a_rollout_waits_for_an_engine_that_loads_its_model(self, rendered: Rendered) -> None:
+        """And for its image: a router is ready when an engine is."""
+        deadline = rendered.router.workload["spec"]["progressDeadlineSeconds"]
+        for pool in rendered.engines.values():
+            own = int(pool.variables["VLLM_ENGINE_READY_TIMEOUT_S"]["value"])
+            assert deadline >= 2 * own
+
 
 class TestShutdown:
     def test_streams_get_their_grace_before_the_kill(
