@@ -1,5 +1,6 @@
 """Who of a pool may take a request now."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -25,15 +26,21 @@ def eligible(
     model: str | None,
     exclude: frozenset[Endpoint],
     oldest: float,
+    free_at: float,
     *,
     is_panic: bool,
 ) -> list[Candidate]:
     """The members that may take a request for `model`; gauges from before `oldest` count as absent.
 
-    Stalled and ejected engines are included only if there are no others, or in a panic.
+    Engines that are full until later than `free_at` are included only if there are no others,
+    stalled and ejected ones only then or in a panic.
     """
-    found = _eligible(pool, model, exclude, oldest, skip_blocked=not is_panic)
-    return found or _eligible(pool, model, exclude, oldest, skip_blocked=False)
+    found = _eligible(pool, model, exclude, oldest, free_at, skip_blocked=not is_panic)
+    return (
+        found
+        or _eligible(pool, model, exclude, oldest, math.inf, skip_blocked=not is_panic)
+        or _eligible(pool, model, exclude, oldest, math.inf, skip_blocked=False)
+    )
 
 
 def sample(
@@ -41,6 +48,7 @@ def sample(
     model: str | None,
     exclude: frozenset[Endpoint],
     oldest: float,
+    free_at: float,
     draw: float,
     *,
     is_panic: bool,
@@ -49,7 +57,7 @@ def sample(
     the subset."""
     step = _step(pool)
     subset = pool[int(draw * step) :: step]
-    return _eligible(subset, model, exclude, oldest, skip_blocked=not is_panic)
+    return _eligible(subset, model, exclude, oldest, free_at, skip_blocked=not is_panic)
 
 
 def part(candidates: Sequence[Candidate], draw: float) -> list[Candidate]:
@@ -64,11 +72,12 @@ def add_holders(
     model: str | None,
     exclude: frozenset[Endpoint],
     oldest: float,
+    free_at: float,
     *,
     is_panic: bool,
 ) -> None:
     """Add those of the holders of a prompt's beginning that may take the request."""
-    more = _eligible(holders, model, exclude, oldest, skip_blocked=not is_panic)
+    more = _eligible(holders, model, exclude, oldest, free_at, skip_blocked=not is_panic)
     found += [view for view in more if view not in found]
 
 
@@ -82,6 +91,7 @@ def _eligible(
     model: str | None,
     exclude: frozenset[Endpoint],
     oldest: float,
+    free_at: float,
     *,
     skip_blocked: bool,
 ) -> list[Candidate]:
@@ -94,6 +104,7 @@ def _eligible(
                 skip_blocked  # as in Member.is_blocked
                 and (member.stall.since is not None or member.outlier.until is not None)
             )
+            or member.full_until > free_at
             or member.view.endpoint in exclude
         ):
             continue

@@ -59,6 +59,9 @@ class LegAnswered:
     seconds: float
     is_own_doing: bool = True
     """False where an error may be another engine's fault, as a failed KV load."""
+    full_seconds: float = 0.0
+    """Seconds for which others are asked first, of an engine that has enough requests; 0: it did
+    not say so."""
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ Changed by `apply`, `observe`, `observe_shared`, `ended` and `tick` only. Time i
 I/O.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 
@@ -60,43 +61,62 @@ class Fleet(ObservedPools):
         self._stale_after = stale_after
 
     def candidates(
-        self, role: Role, model: str | None, exclude: frozenset[Endpoint], now: float
+        self,
+        role: Role,
+        model: str | None,
+        exclude: frozenset[Endpoint],
+        now: float,
+        *,
+        moves: bool = False,
     ) -> list[Candidate]:
         """The endpoints of a role that may take a request for `model` now.
 
         Stalled and ejected engines are included only if there are no others, or if too many are
-        (panic).
+        (panic), and those that are full if all others are. With `moves` an engine has failed the
+        request, which has not many tries: one that was full and has taken nothing since still is.
         """
         if exclude:
-            return self._eligible(role, model, exclude, now)
+            return self._eligible(role, model, exclude, now, _free_at(now, moves=moves))
         kept = self._kept.get((role, model))
         if kept is None:
-            kept = self._eligible(role, model, exclude, now)
+            kept = self._eligible(role, model, exclude, now, now)
             if model is None or model in self.known_models():  # clients may name any model
                 self._kept[role, model] = kept
         return kept
 
     def _eligible(
-        self, role: Role, model: str | None, exclude: frozenset[Endpoint], now: float
+        self,
+        role: Role,
+        model: str | None,
+        exclude: frozenset[Endpoint],
+        now: float,
+        free_at: float,
     ) -> list[Candidate]:
         is_panic = self._monitors[role].is_panic
         oldest = now - self._stale_after
-        return eligible(self._in_use[role], model, exclude, oldest, is_panic=is_panic)
+        return eligible(self._in_use[role], model, exclude, oldest, free_at, is_panic=is_panic)
 
     def sample(
-        self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float, rng: Random
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint],
+        now: float,
+        rng: Random,
+        *,
+        moves: bool = False,
     ) -> list[Candidate]:
         """The same of a `sampled` role for one request: of a random subset, the same one each time
         that this request asks, and of engines that were sent its prompt's beginning."""
         if facts.draw is None:
             facts.draw = rng.random()
         model, draw, oldest = facts.model, facts.draw, now - self._stale_after
-        is_panic = self._monitors[role].is_panic
-        found = sample(self._in_use[role], model, exclude, oldest, draw, is_panic=is_panic)
+        is_panic, free_at = self._monitors[role].is_panic, _free_at(now, moves=moves)
+        found = sample(self._in_use[role], model, exclude, oldest, free_at, draw, is_panic=is_panic)
         if len(found) < FEWEST:
-            found = part(self.candidates(role, model, exclude, now), draw)
+            found = part(self.candidates(role, model, exclude, now, moves=moves), draw)
         if found and (holders := self._holders(role, facts)):
-            add_holders(found, holders, model, exclude, oldest, is_panic=is_panic)
+            add_holders(found, holders, model, exclude, oldest, free_at, is_panic=is_panic)
         return found
 
     def _holders(self, role: Role, facts: Facts) -> list[Member]:
@@ -214,3 +234,8 @@ class Fleet(ObservedPools):
                 size += len(prefix.keys)
             if some:
                 yield PrefixesHeld(member.endpoint, tuple(some))
+
+
+def _free_at(now: float, *, moves: bool) -> float:
+    """An engine that is full until later is asked last."""
+    return -math.inf if moves else now

@@ -63,6 +63,10 @@ class Member:
     """Since when nobody names it: it is drained, and then forgotten."""
     kv_events_port: int | None = None
     """Where it publishes KV-cache events, as its source says."""
+    full_at: float = -math.inf
+    """When it refused a request because it had enough of them, the last time."""
+    full_until: float = -math.inf
+    """Until when others are asked first; kept when that is over, until it takes a request."""
     last_error: str | None = None
     """What failed last, and why; kept when it is over."""
     last_error_at: float = -math.inf
@@ -212,6 +216,21 @@ class Member:
     def kind(self, model: str | None) -> Kind:
         """What decides with which engines it can exchange KV caches of a model."""
         return self.version, self.roots.get(model)
+
+    def full(self, seconds: float, now: float) -> bool:
+        """It has enough requests: others are asked first for these seconds. Returns whether that
+        is news."""
+        was_full = self.is_full(now)
+        self.full_at, self.full_until = now, now + seconds
+        return not was_full
+
+    def is_full(self, now: float) -> bool:
+        """Whether others are asked first, because it has said that it is full."""
+        return self.full_until > now
+
+    def has_room(self) -> None:
+        """It takes requests, or is another engine."""
+        self.full_at = self.full_until = -math.inf
 
     def failed(self, error: str, now: float) -> None:
         """Note what failed."""

@@ -3,6 +3,7 @@
 Events of engines that are not in it (any more) are ignored.
 """
 
+import math
 from typing import Final
 
 from router.core import served_models
@@ -29,6 +30,7 @@ __all__ = ["ObservedPools"]
 OF_ENGINES = (LegAnswered, Probed, Scraped, LegFailed)
 
 UP: Final = State.UP
+NEVER: Final = -math.inf
 
 
 class ObservedPools(Pools):
@@ -55,11 +57,8 @@ class ObservedPools(Pools):
             if member.health.streak and member.health.state is UP:
                 # It resets failed probes in a row, but only a probe brings an engine up.
                 self._see(member, HealthSignal.OK, now)
-            # What another engine did at the same URL was asked of it before.
-            is_error = event.status >= 500 and event.is_own_doing
-            if is_error and now - event.seconds >= member.joined_at:
-                member.failed(f"it answered a request with {event.status}", now)
-                self._count_failure(member, now)
+            if member.full_until != NEVER or event.status >= 400:
+                self._answered(member, event, now)
         elif isinstance(event, Probed):
             self._probed(member, event, now)
         elif isinstance(event, Scraped):
@@ -88,6 +87,22 @@ class ObservedPools(Pools):
         elif is_unreachable(event):
             member.failed(cause(event), now)
             self._see(member, HealthSignal.FAILED, now)
+
+    def _answered(self, member: Member, event: LegAnswered, now: float) -> None:
+        """An error, or an answer of an engine that was full."""
+        asked_at = now - event.seconds
+        if asked_at < member.joined_at:  # another engine was asked, at the same URL
+            return
+        if event.full_seconds:
+            if member.full(event.full_seconds, now):
+                self._kept.clear()
+        elif event.status < 400:
+            if asked_at >= member.full_at:  # what it took before says nothing of its room since
+                member.has_room()
+                self._kept.clear()
+        elif event.status >= 500 and event.is_own_doing:
+            member.failed(f"it answered a request with {event.status}", now)
+            self._count_failure(member, now)
 
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
         if event.asked_at < member.joined_at:  # another engine was asked, at the same URL

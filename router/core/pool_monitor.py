@@ -144,6 +144,7 @@ class PoolMonitor:
         member.queue, member.counted, member.history = QueueDetector(), None, None
         member.view.other_requests, member.view.slowdown = None, 1.0
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
+        member.has_room()
         self._is_counted = False
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now

@@ -31,7 +31,7 @@ from router.core.leg_timer import LegTimer
 from router.core.plans import steps
 from router.core.plans.prefill import LOAD_FAILED
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
-from router.core.retry import ATTEMPTS, BUSY, back_off, is_queue_full, may_replay
+from router.core.retry import ATTEMPTS, BUSY, back_off, full_seconds, may_replay
 from router.core.schedule import Scheduler
 from router.core.usage import prefilled_tokens
 from router.core.values import (
@@ -66,6 +66,7 @@ class RequestRun:
 
     __slots__ = (
         "_attempts",
+        "_full",
         "_leases",
         "_observe",
         "_plan",
@@ -106,6 +107,8 @@ class RequestRun:
         self._postponed: steps.Lease | None = None
         """The plan's step that waits for the end of a `BackOff`."""
         self._leases: dict[Endpoint, Lease] = {}
+        self._full = NO_ENDPOINTS
+        """Engines that have refused this request because they have enough of them."""
         self._tried = NO_ENDPOINTS
         """Decode engines that have failed this request, as the last lease excluded them."""
         self._attempts = 0
@@ -139,8 +142,11 @@ class RequestRun:
         """
         step = self.step
         if status in BUSY and isinstance(outcome, Reply):
-            is_fault = not is_queue_full(outcome)
-            self._observe(LegAnswered(step.endpoint, status, now - self.asked_at, is_fault))
+            full = full_seconds(outcome)
+            if full:
+                self._full |= {step.endpoint}
+            seconds = now - self.asked_at
+            self._observe(LegAnswered(step.endpoint, status, seconds, not full, full))
         if failure is not None:
             self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at, failure.cause))
         elif status < 500:
@@ -223,7 +229,7 @@ class RequestRun:
         elif isinstance(step, steps.Retry):
             return self._has_retry(step.role, now, is_taken=True)
         elif isinstance(step, steps.Check):
-            if step.exclude and not self._has_retry(step.role, now, is_taken=False):
+            if step.exclude and not self._may_move(step, now, computes=False, is_taken=False):
                 raise _no_retry(step.role)
             self._scheduler.check(step.role, self._known(), step.exclude, now)
         else:
@@ -234,7 +240,7 @@ class RequestRun:
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:
         role, facts = step.role, self.facts
         assert facts is not None, "the answer has begun"
-        if step.exclude and not self._has_retry(role, now, is_taken=True):
+        if step.exclude and not self._may_move(step, now, computes=step.computes, is_taken=True):
             raise _no_retry(role)
         explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
@@ -260,6 +266,22 @@ class RequestRun:
         if role is PREFILL:  # its receiver is leased before it (LMCache), or chosen later (NIXL)
             return record.decode if record.decode in self._leases else None
         return record.prefill
+
+    def _may_move(
+        self, step: steps.Lease | steps.Check, now: float, *, computes: bool, is_taken: bool
+    ) -> bool:
+        """Whether another engine may be asked than those that have failed the request.
+
+        To leave one that is full takes no retry: it has done no work. But where the next one does
+        not compute the prompt there is another prefill, which is for nothing if all are full.
+        """
+        role, record = step.role, self.record
+        last = record.prefill if role is PREFILL else record.decode
+        if last in self._full and (
+            computes or self._scheduler.has_other(role, self._known(), step.exclude, now)
+        ):
+            return True
+        return self._has_retry(role, now, is_taken=is_taken)
 
     def _has_retry(self, role: Role, now: float, *, is_taken: bool) -> bool:
         """Whether the budget has a retry left; a fallback event if not."""

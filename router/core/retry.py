@@ -12,6 +12,7 @@ __all__ = [
     "FALLBACKS",
     "back_off",
     "error_of",
+    "full_seconds",
     "is_queue_full",
     "may_replay",
     "may_retry_elsewhere",
@@ -32,6 +33,14 @@ BACK_OFF_SECONDS = 0.05
 
 AT_ONCE_SECONDS = 0.1
 """An engine that took longer to fail has made the request wait already."""
+
+FULL_SECONDS = 0.5
+"""How long an engine that is full comes last. To ask it takes a round trip of the request that
+moves on; with a longer time its next free place would stay empty."""
+
+FULL_BOUNDS = 0.25, 2.0
+"""Shortest and longest time that an engine's own Retry-After may make of it: that is meant for
+clients, who come back all together."""
 
 FALLBACKS = {
     Role.PREFILL: (
@@ -100,6 +109,17 @@ def is_queue_full(reply: Reply) -> bool:
     except ValueError:
         return False
     return isinstance(document, dict) and isinstance(document.get("error"), dict)
+
+
+def full_seconds(reply: Reply) -> float:
+    """For how long others are asked before the engine of this reply; 0 if it is not full."""
+    if not is_queue_full(reply):
+        return 0.0
+    stated = next((value for name, value in reply.headers if name.lower() == b"retry-after"), b"")
+    if not stated.isdigit():  # a date takes a clock that both agree on
+        return FULL_SECONDS
+    least, most = FULL_BOUNDS
+    return min(max(least, float(stated)), most)
 
 
 def reason_of(outcome: Reply | Failure) -> str:

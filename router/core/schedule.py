@@ -148,10 +148,11 @@ class Scheduler:
         `partner`: the engine of the other role with which it exchanges that. Raises NoPartner when
         there are engines, but none of them can.
         """
+        moves = bool(exclude)
         if self.fleet.is_mixed and facts.destinations is None:
             exclude = self._paired(role, facts, exclude, now, partner)
         candidates, uncached, _, place, prefix, lookup = self._ranked(
-            role, facts, exclude, now, computes
+            role, facts, exclude, now, computes, moves=moves
         )
         chosen = candidates[place]
         self._choices += 1
@@ -193,9 +194,9 @@ class Scheduler:
             raise self._no_engine(role, facts, exclude)
 
     def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
-        """Whether another endpoint, neither stalled nor ejected, could take the request."""
-        others = self._candidates(role, facts, than, now)
-        return any(not self.fleet.member(c.endpoint).is_blocked for c in others)
+        """Whether another endpoint, neither stalled, ejected nor full, could take the request."""
+        others = (self.fleet.member(c.endpoint) for c in self._candidates(role, facts, than, now))
+        return any(not member.is_blocked and not member.is_full(now) for member in others)
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
         """The current candidates with their figures, as text, best first."""
@@ -227,15 +228,17 @@ class Scheduler:
         exclude: frozenset[Endpoint],
         now: float,
         computes: bool = True,
+        *,
+        moves: bool = False,
     ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, PrefixKeys, Lookup | None]:
         prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
         fleet = self.fleet
         if facts.destinations is not None:
             candidates = self._candidates(role, facts, exclude, now)
         elif role in fleet.sampled:
-            candidates = fleet.sample(role, facts, exclude, now, self._rng)
+            candidates = fleet.sample(role, facts, exclude, now, self._rng, moves=moves)
         else:
-            candidates = fleet.candidates(role, facts.model, exclude, now)
+            candidates = fleet.candidates(role, facts.model, exclude, now, moves=moves)
         if not candidates:
             raise self._no_engine(role, facts, exclude)
         least_recent_first(candidates)

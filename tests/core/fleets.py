@@ -40,9 +40,14 @@ def fleet_up(*endpoints: Endpoint) -> Fleet:
     return fleet
 
 
-def taking(fleet: Fleet, role: Role, model: str | None = None) -> list[Endpoint]:
+def taking(fleet: Fleet, role: Role, model: str | None = None, now: float = 0.0) -> list[Endpoint]:
     """Who may take a request for a model."""
-    return [it.endpoint for it in fleet.candidates(role, model, NO_ENDPOINTS, 0.0)]
+    return [it.endpoint for it in fleet.candidates(role, model, NO_ENDPOINTS, now)]
+
+
+def full(fleet: Fleet, endpoint: Endpoint, now: float = 0.0, seconds: float = 0.5) -> None:
+    """An engine refuses a request at once because it has enough of them."""
+    fleet.observe(LegAnswered(endpoint, 503, 0.0, is_own_doing=False, full_seconds=seconds), now)
 
 
 def eject(fleet: Fleet, endpoint: Endpoint) -> None:

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,8 +15,8 @@ from router.core.fleet import Fleet
 from router.core.health import HealthSignal
 from router.core.roster import Entry
 from router.core.values import Candidate, Endpoint, Facts, PrefixKeys, Role
-from tests.core.fixtures import D0, D1, P0, request
-from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, taking, up
+from tests.core.fixtures import D0, D1, D2, P0, P1, request
+from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, full, taking, up
 
 
 def test_an_engine_that_was_never_seen_takes_nothing() -> None:
@@ -156,3 +157,76 @@ def test_in_panic_all_take_requests() -> None:
     fleet.tick(0.25)
     fleet.observe(up(D1), 0.3)
     assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+@pytest.mark.parametrize("engines", [(D0, D1), (P0, P1)])
+def test_a_full_engine_takes_nothing_for_a_short_time(engines: tuple[Endpoint, ...]) -> None:
+    fleet, role = fleet_up(*engines), engines[0].role
+    assert taking(fleet, role) == list(engines)
+    full(fleet, engines[0], 1.0)
+    assert taking(fleet, role, now=1.0) == [engines[1]]
+    fleet.tick(1.25)
+    assert taking(fleet, role, now=1.25) == [engines[1]]
+    fleet.tick(1.5)
+    assert taking(fleet, role, now=1.5) == list(engines)
+
+
+def test_where_all_are_full_all_take_requests() -> None:
+    fleet = fleet_up(D0, D1)
+    for engine in (D0, D1):
+        full(fleet, engine)
+    assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+def test_a_full_engine_comes_before_an_ejected_one() -> None:
+    fleet = fleet_up(D0, D1, D2)
+    eject(fleet, D0)
+    full(fleet, D1)
+    full(fleet, D2)
+    assert taking(fleet, Role.DECODE) == [D1, D2]
+    others = fleet.candidates(Role.DECODE, None, frozenset({D1, D2}), 0.0, moves=True)
+    assert [it.endpoint for it in others] == [D0]
+
+
+def test_in_panic_a_full_engine_comes_last_still() -> None:
+    fleet = fleet_up(D0, D1, D2)
+    eject(fleet, D0)
+    for _ in range(3):
+        fleet.observe(Probed(D2, HealthSignal.FAILED), 0.0)
+    fleet.observe(Probed(D1, HealthSignal.FAILED), 0.0)
+    fleet.tick(0.25)
+    full(fleet, D1)
+    assert taking(fleet, Role.DECODE) == [D1]
+
+
+def moving(fleet: Fleet, now: float) -> list[Endpoint]:
+    """Who may take a request that has failed on D0."""
+    others = fleet.candidates(Role.DECODE, None, frozenset({D0}), now, moves=True)
+    return [it.endpoint for it in others]
+
+
+def test_a_request_that_moves_goes_to_one_that_was_full_long_ago_only_if_there_is_no_other() -> (
+    None
+):
+    fleet = fleet_up(D0, D1, D2)
+    full(fleet, D1)
+    assert moving(fleet, 99.0) == [D2]
+    full(fleet, D2, 1.0)
+    assert moving(fleet, 99.0) == [D1, D2]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+@pytest.mark.parametrize("free", [1, FEWEST, 50])
+def test_of_a_large_pool_the_engines_that_are_not_full_are_found(free: int, moves: bool) -> None:
+    fleet = fleet_up(*MANY)
+    for engine in MANY[free:]:
+        full(fleet, engine)
+    prefix = PrefixKeys((8,), (128,))
+    fleet.lease(MANY[99], 128, prefix=prefix)  # which would be added as one that has the prompt
+    facts = request()
+    facts.prefix = prefix
+    for seed in range(20):
+        facts.draw = None
+        found = fleet.sample(Role.DECODE, facts, NO_ENDPOINTS, 0.0, Random(seed), moves=moves)
+        assert found
+        assert {it.endpoint for it in found} <= set(MANY[:free])

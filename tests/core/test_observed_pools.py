@@ -25,7 +25,7 @@ from router.core.roster import Entry
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2, D3, D4, P0
-from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, taking, up
+from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, full, taking, up
 
 REFUSED = LegFailed(D0, FailureKind.REFUSED)
 ANSWERED = LegAnswered(D0, 200, 0.1)
@@ -131,6 +131,62 @@ def test_another_version_is_another_engine_of_which_nothing_is_known() -> None:
     assert (member.exclusion, member.other_requests) == (None, None)
     assert (member.version, member.returned_at) == ("2", 9.0)
     assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+@pytest.mark.parametrize(
+    ("event", "has_room"),
+    [
+        (LegAnswered(D0, 200, 0.5), True),
+        (LegAnswered(D0, 200, 1.5), False),  # it took that one before
+        (LegAnswered(D0, 404, 0.1), False),
+        (LegAnswered(D0, 500, 0.1), False),
+        (LegAnswered(D0, 503, 0.1), False),
+        (LegDone(D0), False),
+        (Probed(D0, HealthSignal.OK, version="2"), True),  # another engine
+    ],
+)
+def test_an_engine_is_full_until_it_takes_a_request(event: Event, has_room: bool) -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.observe(Probed(D0, HealthSignal.OK, version="1"), 0.0)
+    full(fleet, D0, 1.0, seconds=9.0)
+    assert taking(fleet, Role.DECODE, now=2.0) == [D1]
+    fleet.observe(event, 2.0)
+    assert taking(fleet, Role.DECODE, now=2.0) == ([D0, D1] if has_room else [D1])
+    member = fleet.member(D0)
+    assert (member.full_until == -math.inf) is has_room
+
+
+def test_what_another_engine_at_its_url_had_too_many_of_is_not_this_ones() -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.member(D0).joined_at = 5.0
+    fleet.observe(LegAnswered(D0, 503, 1.5, is_own_doing=False, full_seconds=0.5), 6.0)
+    assert taking(fleet, Role.DECODE, now=6.0) == [D0, D1]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((D0, D1, D2)),
+            st.sampled_from(("full", "takes", "tick")),
+            st.floats(0.0, 1.0),
+        )
+    )
+)
+def test_an_engine_that_is_known_to_be_full_gets_a_request_only_if_all_are(
+    history: list[tuple[Endpoint, str, float]],
+) -> None:
+    fleet, now, until = fleet_up(D0, D1, D2), 0.0, dict.fromkeys((D0, D1, D2), 0.0)
+    for engine, what, seconds in history:
+        now += seconds
+        if what == "full":
+            full(fleet, engine, now)
+            until[engine] = now + 0.5
+        elif what == "takes":
+            fleet.observe(LegAnswered(engine, 200, 0.0), now)
+            until[engine] = 0.0
+        fleet.tick(now)
+        free = [each for each in until if until[each] <= now]
+        assert taking(fleet, Role.DECODE, now=now) == (free or [D0, D1, D2])
 
 
 @pytest.mark.parametrize("event", [FellBack(Role.DECODE, "reset")])

@@ -27,6 +27,7 @@ from router.core.roster import Entry
 from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, candidate, reply, request
+from tests.core.fleets import full
 
 FACTS = replace(request(prompt="x" * 400, stream=True, model="m"), model="m")
 NAMELESS = replace(FACTS, model=None)
@@ -105,6 +106,15 @@ def test_a_decode_engine_of_the_prefill_engines_version_is_taken(prefill: str) -
 def test_an_unknown_version_goes_with_all() -> None:
     cluster = Cluster(p0=None, d0=OLD, d1=NEW)
     assert {cluster.lease(Role.DECODE, P0) for _ in range(4)} == {D0, D1}
+
+
+def test_who_is_no_partner_has_not_failed_a_request() -> None:
+    """Else one that was full would get nothing while another one of its version can."""
+    cluster = Cluster(p0=OLD, d0=OLD, d1=OLD, d2=NEW)
+    full(cluster.fleet, D0)
+    cluster.fleet.tick(1.0)
+    leases = [cluster.scheduler.lease(Role.DECODE, FACTS, NO_ONE, 1.0, partner=P0) for _ in "12"]
+    assert {lease.endpoint for lease in leases} == {D0, D1}
 
 
 def test_a_prefill_engine_without_a_partner_gets_nothing() -> None:

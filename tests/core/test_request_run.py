@@ -1,9 +1,12 @@
 """A request's run: what is leased and recorded, what is tried again, what is left at its end."""
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.core.errors import EngineFailed, NoEngine
 from router.core.events import (
@@ -24,7 +27,7 @@ from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, Plan, Send, Stream
 from router.core.policies import POLICIES
 from router.core.request_run import RequestRun
-from router.core.retry import AT_ONCE_SECONDS, BACK_OFF_SECONDS
+from router.core.retry import AT_ONCE_SECONDS, ATTEMPTS, BACK_OFF_SECONDS, FULL_SECONDS
 from router.core.retry_budget import RetryBudget
 from router.core.schedule import Scheduler
 from router.core.values import (
@@ -38,12 +41,27 @@ from router.core.values import (
     Reply,
     Role,
 )
-from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, RESET, RESPONSES, reply, request
+from tests.core.fixtures import (
+    D0,
+    D1,
+    D2,
+    D3,
+    P0,
+    P1,
+    REFUSED,
+    RESET,
+    RESPONSES,
+    reply,
+    request,
+    sample,
+)
+from tests.core.fleets import full
 
 FACTS = request(prompt="x" * 400, stream=True)
 STORED = request(RESPONSES, input="x", store=True, stream=True)
 STALLED = Failure(FailureKind.STALLED, "stalled")
 PREFILLED = reply(200, b'{"kv_transfer_params":{"remote_host":"p0"}}')
+FULL = reply(503, sample("queue_full.json"))
 LOAD_FAILED = reply(500, b'{"error":{"message":"Internal server error","code":500}}')
 ALL = (P0, P1, D0, D1, D2)
 
@@ -336,16 +354,19 @@ def test_an_engines_own_answer_is_sent_from_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "is_fault"),
-    [(b'{"error":{"message":"full"}}', False), (b"<html>", True), (b"[]", True), (b"{}", True)],
+    ("body", "is_fault", "seconds"),
+    [
+        (b'{"error":{"message":"full"}}', False, FULL_SECONDS),
+        *((body, True, 0.0) for body in (b"<html>", b"[]", b"{}")),
+    ],
 )
-def test_an_engine_that_is_full_is_at_no_fault(body: bytes, is_fault: bool) -> None:
+def test_an_engine_that_is_full_is_at_no_fault(body: bytes, is_fault: bool, seconds: float) -> None:
     shell = Shell(D0)
     shell.start(direct(FACTS))
     shell.run.answered(503, 0.5)
     assert shell.events == []
     shell.run.settle(reply(503, body), None, 503, 1.0)
-    assert shell.events == [LegAnswered(D0, 503, 1.0, is_fault)]
+    assert shell.events == [LegAnswered(D0, 503, 1.0, is_fault, seconds)]
 
 
 def test_an_errors_doer_is_the_engine_unless_it_loads_anothers_cache() -> None:
@@ -551,3 +572,104 @@ def test_a_first_attempt_needs_none() -> None:
     shell = Shell(P0, D0, budget=spent())
     assert shell.start(nixl(FACTS)) == P0
     assert shell.replies(PREFILLED) == D0
+
+
+@pytest.mark.parametrize("are_full", [False, True])
+def test_to_leave_an_engine_that_is_full_takes_none(are_full: bool) -> None:
+    shell = Shell(D0, D1, D2, D3, budget=spent())
+    for engine in (D0, D1, D2, D3) if are_full else ():
+        full(shell.fleet, engine, 1.0)
+    assert shell.start(direct(FACTS)) == D0
+    assert shell.replies(FULL) == D1
+    assert shell.replies(FULL) == D2
+    assert shell.run.settle(FULL, None, 503, 1.0) == Send(FULL)  # the third try is the last one
+    assert FellBack(Role.DECODE, "retry_budget") not in shell.events
+
+
+def test_to_leave_a_full_prefill_engine_takes_none() -> None:
+    shell = Shell(P0, P1, D0, budget=spent())
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.replies(FULL) == P1
+    assert shell.replies(PREFILLED) == D0
+
+
+def test_a_failure_after_a_full_engine_takes_one_still() -> None:
+    shell = Shell(D0, D1, D2, budget=spent())
+    shell.start(direct(FACTS))
+    assert shell.replies(FULL) == D1
+    with pytest.raises(EngineFailed):
+        shell.fails(REFUSED)
+    assert FellBack(Role.DECODE, "retry_budget") in shell.events
+
+
+@pytest.mark.parametrize("are_full", [False, True])
+def test_without_any_left_another_prefill_is_for_a_decode_engine_that_is_not_full(
+    are_full: bool,
+) -> None:
+    shell = Shell(P0, D0, D1, budget=spent())
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    if are_full:
+        full(shell.fleet, D1, 1.0)
+        assert shell.run.settle(FULL, None, 503, 1.0) == Send(FULL)
+    else:
+        assert shell.replies(FULL) == P0
+        assert shell.replies(PREFILLED) == D1
+
+
+# Engines that are full.
+
+POOL = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(40)]
+
+
+@given(
+    engines=st.integers(2, 40),
+    room=st.integers(0, 39),
+    strategy=st.sampled_from(sorted(POLICIES)),
+    gaps=st.lists(st.floats(0.0, 3.0), min_size=30, max_size=60),
+)
+def test_no_request_fails_while_an_engine_has_room_once_the_others_have_said_that_they_are_full(
+    engines: int, room: int, strategy: str, gaps: list[float]
+) -> None:
+    pool, has_room = POOL[:engines], POOL[room % engines]
+    shell = Shell(*pool, budget=spent())
+    policies = dict.fromkeys(Role, POLICIES[strategy])
+    scheduler = Scheduler(shell.fleet, policies, 0, Random(0), retry_budget=spent())
+    now, failed, asked = 0.0, 0, 0
+    for gap in gaps:
+        now += gap
+        shell.fleet.tick(now)
+        run = RequestRun(
+            scheduler,
+            partial(observe, shell.fleet, now),
+            RequestEnded("id", "/v1/completions", now),
+            Random(0),
+        )
+        facts = request(prompt="x", stream=True)
+        action = run.start(facts, direct(facts), now)
+        tries = 0
+        while not isinstance(action, Send | None):
+            if isinstance(action, BackOff):
+                action = run.answer(None, now)
+                continue
+            assert isinstance(action, Stream)
+            tries += 1
+            if action.endpoint == has_room:
+                run.answered(200, now)
+                action = run.settle(None, None, 200, now)
+            else:
+                asked += 1
+                action = run.settle(FULL, None, 503, now)
+        failed += isinstance(action, Send)
+        assert tries <= ATTEMPTS
+        run.close()
+    # Each that fails tells of two engines, at least, of which it was not known.
+    assert failed <= (engines - 1) / 2
+    # Each that does not asks one that was full some time ago, at most, and two of which it was not
+    # known.
+    assert asked <= len(gaps) + engines - 1
+
+
+def observe(fleet: Fleet, now: float, event: Event) -> None:
+    """The router's way of an event to its fleet, without a clock."""
+    fleet.observe(event, now)

@@ -13,6 +13,7 @@ from router.core.retry import (
     BACK_OFF_SECONDS,
     back_off,
     error_of,
+    full_seconds,
     is_queue_full,
     may_replay,
     may_retry_elsewhere,
@@ -52,6 +53,26 @@ def test_an_answer_or_a_silence_does_not(outcome: Reply | Failure) -> None:
 )
 def test_an_engine_that_is_full_says_so_in_vllms_shape(answer: Reply, is_full: bool) -> None:
     assert is_queue_full(answer) is is_full
+    assert bool(full_seconds(answer)) is is_full
+
+
+@pytest.mark.parametrize(
+    ("stated", "seconds"),
+    [
+        (b"0", 0.25),
+        (b"1", 1.0),
+        (b"60", 2.0),
+        (b"9" * 400, 2.0),
+        (b"", 0.5),
+        (b"-1", 0.5),
+        (b"Wed, 21 Oct 2026 07:28:00 GMT", 0.5),
+    ],
+)
+def test_an_engine_that_is_full_may_say_for_how_long_within_bounds(
+    stated: bytes, seconds: float
+) -> None:
+    headers = ((b"Content-Type", b"application/json"), (b"Retry-After", stated))
+    assert full_seconds(Reply(503, headers, sample("queue_full.json"))) == seconds
 
 
 @pytest.mark.parametrize("body", TRACES)

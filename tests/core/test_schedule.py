@@ -22,6 +22,7 @@ from router.core.schedule import LOAD_FACTOR, Scheduler
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Candidate, Decision, Endpoint, FailureKind, Mode, Role
 from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
+from tests.core.fleets import full
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 FACTS = request(prompt="x" * 40)
@@ -362,9 +363,12 @@ def test_a_request_could_go_to_an_engine_that_is_not_blocked() -> None:
     fleet = fleet_of(D0, D1)
     scheduler = scheduler_of(fleet)
     assert scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
-    for _ in range(5):
-        fleet.observe(LegFailed(D1, FailureKind.TIMEOUT), 0.0)
+    full(fleet, D1)
     assert not scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+    assert scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.5)
+    for _ in range(5):
+        fleet.observe(LegFailed(D1, FailureKind.TIMEOUT), 0.5)
+    assert not scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.5)
     assert not scheduler_of(fleet_of(D0)).has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
 
 

@@ -1,12 +1,16 @@
 """What is tried again elsewhere, what is replayed, and what never is."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 
 import orjson
 import pytest
 
 from router.core.events import FellBack, LegAnswered, LegFailed
+from router.core.policies import POLICIES
+from router.core.retry import FULL_SECONDS
 from router.core.values import FailureKind, Role
 from tests.net.client import request
 from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply, sse_head
@@ -31,7 +35,9 @@ OK = json_reply({"choices": [{"text": "ok"}]})
 CREATED = event({"type": "response.created"})
 DELTA = event({"type": "response.output_text.delta", "delta": "a"})
 ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-BUSY = json_reply({"error": {"message": "full", "type": "T", "param": None, "code": 503}}, 503)
+FULL = {"error": {"message": "full", "type": "T", "param": None, "code": 503}}
+BUSY = json_reply(FULL, 503)
+BUSY_FOR_LONG = json_reply(FULL, 503, b"Retry-After: 60")
 
 Fault = Callable[[ScriptedEngine], None]
 
@@ -168,6 +174,55 @@ async def test_an_engine_that_has_enough_requests_is_no_failing_one(
     assert member.exclusion is None
     assert not member.outlier.streak
     assert full.seen == len([a for a in router.all(LegAnswered) if a.status == status])
+
+
+@pytest.mark.parametrize("strategy", POLICIES)
+@pytest.mark.parametrize("role", Role)
+async def test_an_engine_that_is_full_is_asked_once_in_a_while_and_no_request_fails(
+    harness: Harness, strategy: str, role: Role
+) -> None:
+    full, other, decode = [await harness.engine() for _ in range(3)]
+    is_prefill = role is Role.PREFILL
+    router = await harness.router(
+        *((decode,) if is_prefill else (full, other)),
+        prefill=(full, other) if is_prefill else (),
+        load_balancing_strategy=strategy,
+        prefill_load_balancing_strategy=strategy,
+    )
+    budget = router.router.handler.network.scheduler.retry_budget
+    assert budget is not None
+    budget._balance = -1e6  # spent, and for long
+    full.answer_all(lambda call: call.send(BUSY))
+    other.answer_all(lambda call: call.send(prefilled()))
+    decode.answer_all(lambda call: call.send(OK))
+    began = time.monotonic()
+    for _ in range(100):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert full.seen
+    assert full.seen <= 1 + (time.monotonic() - began) / FULL_SECONDS
+    assert other.seen == 100
+
+
+async def test_where_all_are_full_the_client_hears_it_and_one_that_has_room_is_found(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine() for _ in range(2)]
+    router = await harness.router(*engines)
+    for engine in engines:
+        engine.answer_all(lambda call: call.send(BUSY_FOR_LONG))
+    for _ in range(3):
+        answer = await router.ask(COMPLETIONS, completion())
+        assert (answer.status, answer.values(b"retry-after")) == (503, [b"60"])
+        assert answer.error["message"] == "full"
+    for member in router.router.fleet:
+        assert member.full_until != -math.inf
+        member.full_until = math.inf  # however long this test takes
+    listed = (await (await router.client()).get("/endpoints")).json
+    assert [entry["is_full"] for entry in listed] == [True, True]
+    engines[1].answer_all(lambda call: call.send(OK))
+    for _ in range(20):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert not router.router.fleet.member(router.endpoint(engines[1])).is_full(time.monotonic())
 
 
 async def test_a_503_that_no_engine_wrote_is_a_failure(harness: Harness) -> None:
