@@ -2,9 +2,9 @@
 
 The order is strict priority and, within a priority, start-time fair queueing (Goyal, Vin and Cheng,
 1996): each key (a tenant) has an account of the work that was begun for it, and the lowest account
-goes first. Of one key and priority the first to come is the first to go. A full queue pushes out
-the newest request of the key that has most of them waiting, so one tenant can fill it only while
-nobody else comes.
+goes first. What a request cost more than was known when it was begun is added at its end. Of one
+key and priority the first to come is the first to go. A full queue pushes out the newest request of
+the key that has most of them waiting, so one tenant can fill it only while nobody else comes.
 """
 
 from collections.abc import Hashable
@@ -108,12 +108,16 @@ class Admission:
         self._begin(ticket)
         return ticket
 
-    def leave(self, ticket: Ticket) -> None:
-        """It has ended, or waits no longer. Idempotent."""
+    def leave(self, ticket: Ticket, more: float = 0.0) -> None:
+        """It has ended, and was so much more work than its cost, or waits no longer. Idempotent."""
         if ticket.state == WAITING:
             self._remove(ticket)
         elif ticket.state == IN_FLIGHT:
             self.in_flight -= 1
+            if more and self._flows:  # else nobody competes
+                before = self._accounts.get(ticket.key, 0.0)
+                self._accounts[ticket.key] = max(before, self._virtual) + more
+                self._forget_some()
         ticket.state = GONE
 
     def came_before(self, time: float) -> list[Ticket]:

@@ -159,11 +159,18 @@ class RequestEnded:
     """When the first byte of the answer's body (of a stream: its first content) was sent to the
     client; the clock of `started`, monotonic seconds."""
     ended: float = 0.0
+    generated: int = 0
+    """Tokens of its answer, by the engine's usage; 0 if it did not tell."""
     chunks: int = 0
     """Reads from the engine that were relayed; about one per token at moderate load."""
     bytes_out: int = 0
     trace_id: str | None = None
     """Of its trace, if that is sampled: 32 hexadecimal digits."""
+
+    @property
+    def answer_tokens(self) -> int:
+        """Tokens of its answer: as told, or of a stream as many as there were reads of it."""
+        return self.generated or (self.chunks if self.stream else 0)
 
     @property
     def failure(self) -> str:

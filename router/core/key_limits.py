@@ -33,7 +33,7 @@ class KeyLimits:
     requests: float | None = None
     """Per minute."""
     tokens: float | None = None
-    """Of prompts, as estimated, per minute."""
+    """Of prompts, as estimated, and of their answers, per minute."""
     streams: int | None = None
     """At a time."""
 
@@ -146,8 +146,8 @@ class KeyUsage:
         return int(sum(self._cells.streams))
 
     def enter(self, tokens: int, now: float, *, is_stream: bool) -> None:
-        """A request comes. Raises LimitReached, and then nothing is taken; else a stream is to
-        be given back by `leave`."""
+        """A request comes. Raises LimitReached, and then nothing is taken; else call `leave` at
+        its end."""
         limits = self._limits
         if is_stream and limits.streams is not None and self.streams >= limits.streams:
             raise LimitReached(
@@ -171,6 +171,8 @@ class KeyUsage:
         requests = self._requests.header_lines(b"requests", now)
         return requests + self._tokens.header_lines(b"tokens", now)
 
-    def leave(self) -> None:
-        """A stream has ended."""
-        self._cells.streams[self._cells.mine] -= 1.0
+    def leave(self, answer_tokens: int, now: float, *, is_stream: bool) -> None:
+        """A request has ended, after so many tokens: nobody knew that when it came."""
+        self._tokens.take(answer_tokens, now)
+        if is_stream:
+            self._cells.streams[self._cells.mine] -= 1.0

@@ -19,7 +19,8 @@ SWEEP_SECONDS: Final = 0.1
 """Between two looks for requests that have waited too long, and for engines that have joined."""
 
 REQUEST_COST: Final = 256
-"""Estimated tokens that a request costs in addition to its prompt: for its slot and its answer."""
+"""Tokens that a request costs in addition to its prompt: for its slot, and for the beginning of its
+answer, whose length nobody knows yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,9 @@ class AdmissionGate:
         self._watch()
         return False
 
-    def leave(self, ticket: Ticket) -> None:
-        """A request has ended, or waits no longer."""
-        self.admission.leave(ticket)
+    def leave(self, ticket: Ticket, answer_tokens: int = 0) -> None:
+        """A request has ended after so many tokens, or waits no longer."""
+        self.admission.leave(ticket, float(max(0, answer_tokens - REQUEST_COST)))
         if self._waiters.pop(ticket, None) is not None:
             self._metrics.queue_length(self.admission.waiting)
         if self._waiters and not self._is_due:

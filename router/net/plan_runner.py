@@ -137,14 +137,14 @@ class PlanRunner(EngineRun):
         record.ended = time.monotonic()
         self._network.observe(record)
         if self._ticket is not None:
-            self._leave(self._ticket)
+            self._leave(self._ticket, record.answer_tokens)
         if self._usage is not None:
-            self._usage.leave()
+            self._usage.leave(record.answer_tokens, record.ended, is_stream=record.stream)
 
-    def _leave(self, ticket: Ticket) -> None:
+    def _leave(self, ticket: Ticket, answer_tokens: int) -> None:
         self._ticket = None
         if self._network.admission is not None:
-            self._network.admission.leave(ticket)
+            self._network.admission.leave(ticket, answer_tokens)
 
     def _stop_leg(self) -> None:
         if self._waiting is not None:

@@ -149,6 +149,7 @@ class Relay(RelayLeg):
                 self._settle(DROPPED)
                 return
             self.timer.unary_answer(now, tokens)
+            self._record.generated = tokens
             if self._record.text_bytes >= MIN_BYTES:
                 self._record.prompt_tokens = prompt_tokens(body)
             if (feedback := self.timer.feedback) is not None:
@@ -260,7 +261,7 @@ class Relay(RelayLeg):
 
     def _calibrate(self) -> None:
         """Tell the timer what the engine says that the stream took, beside what was counted."""
-        tokens = generated_tokens(self._last)
+        tokens = self._record.generated = generated_tokens(self._last)
         if tokens and self._record.text_bytes >= MIN_BYTES:
             self._record.prompt_tokens = prompt_tokens(self._last)
         if tokens and self._is_single and self._counter is self.timer.speed:

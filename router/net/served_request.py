@@ -146,8 +146,7 @@ class ServedRequest(PlanRunner):
         except LimitReached as error:
             self._network.observe(KeyRefused(name, error.limit))
             raise
-        if facts.stream:
-            self._usage = usage
+        self._usage = usage
 
     def _enter(self, facts: Facts, gate: AdmissionGate) -> bool:
         """Whether the request is let in; else it waits, or QueueFull is raised."""

@@ -288,3 +288,37 @@ def test_without_a_queue_who_finds_no_place_is_refused(size: int) -> None:
     admission = full(size)
     refused = [admission.offer(ticket(), 1) for _ in range(3)]
     assert len([each for each in refused if each is not None]) == 3 - size
+
+
+@pytest.mark.parametrize(("answers", "order"), [(0.0, "abababab"), (3.0, "abbbbabb")])
+def test_a_tenant_of_long_answers_pays_for_them_when_they_end(answers: float, order: str) -> None:
+    admission = full()
+    for key in "aaaaabbbbbbb":
+        admission.offer(ticket(key), 1)
+    begun = ""
+    admission.in_flight = 0
+    for _ in order:
+        it = admission.next(1)
+        assert it is not None
+        begun += str(it.key)
+        admission.leave(it, answers if it.key == "a" else 0.0)
+    assert begun == order
+
+
+def test_what_a_request_cost_while_nobody_waits_is_forgotten() -> None:
+    admission = Admission(9)
+    first = ticket()
+    admission.offer(first, 1)
+    admission.leave(first, 100.0)
+    assert admission.accounts == 0
+
+
+def test_who_pays_at_the_end_is_remembered_within_bounds() -> None:
+    admission = Admission(1)
+    tickets = [ticket(str(number)) for number in range(50)]
+    for each in tickets:
+        admission.offer(each, 50)
+    admission.offer(ticket("waits"), 1)
+    for each in tickets:
+        admission.leave(each, 5.0)
+    assert admission.accounts <= 8

@@ -64,7 +64,7 @@ def test_what_is_refused_takes_nothing() -> None:
         refused(usage, 0.0)
         refused(usage, 0.0, is_stream=True)
     assert usage.streams == 1
-    usage.leave()
+    usage.leave(0, 0.0, is_stream=True)
     assert lets_in(usage, 70.0)
 
 
@@ -73,7 +73,7 @@ def test_streams_are_counted_until_they_end_and_other_requests_are_not() -> None
     assert [lets_in(usage, 0.0, is_stream=True) for _ in range(3)] == [True, True, False]
     assert refused(usage, 0.0, is_stream=True).retry_after == 1
     assert lets_in(usage, 0.0)
-    usage.leave()
+    usage.leave(0, 0.0, is_stream=True)
     assert lets_in(usage, 0.0, is_stream=True)
 
 
@@ -121,3 +121,12 @@ def test_no_more_than_a_minutes_worth_and_one_request_is_ahead_of_the_rate(
         if lets_in(usage, now, tokens):
             assert taken < per_minute * (1 + now / 60) + 1e-6
             taken += tokens
+
+
+def test_the_answers_tokens_are_taken_at_its_end() -> None:
+    usage = KeyUsage(KeyLimits(tokens=60.0, streams=1))
+    assert lets_in(usage, 0.0, 10)
+    usage.leave(80, 0.0, is_stream=False)
+    assert refused(usage, 0.0).retry_after == 31
+    assert lets_in(usage, 31.0, is_stream=True)  # the other one was no stream
+    assert usage.streams == 1

@@ -38,9 +38,9 @@ def test_several_processes_let_in_what_one_would(
         assert usages[number].header_lines(now) == alone.header_lines(now)
         is_in = lets_in(usages[number], now, tokens, is_stream=is_stream)
         assert is_in == lets_in(alone, now, tokens, is_stream=is_stream)
-        if is_in and is_stream and tokens % 2:
-            usages[number].leave()
-            alone.leave()
+        if is_in and tokens % 2:
+            for usage in (usages[number], alone):
+                usage.leave(tokens, now, is_stream=is_stream)
     assert [usage.streams for usage in usages] == [alone.streams] * 3
 
 
@@ -70,7 +70,7 @@ def test_who_comes_to_share_brings_its_streams_along() -> None:
     usage.share(KeyLimits(requests=2.0), table().cells(0, 1))
     assert usage.is_shared
     assert usage.streams == 1
-    usage.leave()
+    usage.leave(0, 0.0, is_stream=True)
     assert usage.streams == 0
     assert [lets_in(usage, 0.0) for _ in range(3)] == [True, True, False]
 

@@ -48,9 +48,9 @@ class Crowd:
         )
         return client
 
-    async def next(self) -> str:
+    async def next(self, answer: object = None) -> str:
         """Whose request the engine gets when it has answered the one that it has."""
-        self.first.send(json_reply({}))
+        self.first.send(json_reply(answer or {}))
         self.first = await self.engine.call()
         await self.first.read()
         return str(self.first.json["prompt"])
@@ -114,6 +114,17 @@ async def test_a_tenant_with_many_requests_does_not_hold_up_another(harness: Har
         await found.come(name)
     order = [await found.next() for _ in range(5)]
     assert "polite" in order[:2]
+    await found.end()
+
+
+async def test_a_tenant_of_long_answers_pays_for_them(harness: Harness) -> None:
+    found = await crowd(harness)
+    for name in (b"a", b"a", b"b", b"b", b"b"):
+        await found.come(name)
+    assert await found.next() == "a"
+    usage = {"prompt_tokens": 1, "completion_tokens": 9000}
+    assert [await found.next({"usage": usage}), await found.next(), await found.next()] == ["b"] * 3
+    assert await found.next() == "a"
     await found.end()
 
 

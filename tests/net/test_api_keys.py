@@ -14,7 +14,7 @@ from router.net.shared_state import SharedState
 from tests.net.client import Answer, request
 from tests.net.engine import chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, event, token
 
 KEY, OTHER = b"sk-0123456789abcdef", b"sk-fedcba9876543210"
 BEARER = (b"authorization", b"Bearer " + KEY)
@@ -169,6 +169,36 @@ async def test_every_answer_to_a_key_with_limits_tells_what_is_left_whatever_eng
             for word in (b"limit", b"remaining", b"reset")
             for what in (b"requests", b"tokens")
         }
+
+
+USAGE = {"usage": {"prompt_tokens": 2, "completion_tokens": 3000, "total_tokens": 3002}}
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_what_was_generated_is_taken_too_as_told_or_as_counted(
+    harness: Harness, file: Path, *, is_stream: bool, is_told: bool
+) -> None:
+    _write(file, b"team-a %b tokens=5000" % KEY)
+    engine = await harness.engine()
+    router = await harness.router(engine, api_key_file=file)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM if is_stream else completion(), BEARER))
+    call = await engine.call()
+    if is_stream:
+        call.send(sse_head(), *(chunk(token("a")) for _ in range(9)))
+        call.send(*([chunk(event({"choices": [], **USAGE}))] if is_told else []), chunk(DONE))
+        call.end()
+    else:
+        call.send(json_reply({"choices": [], **(USAGE if is_told else {})}))
+    assert (await client.answer()).status == 200
+    record = await router.record()
+    counted = record.chunks if is_stream else 0
+    assert record.answer_tokens == (3000 if is_told else counted)
+    usages = router.router.handler.network.api_keys
+    assert usages is not None
+    taken = sum(usages.usages["team-a"]._cells.tokens) * 5000 / 60
+    assert taken == pytest.approx(record.tokens + record.answer_tokens)
 
 
 async def test_errors_to_a_key_with_limits_tell_of_them_too(harness: Harness, file: Path) -> None:
