@@ -23,9 +23,10 @@ class Faults:
     hang: bool = False
     """Read the request and never answer; the connection stays open."""
     reset: str | None = None
-    """Reset the connection: on "accept", or when a whole "request" has been read."""
+    """Reset the connection: on "accept", when a whole "request" has been read, or behind the bytes
+    of "wire"."""
     wire: str | None = None
-    """Write these bytes (as Latin-1) in place of an answer, then close the connection."""
+    """Write these bytes (as Latin-1) in place of an answer, then close the connection, or reset it."""
     delay_s: float = 0.0
     """Wait before looking at the request."""
     cut_after_tokens: int | None = None
@@ -63,12 +64,18 @@ class Faults:
     """LMCache: never say that the KV cache has arrived."""
     lose_kv_events: bool = False
     """Send no batch of KV-cache events; they are kept for replay, and come late."""
+    hold_kv_events: int = 0
+    """Send batches of KV-cache events late: only when so many wait, all of them at once."""
+    reverse_kv_events: bool = False
+    """Send batches of KV-cache events that waited in the wrong order, the last one first."""
     forge_kv_events: bool = False
     """Send messages that no engine sends behind each batch of KV-cache events."""
 
     def __post_init__(self) -> None:
-        if self.reset not in (None, "accept", "request"):
-            raise FaultError(f"reset: expected accept or request, got {self.reset!r}")
+        if self.reset not in (None, "accept", "request", "wire"):
+            raise FaultError(f"reset: expected accept, request or wire, got {self.reset!r}")
+        if self.reset == "wire" and self.wire is None:
+            raise FaultError("reset: wire needs the bytes of `wire`")
         if self.only not in (None, "prefill", "decode", "plain"):
             raise FaultError(f"only: expected prefill, decode or plain, got {self.only!r}")
         if self.wire is not None and not all(ord(character) < 256 for character in self.wire):

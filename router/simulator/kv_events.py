@@ -32,6 +32,8 @@ class KVEventPublisher:
         self._version = _version(config.version)
         self._rank = config.data_parallel_start_rank
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=BUFFER)
+        self._held: list[tuple[int, bytes]] = []
+        """Batches that are sent late."""
         self._seq = 0
         self._context: Any = None
         self._live: Any = None
@@ -93,11 +95,18 @@ class KVEventPublisher:
         self._buffer.append((seq, payload))
         faults = self._faults.now
         if not faults.lose_kv_events:
-            self._live.send_multipart([TOPIC, seq.to_bytes(8, "big"), payload])
+            self._held.append((seq, payload))
+        if len(self._held) >= faults.hold_kv_events:
+            self._send_held(in_reverse=faults.reverse_kv_events)
         if faults.forge_kv_events:
             for frames in _forged(seq, payload):
                 self._live.send_multipart(frames)
         self._answer()  # a send may have used up the descriptor's signal
+
+    def _send_held(self, *, in_reverse: bool) -> None:
+        for seq, payload in sorted(self._held, reverse=in_reverse):
+            self._live.send_multipart([TOPIC, seq.to_bytes(8, "big"), payload])
+        self._held.clear()
 
     def _answer(self) -> None:
         """Answer replay requests."""

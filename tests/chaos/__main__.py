@@ -20,7 +20,9 @@ def main() -> int:
     parser.add_argument(
         "--requests", type=int, default=REQUESTS, help=f"per fault (default {REQUESTS})"
     )
-    parser.add_argument("--only", action="append", help="this fault alone; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=FAULTS, metavar="FAULT", help="alone; may be repeated"
+    )
     asked = parser.parse_args()
     bad = 0
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

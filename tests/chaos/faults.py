@@ -108,6 +108,7 @@ async def _dropped(cluster: Cluster, load: Load, chance: Random) -> AsyncIterato
 _OK = "HTTP/1.1 200 OK\r\n"
 _CHUNKED = f"{_OK}content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _WITHOUT_KV = '{"choices":[{"text":"a"}],"kv_transfer_params":null}'
+_BUSY = '{"error":{"message":"busy","type":"a","param":null,"code":503}}'
 _GARBAGE = "vllm:num_requests_running{a=\x00} nan\nvllm:num_requests_waiting -1e9\n\xff{{ 1 2\n"
 
 
@@ -125,6 +126,9 @@ FAULTS: dict[str, Fault] = {
     "connections refused": _by_faults(refuse=True, for_s=2.0),
     "reset on accept": _by_faults(reset="accept", rate=0.5),
     "reset before the head": _by_faults(reset="request", rate=0.5),
+    "reset within the head": _by_faults(
+        wire="HTTP/1.1 200 OK\r\ncontent-ty", reset="wire", rate=0.3
+    ),
     "reset within a chunk": _by_faults("decode", cut_after_tokens=3, rate=0.3),
     "connections dropped": _dropped,
     "idle connections closed": _by_faults("decode", close_idle=True),
@@ -145,7 +149,14 @@ FAULTS: dict[str, Fault] = {
     "half a head": _by_wire("HTTP/1.1 200 OK\r\ncontent-ty"),
     "a truncated chunk": _by_wire(f"{_CHUNKED}ff\r\ndata: {{"),
     "an over-long chunk": _by_wire(f"{_CHUNKED}3\r\ndata: {{}}\n\n\r\n0\r\n\r\n"),
-    "a wrong Content-Length": _by_wire(f'{_OK}content-length: 99\r\n\r\n{{"choices":[]}}'),
+    "a Content-Length too long": _by_wire(f'{_OK}content-length: 99\r\n\r\n{{"choices":[]}}'),
+    "prefills with a Content-Length too short": _by_wire(
+        f'{_OK}content-length: 5\r\n\r\n{{"choices":[]}}', "prefill"
+    ),
+    "an answer behind a Content-Length too short": _by_wire(
+        f"HTTP/1.1 503 X\r\ncontent-length: {len(_BUSY)}\r\n\r\n{_BUSY}"
+        f'{_OK}content-length: 14\r\n\r\n{{"choices":[]}}'
+    ),
     "interim answers": _by_wire(
         "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 199 X\r\ncontent-length: 3\r\n\r\nabc"
     ),
@@ -168,6 +179,10 @@ FAULTS: dict[str, Fault] = {
         paths=("/metrics",),
     ),
     "KV-cache events lost": _by_faults("decode", lose_kv_events=True),
+    "KV-cache events late": _by_faults("decode", hold_kv_events=20),
+    "KV-cache events in the wrong order": _by_faults(
+        "decode", hold_kv_events=2, reverse_kv_events=True
+    ),
     "KV-cache events forged": _by_faults("decode", forge_kv_events=True),
     **ROUTER_FAULTS,
 }

@@ -17,7 +17,7 @@ from tests.chaos.cluster import Cluster
 from tests.chaos.load import Load
 from tests.clock import LIBRARIES, Clock
 
-__all__ = ["ROUTER_FAULTS"]
+__all__ = ["LEFT_OUT", "ROUTER_FAULTS"]
 
 RouterFault = Callable[[Cluster, Load, Random], AbstractAsyncContextManager[None]]
 
@@ -166,3 +166,6 @@ ROUTER_FAULTS: dict[str, RouterFault] = {
     "a log that nobody reads": _log_is_unread,
     **({"clock jumps": _clock_jumps} if LIBRARIES else {}),
 }
+
+LEFT_OUT: dict[str, str] = {} if LIBRARIES else {"clock jumps": "needs apt install faketime"}
+"""Faults that this machine cannot have, and why: a run says so."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tests.chaos.cluster import Cluster, EngineProcess, cluster
 from tests.chaos.faults import FAULTS
 from tests.chaos.load import Load, questions
-from tests.chaos.router_faults import ROUTER_FAULTS
+from tests.chaos.router_faults import LEFT_OUT, ROUTER_FAULTS
 
 __all__ = ["Verdict", "late", "run"]
 
@@ -91,6 +91,7 @@ class Verdict:
             f"  {name}: {dict(counts)}{_times(self.first_tokens.get(name, []))}"
             for name, counts in self.ended.items()
         ]
+        lines += [f"  left out: {name}, {why}" for name, why in LEFT_OUT.items()]
         lines += [f"  {count} x {error}" for error, count in self.errors.most_common()]
         return "\n".join([*lines, *(f"  WRONG {fault}" for fault in self.faults)])
 

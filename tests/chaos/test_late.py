@@ -1,6 +1,9 @@
-"""When a fault of some engines counts as one for the streams of the others."""
+"""When a fault of some engines counts as one for the streams of the others, and what a run says."""
 
-from tests.chaos.run import ENOUGH, NOTHING, late
+import pytest
+
+from tests.chaos.router_faults import LEFT_OUT
+from tests.chaos.run import ENOUGH, NOTHING, Verdict, late
 
 USUAL = [0.1] * ENOUGH
 
@@ -19,3 +22,8 @@ def test_a_few_streams_tell_no_percentile() -> None:
 def test_what_is_wrong_with_the_router_concerns_all_streams() -> None:
     names = ("SIGSTOP of a worker", "half-open + SIGSTOP of a worker")
     assert late({NOTHING: USUAL, **dict.fromkeys(names, [9.0] * ENOUGH)}) == []
+
+
+def test_a_run_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LEFT_OUT, "clock jumps", "needs apt install faketime")
+    assert "left out: clock jumps, needs apt install faketime" in str(Verdict(1))

@@ -77,6 +77,7 @@ def test_references_are_gone_as_often_as_asked():
     [
         ({"stall": True, "sl": 1}, "sl"),
         ({"reset": "often"}, "reset"),
+        ({"reset": "wire"}, "reset"),
         ({"only": "x"}, "only"),
         ({"rate": 2}, "rate"),
         ({"slow": 0}, "slow"),

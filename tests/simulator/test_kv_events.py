@@ -189,6 +189,22 @@ async def test_lost_batches_are_kept_for_replay(
         assert follower.held(ids_of(2, 100)) == 96
 
 
+@pytest.mark.parametrize("in_reverse", [False, True])
+async def test_held_batches_come_late_all_at_once_in_the_order_asked_for(
+    client: aiohttp.ClientSession, in_reverse: bool
+) -> None:
+    async with (
+        serve_engine(EngineConfig(**SMALL)) as engine,
+        following(client, engine) as (subscriber, first),
+    ):
+        await engine.set_faults(hold_kv_events=3, reverse_kv_events=in_reverse)
+        for number in (2, 3, 4):
+            await ask(client, engine, prompt=ids_of(number, 100), max_tokens=1)
+        came = [int.from_bytes((await subscriber.message())[1], "big") for _ in range(3)]
+        numbers = [first + 1, first + 2, first + 3]
+        assert came == (numbers[::-1] if in_reverse else numbers)
+
+
 async def test_forged_messages_come_behind_a_true_one_and_are_not_kept(
     client: aiohttp.ClientSession,
 ) -> None:

@@ -186,6 +186,16 @@ class TestConnections:
         assert len(engine.requests) == 1
         assert await complete(client, engine)
 
+    async def test_a_connection_is_reset_behind_a_part_of_a_head(self, engine):
+        await engine.set_faults(wire="HTTP/1.1 200 O", reset="wire", paths=("/health",))
+        port = int(engine.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert await reader.readexactly(14) == b"HTTP/1.1 200 O"
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
     async def test_an_engine_that_refuses_listens_again_at_the_same_port(self, client, engine):
         await engine.set_faults(refuse=True)
         for _ in range(2):

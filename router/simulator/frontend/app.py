@@ -120,8 +120,12 @@ async def _go_wrong(exchange: Exchange) -> None:
         exchange.connection.reset()
         await exchange.hang()
     if faults.wire is not None:
-        exchange.connection.transport.write(faults.wire.encode("latin-1"))
-        exchange.connection.close()
+        wire = faults.wire.encode("latin-1")
+        if faults.reset == "wire":
+            exchange.connection.reset(behind=wire)
+        else:
+            exchange.connection.transport.write(wire)
+            exchange.connection.close()
         await exchange.hang()
     if faults.status is not None:
         raise injected(faults.status)

@@ -80,9 +80,11 @@ class Connection(HttpToolsProtocol):
         """Send what is written, then close without another word: the peer of a killed process."""
         self.transport.close()
 
-    def reset(self) -> None:
-        """Close with RST instead of FIN."""
+    def reset(self, behind: bytes = b"") -> None:
+        """Close with RST instead of FIN, behind these bytes."""
         # A descriptor of our own: not every event loop lets its sockets be touched.
         with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as own:
+            if behind:
+                own.send(behind)
             own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
