@@ -12,6 +12,7 @@ from typing import Any
 import orjson
 
 from router.simulator import EngineConfig, serve_engine
+from tests.chaos.both_sides import Ended
 from tests.forked import SECONDS
 from tests.net.client import Answer, Client, Truncated, request
 
@@ -73,8 +74,12 @@ class Load:
         self.wrong: list[str] = []
         self.first_tokens: dict[str, float] = {}
         """Seconds to the first token of streams that ended right, by request id."""
+        self.requests: dict[str, Ended] = {}
+        """How each ended, by request id."""
         self._asked = 0
         self._under_way: set[int] = set()
+        self._unlogged: set[int] = set()
+        self._is_logged = True
         self.may_cut = False
         """Whether connections may end without an answer: a worker is killed, or has no files."""
 
@@ -96,7 +101,7 @@ class Load:
     async def more(self, count: int) -> None:
         """Wait until so many more have ended."""
         wanted = self.total + count
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(SECONDS + count):
             while self.total < wanted:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -107,6 +112,15 @@ class Load:
             while before & self._under_way:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
+    def log_is_lost(self) -> None:
+        """The router may write no line of the requests that are under way, nor of further ones."""
+        self._is_logged = False
+        self._unlogged |= self._under_way
+
+    def log_is_kept(self) -> None:
+        """Further requests have their lines."""
+        self._is_logged = True
+
     async def _user(self) -> None:
         client: Client | None = None
         while not self._is_over:
@@ -114,9 +128,12 @@ class Load:
             self._asked += 1
             number = self._asked
             self._under_way.add(number)
+            if not self._is_logged:
+                self._unlogged.add(number)
+            status, may_cut = 0, self.may_cut
             try:
                 client = client or await Client.open(self._port)
-                end = await self._ask(client, question, f"chaos-{number}")
+                end, status = await self._ask(client, question, f"chaos-{number}")
             except (Truncated, OSError) as error:
                 end = "cut" if self.may_cut else f"wrong: {type(error).__name__} {error}"
             except (ValueError, KeyError, TypeError) as error:  # not in OpenAI's shape
@@ -126,23 +143,28 @@ class Load:
                 self.wrong.append(f"{question.path} {question.body} {end}")
                 end = "wrong"
             self.ended[end] += 1
+            # Where connections are cut, the router may never have read what came over them.
+            is_seen = not ((may_cut or self.may_cut) and end in ("cut", "left"))
+            is_logged = is_seen and number not in self._unlogged
+            self.requests[f"chaos-{number}"] = Ended(end, status, is_logged)
             if end not in ("right", "error", "error frame") and client is not None:
                 client.leave()
                 client = None
         if client is not None:
             client.leave()
 
-    async def _ask(self, client: Client, question: Question, request_id: str) -> str:
+    async def _ask(self, client: Client, question: Question, request_id: str) -> tuple[str, int]:
+        """How it ended, and the answer's status, or 0."""
         start = time.monotonic()
         header = (b"x-request-id", request_id.encode())
         await client.send(request(question.path, question.body, header))
         if self._chance.random() < 0.05:
-            return "left"
+            return "left", 0
         answer = await client.begin()
         if self._chance.random() < 0.05:
             with suppress(Truncated):
                 await answer.more()
-            return "left"
+            return "left", 0
         await answer.more()
         seconds = time.monotonic() - start
         await answer.rest()
@@ -150,11 +172,11 @@ class Load:
             self.errors[f"{answer.status} {_message(answer)}"] += 1
         if answer.values(b"connection") == [b"close"]:
             client.leave()
-            return f"{judge(question, answer)} and closed"
+            return f"{judge(question, answer)} and closed", answer.status
         end = judge(question, answer)
         if end == "right" and question.is_stream:
             self.first_tokens[request_id] = seconds
-        return end
+        return end, answer.status
 
 
 def _message(answer: Answer) -> str:

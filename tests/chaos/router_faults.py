@@ -12,6 +12,7 @@ from select import PIPE_BUF
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.chaos.both_sides import missing
 from tests.chaos.breakable import BREAK
 from tests.chaos.cluster import Cluster
 from tests.chaos.load import Load
@@ -26,6 +27,9 @@ SPARE_DESCRIPTORS = 4
 
 STOPPED_SECONDS = 2.0
 """Of a worker: in the end all users of the load would wait for it."""
+
+WRITTEN_SECONDS = 20.0
+"""For the log's lines of what has ended; a busy machine needs a part of a second."""
 
 CHANGES: tuple[dict[str, Any], ...] = (
     {"routing_threshold": 0},
@@ -48,9 +52,20 @@ async def _worker_killed(cluster: Cluster, load: Load, chance: Random) -> AsyncI
     """SIGKILL of a worker of the router; its clients' connections end with it."""
     load.may_cut = True
     cluster.expected_errors.add("ended; restarting it")
+    load.log_is_lost()  # what a worker has not written when it is killed
+    await _is_written(cluster, load)
     with suppress(ProcessLookupError):
         os.kill(chance.choice(cluster.workers), signal.SIGKILL)
     yield
+
+
+async def _is_written(cluster: Cluster, load: Load) -> None:
+    """Wait until the log has all lines that it must have of requests that have ended; if one never
+    comes, the judgement says so."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WRITTEN_SECONDS):
+            while missing(load.requests, cluster.routers.lines):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -114,16 +129,18 @@ async def _replaced(cluster: Cluster, _: Load, __: Random) -> AsyncIterator[None
 
 
 @asynccontextmanager
-async def _log_is_full(cluster: Cluster, _: Load, __: Random) -> AsyncIterator[None]:
+async def _log_is_full(cluster: Cluster, load: Load, _: Random) -> AsyncIterator[None]:
     """A router whose log can not be written: the disk is full."""
+    load.log_is_lost()
     await cluster.routers.start(log=Path("/dev/full"))
     yield
     await cluster.routers.start()
 
 
 @asynccontextmanager
-async def _log_is_unread(cluster: Cluster, _: Load, __: Random) -> AsyncIterator[None]:
+async def _log_is_unread(cluster: Cluster, load: Load, _: Random) -> AsyncIterator[None]:
     """A router whose log nobody reads: its pipe is full."""
+    load.log_is_lost()
     with TemporaryDirectory(prefix="chaos-") as folder:
         pipe = Path(folder, "log")
         os.mkfifo(pipe)

@@ -48,6 +48,16 @@ class Routers:
         pid = self.current.pid
         return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All that was logged and could be read."""
+        return [record for router in self.started for record in router.records]
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The log's lines of requests."""
+        return [record for record in self.records if record["message"] == "request"]
+
     def configure(self, **settings: Any) -> None:
         """Write these into the file, over those that it had in the beginning."""
         new = self._file.with_suffix(".new")

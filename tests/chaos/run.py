@@ -11,6 +11,7 @@ from random import Random
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+from tests.chaos.both_sides import missing, unlike
 from tests.chaos.cluster import Cluster, EngineProcess, cluster
 from tests.chaos.faults import FAULTS
 from tests.chaos.load import Load, questions
@@ -183,6 +184,7 @@ async def _break(
         verdict.others[name] = Others(load.first_tokens, frozenset(found.broken))
     await found.is_well()
     load.may_cut = False
+    load.log_is_kept()
     verdict.ended[name] = load.ended - before
 
 
@@ -223,20 +225,16 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
         verdict.faults.append(f"{descriptors} descriptors are open, {before[0]} were")
     if memory > before[1] + SPARE_BYTES:
         verdict.faults.append(f"the workers have {memory} bytes, and had {before[1]}")
-    records = {
-        line["id"]: line
-        for router in found.routers.started
-        for line in router.records
-        if line["message"] == "request"
-    }
+    await _once_few(partial(_missing, found, load))
+    verdict.faults += unlike(load.requests, found.routers.lines)
+    records = {line["id"]: line for line in found.routers.lines}
     verdict.first_tokens = {
         name: others.seconds(records) for name, others in verdict.others.items()
     }
     verdict.faults += late(verdict.first_tokens)
     verdict.faults += [
         f"the log has {line}"
-        for router in found.routers.started
-        for line in router.records
+        for line in found.routers.records
         if line["level"] == "error"
         and not any(part in line["message"] for part in found.expected_errors)
     ]
@@ -249,6 +247,10 @@ async def _sequences(engine: EngineProcess) -> int:
 
 async def _descriptors(found: Cluster) -> int:
     return found.descriptors()
+
+
+async def _missing(found: Cluster, load: Load) -> int:
+    return len(missing(load.requests, found.routers.lines))
 
 
 async def _once_few(count: Callable[[], Awaitable[int]], most: int = 0) -> int:

@@ -1,0 +1,54 @@
+"""When the router's log tells something else than the clients."""
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.both_sides import Ended, unlike
+
+RIGHT = Ended("right", 200, is_logged=True)
+
+
+def line(outcome: str = "ok", status: int = 200) -> dict[str, Any]:
+    return {"id": "a", "outcome": outcome, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (RIGHT, line()),
+        (RIGHT._replace(end="right and closed"), line()),
+        (Ended("error", 502, is_logged=True), line("error", 502)),
+        (Ended("error frame", 200, is_logged=True), line("broken")),
+        (Ended("left", 0, is_logged=True), line("client_left", 0)),
+        (Ended("left", 0, is_logged=True), line()),
+        (Ended("cut", 0, is_logged=False), line("client_left", 0)),
+    ],
+)
+def test_a_line_that_fits(seen: Ended, told: dict[str, Any]) -> None:
+    assert unlike({"a": seen}, [told]) == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (RIGHT, line("client_left", 200)),
+        (RIGHT, line("broken")),
+        (Ended("error", 502, is_logged=True), line("error", 503)),
+        (Ended("error frame", 200, is_logged=True), line()),
+    ],
+)
+def test_another_outcome_or_status_is_wrong(seen: Ended, told: dict[str, Any]) -> None:
+    assert len(unlike({"a": seen}, [told])) == 1
+
+
+def test_each_request_has_one_line() -> None:
+    assert len(unlike({"a": RIGHT}, [])) == 1
+    assert len(unlike({"a": RIGHT}, [line(), line()])) == 1
+    assert len(unlike({}, [line()])) == 1
+
+
+def test_what_a_killed_worker_had_not_written_is_not_missed_but_nothing_comes_twice() -> None:
+    lost = RIGHT._replace(is_logged=False)
+    assert unlike({"a": lost}, []) == unlike({"a": lost}, [line()]) == []
+    assert len(unlike({"a": lost}, [line(), line()])) == 1
