@@ -36,7 +36,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"routing_threshold": 1_000_000},
     {"load_balancing_strategy": "round_robin"},
     {"decode_load_balancing_strategy": "least_loaded"},
-    {"max_in_flight": 1000},
+    {"max_in_flight": 500},
     {"max_idle_connections": 1},
     {"stream_idle_timeout": 1.5},
     {"max_body_bytes": 100_000},

@@ -11,6 +11,7 @@ from random import Random
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+from tests.chaos.admission import MAX_IN_FLIGHT, places_kept
 from tests.chaos.both_sides import missing, unlike
 from tests.chaos.cluster import Cluster, EngineProcess, cluster
 from tests.chaos.faults import FAULTS
@@ -146,7 +147,9 @@ async def run(
     asked = await questions(QUESTIONS)
     strategy, cache = chance.choice(ROUTING)
     flags = ("--prefix-cache", cache)
-    async with cluster(*flags, load_balancing_strategy=strategy) as found:
+    async with cluster(
+        *flags, load_balancing_strategy=strategy, max_in_flight=MAX_IN_FLIGHT
+    ) as found:
         load = Load(found.router.port, asked, chance)
         users = asyncio.create_task(load.run())
         try:
@@ -162,6 +165,7 @@ async def run(
         await _judge(found, load, before, verdict)
         if cache == EVENTS:
             await found.follows_caches()
+        verdict.faults += await places_kept(found)
     return verdict
 
 
