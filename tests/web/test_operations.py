@@ -95,6 +95,20 @@ async def test_models_are_those_of_usable_decode_engines(harness: Harness) -> No
     assert (await client.get("/v1/models/a")).json == {"id": "a", "object": "model"}
 
 
+async def test_the_models_of_an_engine_that_is_down_are_left_out(harness: Harness) -> None:
+    one, other = await harness.engine(), await harness.engine()
+    one.serve_model("a", "shared")
+    other.serve_model("shared", "b")
+    router = await harness.router(one, other, **OFTEN)
+    client = await router.client()
+    other.refuse()
+    other.drop()
+    member = router.router.fleet.member(router.endpoint(other))
+    await eventually(lambda: member.health.state is State.DOWN)
+    answer = await client.get("/v1/models")
+    assert [card["id"] for card in answer.json["data"]] == ["a", "shared"]
+
+
 async def test_a_model_name_may_hold_a_slash(harness: Harness) -> None:
     engine = await harness.engine()
     engine.serve_model("org/name")

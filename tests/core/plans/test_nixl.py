@@ -138,6 +138,20 @@ def test_a_recorded_reference_goes_on_byte_for_byte(name: str) -> None:
     plan.close()
 
 
+def test_references_of_engines_with_one_id_are_told_apart() -> None:
+    """Data-parallel engines that all call themselves the same: an id is nothing to the router, and
+    each reference names its own host."""
+    for prefill in (P0, P1):
+        plan = nixl(FACTS)
+        told = b'{"remote_engine_id":"same","remote_host":"%b"}' % prefill.url.encode()
+        for answer in (None, None, prefill, prefilled(told), None):
+            plan.send(answer)
+        step = plan.send(D0)
+        assert isinstance(step, Stream)
+        assert step.body == RAW[:-1] + b',"kv_transfer_params":' + told + b"}"
+        plan.close()
+
+
 def test_a_large_body_is_sent_in_pieces(converse: Converse) -> None:
     facts = read(CHAT, RAW)
     facts.lead, facts.raw = (RAW[:9], RAW[9:20]), RAW[20:]

@@ -112,6 +112,15 @@ def test_a_hit_is_not_worth_any_queue() -> None:
     assert chosen(scheduler_of(fleet), facts_of()) == D0
 
 
+def test_an_engine_that_holds_nothing_gets_what_would_wait_where_its_prompt_lies() -> None:
+    fleet = fleet_of(D0, D1)
+    computed(fleet, D1, facts_of())
+    scheduler = scheduler_of(fleet)
+    leases = [scheduler.lease(Role.DECODE, facts_of(), NO_ENDPOINTS, 0.0) for _ in range(20)]
+    assert leases[0].endpoint == D1
+    assert 5 <= sum(lease.endpoint == D0 for lease in leases) <= 10
+
+
 def test_a_slow_engine_does_not_win_by_its_cache() -> None:
     fleet = fleet_of(D0, D1)
     computed(fleet, D1, facts_of(tokens=100))
