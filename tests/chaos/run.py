@@ -31,7 +31,7 @@ ROUTING = (
 
 QUESTIONS = 48
 REQUESTS = 80
-"""That end while a fault is in force. For percentiles they are too few: `--requests 2000`."""
+"""That end while a fault is in force. For percentiles they are too few: `make chaos` has 2000."""
 
 ENOUGH = 300
 """Streams of which a 99th percentile is judged."""
@@ -93,6 +93,9 @@ class Verdict:
             f"  {name}: {dict(counts)}{_times(self.first_tokens.get(name, []))}"
             for name, counts in self.ended.items()
         ]
+        few = sum(len(seconds) < ENOUGH for seconds in self.first_tokens.values())
+        if few:
+            lines.append(f"  the others' TTFT is not judged in {few} of {len(self.first_tokens)}")
         lines += [f"  left out: {name}, {why}" for name, why in LEFT_OUT.items()]
         lines += [f"  {count} x {error}" for error, count in self.errors.most_common()]
         return "\n".join([*lines, *(f"  WRONG {fault}" for fault in self.faults)])

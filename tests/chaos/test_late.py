@@ -27,3 +27,8 @@ def test_what_is_wrong_with_the_router_concerns_all_streams() -> None:
 def test_a_run_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LEFT_OUT, "clock jumps", "needs apt install faketime")
     assert "left out: clock jumps, needs apt install faketime" in str(Verdict(1))
+
+
+def test_a_run_says_where_there_were_too_few_streams() -> None:
+    verdict = Verdict(1, first_tokens={NOTHING: USUAL, "half-open": [0.1]})
+    assert "the others' TTFT is not judged in 1 of 2" in str(verdict)
