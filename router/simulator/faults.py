@@ -26,7 +26,7 @@ class Faults:
     """Reset the connection: on "accept", when a whole "request" has been read, or behind the bytes
     of "wire"."""
     wire: str | None = None
-    """Write these bytes (as Latin-1) in place of an answer, then close (or reset) the connection."""
+    """Write these bytes (as Latin-1) in place of an answer, then close or reset the connection."""
     delay_s: float = 0.0
     """Wait before looking at the request."""
     cut_after_tokens: int | None = None

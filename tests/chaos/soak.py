@@ -1,5 +1,6 @@
 """`python -m tests.chaos.soak`: a thousand streams that come and go, engines too, for half an hour;
-memory, descriptors and the time to the first token stay what they were.
+memory, descriptors and the time to the first token stay what they were, answers are right, and only
+streams of engines that are gone fail.
 
 It writes a line a minute and compares the last quarter with the second: the first one warms up.
 """
@@ -8,19 +9,26 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 from statistics import median, quantiles
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 import uvloop
 
+from router.simulator.model.language import Language
+from router.simulator.model.tokenizer import decode, encode
 from tests.chaos.cluster import Cluster, cluster
+from tests.chaos.load import Question, judge
+from tests.chaos.outages import Outages
 from tests.net.client import Client, Truncated, request
 
 PAUSE_SECONDS = 0.5
 """Of a user between two streams, at most; some leave in the middle of one."""
 
+PATH = "/v1/completions"
 LEAVES = 0.1
 TOKENS = (20, 200)
 
@@ -30,6 +38,11 @@ GROWTH = 1.15
 SLOWER = 1.5
 """Of the median time to the first token, on a machine that others use as well."""
 
+MUCH_SLOWER = 3.0
+"""Of its 99th percentile, which also sees engines that are just gone, or start."""
+SPARE_SECONDS = 2.0
+"""Of the same: a machine that others use as well may give nobody time for a moment."""
+
 SPARE_DESCRIPTORS = 50
 
 STEP_MS = 200
@@ -38,6 +51,9 @@ that run the engines and the users as well can bear. A machine in overload would
 
 PATIENCE_SECONDS = 60.0
 """Of the router with engines that say nothing: so many users may begin at once."""
+
+LOG_SECONDS = 20.0
+"""For the log's lines of the last streams; a busy machine needs a part of a second."""
 
 PATIENT = (
     *(
@@ -60,38 +76,59 @@ class Sample(NamedTuple):
     failed: int
 
     def __str__(self) -> str:
-        p99 = quantiles(self.first_tokens or [0.0, 0.0], n=100)[98]
+        p99 = _p99(_seconds([self]))
         return (
             f"{self.memory >> 20} MiB, {self.descriptors} descriptors, {self.ended} streams, "
-            f"{self.failed} failed, TTFT p50 {median(self.first_tokens or [0.0]) * 1e3:.0f} ms, "
+            f"{self.failed} failed, TTFT p50 {median(_seconds([self])) * 1e3:.0f} ms, "
             f"p99 {p99 * 1e3:.0f} ms"
         )
+
+
+def answer_to(prompt: str, count: int) -> str:
+    """What every sound engine says: so many tokens."""
+    language, tokens = Language("sim", 0), encode(prompt)
+    state, last, found = language.start(tokens), tokens[-1], []
+    for _ in range(count):
+        last = language.choose(state, last, end=False)
+        state = language.after(state, last)
+        found.append(last)
+    return decode(found)
 
 
 class Users:
     """Ask for streams, read them, leave some."""
 
-    def __init__(self, port: int, chance: Random) -> None:
+    def __init__(self, port: int, chance: Random, outages: Outages) -> None:
         self._port = port
         self._chance = chance
+        self._outages = outages
+        self._asked = 0
         self.first_tokens: list[float] = []
         self.ended = self.failed = 0
+        self.wrong: list[str] = []
+        """Answers that are not right."""
 
     async def one(self) -> None:
         """For ever."""
         client: Client | None = None
         while True:
             await asyncio.sleep(self._chance.random() * PAUSE_SECONDS)
+            self._asked += 1
+            request_id, begin = f"soak-{self._asked}", time.monotonic()
             try:
                 client = client or await Client.open(self._port)
-                if not await self._stream(client):
+                if not await self._stream(client, request_id):
                     client.leave()
                     client = None
             except (Truncated, OSError):
-                self.failed += 1
+                self._has_failed(request_id, begin)
                 client = None
 
-    async def _stream(self, client: Client) -> bool:
+    def _has_failed(self, request_id: str, begin: float) -> None:
+        self.failed += 1
+        self._outages.failed(request_id, begin, time.monotonic())
+
+    async def _stream(self, client: Client, request_id: str) -> bool:
         chance = self._chance
         body = {
             "model": "sim",
@@ -100,7 +137,7 @@ class Users:
             "prompt": f"{chance.random()} " + "why? " * chance.randint(1, 300),
         }
         start = time.monotonic()
-        await client.send(request("/v1/completions", body))
+        await client.send(request(PATH, body, (b"x-request-id", request_id.encode())))
         answer = await client.begin()
         await answer.more()
         self.first_tokens.append(time.monotonic() - start)
@@ -108,7 +145,12 @@ class Users:
             return False
         await answer.rest()
         self.ended += 1
-        self.failed += answer.status != 200 or b'"error"' in answer.body
+        text = answer_to(str(body["prompt"]), int(str(body["max_tokens"])))
+        end = judge(Question(PATH, body, text), answer)
+        if end.startswith("wrong"):
+            self.wrong.append(end)
+        elif end != "right":
+            self._has_failed(request_id, start)
         return answer.values(b"connection") != [b"close"]
 
     def take(self, found: Cluster) -> Sample:
@@ -120,62 +162,88 @@ class Users:
         return sample
 
 
-async def _engines_come_and_go(found: Cluster, chance: Random) -> None:
+async def _engines_come_and_go(found: Cluster, chance: Random, outages: Outages) -> None:
     while True:
         engine = chance.choice(found.engines)
         await asyncio.sleep(5 + chance.random() * 5)
+        outages.gone(engine.url, time.monotonic())
         await engine.kill()
         await asyncio.sleep(1 + chance.random() * 3)
         await engine.start()
+        outages.back(engine.url, time.monotonic())
 
 
 async def soak(minutes: float, streams: int, seed: int) -> list[str]:
     """Run; returns what is wrong."""
     chance = Random(seed)
     async with cluster(*PATIENT, step_ms=STEP_MS, stream_idle_timeout=PATIENCE_SECONDS) as found:
-        users = Users(found.router.port, chance)
+        outages = Outages()
+        users = Users(found.router.port, chance, outages)
         tasks = [asyncio.ensure_future(users.one()) for _ in range(streams)]
-        tasks.append(asyncio.ensure_future(_engines_come_and_go(found, chance)))
+        tasks.append(asyncio.ensure_future(_engines_come_and_go(found, chance, outages)))
         samples = []
         count = max(4, round(minutes))
         try:
             for number in range(count):
                 await asyncio.sleep(minutes * 60 / count)
+                outages.explain(found.routers.lines)
                 found.router.records.clear()
                 samples.append(users.take(found))
                 print(f"{(number + 1) * minutes / count:.0f} min: {samples[-1]}", flush=True)
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        outages.explain(await _last_lines(found, outages))
         for engine in found.engines:
             await engine.kill()
-    return _judge(samples)
+    crashed = [repr(end) for end in ends if not isinstance(end, asyncio.CancelledError)]
+    return [*crashed, *users.wrong, *outages.wrong, *judge_growth(samples)]
 
 
-def _judge(samples: list[Sample]) -> list[str]:
+async def _last_lines(found: Cluster, outages: Outages) -> list[dict[str, Any]]:
+    """The log's lines once they tell of all streams that failed, or when they should have."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LOG_SECONDS):
+            while outages.open - {line["id"] for line in found.routers.lines}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    return found.routers.lines
+
+
+def judge_growth(samples: list[Sample]) -> list[str]:
+    """What grew between the second quarter and the last."""
     quarter = len(samples) // 4
     before, after = samples[quarter : 2 * quarter], samples[-quarter:]
 
-    def compare(name: str, values: list[list[float]], factor: float, spare: float) -> list[str]:
-        early, late = (median(each) for each in values)
+    def compare(
+        name: str, value: Callable[[list[Sample]], float], most: float, spare: float
+    ) -> str:
+        early, late = value(before), value(after)
         print(f"{name}: {early:.4g} in the second quarter, {late:.4g} in the last")
-        return (
-            [f"{name} grew from {early:.4g} to {late:.4g}"] if late > early * factor + spare else []
-        )
+        return f"{name} grew from {early:.4g} to {late:.4g}" if late > early * most + spare else ""
 
-    def of(part: list[Sample], name: str) -> list[float]:
-        return [float(getattr(sample, name)) for sample in part]
-
-    first = [[t for sample in part for t in sample.first_tokens] for part in (before, after)]
-    wrong = compare("memory", [of(before, "memory"), of(after, "memory")], GROWTH, 0)
-    wrong += compare(
-        "descriptors",
-        [of(before, "descriptors"), of(after, "descriptors")],
-        1.05,
-        SPARE_DESCRIPTORS,
+    found = (
+        compare("memory", lambda part: median(each.memory for each in part), GROWTH, 0),
+        compare(
+            "descriptors",
+            lambda part: median(each.descriptors for each in part),
+            1.05,
+            SPARE_DESCRIPTORS,
+        ),
+        compare("seconds to the first token", lambda part: median(_seconds(part)), SLOWER, 0),
+        compare(
+            "their 99th percentile", lambda part: _p99(_seconds(part)), MUCH_SLOWER, SPARE_SECONDS
+        ),
     )
-    return wrong + compare("seconds to the first token", first, SLOWER, 0)
+    return [line for line in found if line]
+
+
+def _seconds(samples: list[Sample]) -> list[float]:
+    return [seconds for sample in samples for seconds in sample.first_tokens] or [0.0, 0.0]
+
+
+def _p99(seconds: list[float]) -> float:
+    return quantiles(seconds, n=100)[98]
 
 
 def main() -> int:
