@@ -13,6 +13,7 @@ from tests.net.harness import Harness
 from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, prefilled
 from tests.net.test_lmcache import LMCACHE
 from tests.web.bad_inputs import DOCUMENT, Routers, table, with_table
+from tests.web.body_fields import fields_of, read_in_router
 
 
 async def test_the_table_is_what_the_router_answers(harness: Harness, tmp_path: Path) -> None:
@@ -22,20 +23,16 @@ async def test_the_table_is_what_the_router_answers(harness: Harness, tmp_path: 
     assert text == with_table(text, made), "python -m tests.web.bad_inputs --write"
 
 
-# The fields that the router reads, with values of every type.
+# Values of every type, for each field that the router reads.
 
-FIELDS: dict[str, tuple[str, ...]] = {
-    COMPLETIONS: ("prompt", "suffix", "echo", "logprobs", "best_of", "use_beam_search"),
-    CHAT: ("messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs"),
-    RESPONSES: ("input", "instructions", "previous_response_id", "background", "store"),
-    MESSAGES: ("messages", "system", "tools", "tool_choice", "stop_sequences"),
-    EMBEDDINGS: ("input",),
+MESSAGE = {"role": "user", "content": "a" * 2000}
+PROMPTS: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "a" * 2000},  # and nothing else: LMCache's prefill shares its token
+    CHAT: {"messages": [MESSAGE]},
+    RESPONSES: {"input": "a" * 2000},
+    MESSAGES: {"messages": [MESSAGE]},
+    EMBEDDINGS: {"input": "a" * 2000},
 }
-COMMON = (
-    *("model", "stream", "stream_options", "n", "max_tokens", "min_tokens", "priority", "user"),
-    *("prompt_embeds", "prompt_logprobs", "vllm_xargs", "cache_salt", "chat_template_kwargs"),
-    *("kv_transfer_params", "ec_transfer_params", "return_token_ids", "temperature", "seed"),
-)
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**53, -(2**63), 2**64 - 1, 1.5, 1e308, -0.0, "", "1", "true"),
     *("1e999", "nan", "x" * 3000, "\x00\r\n", "𝄞", [], [1], ["a"], [None], [[]], [[1], [2]], [{}]),
@@ -46,10 +43,30 @@ VALUES: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize(
-    ("path", "connector"),
-    [*((path, "nixl") for path in FIELDS), (COMPLETIONS, "lmcache"), (CHAT, "lmcache")],
-)
+def test_every_field_that_the_code_reads_is_tried() -> None:
+    tried = {name for path in PROMPTS for name in fields_of(path)}
+    read = read_in_router()
+    missing = {name: module for name, module in read.items() if name not in tried}
+    assert missing == {}, "tests/web/body_fields.py lacks them"
+    assert {"thinking", "tools", "ec_transfer_params"} <= read.keys()  # by name, and by constants
+
+
+def _judge(call: Call) -> None:
+    """An engine in any role, which answers whatever it is asked."""
+    assert isinstance(call.json, dict)
+    if call.target == b"/tokenize":
+        call.send(json_reply({"tokens": [1, 2, 3]}))
+    elif "disagg_spec" in call.json.get("kv_transfer_params", {}):
+        choice = {"text": "t", "finish_reason": "length"}
+        call.send(json_reply({"choices": [choice], "kv_transfer_params": {"first_tok": 7}}))
+    elif call.target == EMBEDDINGS.encode():
+        call.send(json_reply({}))  # it passes through: no KV parameters are taken out
+    else:
+        call.send(prefilled(usage={"completion_tokens": 1}))
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+@pytest.mark.parametrize("connector", ["nixl", "lmcache"])
 async def test_no_value_of_a_field_breaks_the_router(
     harness: Harness, path: str, connector: str
 ) -> None:
@@ -58,24 +75,17 @@ async def test_no_value_of_a_field_breaks_the_router(
     prefill, decode = await harness.engine(), await harness.engine()
     settings = LMCACHE if connector == "lmcache" else {}
     router = await harness.router(decode, prefill=(prefill,), routing_threshold=0, **settings)
-
-    def judge(call: Call) -> None:
-        assert isinstance(call.json, dict)
-        # What passes through has no KV parameters that could be taken out.
-        told = json_reply({}) if path == EMBEDDINGS else prefilled(usage={"completion_tokens": 1})
-        call.send(told)
-
-    prefill.answer_all(judge)
-    decode.answer_all(judge)
+    prefill.answer_all(_judge)
+    decode.answer_all(_judge)
     client = await router.client()
-    base = {"model": "m", "prompt": "a" * 2000, "input": "a" * 2000, "messages": []}
-    for name in (*FIELDS[path], *COMMON):
+    for name in fields_of(path):
         for value in VALUES:
-            answer = await client.ask(path, {**base, name: value})
+            answer = await client.ask(path, {"model": "m", **PROMPTS[path], name: value})
             assert answer.status in (200, 400, 404), (name, value, answer)
             if answer.status != 200:
                 assert answer.error["param"] in ("model", "body", None), (name, value)
             assert b"transfer_params" not in answer.body
+    assert prefill.seen > 0 or path == EMBEDDINGS
 
 
 @pytest.mark.parametrize("name", ["model", "prompt", "stream", "n", "kv_transfer_params"])
