@@ -7,6 +7,7 @@ removed, and the body is serialised again.
 import math
 import re
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -91,18 +92,23 @@ def _model(body: Mapping[str, Any]) -> str | None:
     return model
 
 
+_MODEL_PART: Final = re.compile(
+    rb'content-disposition:[ \t]*form-data;[ \t]*name="?model"?[ \t]*\r\n', re.IGNORECASE
+)
 # A part has few headers. Without a limit, and without the possessive `+` that forbids to try again
 # with fewer of them, a megabyte of such lines takes minutes.
-_MULTIPART_MODEL = re.compile(
-    rb'content-disposition:[ \t]*form-data;[ \t]*name="?model"?[ \t]*\r\n'
-    rb"(?:[^\r\n]+\r\n){0,4}+\r\n([^\r\n]{1,512})\r\n",
-    re.IGNORECASE,
-)
+_PART_VALUE: Final = re.compile(rb"(?:[^\r\n]+\r\n){0,4}+\r\n([^\r\n]{1,512})\r\n")
+
+MAX_MODEL_PARTS: Final = 8
+"""Parts of that name that are looked at, before one has a value: a client sends one."""
 
 
 def _multipart_model(raw: bytes) -> str | None:
-    found = _MULTIPART_MODEL.search(raw)
-    return found.group(1).decode(errors="replace") if found else None
+    for part in islice(_MODEL_PART.finditer(raw), MAX_MODEL_PARTS):
+        found = _PART_VALUE.match(raw, part.end())
+        if found is not None:
+            return found.group(1).decode(errors="replace")
+    return None
 
 
 def _has_transfer_keys(body: Mapping[str, Any]) -> bool:
