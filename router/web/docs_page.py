@@ -3,11 +3,9 @@
 FastAPI's own page fetches scripts from a CDN, which a cluster without internet cannot reach.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
-
-from router.core.values import Route
 
 __all__ = ["docs_page"]
 
@@ -21,11 +19,11 @@ code { white-space: nowrap }
 """
 
 
-def docs_page(openapi: Mapping[str, Any], inference: Iterable[Route]) -> str:
-    """The page. `inference` are the routes that engines answer, which are not FastAPI's."""
+def docs_page(openapi: Mapping[str, Any]) -> str:
+    """The page."""
     info = openapi["info"]
     title = escape(f"{info['title']} {info['version']}")
-    rows = [*_operations(openapi["paths"]), *(_row("POST", r.path, _told(r)) for r in inference)]
+    rows = _operations(openapi["paths"])
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -44,9 +42,3 @@ def _operations(paths: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 def _row(method: str, path: str, text: str) -> str:
     return f"<tr><td><code>{method} {escape(path)}</code></td><td>{escape(text)}</td></tr>"
-
-
-def _told(route: Route) -> str:
-    if route.generates:
-        return "Routed to an engine, with a remote prefill where that pays."
-    return "Passed to a decode engine."

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict
 
 from router.core.engine_networks import EngineNetworks
-from router.core.errors import BadRequest, NotFound
+from router.core.errors import BadRequest, Conflict, NotFound, Unhealthy
 from router.core.fleet import Fleet
 from router.core.member import Member
 from router.core.roster import Order
@@ -19,10 +19,14 @@ from router.core.status import cause, status
 from router.core.urls import normalise, split_rank, with_rank
 from router.core.values import Endpoint, Role
 from router.web.fleet_sync import FleetSync
+from router.web.openapi import refusals
 
 __all__ = ["add_engines_api"]
 
 PATH = "/admin/engines"
+
+REFUSALS = refusals(NotFound, Conflict, Unhealthy)
+"""Of orders."""
 
 
 class Engine(BaseModel):
@@ -55,22 +59,22 @@ def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: Engin
         ]
         return {"engines": [_shown(member) for member in fleet], "orders": orders}
 
-    @app.post(PATH)
+    @app.post(PATH, responses=REFUSALS)
     async def add(engine: Engine) -> dict[str, Any]:
         """Add an engine, whatever the sources name. It stays until it is removed."""
         return await obeyed(Order.ADD, engine)
 
-    @app.post(f"{PATH}/drain")
+    @app.post(f"{PATH}/drain", responses=REFUSALS)
     async def drain(engine: Engine) -> dict[str, Any]:
         """Give an engine no new requests; those that it has go on."""
         return await obeyed(Order.DRAIN, engine)
 
-    @app.post(f"{PATH}/undrain")
+    @app.post(f"{PATH}/undrain", responses=REFUSALS)
     async def undrain(engine: Engine) -> dict[str, Any]:
         """Take back an order to drain."""
         return await obeyed(Order.UNDRAIN, engine)
 
-    @app.delete(PATH)
+    @app.delete(PATH, responses=REFUSALS)
     async def remove(url: str, role: Role | None = None) -> dict[str, Any]:
         """Drain an engine, and forget it when its last request has ended."""
         return await obeyed(Order.REMOVE, Engine(url=url, role=role))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import orjson
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route as StarletteRoute
 
@@ -22,12 +22,13 @@ from router.core.fleet import Fleet
 from router.core.routes import ROUTES
 from router.core.status import pool_status
 from router.core.values import Role, Route
-from router.telemetry.text_format import PLAIN, TextFormat, accepted
+from router.telemetry.text_format import OPEN_METRICS, PLAIN, TextFormat, accepted
 from router.web.dashboard.page import add_dashboard
 from router.web.dashboard.sampler import Sampler
 from router.web.docs_page import docs_page
 from router.web.endpoints import endpoints
 from router.web.methods import HeadAsGet, allowed, meant
+from router.web.openapi import Application, refusals
 
 __all__ = ["Admin", "Lifecycle", "create_admin_operations", "create_operations"]
 
@@ -61,34 +62,26 @@ class Lifecycle:
 
 def create_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None) -> FastAPI:
     """The application for clients: all but inference; with `admin`, operators' routes too."""
-    app = _app(has_docs=admin is not None)
+    app = _app(ROUTES, has_docs=admin is not None)
     _add_models(app, fleet)
     _add_states(app, fleet, lifecycle)
     if admin is not None:
-        _add_admin(app, fleet, admin, ROUTES)
+        _add_admin(app, fleet, admin)
     _add_errors(app, ROUTES)
     return app
 
 
 def create_admin_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin) -> FastAPI:
     """The application of a listener for operators only: no inference, and no models."""
-    app = _app(has_docs=True)
+    app = _app({}, has_docs=True)
     _add_states(app, fleet, lifecycle)
-    _add_admin(app, fleet, admin, {})
+    _add_admin(app, fleet, admin)
     _add_errors(app, {})
     return app
 
 
-def _app(*, has_docs: bool) -> FastAPI:
-    app = FastAPI(
-        title="pd-router",
-        version=__version__,
-        description="Routes LLM requests to pools of prefill and decode engines.",
-        redirect_slashes=False,
-        openapi_url="/openapi.json" if has_docs else None,
-        docs_url=None,
-        redoc_url=None,
-    )
+def _app(inference: Mapping[str, Route], *, has_docs: bool) -> FastAPI:
+    app = Application(inference, has_docs=has_docs)
     app.add_middleware(HeadAsGet)
     return app
 
@@ -103,7 +96,7 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
         """The models of all usable engines."""
         return {"object": "list", "data": list(fleet.models().values())}
 
-    @app.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}", responses=refusals(NotFound))
     async def model(name: str) -> dict[str, object]:
         """One model."""
         if not name:
@@ -115,13 +108,13 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
 
 
 def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
-    @app.get("/health")
+    @app.get("/health", response_class=Response, responses=refusals(Unhealthy))
     async def health() -> Response:
         """200 while the process lives and its background tasks run."""
         lifecycle.check()
         return Response()
 
-    @app.get("/ready")
+    @app.get("/ready", responses=refusals(Unhealthy, NoEngine))
     async def ready() -> dict[str, str]:
         """200 while it is healthy, a decode engine is usable and it is not shutting down."""
         lifecycle.check()
@@ -137,7 +130,7 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
         return {"version": __version__}
 
 
-def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin, inference: Mapping[str, Route]) -> None:
+def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin) -> None:
     @app.get("/endpoints")
     async def known() -> Response:
         """Each engine's state with its cause, load and speed."""
@@ -146,7 +139,11 @@ def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin, inference: Mapping[str,
         )
         return Response(text, media_type="application/json")
 
-    @app.get("/metrics")
+    @app.get(
+        "/metrics",
+        response_class=PlainTextResponse,
+        responses={200: {"content": {OPEN_METRICS.content_type: {}}}},
+    )
     async def metrics(request: Request) -> Response:
         """Prometheus metrics; where requests are traced and it is accepted, OpenMetrics."""
         # It takes twice the time: with a thousand engines that is worth it for exemplars only.
@@ -157,7 +154,7 @@ def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin, inference: Mapping[str,
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         """This list."""
-        return HTMLResponse(docs_page(app.openapi(), inference.values()))
+        return HTMLResponse(docs_page(app.openapi()))
 
     add_dashboard(app, admin.sampler)
 

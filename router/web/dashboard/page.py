@@ -5,11 +5,12 @@ from importlib.resources import files
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from router.core.errors import NotFound
+from router.core.errors import NotFound, TooManyViewers
 from router.web.dashboard.sampler import Sampler
+from router.web.openapi import refusals
 
 __all__ = ["FILES", "PATH", "add_dashboard"]
 
@@ -58,7 +59,11 @@ class Events(StreamingResponse):
 def add_dashboard(app: FastAPI, sampler: Sampler) -> None:
     """Add the page, its files and its events."""
 
-    @app.get(f"{PATH}/events")
+    @app.get(
+        f"{PATH}/events",
+        response_class=Response,
+        responses={200: {"content": {EVENT_STREAM: {}}}, **refusals(TooManyViewers)},
+    )
     async def events(request: Request) -> Response:
         """The live page's figures once a second, as server-sent events."""
         if request.scope.get("is_head"):
@@ -76,7 +81,7 @@ def _add_page(app: FastAPI) -> None:
         content, kind = contents[name]
         return Response(content, media_type=kind, headers=HEADERS)
 
-    @app.get(PATH)
+    @app.get(PATH, response_class=HTMLResponse)
     async def dashboard() -> Response:
         """The live page: engines, load, decisions and changes."""
         return answer("dashboard.html")

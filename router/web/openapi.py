@@ -1,0 +1,164 @@
+"""The OpenAPI document: FastAPI's, of its own routes, with what each may refuse, and the inference
+routes, which are served without FastAPI."""
+
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+
+from fastapi import FastAPI
+
+from router import __version__
+from router.core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    BodyTooSlow,
+    EngineFailed,
+    EngineTimedOut,
+    HeadersTooLarge,
+    InternalError,
+    LengthRequired,
+    NoEngine,
+    NotFound,
+    RouterError,
+    TooManyRequests,
+    Unauthorized,
+    UnsupportedBody,
+)
+from router.core.facts import MAX_MODEL_CHARACTERS
+from router.core.values import Route
+
+__all__ = ["Application", "refusals"]
+
+ANY: Final = (BadRequest, Unauthorized, BodyTooSlow, BodyTooLarge, HeadersTooLarge, InternalError)
+"""Errors of every route."""
+
+OF_INFERENCE: Final = (
+    *ANY,
+    *(NotFound, LengthRequired, UnsupportedBody, TooManyRequests),
+    *(EngineFailed, NoEngine, EngineTimedOut),
+)
+
+FORMS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits"})
+"""Routes that take files."""
+
+VALIDATION: Final = ("HTTPValidationError", "ValidationError")
+"""FastAPI's schemas of what it would answer with 422: the router answers 400."""
+
+ERROR: Final = {
+    "title": "Error",
+    "description": "An error in OpenAI's shape.",
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "integer", "description": "The status."},
+            },
+        }
+    },
+}
+AS_ERROR: Final = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+
+
+class Application(FastAPI):
+    """FastAPI whose document names `inference` too. Without `has_docs` it has none."""
+
+    def __init__(self, inference: Mapping[str, Route], *, has_docs: bool) -> None:
+        super().__init__(
+            title="pd-router",
+            version=__version__,
+            description="Routes LLM requests to pools of prefill and decode engines.",
+            redirect_slashes=False,
+            openapi_url="/openapi.json" if has_docs else None,
+            docs_url=None,
+            redoc_url=None,
+        )
+        self._inference = inference
+
+    def openapi(self) -> dict[str, Any]:
+        """The document, made when it is first asked for."""
+        if self.openapi_schema is None:
+            document = super().openapi()
+            _add_refusals(document["paths"])
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            for name in VALIDATION:
+                schemas.pop(name, None)
+            schemas["Error"] = ERROR
+            inference = {r.path: {"post": _operation(r)} for r in self._inference.values()}
+            document["paths"] = inference | document["paths"]
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def refusals(*errors: type[RouterError]) -> dict[int | str, dict[str, Any]]:
+    """The responses of an operation that may end with these errors."""
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": AS_ERROR}
+        for status in sorted({error.status for error in errors})
+    }
+
+
+def _add_refusals(paths: Mapping[str, Mapping[str, Any]]) -> None:
+    given = {str(status): response for status, response in refusals(*ANY).items()}
+    for operation in _operations(paths):
+        responses = operation["responses"]
+        responses.pop("422", None)
+        operation["responses"] = dict(sorted((given | responses).items()))
+
+
+def _operations(paths: Mapping[str, Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    return (operation for methods in paths.values() for operation in methods.values())
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    errors = {str(status): response for status, response in refusals(*OF_INFERENCE).items()}
+    return {
+        "summary": route.path,
+        "description": _told(route),
+        "operationId": route.path.strip("/").replace("/", "_"),
+        "requestBody": {"required": True, "content": _bodies(route)},
+        "responses": {
+            "200": {"description": "The engine's answer.", "content": _answers(route)},
+            **errors,
+            "default": {"description": "An error of the engine, as the engine tells it."},
+        },
+    }
+
+
+def _bodies(route: Route) -> dict[str, Any]:
+    members: dict[str, Any] = {"model": {"type": "string", "maxLength": MAX_MODEL_CHARACTERS}}
+    if route.generates:
+        members["stream"] = {"type": "boolean", "default": False}
+    body = {
+        "type": "object",
+        "description": "As the engine takes it; the router refuses no further members.",
+        "properties": members,
+        "additionalProperties": True,
+    }
+    kinds = ["application/json"]
+    if route.path in FORMS:
+        kinds.append("multipart/form-data")
+    return {kind: {"schema": body} for kind in kinds}
+
+
+def _answers(route: Route) -> dict[str, Any]:
+    """What passes through may be anything: a recording, an image."""
+    if not route.generates:
+        return {"*/*": {}}
+    return {
+        "application/json": {"schema": {"type": "object"}},
+        "text/event-stream": {"schema": {"type": "string"}},
+    }
+
+
+def _told(route: Route) -> str:
+    if route.generates:
+        return "Routed to an engine, with a remote prefill where that pays."
+    return "Passed to a decode engine."
