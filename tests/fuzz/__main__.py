@@ -1,12 +1,13 @@
 """Fuzzes a target with atheris, guided by coverage: `python -m tests.fuzz TARGET --seconds 60`.
 
-It begins with the corpus and the fragments. What breaks a target is written to the directory
-`crashes`; mended, it goes to the corpus. Coverage is that of Python code: `make clean-compiled`.
+It begins with the corpus, the fragments and what earlier runs found: inputs that reach further
+stay in the directory `found`, as short as they were made, so that a run goes on where the last one
+ended. What breaks a target is written to the directory `crashes`; mended, it goes to the corpus.
+Coverage is that of Python code: `make clean-compiled`.
 """
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 try:
@@ -29,25 +30,27 @@ def main() -> None:
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--seconds", type=int, default=0, help="0: no limit")
     parser.add_argument("--runs", type=int, default=-1, help="-1: no limit")
+    parser.add_argument("--found", type=Path, default=HERE / "found", help="%(default)s")
     asked = parser.parse_args()
     crashes = HERE / "crashes"
     crashes.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as found:
-        for number, fragment in enumerate(FRAGMENTS[asked.target]):
-            (Path(found) / f"fragment-{number}").write_bytes(fragment)
-        atheris.Setup(
-            [
-                sys.argv[0],
-                found,
-                str(HERE / "corpus" / asked.target),
-                f"-max_total_time={asked.seconds}",
-                f"-runs={asked.runs}",
-                f"-max_len={MAX_BYTES}",
-                f"-artifact_prefix={crashes}/{asked.target}-",
-            ],
-            TARGETS[asked.target],
-        )
-        atheris.Fuzz()
+    found: Path = asked.found / asked.target
+    found.mkdir(parents=True, exist_ok=True)
+    for number, fragment in enumerate(FRAGMENTS[asked.target]):
+        (found / f"fragment-{number}").write_bytes(fragment)
+    atheris.Setup(
+        [
+            sys.argv[0],
+            str(found),
+            str(HERE / "corpus" / asked.target),
+            f"-max_total_time={asked.seconds}",
+            f"-runs={asked.runs}",
+            f"-max_len={MAX_BYTES}",
+            f"-artifact_prefix={crashes}/{asked.target}-",
+        ],
+        TARGETS[asked.target],
+    )
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
