@@ -5,10 +5,16 @@ The order is strict priority and, within a priority, start-time fair queueing (G
 goes first. What a request cost more than was known when it was begun is added at its end. Of one
 key and priority the first to come is the first to go. A full queue pushes out the newest request of
 the key that has most of them waiting, so one tenant can fill it only while nobody else comes.
+
+Which engines can take a request its group says (its model). While those of one group are full the
+others go on: who has no room is passed over.
 """
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from typing import Final
+
+from router.core.places import Place
 
 __all__ = ["GONE", "IN_FLIGHT", "PRIORITIES", "WAITING", "Admission", "Ticket"]
 
@@ -26,12 +32,22 @@ ACCOUNTS_PER_PLACE: Final = 4
 
 class Ticket:
     """One request's place, or its wait for one. `cost`: its work, in estimated tokens; `since`:
-    when it came, in seconds."""
+    when it came, in seconds; `group`: which engines can take it; `place`: where it is counted."""
 
-    __slots__ = ("cost", "key", "priority", "since", "state")
+    __slots__ = ("cost", "group", "key", "place", "priority", "since", "state")
 
-    def __init__(self, key: Hashable, priority: int, cost: float, since: float) -> None:
+    def __init__(
+        self,
+        key: Hashable,
+        priority: int,
+        cost: float,
+        since: float,
+        group: Hashable = None,
+        place: Place | None = None,
+    ) -> None:
         highest, lowest = PRIORITIES
+        self.group = group
+        self.place = place
         self.key = key
         self.priority = min(max(priority, highest), lowest)
         self.cost = cost
@@ -40,16 +56,35 @@ class Ticket:
 
 
 class _Flow:
-    """The waiting requests of one key and priority, in order; `since` is the virtual time at which
-    the first of them came."""
+    """The waiting requests of one key, priority and group, in order; `since` is the virtual time at
+    which the first of them came."""
 
-    __slots__ = ("key", "priority", "since", "tickets")
+    __slots__ = ("group", "key", "priority", "since", "tickets")
 
-    def __init__(self, key: Hashable, priority: int, since: float) -> None:
+    def __init__(self, key: Hashable, priority: int, group: Hashable, since: float) -> None:
         self.key = key
         self.priority = priority
+        self.group = group
         self.since = since
         self.tickets: dict[Ticket, None] = {}
+
+    @property
+    def first(self) -> Ticket:
+        """Whose turn it is."""
+        return next(iter(self.tickets))
+
+    @property
+    def newest(self) -> Ticket:
+        """Who came last."""
+        return next(reversed(self.tickets))
+
+
+Room = Callable[[Hashable], bool]
+"""Whether the engines that can take a group's requests can take one more."""
+
+
+def _everywhere(_: Hashable) -> bool:
+    return True
 
 
 class Admission:
@@ -61,7 +96,7 @@ class Admission:
         self.in_flight = 0
         self._waiting: dict[Ticket, None] = {}
         """All that wait, in the order in which they came."""
-        self._flows: dict[tuple[int, Hashable], _Flow] = {}
+        self._flows: dict[tuple[int, Hashable, Hashable], _Flow] = {}
         self._virtual = 0.0
         """The account of the request that was begun last."""
         self._accounts: dict[Hashable, float] = {}
@@ -77,12 +112,13 @@ class Admission:
         """How many keys are remembered."""
         return len(self._accounts)
 
-    def offer(self, ticket: Ticket, limit: int) -> Ticket | None:
+    def offer(self, ticket: Ticket, limit: int, has_room: Room = _everywhere) -> Ticket | None:
         """A request comes: it is in flight now or waits. Returns the one that is refused for it,
         itself perhaps; None if none is."""
-        if not self._waiting and self.in_flight < limit:
-            self._virtual = 0.0  # nobody competes: who had how much before does not matter
-            self._accounts.clear()
+        if self.in_flight < limit and has_room(ticket.group) and not self._with_room(has_room):
+            if not self._waiting:  # nobody competes: who had how much before does not matter
+                self._virtual = 0.0
+                self._accounts.clear()
             self._begin(ticket)
             return None
         refused = None
@@ -94,13 +130,16 @@ class Admission:
         self._add(ticket)
         return refused
 
-    def next(self, limit: int) -> Ticket | None:
+    def next(self, limit: int, has_room: Room = _everywhere) -> Ticket | None:
         """Begin the next that waits; None while there is no room or nobody waits."""
         if not self._flows or self.in_flight >= limit:
             return None
-        flow = min(self._flows.values(), key=self._order)
+        flows = self._with_room(has_room)
+        if not flows:
+            return None
+        flow = min(flows, key=self._order)
         tag = self._tag(flow)
-        ticket = next(iter(flow.tickets))
+        ticket = flow.first
         self._remove(ticket)
         self._virtual = max(self._virtual, tag)
         self._accounts[flow.key] = tag + ticket.cost
@@ -139,19 +178,38 @@ class Admission:
         ticket.state = IN_FLIGHT
         self.in_flight += 1
 
+    def _with_room(self, has_room: Room) -> list[_Flow]:
+        """The flows that may go on. Each group is asked for once."""
+        rooms: dict[Hashable, bool] = {}
+        found = []
+        for flow in self._flows.values():
+            group = flow.group
+            if group not in rooms:
+                rooms[group] = has_room(group)
+            if rooms[group]:
+                found.append(flow)
+        return found
+
     def _add(self, ticket: Ticket) -> None:
         ticket.state = WAITING
         self._waiting[ticket] = None
-        name = ticket.priority, ticket.key
+        name = _name(ticket)
         flow = self._flows.get(name)
         if flow is None:
-            flow = self._flows[name] = _Flow(ticket.key, ticket.priority, self._virtual)
+            flow = _Flow(ticket.key, ticket.priority, ticket.group, self._start(ticket.group))
+            self._flows[name] = flow
         flow.tickets[ticket] = None
+
+    def _start(self, group: Hashable) -> float:
+        """The virtual time of a group. While it is full others go on: those that come to it later
+        must not stand behind all that it has waiting."""
+        tags = [self._tag(flow) for flow in self._flows.values() if flow.group == group]
+        return min([self._virtual, *tags])
 
     def _remove(self, ticket: Ticket) -> None:
         ticket.state = GONE
         del self._waiting[ticket]
-        name = ticket.priority, ticket.key
+        name = _name(ticket)
         flow = self._flows[name]
         del flow.tickets[ticket]
         if not flow.tickets:
@@ -160,20 +218,23 @@ class Admission:
     def _tag(self, flow: _Flow) -> float:
         return max(flow.since, self._accounts.get(flow.key, 0.0))
 
-    def _order(self, flow: _Flow) -> tuple[int, float]:
-        return flow.priority, self._tag(flow)
+    def _order(self, flow: _Flow) -> tuple[int, float, float]:
+        return flow.priority, self._tag(flow), flow.first.since
 
     def _refused_for(self, ticket: Ticket) -> Ticket:
-        """The newest of the longest flow with the lowest priority, if that priority is lower than
-        the newcomer's or the flow would be longer than the newcomer's even without it."""
+        """The newest of the key that has most waiting with the lowest priority, if that priority is
+        lower than the newcomer's or it would have more than the newcomer's even without it."""
         if not self._flows:
             return ticket
-        victim = max(self._flows.values(), key=lambda flow: (flow.priority, len(flow.tickets)))
-        own = self._flows.get((ticket.priority, ticket.key))
-        length = 0 if own is None else len(own.tickets)
-        is_longer = victim.priority == ticket.priority and len(victim.tickets) > length + 1
-        if victim.priority > ticket.priority or is_longer:
-            return next(reversed(victim.tickets))
+        lengths: Counter[tuple[int, Hashable]] = Counter()
+        for flow in self._flows.values():
+            lengths[flow.priority, flow.key] += len(flow.tickets)
+        victim = max(lengths, key=lambda name: (name[0], lengths[name]))
+        own = lengths[ticket.priority, ticket.key]
+        is_longer = victim[0] == ticket.priority and lengths[victim] > own + 1
+        if victim[0] > ticket.priority or is_longer:
+            flows = [each for each in self._flows.values() if (each.priority, each.key) == victim]
+            return max([flow.newest for flow in flows], key=lambda newest: newest.since)
         return ticket
 
     def _forget_some(self) -> None:
@@ -184,3 +245,7 @@ class Admission:
         ahead = {key: value for key, value in self._accounts.items() if value > self._virtual}
         highest = sorted(ahead, key=ahead.__getitem__)[-most // 2 :]
         self._accounts = {key: ahead[key] for key in highest}
+
+
+def _name(ticket: Ticket) -> tuple[int, Hashable, Hashable]:
+    return ticket.priority, ticket.key, ticket.group

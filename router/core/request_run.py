@@ -28,6 +28,7 @@ from router.core.events import (
 )
 from router.core.ledger import Lease
 from router.core.leg_timer import LegTimer
+from router.core.places import Place
 from router.core.plans import steps
 from router.core.plans.prefill import LOAD_FAILED
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
@@ -78,6 +79,7 @@ class RequestRun:
         "_tried",
         "asked_at",
         "facts",
+        "place",
         "record",
         "step",
     )
@@ -96,6 +98,8 @@ class RequestRun:
         self.facts: Facts | None = None
         """None before the start, and once the answer has begun: a stream need not keep its prompt
         in memory."""
+        self.place: Place | None = None
+        """Among those that are served; None without a limit."""
         self.record = record
         self.asked_at = 0.0
         """When `step` was requested."""
@@ -247,7 +251,13 @@ class RequestRun:
             explained = self._scheduler.explained(role, facts, now)
         partner = self._partner(role) if role is PREFILL or not step.computes else None
         lease = self._scheduler.lease(
-            role, facts, step.exclude, now, computes=step.computes, partner=partner
+            role,
+            facts,
+            step.exclude,
+            now,
+            computes=step.computes,
+            partner=partner,
+            place=None if role is PREFILL else self.place,
         )
         endpoint = lease.endpoint
         self._leases[endpoint] = lease

@@ -11,6 +11,7 @@ from router.core.auto_threshold import AutoThreshold
 from router.core.errors import BadRequest, NoEngine, NoPartner, NotFound
 from router.core.fleet import Fleet
 from router.core.ledger import Lease
+from router.core.places import Place
 from router.core.policies import Policy
 from router.core.prefix.cache_events import Lookup
 from router.core.prefix.keys import prefix_keys
@@ -141,31 +142,38 @@ class Scheduler:
         *,
         computes: bool = True,
         partner: Endpoint | None = None,
+        place: Place | None = None,
     ) -> Lease:
         """Choose an endpoint and lease it. Raises NoEngine when there is none.
 
         `computes`: the engine computes the prompt itself, it does not load its KV cache.
         `partner`: the engine of the other role with which it exchanges that. Raises NoPartner when
-        there are engines, but none of them can.
+        there are engines, but none of them can. `place`: what admission gave the request; it moves
+        to the endpoint, which is full only if all are.
         """
         moves = bool(exclude)
         if self.fleet.is_mixed and facts.destinations is None:
             exclude = self._paired(role, facts, exclude, now, partner)
-        candidates, uncached, _, place, prefix, lookup = self._ranked(
-            role, facts, exclude, now, computes, moves=moves
-        )
-        chosen = candidates[place]
+        ranked = self._ranked(role, facts, exclude, now, computes, moves=moves)
+        if place is not None:
+            if not place.fits(ranked[0][ranked[3]].load):
+                full = place.full(self._candidates(role, facts, exclude, now))
+                if self._candidates(role, facts, exclude | full, now):
+                    ranked = self._ranked(role, facts, exclude | full, now, computes, moves=moves)
+            place.move(ranked[0][ranked[3]].load)
+        candidates, uncached, _, index, prefix, lookup = ranked
+        chosen = candidates[index]
         self._choices += 1
         chosen.chosen_at = self._choices
         # A prompt of a few letters is estimated at 0 tokens, and is one that has to be computed.
-        pending = (uncached[place] or 1) if computes else 0
+        pending = (uncached[index] or 1) if computes else 0
         fleet = self.fleet
         if fleet.cache_events is None or not prefix.keys:
             lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix)
         else:
             lease = fleet.watched_lease(chosen.endpoint, facts, pending, prefix, lookup)
         if self._auto is not None and not computes:
-            lease.loads = LOAD_FACTOR * uncached[place]
+            lease.loads = LOAD_FACTOR * uncached[index]
         return lease
 
     def _paired(

@@ -3,20 +3,23 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from router.core.admission import WAITING, Admission, Ticket
 from router.core.errors import Overloaded, QueueFull, RouterError
-from router.core.values import Facts
+from router.core.places import Group, Place, Places, group_of
+from router.core.values import Candidate, Facts
 from router.net.start_limiter import StartLimiter
 
 __all__ = ["AdmissionGate", "AdmissionLimits", "QueueMetrics", "Waiter"]
 
 SWEEP_SECONDS: Final = 0.1
 """Between two looks for requests that have waited too long, and for engines that have joined."""
+
+UNLIMITED: Final = 1 << 30
 
 REQUEST_COST: Final = 256
 """Tokens that a request costs in addition to its prompt: for its slot, and for the beginning of its
@@ -29,7 +32,7 @@ class AdmissionLimits:
 
     in_flight: int | None
     in_flight_per_engine: int | None
-    """For each decode engine that is usable."""
+    """On each decode engine."""
     queue_size: int
     queue_seconds: float
     tenant_header: bytes
@@ -62,18 +65,19 @@ class Waiter(Protocol):
 
 
 class AdmissionGate:
-    """`usable_engines`: how many decode engines can be used now."""
+    """`engines_for`: the decode engines that may take a group's requests at a time."""
 
     def __init__(
         self,
         limits: AdmissionLimits,
-        usable_engines: Callable[[], int],
+        engines_for: Callable[[Group, float], Sequence[Candidate]],
         start_limiter: StartLimiter,
         metrics: QueueMetrics,
     ) -> None:
         self.limits = limits
         self.admission = Admission(limits.queue_size)
-        self._usable_engines = usable_engines
+        self.places = Places(limits.in_flight_per_engine)
+        self._engines_for = engines_for
         self._start_limiter = start_limiter
         self._metrics = metrics
         self._waiters: dict[Ticket, Waiter] = {}
@@ -84,6 +88,7 @@ class AdmissionGate:
         """Keep to these limits from now on; whoever waits goes on waiting, if there is no room."""
         self.limits = limits
         self.admission.queue_size = limits.queue_size
+        self.places.per_engine = limits.in_flight_per_engine
         self._let_in()
 
     def ticket(self, facts: Facts, fields: Mapping[bytes, bytes], tenant: str | None) -> Ticket:
@@ -92,9 +97,8 @@ class AdmissionGate:
         if key is None:
             # Of a credential only a hash is kept.
             key = hash(fields.get(self.limits.tenant_header, b""))
-        return Ticket(
-            key, self._priority(facts, fields), float(REQUEST_COST + facts.tokens), _now()
-        )
+        priority, cost = self._priority(facts, fields), float(REQUEST_COST + facts.tokens)
+        return Ticket(key, priority, cost, _now(), group_of(facts), Place(self.places))
 
     def _priority(self, facts: Facts, fields: Mapping[bytes, bytes]) -> int:
         source = self.limits.priority_from
@@ -112,7 +116,7 @@ class AdmissionGate:
         """Whether a request is let in at once; else `waiter` is told when. Raises QueueFull
         if it cannot even wait."""
         admission = self.admission
-        refused = admission.offer(ticket, self._limit())
+        refused = admission.offer(ticket, self._limit(), self._has_room)
         if refused is ticket:
             self._metrics.queue_rejected("full")
             raise self._full()
@@ -120,6 +124,7 @@ class AdmissionGate:
             self._metrics.queue_rejected("pushed_out")
             self._waiters.pop(refused).on_refused(self._full())
         if ticket.state != WAITING:
+            self._take_place(ticket)
             return True
         self._waiters[ticket] = waiter
         self._metrics.queue_length(admission.waiting)
@@ -129,6 +134,8 @@ class AdmissionGate:
     def leave(self, ticket: Ticket, answer_tokens: int = 0) -> None:
         """A request has ended after so many tokens, or waits no longer."""
         self.admission.leave(ticket, float(max(0, answer_tokens - REQUEST_COST)))
+        if ticket.place is not None:
+            ticket.place.move(None)
         if self._waiters.pop(ticket, None) is not None:
             self._metrics.queue_length(self.admission.waiting)
         if self._waiters and not self._is_due:
@@ -141,14 +148,25 @@ class AdmissionGate:
             self._timer.cancel()
 
     def _limit(self) -> int:
-        """How many may be served at a time. Without usable engines all are let in, to get 503."""
-        limits = self.limits
-        limit = math.inf if limits.in_flight is None else limits.in_flight
-        if limits.in_flight_per_engine is not None:
-            usable = self._usable_engines()
-            if usable:
-                limit = min(limit, limits.in_flight_per_engine * usable)
-        return int(min(limit, 1 << 30))
+        """How many may be served at a time."""
+        limit = self.limits.in_flight
+        return UNLIMITED if limit is None else limit
+
+    def _has_room(self, group: Hashable) -> bool:
+        """Whether an engine can take one more of a group. Where none may take any all are let in,
+        to get 503."""
+        if self.places.per_engine is None:
+            return True
+        engines = self._engines_for(cast("Group", group), _now())
+        return not engines or self.places.with_room(engines) is not None
+
+    def _take_place(self, ticket: Ticket) -> None:
+        """Until its plan has leased an engine, another one is kept free for it."""
+        if ticket.place is None or self.places.per_engine is None:
+            return
+        engine = self.places.with_room(self._engines_for(cast("Group", ticket.group), _now()))
+        if engine is not None:
+            ticket.place.move(engine.load)
 
     def _full(self) -> QueueFull:
         seconds = math.ceil(self.admission.longest_wait(_now()))
@@ -157,7 +175,8 @@ class AdmissionGate:
     def _let_in(self) -> None:
         self._is_due = False
         limit, now, loop = self._limit(), _now(), asyncio.get_running_loop()
-        while (ticket := self.admission.next(limit)) is not None:
+        while (ticket := self.admission.next(limit, self._has_room)) is not None:
+            self._take_place(ticket)
             waited = now - ticket.since
             self._metrics.queue_waited(waited)
             waiter = self._waiters.pop(ticket)

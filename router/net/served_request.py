@@ -153,6 +153,7 @@ class ServedRequest(PlanRunner):
         if self._ticket is not None:  # it has waited
             return True
         ticket = self._ticket = gate.ticket(facts, self._request.head.fields, self.record.api_key)
+        self.place = ticket.place
         is_in = gate.enter(ticket, self)
         if not is_in:
             self.facts = facts

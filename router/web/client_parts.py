@@ -1,6 +1,6 @@
 """Makes the parts that face clients, from the settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from router.core.cors import CORS
 from router.core.fleet import Fleet
 from router.core.key_limits import KeyLimits
 from router.core.key_usage_table import KeyRows
-from router.core.values import Role
+from router.core.places import Group
+from router.core.values import Candidate, Role
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.gateway import Gateway
 from router.net.key_file import KeyFile
@@ -116,10 +117,13 @@ def admission_gate(
     if limits.in_flight is None and limits.in_flight_per_engine is None:
         return None
 
-    def usable_engines() -> int:
-        return sum(member.is_usable for member in fleet.pool(Role.DECODE))
+    def engines_for(group: Group, now: float) -> Sequence[Candidate]:
+        model, named = group
+        if named is not None:
+            return fleet.first_usable(named, frozenset())
+        return fleet.candidates(Role.DECODE, model, frozenset(), now)
 
-    return AdmissionGate(limits, usable_engines, start_limiter, metrics)
+    return AdmissionGate(limits, engines_for, start_limiter, metrics)
 
 
 def admission_limits(settings: Settings) -> AdmissionLimits:

@@ -1,6 +1,7 @@
 """Who is let in, in which order, and who is refused."""
 
 from collections import Counter
+from collections.abc import Callable, Hashable
 from itertools import count
 
 import pytest
@@ -9,13 +10,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from router.core.admission import GONE, IN_FLIGHT, WAITING, Admission, Ticket
+from router.core.places import Place, Places
+from router.core.values import Candidate, Endpoint, LocalLoad, Role
 
 KEYS = st.sampled_from("abc")
 
 
-def ticket(key: str = "a", priority: int = 0, cost: float = 1.0, since: float = 0.0) -> Ticket:
+def ticket(
+    key: str = "a",
+    priority: int = 0,
+    cost: float = 1.0,
+    since: float = 0.0,
+    group: str | None = None,
+) -> Ticket:
     """A request."""
-    return Ticket(key, priority, cost, since)
+    return Ticket(key, priority, cost, since, group)
+
+
+def view(number: int) -> Candidate:
+    """An engine."""
+    return Candidate(Endpoint(f"http://d{number}", Role.DECODE), number, LocalLoad())
 
 
 def full(queue_size: int = 100) -> Admission:
@@ -186,6 +200,66 @@ def test_clients_that_name_ever_new_keys_are_forgotten() -> None:
         assert admission.accounts <= 4 * 11 + 1
 
 
+def only(*groups: str) -> Callable[[Hashable], bool]:
+    """Room for these groups."""
+    return lambda group: group in groups
+
+
+def test_who_has_room_goes_before_who_has_none() -> None:
+    admission = Admission(10)
+    blocked, free = ticket("a", -1, group="m"), ticket("a", 1, group="n")
+    admission.offer(blocked, 1, only())
+    admission.offer(free, 1, only())
+    assert admission.next(1, only()) is None
+    assert admission.next(1, only("n")) is free
+    assert admission.next(1, only("m")) is None, "the limit of all"
+    admission.leave(free)
+    assert admission.next(1, only("m")) is blocked
+
+
+def test_who_comes_passes_those_that_have_no_room_and_nobody_else() -> None:
+    admission = Admission(10)
+    admission.offer(ticket("a", group="m"), 2, only())
+    free = ticket("b", group="n")
+    assert admission.offer(free, 2, only("n")) is None
+    assert free.state == IN_FLIGHT
+    late = ticket("b", group="n")
+    admission.offer(late, 2, only("m", "n"))
+    assert late.state == WAITING
+
+
+def test_one_tenants_models_are_one_queue_of_it() -> None:
+    admission = full(4)
+    greedy = [
+        ticket("greedy", since=float(number), group=group) for number, group in enumerate("mnm")
+    ]
+    for each in (*greedy, ticket("other", group="m")):
+        admission.offer(each, 1)
+    assert admission.offer(ticket("polite", group="n"), 1) is greedy[2]
+    assert greedy[0].state == greedy[1].state == WAITING
+
+
+def test_of_one_tenants_models_the_first_to_come_goes_first() -> None:
+    admission = full()
+    tickets = [ticket(since=float(number), group=group) for number, group in enumerate("nmmn")]
+    for each in tickets:
+        admission.offer(each, 1)
+    assert served(admission, 4) == tickets
+
+
+def test_who_comes_to_a_full_model_does_not_stand_behind_all_that_it_has_waiting() -> None:
+    """While it is full, others go on, and virtual time with them."""
+    admission = full()
+    for _ in range(10):
+        admission.offer(ticket("first", group="m"), 1)
+        admission.offer(ticket("busy", group="n", cost=1000.0), 1)
+    for _ in range(10):
+        admission.in_flight = 0
+        assert admission.next(1, only("n")) is not None
+    admission.offer(ticket("new", group="m"), 1)
+    assert "new" in {each.key for each in served(admission, 2)}
+
+
 @given(
     st.lists(st.tuples(KEYS, st.floats(1, 50)), min_size=2, max_size=80),
     st.integers(1, 60),
@@ -213,43 +287,108 @@ def test_tenants_that_both_wait_get_the_same_work_up_to_one_request_each(
                 assert work[a] - work[b] <= largest[a] + largest[b] + 1e-6
 
 
+ENGINES = range(3)
+
+
 class Queue(RuleBasedStateMachine):
-    """Any order of arrivals, ends, departures and changes of the limit."""
+    """Any order of arrivals, ends, departures and changes of the limit and of the fleet: engines
+    that come, go, serve other models, and get requests wherever the policy likes."""
 
     SIZE = 5
 
     def __init__(self) -> None:
         super().__init__()
         self.admission = Admission(self.SIZE)
-        self.limit = 2
+        self.limit = 4
+        self.places = Places(2)
+        self.fleet = {engine: view(number) for number, engine in enumerate(ENGINES)}
+        self.serving = {0: frozenset("m"), 1: frozenset("mn"), 2: frozenset("o")}
         self.tickets: list[Ticket] = []
         self.now = 0.0
 
+    def engines(self, model: object) -> list[Candidate]:
+        """Who may take its requests."""
+        return [self.fleet[engine] for engine, them in self.serving.items() if model in them]
+
+    def has_room(self, model: object) -> bool:
+        """As the router asks."""
+        engines = self.engines(model)
+        return not engines or self.places.with_room(engines) is not None
+
+    def begin(self, begun: Ticket) -> None:
+        """It has a place from the start."""
+        assert begun.state == IN_FLIGHT
+        assert begun.place is not None
+        if (engine := self.places.with_room(self.engines(begun.group))) is not None:
+            begun.place.move(engine.load)
+
     def let_in(self) -> None:
         """As the router does after each change."""
-        while (begun := self.admission.next(self.limit)) is not None:
-            assert begun.state == IN_FLIGHT
-            earlier = [
-                each
-                for each in self.tickets
-                if (each.state, each.key, each.priority) == (WAITING, begun.key, begun.priority)
-            ]
-            assert all(each.since >= begun.since for each in earlier), "first come, first served"
+        while (begun := self.admission.next(self.limit, self.has_room)) is not None:
+            alike = [each for each in self.tickets if each.state == WAITING]
+            for name in ("key", "priority", "group"):
+                alike = [each for each in alike if getattr(each, name) == getattr(begun, name)]
+            assert all(each.since >= begun.since for each in alike), "first come, first served"
+            with_room = [each for each in self.tickets if each.state == WAITING]
+            with_room = [each for each in with_room if self.has_room(each.group)]
+            assert all(each.priority >= begun.priority for each in with_room), "priority"
+            self.begin(begun)
 
-    @rule(key=KEYS, priority=st.integers(-2, 2), cost=st.floats(1, 1e6))
-    def come(self, key: str, priority: int, cost: float) -> None:
-        """A request."""
+    @rule(
+        key=KEYS,
+        priority=st.integers(-2, 2),
+        cost=st.floats(1, 1e6),
+        model=st.sampled_from("mno?"),
+    )
+    def come(self, key: str, priority: int, cost: float, model: str) -> None:
+        """A request; nobody serves the model `?`."""
         self.now += 1.0
-        new = ticket(key, priority, cost, self.now)
+        new = Ticket(key, priority, cost, self.now, model, Place(self.places))
         self.tickets.append(new)
-        refused = self.admission.offer(new, self.limit)
+        refused = self.admission.offer(new, self.limit, self.has_room)
         assert refused is None or refused.state == GONE
+        if new.state == IN_FLIGHT:
+            self.begin(new)
+
+    @precondition(lambda self: any(each.state == IN_FLIGHT for each in self.tickets))
+    @rule(data=st.data())
+    def lease(self, data: st.DataObject) -> None:
+        """Its plan chooses an engine: the first try, or another one."""
+        running = [each for each in self.tickets if each.state == IN_FLIGHT]
+        place = (chosen := data.draw(st.sampled_from(running))).place
+        assert place is not None
+        engines = self.engines(chosen.group)
+        free = [each for each in engines if each.endpoint not in place.full(engines)]
+        if engines:
+            place.move(data.draw(st.sampled_from(free or engines)).load)
+        self.let_in()
+
+    @rule(
+        engine=st.sampled_from(ENGINES),
+        models=st.frozensets(st.sampled_from("mno")),
+        new=st.booleans(),
+    )
+    def change_fleet(self, engine: int, models: frozenset[str], new: bool) -> None:
+        """An engine serves others (none: it is gone), or another one has come in its place."""
+        self.serving[engine] = models
+        if new:
+            self.fleet[engine] = view(engine)
+        self.let_in()
+
+    @rule(number=st.none() | st.integers(1, 3))
+    def change_places(self, number: int | None) -> None:
+        """The operator gives engines more, or fewer."""
+        self.places.per_engine = number
+        self.let_in()
 
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         """It ends, or its client is gone; perhaps it is told twice."""
-        self.admission.leave(data.draw(st.sampled_from(self.tickets)))
+        leaves = data.draw(st.sampled_from(self.tickets))
+        self.admission.leave(leaves)
+        assert leaves.place is not None
+        leaves.place.move(None)
         self.let_in()
 
     @rule(limit=st.integers(0, 4))
@@ -266,17 +405,24 @@ class Queue(RuleBasedStateMachine):
 
     @invariant()
     def is_bounded_counted_and_work_conserving(self) -> None:
-        """Nobody waits while there is room."""
+        """Nobody waits while an engine could take it, and no place is lost or taken twice."""
         states = Counter(each.state for each in self.tickets)
         assert self.admission.waiting == states[WAITING] <= self.SIZE
         assert self.admission.in_flight == states[IN_FLIGHT]
-        assert not self.admission.waiting or self.admission.in_flight >= self.limit
+        waiting = {each.group for each in self.tickets if each.state == WAITING}
+        assert self.admission.in_flight >= self.limit or not any(map(self.has_room, waiting))
+        assert self.places.taken <= states[IN_FLIGHT]
 
     def teardown(self) -> None:
-        """Whoever waits is let in at last."""
-        self.limit = 1000
+        """Whoever waits is let in at last, and every place comes back."""
+        self.limit, self.places.per_engine = 1000, None
         self.let_in()
         assert self.admission.waiting == 0
+        for each in self.tickets:
+            self.admission.leave(each)
+            assert each.place is not None
+            each.place.move(None)
+        assert self.admission.in_flight == self.places.taken == 0
 
 
 TestQueue = Queue.TestCase

@@ -8,7 +8,9 @@ import pytest
 
 from router.core.admission import Ticket
 from router.core.errors import RouterError
-from router.core.events import RequestEnded
+from router.core.events import Probed, RequestEnded
+from router.core.health import HealthSignal
+from router.core.values import Role
 from router.net import admission_gate
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.start_limiter import StartLimiter
@@ -216,7 +218,7 @@ class Uncounted:
 
 async def test_of_many_that_are_late_together_few_are_answered_in_one_turn() -> None:
     limits = AdmissionLimits(0, None, 1000, 0.0, b"", "none")
-    gate = AdmissionGate(limits, lambda: 1, StartLimiter(4), Uncounted())
+    gate = AdmissionGate(limits, lambda *_: (), StartLimiter(4), Uncounted())
     waiters = [Unheard() for _ in range(20)]
     for waiter in waiters:
         assert not gate.enter(Ticket("t", 0, 1.0, 0.0), waiter)
@@ -326,6 +328,103 @@ async def test_the_limit_follows_the_engines_that_are_there(harness: Harness) ->
     await engines[1].listen()
     await eventually(lambda: gate.admission.waiting == 1)
     await eventually(lambda: sum(engine.seen for engine in engines) == 2)
+
+
+async def two_models(harness: Harness, **settings: Any) -> tuple[Running, list[ScriptedEngine]]:
+    """A router with an engine for the model `A` and one for `B`, and a place on each."""
+    engines = []
+    for name in "AB":
+        engine = await harness.engine()
+        engine.models = json_reply({"object": "list", "data": [{"id": name}]})
+        engines.append(engine)
+    usual: dict[str, Any] = {"max_in_flight_per_engine": 1, "queue_timeout": NEVER}
+    return await harness.router(*engines, **{**usual, **settings}), engines
+
+
+def gate_of(router: Running) -> AdmissionGate:
+    """The router's."""
+    gate = router.router.admission
+    assert gate is not None
+    return gate
+
+
+async def test_a_model_whose_engines_are_full_does_not_hold_up_another(harness: Harness) -> None:
+    router, (a, b) = await two_models(harness)
+    for _ in range(2):
+        await (await router.client()).send(request(COMPLETIONS, completion(model="A")))
+    call = await a.call()
+    gate = gate_of(router)
+    await eventually(lambda: gate.admission.waiting == 1)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion(model="B")))
+    (await b.call()).send(json_reply({}))
+    assert (await client.answer()).status == 200
+    assert (a.seen, gate.admission.waiting) == (1, 1)
+    call.send(json_reply({}))
+    (await a.call()).send(json_reply({}))
+
+
+async def test_a_full_queue_of_one_model_leaves_the_engines_of_another_to_it(
+    harness: Harness,
+) -> None:
+    router, (a, b) = await two_models(harness, queue_size=0)
+    await (await router.client()).send(request(COMPLETIONS, completion(model="A")))
+    call = await a.call()
+    assert (await router.ask(COMPLETIONS, completion(model="A"))).status == 429
+    b.answer_all(lambda call: call.send(json_reply({})))
+    assert (await router.ask(COMPLETIONS, completion(model="B"))).status == 200
+    call.send(json_reply({}))
+
+
+async def test_no_engine_gets_more_than_its_places_while_another_has_room(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine() for _ in range(2)]
+    router = await harness.router(*engines, max_in_flight_per_engine=2, queue_timeout=NEVER)
+    scheduler = router.router.handler.network.scheduler
+    scheduler._policies[Role.DECODE] = lambda them, *_: [float(it.ordinal) for it in them]
+    for client in [await router.client() for _ in range(5)]:
+        await client.send(request(COMPLETIONS, completion()))
+    await eventually(lambda: gate_of(router).admission.waiting == 1)
+    calls = [await engine.call() for engine in engines for _ in range(2)]
+    assert [engine.seen for engine in engines] == [2, 2]
+    for call in calls:
+        call.send(json_reply({}))
+    await eventually(lambda: sum(engine.seen for engine in engines) == 5)
+    call = await next(engine for engine in engines if engine.seen == 3).call()
+    call.send(json_reply({}))
+
+
+async def test_what_still_runs_on_an_engine_that_is_drained_takes_no_place_of_another(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine() for _ in range(2)]
+    router = await harness.router(*engines, max_in_flight_per_engine=1, queue_timeout=NEVER)
+    await (await router.client()).send(request(COMPLETIONS, completion()))
+    await eventually(lambda: sum(engine.seen for engine in engines) == 1)
+    busy, free = sorted(engines, key=lambda engine: -engine.seen)
+    call = await busy.call()
+    router.router.observe(Probed(router.endpoint(busy), HealthSignal.UNAVAILABLE))
+    free.answer_all(lambda call: call.send(json_reply({})))
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+    call.send(json_reply({}))
+
+
+async def test_who_waits_for_a_model_goes_on_when_an_engine_comes_to_serve_it(
+    harness: Harness,
+) -> None:
+    router, (a, b) = await two_models(harness)
+    for _ in range(2):
+        await (await router.client()).send(request(COMPLETIONS, completion(model="A")))
+    calls = [await a.call()]
+    await eventually(lambda: gate_of(router).admission.waiting == 1)
+    cards = ({"id": "A"}, {"id": "B"})
+    router.router.observe(Probed(router.endpoint(b), HealthSignal.OK, cards))
+    calls.append(await b.call())
+    router.router.observe(Probed(router.endpoint(b), HealthSignal.OK, ({"id": "C"},)))
+    for call in calls:
+        call.send(json_reply({}))
+    await router.records(2)
 
 
 async def test_without_engines_who_comes_is_answered_not_kept(harness: Harness) -> None:

@@ -36,8 +36,8 @@ class Limits(Group):
     max_in_flight_per_engine: Whole | None = Field(
         None,
         ge=1,
-        description="The same for each usable decode engine: the limit in all follows how many "
-        "there are. --max-num-seqs of the engines, or a little more.",
+        description="The same for each decode engine: a request waits while all that serve its "
+        "model have so many. --max-num-seqs of the engines, or a little more.",
         json_schema_extra=LIVE,
     )
     queue_size: Whole = Field(

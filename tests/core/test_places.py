@@ -1,0 +1,104 @@
+"""Where requests that were let in are counted, and that leases keep to it."""
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from router.core.places import Place, Places, group_of
+from router.core.schedule import Scheduler
+from router.core.values import Candidate, Destinations, Endpoint, Role
+from tests.core.fixtures import D0, D1, D2, request
+from tests.core.fleets import NO_ENDPOINTS, fleet_up
+
+FACTS = request()
+
+
+def first(candidates: Sequence[Candidate], *_: object) -> list[float]:
+    """A policy that prefers those that joined first, however full they are."""
+    return [float(each.ordinal) for each in candidates]
+
+
+class Stage:
+    """Three engines with so many places each."""
+
+    def __init__(self, per_engine: int | None = 1) -> None:
+        self.fleet = fleet_up(D0, D1, D2)
+        self.places = Places(per_engine)
+        self.scheduler = Scheduler(self.fleet, dict.fromkeys(Role, first), 512, Random(0))
+
+    def lease(self, place: Place, exclude: frozenset[Endpoint] = NO_ENDPOINTS) -> Endpoint:
+        """Where a request goes."""
+        return self.scheduler.lease(Role.DECODE, FACTS, exclude, 0.0, place=place).endpoint
+
+    def engines(self) -> list[Candidate]:
+        """All, in order."""
+        return self.fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("per_engine", "chosen"),
+    [(None, [D0] * 4), (1, [D0, D1, D2, D0]), (2, [D0, D0, D1, D1])],
+)
+def test_the_policy_chooses_among_those_with_room_while_there_are_any(
+    per_engine: int | None, chosen: list[Endpoint]
+) -> None:
+    stage = Stage(per_engine)
+    assert [stage.lease(Place(stage.places)) for _ in range(4)] == chosen
+    assert stage.places.taken == 4
+
+
+def test_what_is_kept_free_for_a_request_is_no_reason_to_send_it_elsewhere() -> None:
+    stage = Stage()
+    place = Place(stage.places)
+    place.move(stage.engines()[0].load)
+    other = Place(stage.places)
+    assert stage.lease(other) == D1
+    assert stage.lease(place) == D0
+    assert stage.places.taken == 2
+
+
+def test_a_request_that_moves_leaves_its_place_to_others() -> None:
+    stage = Stage()
+    place = Place(stage.places)
+    assert stage.lease(place) == D0
+    assert stage.lease(place, frozenset({D0})) == D1
+    assert stage.lease(Place(stage.places)) == D0
+
+
+def test_an_engine_that_failed_the_request_is_not_asked_for_its_room() -> None:
+    stage = Stage()
+    assert stage.lease(Place(stage.places), frozenset({D1, D2})) == D0
+    assert stage.lease(Place(stage.places), frozenset({D1, D2})) == D0
+
+
+def test_the_first_with_room_is_found() -> None:
+    stage = Stage()
+    one, two, three = stage.engines()
+    assert stage.places.with_room([one, two]) is one
+    places = [Place(stage.places) for _ in range(2)]
+    for place, engine in zip(places, (one, two), strict=True):
+        place.move(engine.load)
+    assert stage.places.with_room([one, two, three]) is three
+    assert stage.places.with_room([one, two]) is None
+    for place in places * 2:  # perhaps it is told twice
+        place.move(None)
+    assert stage.places.taken == 0
+
+
+def test_another_engine_at_the_address_begins_with_none() -> None:
+    stage = Stage()
+    place = Place(stage.places)
+    assert stage.lease(place) == D0
+    member = stage.fleet.member(D0)
+    member.view.load = stage.fleet.ledger.renew(D0)
+    assert stage.lease(Place(stage.places)) == D0
+    place.move(None)
+    assert stage.lease(Place(stage.places)) == D1
+
+
+def test_a_group_is_the_model_and_the_engines_that_a_gateway_names() -> None:
+    facts = request(model="m")
+    assert group_of(facts) == ("m", None)
+    facts.destinations = Destinations((), (D1,))
+    assert group_of(facts) == ("m", (D1,))
