@@ -383,7 +383,11 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
         prefill_timeout=1.0,
         stall_timeout=2.0,
         idle_connection_timeout=4.0,
+        max_in_flight=AT_ONCE // 2,
+        max_in_flight_per_engine=AT_ONCE // 4,
     )
+    gate = router.router.admission
+    assert gate is not None
     for engine in prefills:
         _misbehave(engine, PREFILL, chance)
     for engine in decodes:
@@ -411,6 +415,9 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
     assert after - before < KEPT_BYTES
     # A probe may be under way at this moment; what leaks stays.
     await eventually(lambda: all(t.done() for t in asyncio.all_tasks() - tasks))
+    await router.is_quiet()
+    admission = gate.admission
+    assert (admission.in_flight, admission.waiting, gate.places.taken) == (0, 0, 0)
 
 
 async def _refuse_now_and_then(engine: ScriptedEngine, chance: Random) -> None:

@@ -149,6 +149,8 @@ class Running:
             assert ledger.in_flight(endpoint) == 0
             assert ledger.tokens(endpoint) == 0
         assert not self.router.clients.idle_sweep._watched
+        if (gate := self.router.admission) is not None:
+            assert gate.admission.in_flight == gate.admission.waiting == gate.places.taken == 0
 
 
 class Harness:
