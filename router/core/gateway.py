@@ -37,8 +37,25 @@ LOAD_FORMAT: Final = b"endpoint-load-metrics-format"
 
 LOAD_REPORT: Final = b"endpoint-load-metrics"
 
-GATEWAY_HEADERS: Final = frozenset({DESTINATION, PREFILLER, LOAD_FORMAT})
-"""They are for the router, not for engines."""
+GATEWAY_HEADERS: Final = frozenset(
+    {
+        DESTINATION,
+        b"x-gateway-destination-endpoint-subset",
+        SERVED,
+        PREFILLER,
+        b"x-llm-d-prefiller-host-port",
+        b"x-prefiller-url",
+        b"x-encoder-hosts-ports",
+        b"x-llm-d-encoder-hosts-ports",
+        b"x-kv-cache-source-host-port",
+        b"x-llm-d-kv-cache-source-host-port",
+        b"x-data-parallel-host-port",
+        LOAD_FORMAT,
+    }
+)
+"""What gateways and endpoint pickers say. Those behind an engine's port that read them (llm-d's
+routing sidecar, in all its versions) connect to the hosts that they name: so no client's goes on,
+whoever it is."""
 
 MAX_NAMED: Final = 16
 """Addresses of one header that are looked at."""

@@ -3,6 +3,7 @@
 from typing import Final
 
 from router.core import headers as http
+from router.core.gateway import GATEWAY_HEADERS
 from router.net.client_request import RequestHead
 
 __all__ = ["DROP_FOR_ENGINE", "DROP_WHEN_READING", "KEY_HEADERS", "lines_for_engine"]
@@ -10,7 +11,7 @@ __all__ = ["DROP_FOR_ENGINE", "DROP_WHEN_READING", "KEY_HEADERS", "lines_for_eng
 KEY_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
 """The client's key, where that is for the router."""
 
-DROP_FOR_ENGINE: Final = http.REQUEST_ONLY
+DROP_FOR_ENGINE: Final = http.REQUEST_ONLY | GATEWAY_HEADERS
 DROP_WHEN_READING: Final = DROP_FOR_ENGINE | {b"accept-encoding"}
 """A compressed answer could not be searched for errors and KV parameters."""
 

@@ -15,7 +15,6 @@ from router.core import headers as http
 from router.core.admission import Ticket
 from router.core.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.core.events import RequestEnded
-from router.core.gateway import GATEWAY_HEADERS
 from router.core.key_limits import KeyUsage
 from router.core.plans.steps import Call, Outcome, Stream
 from router.core.request_run import RequestRun
@@ -202,8 +201,6 @@ class EngineRun(RequestRun):
             drop = self._not_for_engines()
             if self._network.api_keys is not None:
                 drop |= KEY_HEADERS
-            if self._network.gateway is not None:
-                drop |= GATEWAY_HEADERS
             lines = lines_for_engine(client_head, drop, self._network.engine_api_key)
             client_head.engine_lines = lines
         if pool.rank_line:  # the choice of a rank is the router's

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from router.core.gateway import GATEWAY_HEADERS
 from tests.e2e.envoy import Envoy, envoy
 from tests.e2e.process import Process, serving
 from tests.forked import SECONDS
@@ -357,7 +358,8 @@ async def test_a_long_prompt_names_the_prefill_engine_for_the_sidecar(
     flags = ("--prefill", prefill.url, "--routing-threshold", "100")
     async with picked(tmp_path, decode, flags=flags) as it:
         for prompt, expected in (("x" * 4000, [at(prefill)]), ("short", [])):
-            asking = asyncio.ensure_future(it.ask({"prompt": prompt}))
+            stranger = (b"x-prefiller-host-port", b"169.254.169.254:80")
+            asking = asyncio.ensure_future(it.ask({"prompt": prompt}, stranger))
             call = await decode.call()
             assert call.values(b"x-prefiller-host-port") == expected
             counts = await it.in_flight()
@@ -377,12 +379,11 @@ async def test_what_clients_may_not_say_does_not_reach_the_engine(
     engine.answer_all(lambda call: call.send(json_reply({})))
     async with picked(tmp_path, engine, modes=modes) as it:
         body = {"prompt": "x", "kv_transfer_params": {"do_remote_prefill": True}}
-        named = (b"x-gateway-destination-endpoint", at(stranger))
-        prefiller = (b"x-prefiller-host-port", at(stranger))
-        assert (await it.ask(body, named, prefiller)).status == 200
+        named = [(name, at(stranger)) for name in sorted(GATEWAY_HEADERS)]
+        assert (await it.ask(body, *named)).status == 200
         [call] = calls
         assert json.loads(call.body) == {"prompt": "x"}
-        assert call.values(b"x-prefiller-host-port") == []
+        assert [name for name, value in call.headers if value == at(stranger)] == []
         await it.until_in_flight(0)
 
 

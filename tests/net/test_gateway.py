@@ -92,13 +92,18 @@ async def test_an_address_that_is_no_engine_is_refused(harness: Harness) -> None
 @pytest.mark.parametrize("settings", [OTHERS, {}], ids=["untrusted", "off"])
 async def test_headers_of_others_choose_nothing(harness: Harness, settings: dict[str, Any]) -> None:
     engine, stranger = await harness.engine(), await harness.engine()
-    engine.answer_all(lambda call: call.send(OK))
     router = await harness.router(engine, **settings)
+    client = await router.client()
     load = (b"endpoint-load-metrics-format", b"TEXT")
-    answer = await router.ask(COMPLETIONS, completion(), to(stranger), load)
+    await client.send(request(COMPLETIONS, completion(), to(stranger), by(stranger), load))
+    call = await engine.call()
+    call.send(OK)
+    answer = await client.answer()
     assert answer.status == 200
     names = {name for name, _ in answer.headers}
     assert not names & {b"x-gateway-destination-endpoint-served", b"endpoint-load-metrics"}
+    for name, _ in (to(stranger), by(stranger), load):
+        assert call.values(name) == [], name
 
 
 async def test_without_a_choice_the_router_chooses(harness: Harness) -> None:

@@ -69,6 +69,51 @@ DROP = [
 ]
 
 
+# What llm-d's routing sidecar and endpoint pickers take for hosts to connect to.
+HOSTS = [
+    (name, b"169.254.169.254:80")
+    for name in (
+        b"X-Gateway-Destination-Endpoint",
+        b"x-gateway-destination-endpoint-subset",
+        b"x-gateway-destination-endpoint-served",
+        b"X-Prefiller-Host-Port",
+        b"x-llm-d-prefiller-host-port",
+        b"x-prefiller-url",
+        b"x-encoder-hosts-ports",
+        b"x-llm-d-encoder-hosts-ports",
+        b"x-kv-cache-source-host-port",
+        b"x-llm-d-kv-cache-source-host-port",
+        b"x-data-parallel-host-port",
+    )
+]
+UNTRUSTED = {"direct_mode": "on", "trusted_gateways": ["10.0.0.0/8"]}
+
+
+def _named(call: Call) -> list[bytes]:
+    """The headers that name a host of the client's."""
+    return [name for name, value in call.headers if value == HOSTS[0][1]]
+
+
+@pytest.mark.parametrize("settings", [{}, UNTRUSTED], ids=["off", "untrusted"])
+async def test_hosts_that_a_client_names_reach_no_engine(
+    harness: Harness, settings: dict[str, Any]
+) -> None:
+    for call in (await _both_legs(harness, *HOSTS, **settings))[:2]:
+        assert _named(call) == []
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+async def test_nor_do_they_reach_one_that_serves_alone(harness: Harness, path: str) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, engine_api_key="k")
+    client = await router.client()
+    await client.send(request(path, {"input": "x", "prompt": "x"}, *HOSTS))
+    call = await engine.call()
+    call.send(OK)
+    assert (await client.answer()).status == 200
+    assert _named(call) == []
+
+
 async def test_hop_by_hop_headers_reach_no_engine(harness: Harness) -> None:
     for call in (await _both_legs(harness, *DROP))[:2]:
         names = {name for name, _ in call.headers}
