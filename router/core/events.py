@@ -59,6 +59,8 @@ class LegAnswered:
     seconds: float
     is_own_doing: bool = True
     """False where an error may be another engine's fault, as a failed KV load."""
+    trace_id: str | None = None
+    """Of the request's trace, if that is sampled."""
     full_seconds: float = 0.0
     """Seconds for which others are asked first, of an engine that has enough requests; 0: it did
     not say so."""

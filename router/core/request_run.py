@@ -150,7 +150,7 @@ class RequestRun:
             if full:
                 self._full |= {step.endpoint}
             seconds = now - self.asked_at
-            self._observe(LegAnswered(step.endpoint, status, seconds, not full, full))
+            self._observe(LegAnswered(step.endpoint, status, seconds, not full, full_seconds=full))
         if failure is not None:
             self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at, failure.cause))
         elif status < 500:
@@ -326,8 +326,10 @@ class RequestRun:
         step = self.step
         if status in BUSY and (isinstance(step, Call) or status in step.keep):
             return  # its body tells whether that is a fault: see `settle`
-        is_own_doing = not self._may_be_load_failure(status)
-        self._observe(LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing))
+        is_own_doing, trace_id = not self._may_be_load_failure(status), self.record.trace_id
+        self._observe(
+            LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing, trace_id)
+        )
 
     def _may_be_load_failure(self, status: int) -> bool:
         """Whether an answer may be a failed KV load, and so the prefill engine's fault."""

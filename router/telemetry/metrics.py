@@ -309,7 +309,7 @@ class Metrics:
         """A prefill engine answers when it has the first token."""
         ttft = self._engine_ttft.get(event.endpoint)
         if ttft is not None:
-            ttft.observe(event.seconds)
+            ttft.observe(event.seconds, event.trace_id)
 
     def _ended(self, record: RequestEnded) -> None:
         kind = self._kind_of(record)

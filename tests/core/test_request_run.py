@@ -366,7 +366,7 @@ def test_an_engine_that_is_full_is_at_no_fault(body: bytes, is_fault: bool, seco
     shell.run.answered(503, 0.5)
     assert shell.events == []
     shell.run.settle(reply(503, body), None, 503, 1.0)
-    assert shell.events == [LegAnswered(D0, 503, 1.0, is_fault, seconds)]
+    assert shell.events == [LegAnswered(D0, 503, 1.0, is_fault, full_seconds=seconds)]
 
 
 def test_an_errors_doer_is_the_engine_unless_it_loads_anothers_cache() -> None:

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import values
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from router.core.events import RequestEnded
+from router.core.events import LegAnswered, RequestEnded
 from router.core.fleet import Fleet
 from router.core.health import HealthThresholds
 from router.core.ledger import Ledger
@@ -45,6 +45,11 @@ def left(trace_id: str | None) -> RequestEnded:
     return record
 
 
+def prefilled(trace_id: str | None) -> LegAnswered:
+    """A prefill engine's answer."""
+    return LegAnswered(P0, 200, 0.25, trace_id=trace_id)
+
+
 def exemplars(metrics: Metrics) -> dict[str, dict[str, float]]:
     """By family: traces, with what was measured of them. Fails unless it is OpenMetrics."""
     metrics.flush()
@@ -71,20 +76,20 @@ def metrics(
 
 
 def test_each_latency_of_a_traced_request_names_its_trace(metrics: Metrics) -> None:
-    metrics.observe([ended("a1"), left("b2")])
+    metrics.observe([ended("a1"), left("b2"), prefilled("c3")])
     assert exemplars(metrics) == {
         "request_duration_seconds": {"a1": 4.0, "b2": 9.0},
         "time_to_first_byte_seconds": {"a1": 1.0},
         "prefill_duration_seconds": {"a1": 0.5},
         "handover_seconds": {"a1": 0.5},
-        "endpoint_time_to_first_token_seconds": {"a1": 0.5},
+        "endpoint_time_to_first_token_seconds": {"a1": 0.5, "c3": 0.25},
         "inter_token_latency_seconds": {"a1": 1.5},
         "abandoned_wait_seconds": {"b2": 9.0},
     }
 
 
 def test_what_is_not_traced_leaves_the_exemplars_as_they_are(metrics: Metrics) -> None:
-    metrics.observe([ended("a1")])
+    metrics.observe([ended("a1"), prefilled("c3")])
     before = exemplars(metrics)
-    metrics.observe([ended(None), left(None)])
+    metrics.observe([ended(None), left(None), prefilled(None)])
     assert exemplars(metrics) == before != {}

@@ -55,6 +55,17 @@ def context_of(call: Any) -> tuple[str, str, bool]:
     return found[1], found[2], bool(int(found[3]) & 1)
 
 
+async def exemplars(router: Running) -> list[Any]:
+    """The samples of /metrics that have one."""
+    client = await router.client()
+    accept = (b"accept", b"application/openmetrics-text")
+    await client.send(request("/metrics", None, accept, method="GET"))
+    answer = await client.answer("GET")
+    assert answer.values(b"content-type") == [OPEN_METRICS.content_type.encode()]
+    families = text_string_to_metric_families(answer.body.decode())  # type: ignore[no-untyped-call]
+    return [sample for family in families for sample in family.samples if sample.exemplar]
+
+
 async def stream(router: Running, engine: Any, *headers: tuple[bytes, bytes]) -> Any:
     """A whole stream of two tokens; the engine's request."""
     client = await router.client()
@@ -241,22 +252,41 @@ async def test_the_first_tokens_bucket_names_a_trace_that_was_exported(
     router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
     given = f"00-{TRACE}-{PARENT}-0{int(is_sampled)}".encode()
     await stream(router, engine, (b"traceparent", given))
-    client = await router.client()
-    accept = (b"accept", b"application/openmetrics-text")
-    await client.send(request("/metrics", None, accept, method="GET"))
-    answer = await client.answer("GET")
-    assert answer.values(b"content-type") == [OPEN_METRICS.content_type.encode()]
     found: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(answer.body.decode()):  # type: ignore[no-untyped-call]
-        for sample in family.samples:
-            if sample.exemplar is not None:
-                found.setdefault(family.name, set()).add(sample.exemplar.labels["trace_id"])
+    for sample in await exemplars(router):
+        name = sample.name.removesuffix("_bucket")
+        found.setdefault(name, set()).add(sample.exemplar.labels["trace_id"])
     named = {
         "pd_router_request_duration_seconds",
         "pd_router_time_to_first_byte_seconds",
         "pd_router_endpoint_time_to_first_token_seconds",
     }
     assert found == ({name: {TRACE} for name in named} if is_sampled else {})
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+async def test_the_first_token_of_a_prefill_engine_names_its_trace_too(
+    receiver: Collector, harness: Harness, *, is_sampled: bool
+) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(
+        decode, prefill=(prefill,), otlp_traces_endpoint=receiver.url, routing_threshold=0
+    )
+    client = await router.client()
+    given = f"00-{TRACE}-{PARENT}-0{int(is_sampled)}".encode()
+    await client.send(request(COMPLETIONS, STREAM, (b"traceparent", given)))
+    answer_remotely(await prefill.call())
+    call = await decode.call()
+    call.stream(token("a"), DONE)
+    call.end()
+    await client.answer()
+    named = [
+        sample.exemplar.labels["trace_id"]
+        for sample in await exemplars(router)
+        if sample.name == "pd_router_endpoint_time_to_first_token_seconds_bucket"
+        and sample.labels["role"] == "prefill"
+    ]
+    assert named == ([TRACE] if is_sampled else [])
 
 
 async def test_without_traces_metrics_are_plain_text(harness: Harness) -> None:
