@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from router import __version__
+from router.commands.anew import hide_secrets
 from router.commands.flags import (
     Parser,
     add_admin_key,
@@ -137,7 +138,9 @@ def _top(options: Options) -> int:
 
 
 def _settings(options: Options) -> Settings:
-    return load(options, options.pop("config"))
+    settings = load(options, options.pop("config"))
+    hide_secrets()  # here the process may begin anew: what is wrong was told before, by its flag
+    return settings
 
 
 # Flags.

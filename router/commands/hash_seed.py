@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
+from router.commands.anew import begin_anew
 from router.settings import Settings
 
 __all__ = ["share_hash_seed"]
@@ -19,14 +20,10 @@ VARIABLE: Final = "PYTHONHASHSEED"
 
 def share_hash_seed(settings: Settings) -> None:
     """Begin anew with the replicas' seed; returns where that is not needed, or done."""
-    environment: Mapping[str, str] = os.environ  # noqa: TID251 - Python's own variable, passed on
+    environment: Mapping[str, str] = os.environ  # noqa: TID251 - Python's own variable
     if settings.peer_key is None or not settings.shares_prompts or VARIABLE in environment:
         return
-    given = sys.argv[1:]
-    if sys.orig_argv[len(sys.orig_argv) - len(given) :] != given:
-        return  # it runs within another program, which it cannot start anew
-    arguments = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(sys.executable, arguments, {**environment, VARIABLE: str(_seed(settings.peer_key))})
+    begin_anew(sys.argv[1:], {VARIABLE: str(_seed(settings.peer_key))})
 
 
 def _seed(key: str) -> int:

@@ -45,7 +45,8 @@ class Access(Group):
         repr=False,
         description="Sent to and asked of other replicas as the bearer token, the same for all; it "
         "opens nothing else. The replicas' common hash seed follows from it, without which they "
-        "cannot tell each other of prompts. Needed with --admin-key-file.",
+        "cannot tell each other of prompts. Needed with --admin-key-file. As a flag it is seen as "
+        "--engine-api-key is.",
     )
     epp_port: Whole | None = Field(
         None,

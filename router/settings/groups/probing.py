@@ -31,7 +31,8 @@ class Probing(Group):
         None,
         repr=False,
         description="Sent to engines as the bearer token, in place of the client's. Better given "
-        "by the environment: other users can see a process's flags.",
+        "by the environment or --config: all users of a host can see the flag until the router, "
+        "within a second of its start, has begun anew without it.",
     )
     engine_ca_file: Certificates | None = Field(
         None,
