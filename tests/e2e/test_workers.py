@@ -54,8 +54,8 @@ def workers_of(process: Process) -> list[int]:
 
 def served_by(process: Process, client: Client) -> int:
     """The id of the router's process that holds its end of a client's connection."""
-    local = client.writer.get_extra_info("sockname")[1]
-    ends = f": 0100007F:{process.port:04X} 0100007F:{local:04X} "
+    local, remote = (client.writer.get_extra_info(n)[1] for n in ("sockname", "peername"))
+    ends = f": 0100007F:{remote:04X} 0100007F:{local:04X} "
     # A line may come twice when the table changes while it is read.
     found = [line for line in Path("/proc/net/tcp").read_text().splitlines() if ends in line]
     (inode,) = {line.split()[9] for line in found}
