@@ -18,7 +18,7 @@ from tests.forked import SECONDS
 from tests.net.payloads import COMPLETIONS, DONE
 
 
-def kubeconfig(folder: Path, url: str) -> Path:
+def kubeconfig(folder: Path, url: str, token: str = "t") -> Path:
     """A file like that of kubectl."""
     path = folder / "kubeconfig"
     path.write_text(
@@ -29,7 +29,7 @@ def kubeconfig(folder: Path, url: str) -> Path:
                 "current-context": "here",
                 "clusters": [{"name": "c", "cluster": {"server": url}}],
                 "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-                "users": [{"name": "u", "user": {"token": "t"}}],
+                "users": [{"name": "u", "user": {"token": token}}],
             }
         )
     )
