@@ -5,7 +5,10 @@ A token bucket, as Finagle's: every request adds a share of a retry, every retry
 
 from typing import Final
 
-__all__ = ["RetryBudget"]
+__all__ = ["SHARE", "RetryBudget"]
+
+SHARE: Final = 0.2
+"""Retries per request in the long run, by default."""
 
 BURST: Final = 1000.0
 """Retries that may come at once: the requests that wait for their first token on an engine that

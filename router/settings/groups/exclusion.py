@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from router.core import probing
+from router.core import probing, retry_budget
 from router.settings.groups.group import LIVE, Group
 from router.settings.values import Seconds, SecondsOrZero, Share, Whole
 
@@ -33,7 +33,7 @@ class Exclusion(Group):
         json_schema_extra=LIVE,
     )
     retry_budget: Share = Field(
-        0.2,
+        retry_budget.SHARE,
         description="Retries per request, 0 to 1, in the long run: when engines fail, the others "
         "get no more than that on top. A thousand at once and 10 a second are always allowed.",
         json_schema_extra=LIVE,

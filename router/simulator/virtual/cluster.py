@@ -68,6 +68,7 @@ def simulate(
             exclusion,
             asking,
             cached_roles(policy),
+            agenda,
         )
         for n in range(scenario.replicas)
     ]

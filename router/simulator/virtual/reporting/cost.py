@@ -31,7 +31,7 @@ def selection_microseconds(
     scenario = Scenario("cost", engines, EngineModel(), Workload(1, 1, Lengths(1), Lengths(1)))
     policies = dict.fromkeys(Role, POLICIES[policy])
     exclusion, roles = ExclusionConfig(), cached_roles(policy)
-    replica = Replica(0, modelled, scenario, policies, rng, exclusion, Asking(), roles)
+    replica = Replica(0, modelled, scenario, policies, rng, exclusion, Asking(), roles, agenda)
     scheduler, facts = replica.scheduler, request_of(128)
     for member in replica.members[:slow]:
         member.view.slowdown = 8.0

@@ -3,7 +3,7 @@
 What is decided is decided by `core/request_run.py`, for both.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from router.core.errors import RouterError
@@ -12,6 +12,7 @@ from router.core.plans.prefill import KV_KEY
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Send, Stream
 from router.core.request_run import Action, RequestRun
 from router.core.values import Failure, FailureKind, Reply
+from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
@@ -24,6 +25,7 @@ class Router(Protocol):
     number: int
     engines: Sequence[Engine]
     scenario: Scenario
+    agenda: Agenda
     fleet: Fleet
     served: list[int]
     """Answers of each engine, prefills included."""
@@ -41,7 +43,7 @@ class Router(Protocol):
 class VirtualExchange:
     """The calls of one request."""
 
-    __slots__ = ("_attempt", "_prefilled_by", "_status", "replica", "request", "run")
+    __slots__ = ("_attempt", "_is_cut", "_prefilled_by", "_status", "replica", "request", "run")
 
     def __init__(self, replica: Router, request: Request, run: RequestRun) -> None:
         self.request = request
@@ -52,6 +54,8 @@ class VirtualExchange:
         self._prefilled_by: tuple[Engine, int] | None = None
         """Who has its KV cache, and in which of its lives."""
         self._status = 0
+        self._is_cut = False
+        """Whether its router has died."""
 
     def perform(self, action: Action | None, now: float) -> None:
         """Do what the run asks for, up to what takes time or to its end."""
@@ -67,13 +71,18 @@ class VirtualExchange:
                     case Send():
                         self._status = action.reply.status
                         action = self.run.answer(None, now)
-                    case BackOff():  # some milliseconds, which no figure shows
-                        action = self.run.answer(None, now)
+                    case BackOff():
+                        self.replica.agenda.at(now + action.seconds, self._on_back_off_end)
+                        return
                     case AwaitKV():
                         action = self.run.answer(True, now)
         except RouterError:
             self._status = 0
         self.finish(now)
+
+    def _on_back_off_end(self, now: float) -> None:
+        if not self._is_cut:
+            self._advance(lambda: self.run.answer(None, now), now)
 
     def _ask(self, step: Call | Stream, now: float) -> Answer | None:
         """Ask an engine; what it says if it does not take the request on."""
@@ -150,6 +159,7 @@ class VirtualExchange:
         if self._attempt is not None:
             self.replica.engines[self._attempt.place].abort(self._attempt)
             self._attempt.leg.end(now)
+        self._is_cut = True
         self.run.close()
 
     # What the engine does.
@@ -254,9 +264,13 @@ class VirtualExchange:
     def _go_on(
         self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
     ) -> None:
+        self._advance(lambda: self.run.settle(outcome, failure, status, now), now)
+
+    def _advance(self, advance: Callable[[], Action | None], now: float) -> None:
+        """Let the run go on, and do what it asks for."""
         self.replica.attend(self.request, now)
         try:
-            action = self.run.settle(outcome, failure, status, now)
+            action = advance()
         except RouterError:
             self._status = 0
             self.finish(now)

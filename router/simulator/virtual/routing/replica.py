@@ -24,9 +24,11 @@ from router.core.policies import Policy
 from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import SCRAPE_SECONDS, STALE_SCRAPES
 from router.core.request_run import RequestRun
+from router.core.retry_budget import SHARE, RetryBudget
 from router.core.routes import ROUTES
 from router.core.schedule import Scheduler
 from router.core.values import Endpoint, Facts, Mode, PrefixKeys, Role
+from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.exchange import VirtualExchange
@@ -54,12 +56,14 @@ class Replica:
         exclusion_config: ExclusionConfig,
         asking: Asking,
         cached_roles: frozenset[Role],
+        agenda: Agenda,
     ) -> None:
         self.number = number
         self.now = 0.0
         """The time of what is being done now; runs observe without one."""
         self.engines = engines
         self.scenario = scenario
+        self.agenda = agenda
         self.served = [0] * len(engines)
         """Answers of each engine, prefills included."""
         self.misdirected = [0] * len(engines)
@@ -101,6 +105,7 @@ class Replica:
             self._rng,
             self._cached_roles,
             auto=AutoThreshold(self.fleet, impact) if threshold == AUTO else None,
+            retry_budget=RetryBudget(SHARE),
         )
         self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
         for member, engine in zip(self.members, self.engines, strict=True):
