@@ -2,11 +2,14 @@
 
 from statistics import fmean
 
+import pytest
+
 from tests.e2e.judgement.cluster import cluster, engine
 from tests.e2e.judgement.slow_reader import backed_up
 from tests.e2e.judgement.stage import scenario
 
-CHOICES = 8
+SEQUENCES = 8
+"""Of all unread streams together."""
 
 
 @scenario
@@ -42,9 +45,10 @@ async def test_an_engine_that_hangs_is_excluded_until_it_recovers() -> None:
         assert figures[1].moved <= figures[1].requests - begun, str(figures)
 
 
+@pytest.mark.parametrize("readers", [1, 4])
 @scenario
-async def test_a_slow_reader_makes_its_engine_neither_slow_nor_stalled() -> None:
-    """A client that reads nothing is on d0, the only engine with its model.
+async def test_slow_readers_make_their_engine_neither_slow_nor_stalled(readers: int) -> None:
+    """Clients that read nothing are on d0, the only engine with their model.
 
     Eight choices with log probabilities are some 1 MB/s: all buffers on the way are full soon.
     """
@@ -52,16 +56,18 @@ async def test_a_slow_reader_makes_its_engine_neither_slow_nor_stalled() -> None
     async with cluster(decode) as it:
         d0 = it.engines[0]
         await it.send(60, rate=60)
-        await it.unread(model="own", max_tokens=20_000, logprobs=20, n=CHOICES)
-        await it.until(lambda: backed_up(d0.port) == 1, "the router stops reading")
-        # d0 has this stream only: requests come one at a time, and others have none.
+        for _ in range(readers):
+            choices = SEQUENCES // readers
+            await it.unread(model="own", max_tokens=20_000, logprobs=20, n=choices)
+        await it.until(lambda: backed_up(d0.port) == readers, "the router stops reading")
+        # d0 has these streams only: requests come one at a time, and others have none.
         light = it.figures(await it.send(40, rate=12))
         assert light.called("ejected", "stalled", "slow") == set(), str(light)
         full = it.figures(await it.send(200, rate=60, tokens=32))
         assert full.called("ejected", "stalled", "slow") == set(), str(full)
-        # The unread stream is eight sequences that go on: with them d0 has as much as the others.
+        # The unread streams are eight sequences that go on: with them d0 has as much as the others.
         running = [fmean(row.running) for row in full.rows]
         assert max(running) <= 2 * min(running), str(full)
         assert full[0].requests > 0, str(full)
         assert full.failed == 0, str(full)
-        assert d0.running == CHOICES
+        assert d0.running == SEQUENCES
