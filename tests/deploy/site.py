@@ -134,6 +134,11 @@ class Site:
         finally:
             self.router_process.send_signal(signal.SIGCONT)
 
+    def workers(self) -> list[int]:
+        """The router's worker processes, the leader first."""
+        pid = self.router_process.pid
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     def empty_caches(self) -> None:
         """Have all engines forget the prefixes that they hold."""
         for engine in (*self.prefill, *self.engines):

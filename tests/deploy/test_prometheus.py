@@ -1,7 +1,9 @@
 """The rules for Prometheus are valid and name what exists, and their alerts fire and clear."""
 
 import contextlib
+import os
 import re
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -82,9 +84,9 @@ def promtool(*arguments: str) -> None:
 # A real Prometheus scrapes a real router before simulated engines.
 
 
-WINDOWS = {"5m": "3s", "15m": "4s", "30m": "4s", "1h": "12s", "6h": "14s"}
+WINDOWS = {"5m": "3s", "15m": "12s", "30m": "12s", "1h": "12s", "6h": "14s"}
 """Windows of time, in which a test need not wait for hours; their order stays. In 12 s six users
-have more than ten streams of 3 s."""
+have more than ten streams of 3 s, an engine flaps and workers are restarted."""
 
 
 CONFIGURATION, ENGINES = "router.yaml", "engines.json"
@@ -200,6 +202,35 @@ def test_alerts_fire_while_the_router_stands_still(site: Site) -> None:
         with site.stopped():
             time.sleep(0.1)
     site.until(lambda: not site.fires("RouterIsTheLimit"), "RouterIsTheLimit does not clear")
+
+
+@needs_prometheus
+def test_an_alert_fires_while_an_engine_comes_and_goes(site: Site) -> None:
+    engine = site.engines[0]
+    is_up = f'namespace_job_role_endpoint:pd_router_endpoint_up:max{{endpoint="{engine}"}}'
+
+    def fires_after_another_time() -> bool:
+        with site.fault(engine, status=503, paths=["/health"]):
+            site.until(lambda: site.values(is_up) == [0], f"{engine} does not go")
+        site.until(lambda: site.values(is_up) == [1], f"{engine} does not come back")
+        return site.fires("EngineFlaps", endpoint=engine)
+
+    site.until(fires_after_another_time, "EngineFlaps does not fire")
+    site.until(lambda: not site.fires("EngineFlaps"), "EngineFlaps does not clear")
+
+
+@contextlib.contextmanager
+def workers_killed(site: Site) -> Iterator[None]:
+    """All but the leader, once; the supervisor starts others in their place."""
+    for pid in site.workers()[1:]:
+        os.kill(pid, signal.SIGKILL)
+    yield
+
+
+@needs_prometheus
+def test_an_alert_fires_after_workers_have_ended(tmp_path: Path) -> None:
+    with hasty(tmp_path, "--workers 4") as site:
+        fires_and_clears(site, "WorkersRestart", workers_killed(site))
 
 
 @needs_prometheus
