@@ -40,6 +40,11 @@ def test_it_measures_the_router_beside_it(gate: Rendered, settings_of: SettingsO
     assert settings_of(gate).engine_header == "on"
 
 
+def test_nothing_leads_to_the_admin_port_that_it_does_without(gate: Rendered) -> None:
+    assert gate.router.ports == {"http": 8000}
+    assert gate.of("Service").keys() == {gate.router.name, *gate.engines}
+
+
 def test_it_is_the_validators_topology_and_load(gate: Rendered) -> None:
     plan = plan_of(gate)
     assert gate.router.replicas == 1
