@@ -9,6 +9,7 @@ from router.core.membership import Target
 from router.core.values import Role
 from router.discovery.source import Source, WrongConfiguration
 from router.settings import Settings, SettingsError
+from router.settings.engine_values import Receiver
 from router.web.discovery_sources import discovery_sources
 from router.web.sources import admitted
 
@@ -20,7 +21,8 @@ FIRST_SECONDS: Final = 10.0
 
 async def with_found_engines(settings: Settings) -> Settings:
     """The settings, naming also the engines that are found now by Kubernetes or DNS, as a router
-    would. Raises SettingsError when a source does not answer or can never work."""
+    would, and their LMCache receivers. Raises SettingsError when a source does not answer or can
+    never work."""
     told = await asyncio.gather(*map(_first_targets, discovery_sources(settings)))
     networks = EngineNetworks(settings.engine_networks)
     found = [target for targets in told for target in admitted(networks, targets)[0]]
@@ -28,8 +30,23 @@ async def with_found_engines(settings: Settings) -> Settings:
         update={
             "prefill": _urls(settings.prefill, found, Role.PREFILL),
             "decode": _urls(settings.decode, found, Role.DECODE),
+            "decoder_registry": _receivers(found) | settings.receivers or None,
+            "decoder_host": None,  # if given, it is in the registry now
         }
     )
+
+
+def _receivers(found: Iterable[Target]) -> dict[str, Receiver]:
+    """By decode URL, as a registry has them."""
+    return {
+        each.endpoint.url: Receiver(
+            receiver_host=each.receiver.host,
+            receiver_init_port=each.receiver.init_ports,
+            receiver_alloc_port=each.receiver.alloc_ports,
+        )
+        for each in found
+        if each.receiver is not None
+    }
 
 
 def _urls(named: Iterable[str], found: Iterable[Target], role: Role) -> tuple[str, ...]:

@@ -19,7 +19,6 @@ from router.core import facts as facts_of
 from router.core.events import FellBack
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
 from router.core.routes import ROUTES
@@ -28,6 +27,7 @@ from router.net.diagnosis import trouble_of
 from router.net.engine_session import engine_session
 from router.settings import Settings
 from router.web.engine_parts import engine_tls_of
+from router.web.routing_parts import receivers_of
 
 __all__ = ["Trial", "trials"]
 
@@ -185,15 +185,10 @@ class _Attempt:
     def _plan(self, facts: Facts) -> Plan:
         if self.trial.prefill is None:
             return direct(facts)
-        given = self.settings.receivers.get(self.trial.decode.url)
-        if given is None:
+        if self.settings.disagg_connector_type == "nixl":
             return nixl(facts)
-        receiver = Receiver(
-            given.receiver_host, given.receiver_init_port, given.receiver_alloc_port
-        )
-        return lmcache(
-            facts, {self.trial.decode: receiver}, lambda: f"try-{uuid.uuid4().hex}", notify=True
-        )
+        receivers = receivers_of(self.settings)
+        return lmcache(facts, receivers, lambda: f"try-{uuid.uuid4().hex}", notify=True)
 
     async def _run(self, plan: Plan) -> int | None:
         """Do what the plan asks, up to the answer; the tokens of its prompt. Raises Failed."""
@@ -234,6 +229,8 @@ class _Attempt:
                 f"prefill {self._endpoint(Role.PREFILL).url} answers without kv_transfer_params: "
                 "start it with --kv-transfer-config"
             )
+        if step.reason == "no_receiver":
+            return f"where LMCache of decode {self.trial.decode.url} receives is not known"
         return f"{step.leg} {self._endpoint(step.leg).url}: {step.reason}"
 
     async def _good(self, step: Call | Stream) -> Reply:

@@ -11,6 +11,9 @@ import pytest
 from router.commands import check
 from router.settings import load
 from router.simulator import EngineConfig, RunningEngine, serve_engine
+from tests.discovery.api import Api
+from tests.discovery.api import serving as api_server
+from tests.e2e.test_discovery import kubeconfig, of
 
 Start = Callable[..., Awaitable[RunningEngine]]
 
@@ -83,6 +86,30 @@ async def test_lmcache_is_tried_with_its_receivers(simulate, tried):
     receiver = {"decoder_host": "decoder", "decoder_init_port": 7300, "decoder_alloc_port": 7400}
     flags = {"disagg_connector_type": "lmcache", **receiver}
     status, lines = await tried(prefill=p0.url, decode=d0.url, **flags)
+    assert status == 0, lines
+    assert "prompt tokens moved" in lines[0]
+
+
+async def test_lmcache_is_tried_with_the_receivers_that_pods_name(simulate, tried, tmp_path):
+    d0 = await simulate(connector="lmcache")
+    p0 = await simulate(connector="lmcache", receivers={"decoder:7300": d0.url})
+    api = Api()
+    api.put("prefill-0", role="prefill", **of(p0.url))
+    annotations = {
+        "pd-router/lmcache-host": "decoder",
+        "pd-router/lmcache-init-ports": "7300",
+        "pd-router/lmcache-alloc-ports": "7400",
+    }
+    api.put("decode-0", role="decode", annotations=annotations, **of(d0.url))
+    async with api_server(api) as url:
+        status, lines = await tried(
+            disagg_connector_type="lmcache",
+            k8s_prefill_selector="role=prefill",
+            k8s_decode_selector="role=decode",
+            k8s_port="http",
+            k8s_config_file=str(kubeconfig(tmp_path, url)),
+            k8s_namespace="default",
+        )
     assert status == 0, lines
     assert "prompt tokens moved" in lines[0]
 
