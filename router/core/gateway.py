@@ -14,6 +14,7 @@ from router.core.values import DECODE, PREFILL, Destinations, Endpoint, Role
 __all__ = [
     "DESTINATION",
     "GATEWAY_HEADERS",
+    "LLM_D_PREFILLER",
     "LOAD_FORMAT",
     "LOAD_REPORT",
     "PREFILLER",
@@ -29,6 +30,10 @@ DESTINATION: Final = b"x-gateway-destination-endpoint"
 PREFILLER: Final = b"x-prefiller-host-port"
 """The prefill engine, likewise; without it the decode engine does all."""
 
+LLM_D_PREFILLER: Final = b"x-llm-d-prefiller-host-port"
+"""Its newer name. llm-d's endpoint pickers that know it set both, and its sidecars read the older
+one first: only that one was always taken from clients."""
+
 SERVED: Final = b"x-gateway-destination-endpoint-served"
 """Of an answer: the decode engine that gave it."""
 
@@ -43,7 +48,7 @@ GATEWAY_HEADERS: Final = frozenset(
         b"x-gateway-destination-endpoint-subset",
         SERVED,
         PREFILLER,
-        b"x-llm-d-prefiller-host-port",
+        LLM_D_PREFILLER,
         b"x-prefiller-url",
         b"x-encoder-hosts-ports",
         b"x-llm-d-encoder-hosts-ports",
@@ -80,9 +85,10 @@ class AddressBook:
     def destinations(self, fields: Mapping[bytes, bytes]) -> Destinations | None:
         """The engines that a request's headers name; None where they name no decode engine.
         Addresses of no engine are left out."""
-        decode, prefill = fields.get(DESTINATION), fields.get(PREFILLER)
+        decode = fields.get(DESTINATION)
         if decode is None:
             return None
+        prefill = fields.get(PREFILLER, fields.get(LLM_D_PREFILLER))
         return Destinations(
             () if prefill is None else self._named(PREFILL, prefill), self._named(DECODE, decode)
         )

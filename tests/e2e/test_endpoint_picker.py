@@ -358,10 +358,11 @@ async def test_a_long_prompt_names_the_prefill_engine_for_the_sidecar(
     flags = ("--prefill", prefill.url, "--routing-threshold", "100")
     async with picked(tmp_path, decode, flags=flags) as it:
         for prompt, expected in (("x" * 4000, [at(prefill)]), ("short", [])):
-            stranger = (b"x-prefiller-host-port", b"169.254.169.254:80")
-            asking = asyncio.ensure_future(it.ask({"prompt": prompt}, stranger))
+            names = (b"x-prefiller-host-port", b"x-llm-d-prefiller-host-port")
+            strangers = ((name, b"169.254.169.254:80") for name in names)
+            asking = asyncio.ensure_future(it.ask({"prompt": prompt}, *strangers))
             call = await decode.call()
-            assert call.values(b"x-prefiller-host-port") == expected
+            assert [call.values(name) for name in names] == [expected, expected]
             counts = await it.in_flight()
             assert counts == {decode.url: 1, prefill.url: len(expected)}
             call.send(json_reply({}))

@@ -25,9 +25,12 @@ def to(*engines: ScriptedEngine) -> tuple[bytes, bytes]:
     return (b"x-gateway-destination-endpoint", ",".join(addresses).encode())
 
 
-def by(engine: ScriptedEngine) -> tuple[bytes, bytes]:
+OLD_NAME, NEW_NAME = b"x-prefiller-host-port", b"x-llm-d-prefiller-host-port"
+
+
+def by(engine: ScriptedEngine, name: bytes = OLD_NAME) -> tuple[bytes, bytes]:
     """The header that names a prefill engine."""
-    return (b"x-prefiller-host-port", engine.url.removeprefix("http://").encode())
+    return (name, engine.url.removeprefix("http://").encode())
 
 
 async def test_the_gateway_chooses_the_engine_and_is_told_who_served(harness: Harness) -> None:
@@ -41,19 +44,24 @@ async def test_the_gateway_chooses_the_engine_and_is_told_who_served(harness: Ha
         assert (answer.status, served) == (200, [to(engine)[1]])
 
 
-async def test_it_chooses_the_prefill_engine_too(harness: Harness) -> None:
+@pytest.mark.parametrize("names", [(OLD_NAME,), (NEW_NAME,), (NEW_NAME, OLD_NAME)])
+async def test_it_chooses_the_prefill_engine_too(
+    harness: Harness, names: tuple[bytes, ...]
+) -> None:
     prefills = await harness.engine(), await harness.engine()
     decode = await harness.engine()
     router = await harness.router(decode, prefill=prefills, routing_threshold=100_000, **DIRECT)
     client = await router.client()
-    await client.send(request(COMPLETIONS, completion(), to(decode), by(prefills[1])))
+    # Where both are there, the older one counts: clients may have sent the other.
+    chosen = [by(prefills[name == OLD_NAME or len(names) == 1], name) for name in names]
+    await client.send(request(COMPLETIONS, completion(), to(decode), *chosen))
     first = await prefills[1].call()
     first.send(prefilled())
     second = await decode.call()
     second.send(OK)
     assert (await client.answer()).status == 200
-    names = {name for call in (first, second) for name, _ in call.headers}
-    assert not names & {b"x-gateway-destination-endpoint", b"x-prefiller-host-port"}
+    sent = {name for call in (first, second) for name, _ in call.headers}
+    assert not sent & {b"x-gateway-destination-endpoint", *names}
     assert (await router.record()).reason == "gateway"
 
 

@@ -21,7 +21,14 @@ from router.core.errors import (
     RouterError,
 )
 from router.core.events import RequestEnded
-from router.core.gateway import DESTINATION, GATEWAY_HEADERS, PREFILLER, SERVED, address_of
+from router.core.gateway import (
+    DESTINATION,
+    GATEWAY_HEADERS,
+    LLM_D_PREFILLER,
+    PREFILLER,
+    SERVED,
+    address_of,
+)
 from router.core.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
 from router.core.request_head import check_head, check_size, declared_size
 from router.core.routes import ROUTES
@@ -211,7 +218,7 @@ class Exchange:
             b"x-request-id": self._record.request_id.encode(),
         }
         if pick.prefill is not None:
-            headers[PREFILLER] = address_of(pick.prefill).encode()
+            headers[PREFILLER] = headers[LLM_D_PREFILLER] = address_of(pick.prefill).encode()
         rank = split_rank(decodes[0].url)[1]
         if rank is not None:
             headers[RANK_HEADER] = b"%d" % rank
