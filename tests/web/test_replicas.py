@@ -6,17 +6,20 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import dns.asyncresolver
 import pytest
 
 from router.core.events import PrefixesHeld
 from router.core.peer_messages import MAX_LINE_BYTES, PeerReport, encode, encode_history
 from router.core.prefix.keys import scheme
 from router.core.values import Endpoint, PrefixKeys, Role
+from router.discovery import dns_answers
 from router.net import sibling_stream
 from router.net.sibling_stream import MAX_BEHIND, SiblingStream
 from router.settings import SettingsError, load
 from router.web import admin
 from router.web.peers_api import PeersCall
+from tests.discovery import dns_server
 from tests.net.client import Answer, Client, request
 from tests.net.engine import ScriptedEngine
 from tests.net.harness import Harness, Running, eventually
@@ -97,6 +100,70 @@ async def test_a_replica_that_is_given_its_own_address_notices(
     call.stream(token("a"))
     call.end()
     await client.answer()
+
+
+SERVICE = "pd-router-admin.default.svc.cluster.local"
+"""A headless service: its name leads to the addresses of all replicas."""
+
+
+async def test_replicas_are_found_by_the_name_of_a_headless_service_until_they_leave_it(
+    harness: Harness, own_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dns_answers, "SHORTEST_SECONDS", 0.05)
+    server = dns_server.Server()
+    server.ttl = 0
+    server.put(SERVICE, "A", ["127.0.0.1", "127.0.0.2"])
+    engine = await harness.engine()
+    async with dns_server.serving(server):
+        system = server.resolver()
+        monkeypatch.setattr(dns.asyncresolver, "Resolver", lambda: system)
+        one, other = [
+            await harness.router(
+                engine,
+                admin_host=address,
+                admin_port=own_port,
+                dns_peers=f"{SERVICE}:{own_port}",
+                peer_key=KEY,
+            )
+            for address in ("127.0.0.1", "127.0.0.2")
+        ]
+        calls = []
+        for router, number in ((one, 1), (other, 2)):
+            for _ in range(number):
+                await (await router.client()).send(request(COMPLETIONS, STREAM))
+                calls.append(await engine.call())
+        await eventually(lambda: known(one, engine) == known(other, engine) == 3)
+        both = {f"http://127.0.0.{number}:{own_port}": number == 1 for number in (1, 2)}
+        await eventually(lambda: told(one) == both)
+        # The other one leaves: it is told no longer, and forgets what it has been told. Nobody asks
+        # again: uvloop loses a UDP socket whose making is cancelled when a router stops.
+        server.ttl = 3600
+        server.put(SERVICE, "A", ["127.0.0.1"])
+        await eventually(lambda: told(one) == {f"http://127.0.0.1:{own_port}": True})
+        await eventually(lambda: known(other, engine) == 2)
+        # Its own requests count until it has ended.
+        await eventually(lambda: known(one, engine) == 3)
+        for call in calls:
+            call.stream(token("a"))
+            call.end()
+        await other.stop()
+        await eventually(lambda: not heard(one))
+        assert known(one, engine) == 0
+
+
+def told(router: Running) -> dict[str, bool]:
+    """The URLs that a replica tells, and whether each is its own."""
+    replicas = router.router.replicas
+    assert replicas is not None
+    lines: Any = replicas.siblings.shown()["told"]
+    return {each["url"]: each["is_self"] for each in lines}
+
+
+def heard(router: Running) -> Any:
+    """The siblings of which a replica knows."""
+    replicas = router.router.replicas
+    assert replicas is not None
+    return replicas.siblings.shown()["heard"]
 
 
 @pytest.mark.parametrize("turns", range(6))
