@@ -326,6 +326,8 @@ FILE = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x
         (b'Content-Disposition: form-data; name="model"\r\n\r\n', None),
         (b'Content-Disposition: form-data; name="model"\r\n\r\n' + b"x" * 513, None),
         (b'Content-Disposition: form-data; name="language"\r\n\r\nen', None),
+        (b'Content-Disposition: form-data; filename="model"\r\n\r\nen', None),
+        (b'Content-Disposition: form-data; name="prompt"\r\n\r\nname=model\r\n\r\nen', None),
     ],
 )
 def test_a_form_tells_its_model(part: bytes, model: str | None) -> None:
@@ -346,8 +348,10 @@ any_route = st.sampled_from(sorted(ROUTES))
         b"content-disposition:form-data;name=model\r\n" * 40_000,
         b"content-disposition:form-data;name=model\r\na: b\r\n" * 30_000,
         b"content-disposition:form-data;name=model" + b" " * 1_000_000,
+        b"content-disposition:form-data;name=model\r\n" * 9 + b"x" * 1_000_000,
+        b"name=model\r\n" * 90_000,
     ],
-    ids=["names", "names and headers", "spaces"],
+    ids=["names", "names and headers", "spaces", "long lines", "no headers"],
 )
 def test_parts_made_to_take_long_take_no_longer_than_their_bytes(raw: bytes) -> None:
     """A pattern that tried again from each line took minutes, and nobody was served meanwhile."""
