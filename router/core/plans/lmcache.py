@@ -145,7 +145,7 @@ class _Transfer:
         """Get the prompt's tokens; returns the outcome if the engine failed."""
         body = first_token.tokenize_body(self._facts.body)
         outcome: Outcome = yield Call(endpoint, "/tokenize", body, is_prefill=False)
-        if not isinstance(outcome, Reply) or outcome.status >= 500:
+        if not isinstance(outcome, Reply) or outcome.status >= 500 or outcome.status in BUSY:
             return outcome
         self._tokens = first_token.read_tokens(outcome)
         if self._tokens is None:

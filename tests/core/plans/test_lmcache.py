@@ -414,11 +414,11 @@ def _to_d1(call: Call) -> bytes:
     )
 
 
-@pytest.mark.parametrize("failure", [REFUSED, SILENT, reply(500), reply(503)])
+@pytest.mark.parametrize("failure", [REFUSED, SILENT, reply(500), reply(503), reply(429)])
 def test_an_engine_that_cannot_tokenise_is_passed_over(failure: object, converse: Converse) -> None:
     reason = "refused" if failure is REFUSED else "timeout"
     if isinstance(failure, Reply):
-        reason = "busy" if failure.status == 503 else "status_5xx"
+        reason = "status_5xx" if failure.status == 500 else "busy"
     (
         converse(plan(TEXT))
         << Lease(Role.DECODE, computes=False)
