@@ -1,6 +1,7 @@
 """Users of a router in another process: each asks again as soon as it has its answer."""
 
 import contextlib
+import http.client
 import json
 import threading
 import urllib.request
@@ -49,5 +50,6 @@ def _stream(router: str, prompt: str, tokens: int) -> None:
     body = {"model": "sim", "prompt": prompt, "max_tokens": tokens, "stream": True}
     head = {"Content-Type": "application/json"}
     asked = urllib.request.Request(f"{router}/v1/completions", json.dumps(body).encode(), head)
-    with contextlib.suppress(OSError), urllib.request.urlopen(asked, timeout=SECONDS) as response:
+    gone = (OSError, http.client.HTTPException)  # also in the midst of an answer
+    with contextlib.suppress(*gone), urllib.request.urlopen(asked, timeout=SECONDS) as response:
         response.read()

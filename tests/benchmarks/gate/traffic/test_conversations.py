@@ -36,16 +36,18 @@ END = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
 class Server:
-    """Says "re:" and what it was asked last, in two pieces, `takes` seconds apart."""
+    """Says "re:" and what it was asked last, in two pieces, `takes` seconds apart. No answer ends
+    before `meet` requests have been there at the same time."""
 
-    def __init__(self, takes: float = 0.0, status: bytes = b"") -> None:
+    def __init__(self, takes: float = 0.0, status: bytes = b"", meet: int = 1) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.talks: list[bytes] = []
         self.ids: list[bytes] = []
         self.at: list[float] = []
         self.connections = self.now = self.most = 0
         self.came: asyncio.Queue[None] = asyncio.Queue()
-        self._takes, self._status = takes, status
+        self._takes, self._status, self._meet = takes, status, meet
+        self._have_met = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -74,6 +76,9 @@ class Server:
         self.most = max(self.most, self.now)
         self.came.put_nowait(None)
         writer.write(BEGIN + piece("re:"))
+        if self.now >= self._meet:
+            self._have_met.set()
+        await self._have_met.wait()
         await asyncio.sleep(self._takes)
         self.now -= 1
         writer.write(piece(body["messages"][-1]["content"]) + END)
@@ -347,7 +352,7 @@ def numbers(outcomes: list[Outcome]) -> list[int]:
 
 @pytest.mark.parametrize("pace", [Pace(), clock(400), Pace(ramp=0.1)])
 async def test_processes_share_the_conversations(pace: Pace) -> None:
-    server = Server()
+    server = Server(meet=4)  # all streams, of both processes
     async with served(server, dataset(turns=2)) as target:
         with Generators(target, 2) as generators:
             await generators.run(Phase(0, 0, 0), lambda number, progress: None)
