@@ -31,7 +31,7 @@ SHARED_MEMORY = Path("/dev/shm")
 COUNTS_BYTES = 256 << 10
 """Of a worker's shared metrics without engines: four files, 64 KiB each."""
 
-ENGINE_COUNTS_BYTES = 12_000
+ENGINE_COUNTS_BYTES = 12_500
 """Of a worker's shared metrics for each engine: some fifty series, 200 bytes each; measured."""
 
 
