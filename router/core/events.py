@@ -200,6 +200,8 @@ class Ejected:
     until: float
     cause: str = ""
     """Its last failure."""
+    streak: int = 0
+    """The failures in a row that did it; 0 if its failure rate did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class ObservedPools(Pools):
             self._scraped(member, event, now)
         elif isinstance(event, Ejected):
             member.failed(event.cause, now)
-            self._monitors[event.endpoint.role].ejected_elsewhere(member, event.since, event.until)
+            self._monitors[event.endpoint.role].ejected_elsewhere(member, event)
         elif is_unreachable(event):
             member.failed(cause(event), now)
             self._see(member, HealthSignal.FAILED, now)

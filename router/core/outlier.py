@@ -6,16 +6,29 @@ detection" (consecutive_5xx, success_rate_request_volume, base_ejection_time, ma
 
 Two rules differ, because requests that fail everywhere (a broken model, a poisoned prompt) must not
 eject engines. Consecutive failures count only if the others' failure rate does not explain them.
-And an engine's rate is compared with that of all others together, by a two-proportion z-test, not
-by standard deviations of the engines' rates: if no other engine fails, a single failure is any
-number of deviations away.
+Where all engines begin to fail at once, the first ones look alone for a moment: they are taken back
+as soon as most of the others fail as well. And an engine's rate is compared with that of all others
+together, by a two-proportion z-test, not by standard deviations of the engines' rates: if no other
+engine fails, a single failure is any number of deviations away.
 """
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["FINE", "Outlier", "OutlierConfig", "after", "failing", "is_chance", "tick"]
+__all__ = [
+    "FINE",
+    "Outlier",
+    "OutlierConfig",
+    "after",
+    "failing",
+    "is_chance",
+    "is_shared",
+    "tick",
+    "usual_failing",
+    "withdrawn",
+]
 
 MINIMUM_REQUESTS = 20
 """Fewest requests in an interval, of the engine and of the others together, for the rate rule."""
@@ -31,6 +44,10 @@ WEIGHT = 1 / 8
 
 CHANCE = 1e-9
 """Consecutive failures that are at least this probable at the others' failure rate do not eject."""
+
+SHARED_CHANCE = 1e-4
+"""Those that are at least this probable at the failure rate of most of the others were not the
+engine's doing. More than `CHANCE`: one failure of a second engine takes no broken one back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +76,8 @@ class Outlier:
     since: float | None = None
     until: float | None = None
     """End of its ejection; None while it is in use."""
+    ejected_by: int = 0
+    """The streak that did; 0 if its rate did."""
 
 
 FINE = Outlier()
@@ -66,23 +85,29 @@ FINE = Outlier()
 
 def after(outlier: Outlier, *, is_good: bool) -> Outlier:
     """The state after one more answer or failure."""
-    failing = outlier.failing
+    failing = outlier.failing or 0.0  # a first failure is no rate yet
     return Outlier(  # not `replace`: it takes three times as long, for every answer
         0 if is_good else outlier.streak + 1,
         outlier.good + is_good,
         outlier.total + 1,
-        float(not is_good) if failing is None else failing + WEIGHT * ((not is_good) - failing),
+        failing + WEIGHT * ((not is_good) - failing),
         outlier.ejections,
         outlier.since,
         outlier.until,
+        outlier.ejected_by,
     )
 
 
-def ejected(outlier: Outlier, now: float, rules: OutlierConfig) -> Outlier:
-    """The state of an engine ejected at `now`."""
+def ejected(outlier: Outlier, now: float, rules: OutlierConfig, streak: int = 0) -> Outlier:
+    """The state of an engine ejected at `now`, by a streak of so many failures, or by its rate."""
     times = outlier.ejections + 1
     seconds = min(rules.base_seconds * times, rules.max_seconds)
-    return Outlier(ejections=times, since=now, until=now + seconds)
+    return Outlier(ejections=times, since=now, until=now + seconds, ejected_by=streak)
+
+
+def withdrawn(outlier: Outlier) -> Outlier:
+    """The state of an engine whose ejection was a mistake."""
+    return Outlier(ejections=outlier.ejections - 1)
 
 
 def tick(outlier: Outlier, now: float) -> Outlier:
@@ -101,6 +126,7 @@ def interval(outlier: Outlier) -> Outlier:
         ejections=max(0, outlier.ejections - is_clean),
         since=outlier.since,
         until=outlier.until,
+        ejected_by=outlier.ejected_by,
     )
 
 
@@ -108,6 +134,18 @@ def is_chance(streak: int, others: Iterable[Outlier]) -> bool:
     """Whether the others' failure rate explains so many consecutive failures."""
     shares = [other.failing for other in others if other.failing is not None]
     return bool(shares) and (sum(shares) / len(shares)) ** streak >= CHANCE
+
+
+def usual_failing(outliers: Iterable[Outlier]) -> float:
+    """The share of failures of most engines, 0 to 1. Not the mean: in it a single broken engine
+    would be most of the failures."""
+    shares = [one.failing or 0.0 for one in outliers]
+    return statistics.median_low(shares) if shares else 0.0
+
+
+def is_shared(outlier: Outlier, usual: float) -> bool:
+    """Whether the others usually fail so often by now that it was not the engine's doing."""
+    return outlier.ejected_by > 0 and usual**outlier.ejected_by >= SHARED_CHANCE
 
 
 def failing(outliers: Sequence[Outlier]) -> list[int]:

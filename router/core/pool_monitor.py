@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from router.core import outlier, pool_speed, served_models, stall
 from router.core.answer_times import reliable_answers
 from router.core.capacity import QueueDetector, waits_for_slot
+from router.core.events import Ejected
 from router.core.interference import prompt_share_of
 from router.core.member import Member
 from router.core.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of
@@ -125,13 +126,16 @@ class PoolMonitor:
                 if other is not member and other.is_usable and not other.is_blocked
             )
             if not outlier.is_chance(streak, others):
-                self._eject(member, outlier.ejected(member.outlier, now, rules))
+                self._eject(member, outlier.ejected(member.outlier, now, rules, streak))
 
-    def ejected_elsewhere(self, member: Member, since: float, until: float) -> None:
+    def ejected_elsewhere(self, member: Member, event: Ejected) -> None:
         """Another worker process ejected the engine."""
         if self._may_eject(member):
             times = member.outlier.ejections + 1
-            self._eject(member, outlier.Outlier(ejections=times, since=since, until=until))
+            state = outlier.Outlier(
+                ejections=times, since=event.since, until=event.until, ejected_by=event.streak
+            )
+            self._eject(member, state)
 
     def joined(self, member: Member, now: float) -> None:
         """The engine came up: forget the old one; slow start if the pool is in use."""
@@ -170,8 +174,8 @@ class PoolMonitor:
         self._note_interval(now)
         if not is_late:
             self._judge(now)
+        self._return_ejected(now)
         for member in self._members:
-            self._return_ejected(member, now)
             member.view.slow_start_weight = self._slow_start_weight(member, now)
         self._count_blocked()
         self.is_panic = self._blocked > self._config.max_excluded * self._up
@@ -359,11 +363,20 @@ class PoolMonitor:
             member.slow_since = now
         member.view.is_slow = member.slow_since is not None
 
-    def _return_ejected(self, member: Member, now: float) -> None:
-        was_out = member.outlier.until is not None
-        member.outlier = outlier.tick(member.outlier, now)
-        if was_out and member.outlier.until is None:
-            member.returned_at = now
+    def _return_ejected(self, now: float) -> None:
+        out = [member for member in self._members if member.outlier.until is not None]
+        if not out:
+            return
+        usual = outlier.usual_failing(
+            member.outlier for member in self._members if member.is_usable and not member.is_blocked
+        )
+        for member in out:
+            if outlier.is_shared(member.outlier, usual):
+                member.outlier = outlier.withdrawn(member.outlier)
+                continue
+            member.outlier = outlier.tick(member.outlier, now)
+            if member.outlier.until is None:
+                member.returned_at = now
 
     def _may_eject(self, member: Member) -> bool:
         return member.outlier.until is None and self._may_exclude(member)

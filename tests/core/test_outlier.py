@@ -76,7 +76,7 @@ def test_failures_in_a_row_are_chance_where_the_others_fail_as_well() -> None:
     """One of two models fails everywhere: five in a row come soon, on each engine."""
     assert outlier.is_chance(20, [HALF] * 7)
     assert not outlier.is_chance(40, [HALF] * 7)
-    assert outlier.is_chance(10_000, [seen(False)] * 7)
+    assert outlier.is_chance(5, [seen(False)] * 7)
 
 
 def test_what_begins_to_fail_everywhere_shows_at_once() -> None:
@@ -87,6 +87,32 @@ def test_what_begins_to_fail_everywhere_shows_at_once() -> None:
 def test_with_nothing_known_of_others_failures_in_a_row_tell() -> None:
     assert not outlier.is_chance(5, [])
     assert not outlier.is_chance(5, [FINE] * 7)
+
+
+def test_what_turns_out_to_fail_everywhere_was_not_the_engines_doing() -> None:
+    state = outlier.ejected(Outlier(ejections=2), 0.0, RULES, streak=5)
+    usual = outlier.usual_failing([HALF] * 4 + [WELL] * 3)
+    assert outlier.is_shared(state, usual)
+    assert outlier.is_shared(outlier.interval(outlier.after(state, is_good=True)), usual)
+    assert outlier.withdrawn(state) == Outlier(ejections=2)
+
+
+def test_few_others_that_fail_take_no_engine_back() -> None:
+    """Neither one failure of the only other one, were it its first answer, nor others that are
+    broken as well."""
+    state = outlier.ejected(FINE, 0.0, RULES, streak=5)
+    one_failure = seen(*[True] * 9, False), seen(False)
+    for others in (
+        *([one] for one in one_failure),
+        [seen(*[False] * 50)] * 3 + [WELL] * 3,
+        [FINE],
+        [],
+    ):
+        assert not outlier.is_shared(state, outlier.usual_failing(others)), others
+
+
+def test_an_engine_that_failures_in_a_row_did_not_eject_is_not_taken_back_for_them() -> None:
+    assert not outlier.is_shared(outlier.ejected(FINE, 0.0, RULES), 1.0)
 
 
 def test_a_new_interval_still_knows_how_often_an_engine_fails() -> None:

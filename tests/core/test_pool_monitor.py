@@ -474,6 +474,35 @@ def test_failures_in_a_row_eject_and_time_brings_it_back_slowly() -> None:
     assert pool.members[0].view.slow_start_weight == MIN_SLOW_START_WEIGHT
 
 
+def test_the_first_to_fail_are_back_when_the_others_fail_as_often() -> None:
+    """A model fails everywhere from a moment on: who fails at once has the fewest requests, gets
+    the next ones, and so looks alone."""
+    pool = Pool(*[0.02] * 8)
+    for member in pool.members:
+        for _ in range(50):
+            pool.monitor.answered(member, pool.now, is_good=True)
+    for place in range(4):
+        fail(pool, place, 5)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions == [Exclusion.EJECTED] * 4 + [None] * 4
+    for place in range(4, 8):
+        for is_good in (False, True, False):
+            pool.monitor.answered(pool.members[place], pool.now, is_good=is_good)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions == [None] * 8
+    assert all(member.view.slow_start_weight == 1.0 for member in pool.members)
+    assert all(member.outlier.ejections == 0 for member in pool.members)
+
+
+def test_a_broken_engine_stays_out_though_another_one_breaks() -> None:
+    pool = Pool(*[0.02] * 4)
+    fail(pool, 0, 5)
+    fail(pool, 1, 30)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions[0] is Exclusion.EJECTED
+    assert pool.exclusions[2:] == [None] * 2
+
+
 def test_an_engine_that_fails_again_when_it_is_back_is_ejected_for_longer() -> None:
     pool = Pool(*[0.02] * 4)
     for seconds in (30.0, 60.0, 90.0):
