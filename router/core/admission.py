@@ -8,6 +8,8 @@ the key that has most of them waiting, so one tenant can fill it only while nobo
 
 Which engines can take a request its group says (its model). While those of one group are full the
 others go on: who has no room is passed over.
+
+Each process of a router has a queue of its own; what they serve is counted together (`admitted`).
 """
 
 from collections import Counter
@@ -88,8 +90,9 @@ def _everywhere(_: Hashable) -> bool:
 
 
 class Admission:
-    """Up to `queue_size` requests wait. The limit of requests in flight is handed in: it follows
-    the engines that are there. Choosing takes time in proportion to the keys that wait."""
+    """Up to `queue_size` requests wait. The limit of requests in flight is handed in: it may change
+    at any time. Choosing takes time in proportion to the keys that wait, and asks once for the room
+    of each group that does."""
 
     def __init__(self, queue_size: int) -> None:
         self.queue_size = queue_size
@@ -106,6 +109,11 @@ class Admission:
     def waiting(self) -> int:
         """How many wait."""
         return len(self._waiting)
+
+    @property
+    def groups(self) -> set[Hashable]:
+        """The groups of those that wait."""
+        return {flow.group for flow in self._flows.values()}
 
     @property
     def accounts(self) -> int:

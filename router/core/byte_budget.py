@@ -1,4 +1,4 @@
-"""One budget for the bytes of request bodies that all connections hold."""
+"""A budget for bytes that all connections hold together: of request bodies, or of answers."""
 
 from router.core.errors import Overloaded
 
@@ -26,6 +26,14 @@ class ByteBudget:
         if held > self.limit:
             self.check(size)
         self.held = held
+
+    def try_take(self, size: int) -> bool:
+        """Hold `size` bytes more, if they fit; whether they did."""
+        held = self.held + size
+        if held > self.limit:
+            return False
+        self.held = held
+        return True
 
     def give(self, size: int) -> None:
         """Hold `size` bytes less."""

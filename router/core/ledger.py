@@ -7,7 +7,7 @@ from typing import Self
 from router.core.peer_loads import PeerBoard
 from router.core.prefix.cache_events import PromptFeedback
 from router.core.prefix.held import PrefixClaim
-from router.core.values import Endpoint, Load, LocalLoad
+from router.core.values import Endpoint, Load, LocalLoad, OwnLoad
 
 __all__ = ["Lease", "Ledger"]
 
@@ -21,7 +21,7 @@ class Ledger:
 
     def __init__(
         self,
-        load_of: Callable[[Endpoint], Load] = lambda _: LocalLoad(),
+        load_of: Callable[[Endpoint], OwnLoad] = lambda _: LocalLoad(),
         peers: PeerBoard | None = None,
     ) -> None:
         self._load_of = load_of

@@ -19,6 +19,10 @@ MAX_TIMED_SEQUENCES = 16
 """Answers to one request from which speed is measured. Of more the engine runs some later than
 others, nobody knows how many, and a single such request would outweigh all others."""
 
+CATCH_UP_SWEEPS = 2
+"""Sweeps over silent streams until one whose client did not read is timed again: at least one whole
+interval. What has piled up by then comes faster than any engine makes it."""
+
 
 class LegTimer:
     """Times one leg, to its first token and to its end."""
@@ -33,6 +37,7 @@ class LegTimer:
         "sequences",
         "speed",
         "started",
+        "sweeps_to_wait",
         "work",
     )
 
@@ -60,6 +65,9 @@ class LegTimer:
         self._lease = lease
         self.feedback: PromptFeedback | None = None if lease is None else lease.feedback
         """Who wants to know what the answer tells of the prompt; for --prefix-cache events only."""
+        self.sweeps_to_wait = 0
+        """Sweeps over silent streams, with a client that reads, until it is timed again; 0 while it
+        is."""
         self._has_begun = False
         self._is_paused = False
         self._is_open = tracks_first_token = tracks_first_token and sequences <= MAX_TIMED_SEQUENCES
@@ -136,6 +144,19 @@ class LegTimer:
 
     # While the client does not read, neither the engine's speed nor a stall can be seen. A leg that
     # was paused before its first token is not used for prefill speed.
+
+    def client_stopped(self, now: float) -> None:
+        """The client does not read: time nothing until it has kept up for a while."""
+        self.sweeps_to_wait = CATCH_UP_SWEEPS
+        self.pause(now)
+
+    def catches_up(self, now: float) -> bool:
+        """A sweep has come, and the client reads again; whether it is timed from now on."""
+        self.sweeps_to_wait -= 1
+        if self.sweeps_to_wait:
+            return False
+        self.resume(now)
+        return True
 
     def pause(self, now: float) -> None:
         """Do not count it as open, nor as a stream. Idempotent."""

@@ -32,6 +32,9 @@ OF_ENGINES = (LegAnswered, Probed, Scraped, LegFailed)
 UP: Final = State.UP
 NEVER: Final = -math.inf
 
+NOT_ITS_FAULT: Final = (FailureKind.EXHAUSTED, FailureKind.NO_ROOM)
+"""The engine was not asked, or the router could not keep its answer."""
+
 
 class ObservedPools(Pools):
     """The pools, as events change them."""
@@ -107,7 +110,7 @@ class ObservedPools(Pools):
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
         if event.asked_at < member.joined_at:  # another engine was asked, at the same URL
             return
-        if event.kind is FailureKind.EXHAUSTED:  # it was not asked
+        if event.kind in NOT_ITS_FAULT:
             return
         member.failed(cause(event), now)
         if is_unreachable(event):

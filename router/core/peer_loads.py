@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.core.peer_messages import PeerReport
-from router.core.values import Endpoint, Load
+from router.core.values import Endpoint, OwnLoad
 
 __all__ = [
     "MAX_SIBLINGS",
@@ -57,7 +57,7 @@ class PeerLoad:
 
     __slots__ = ("_board", "_siblings", "own")
 
-    def __init__(self, own: Load, siblings: _Sum, board: "PeerBoard") -> None:
+    def __init__(self, own: OwnLoad, siblings: _Sum, board: "PeerBoard") -> None:
         self._board = board
         self.own = own
         self._siblings = siblings
@@ -101,7 +101,7 @@ class PeerBoard:
         self._siblings: dict[str, _Sibling] = {}
         self._sums: dict[Endpoint, _Sum] = {}
 
-    def load(self, own: Load, endpoint: Endpoint) -> PeerLoad:
+    def load(self, own: OwnLoad, endpoint: Endpoint) -> PeerLoad:
         """An engine's load with what siblings have there, live."""
         total = self._sums.get(endpoint)
         if total is None:

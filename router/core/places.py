@@ -2,11 +2,13 @@
 
 A request has one place, from when it is let in to its end: on an engine that could take it, and,
 once its plan has leased one, on that. So a request that is still prefilled is counted, and what
-runs on an engine that is gone, stalled or drained takes nothing from the others.
+runs on an engine that is gone, stalled or drained takes nothing from the others. Where the places
+are counted, `Load.admitted` says: those of all processes of a router.
 """
 
 from collections.abc import Iterable
 
+from router.core.admitted import Count
 from router.core.values import Candidate, Endpoint, Facts, Load
 
 __all__ = ["Group", "Place", "Places", "group_of"]
@@ -26,55 +28,49 @@ class Places:
 
     def __init__(self, per_engine: int | None) -> None:
         self.per_engine = per_engine
-        self._taken: dict[Load, int] = {}
-        """By the engine's load: another engine at the same address has another one."""
+        self.taken = 0
+        """All places that this process has taken."""
 
-    def is_full(self, load: Load) -> bool:
-        """Whether an engine can take no more."""
-        return self.per_engine is not None and self._taken.get(load, 0) >= self.per_engine
+    def is_full(self, load: Load, now: float) -> bool:
+        """Whether an engine can take no more of this process; `now` in seconds."""
+        limit = self.per_engine
+        return limit is not None and load.own.admitted.room(limit, now) <= 0
 
-    def with_room(self, engines: Iterable[Candidate]) -> Candidate | None:
+    def with_room(self, engines: Iterable[Candidate], now: float) -> Candidate | None:
         """The first engine that can take one more; None if none can."""
         for engine in engines:
-            if not self.is_full(engine.load):
+            if not self.is_full(engine.load, now):
                 return engine
         return None
 
-    @property
-    def taken(self) -> int:
-        """All places that are taken."""
-        return sum(self._taken.values())
-
-    def add(self, load: Load, number: int) -> None:
-        """Take a place on an engine, or (-1) give it back."""
-        now = self._taken.get(load, 0) + number
-        if now:
-            self._taken[load] = now
-        else:
-            del self._taken[load]
+    def add(self, count: Count, number: int) -> None:
+        """Take a place, or (-1) give it back."""
+        count.add(number)
+        self.taken += number
 
 
 class Place:
     """One request's. It is on no engine before it is let in, and after its end."""
 
-    __slots__ = ("_load", "_places")
+    __slots__ = ("_count", "_places")
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._load: Load | None = None
+        self._count: Count | None = None
+        """That of its engine: another engine at the same address has another one."""
 
-    def fits(self, load: Load) -> bool:
+    def fits(self, load: Load, now: float) -> bool:
         """Whether it is on this engine, or can move there."""
-        return load is self._load or not self._places.is_full(load)
+        return load.own.admitted is self._count or not self._places.is_full(load, now)
 
-    def full(self, engines: Iterable[Candidate]) -> frozenset[Endpoint]:
+    def full(self, engines: Iterable[Candidate], now: float) -> frozenset[Endpoint]:
         """Those to which it cannot move."""
-        return frozenset([each.endpoint for each in engines if not self.fits(each.load)])
+        return frozenset([each.endpoint for each in engines if not self.fits(each.load, now)])
 
     def move(self, load: Load | None) -> None:
         """Be on this engine and on no other one; None: on none."""
-        before, self._load = self._load, load
-        if load is not None:
-            self._places.add(load, 1)
+        before, self._count = self._count, None if load is None else load.own.admitted
+        if self._count is not None:
+            self._places.add(self._count, 1)
         if before is not None:
             self._places.add(before, -1)

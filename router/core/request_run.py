@@ -361,6 +361,8 @@ class RequestRun:
 
     def may_leave_stalled(self, now: float) -> bool:
         """Whether a request that waits for a stalled engine can go to another one."""
+        if isinstance(self.step, Call):  # the plan can always do without its reply
+            return True
         facts, endpoint = self._known(), self.step.endpoint
         budget = self._scheduler.retry_budget
         return (

@@ -81,7 +81,8 @@ def may_retry_elsewhere(outcome: Reply | Failure, facts: Facts) -> bool:
 
     Always if the engine has not begun it. After a reset it may have: that is harmless unless the
     request stores something in the engine. After a time-out the engine may still be working, and
-    the client has waited long enough.
+    the client has waited long enough. Where the router has no room for an answer it would have none
+    for another engine's either.
     """
     if isinstance(outcome, Reply):
         return outcome.status in BUSY
@@ -131,7 +132,7 @@ def reason_of(outcome: Reply | Failure) -> str:
 
 def error_of(failure: Failure) -> RouterError:
     """The error that is sent to the client."""
-    if failure.kind is FailureKind.EXHAUSTED:
+    if failure.kind in (FailureKind.EXHAUSTED, FailureKind.NO_ROOM):
         return Overloaded(failure.message)
     is_late = failure.kind in (FailureKind.TIMEOUT, FailureKind.STALLED)
     kind = EngineTimedOut if is_late else EngineFailed

@@ -156,8 +156,8 @@ class Scheduler:
             exclude = self._paired(role, facts, exclude, now, partner)
         ranked = self._ranked(role, facts, exclude, now, computes, moves=moves)
         if place is not None:
-            if not place.fits(ranked[0][ranked[3]].load):
-                full = place.full(self._candidates(role, facts, exclude, now))
+            if not place.fits(ranked[0][ranked[3]].load, now):
+                full = place.full(self._candidates(role, facts, exclude, now), now)
                 if self._candidates(role, facts, exclude | full, now):
                     ranked = self._ranked(role, facts, exclude | full, now, computes, moves=moves)
             place.move(ranked[0][ranked[3]].load)

@@ -6,19 +6,23 @@ so no lock is needed. A number is eight aligned bytes, which are written atomica
 
 from collections.abc import Mapping
 
+from router.core.admitted import Count, SharedCount, SharedCounts
 from router.core.speed_totals import SpeedTotals
-from router.core.values import Endpoint, Load
+from router.core.values import Endpoint, OwnLoad
 
 __all__ = ["SharedLoad", "SharedTable", "WorkerColumn"]
 
 BYTES = 8
-INTEGER_FIELDS = ("requests", "tokens", "pending", "open", "idle")
-"""Integer fields of a row: the load, and connections to the engine."""
+INTEGER_FIELDS = ("requests", "admitted", "tokens", "pending", "open", "idle", "since", "until")
+"""Integer fields of a row: the load, connections to the engine, and the `SharedCounts` of those
+that admission has let in there."""
+HELD_FIELDS = 2
+"""The first so many are zero in an idle row."""
 FLOAT_FIELDS = len(SpeedTotals._fields)
 """Float fields of a row: the process's `SpeedTotals`."""
-PROCESS_FIELDS = 4
+PROCESS_FIELDS = 7
 """Integers of a process itself: its id, how often it was started, the version of the roster that it
-follows, and its heartbeat."""
+follows, its heartbeat, and the `SharedCounts` of all that admission has let in."""
 
 
 class SharedTable:
@@ -33,10 +37,11 @@ class SharedTable:
         end = half + columns * rows * FLOAT_FIELDS * BYTES
         self._integers = memory[:half].cast("q")
         self._floats = memory[half:end].cast("d")
-        self._pids, self._starts, self._seen, self._beats = (
+        self._pids, self._starts, self._seen, self._beats, *admitted = (
             memory[end + place * columns * BYTES : end + (place + 1) * columns * BYTES].cast("q")
             for place in range(PROCESS_FIELDS)
         )
+        self._admitted = SharedCounts(*admitted)
         end += PROCESS_FIELDS * columns * BYTES
         self.reloads = memory[end : end + 3 * BYTES].cast("q")
         """Of the configuration, which the parent writes: how many were applied, how many rejected,
@@ -57,7 +62,8 @@ class SharedTable:
 
     def clear(self, number: int) -> None:
         """Zero the column of a process that has ended; its requests ended with it."""
-        for numbers in (self._integers, self._floats, self._pids, self._seen, self._beats):
+        of_process = (self._pids, self._seen, self._beats, *self._admitted)
+        for numbers in (self._integers, self._floats, *of_process):
             for place in range(number, len(numbers), self.columns):
                 numbers[place] = 0
 
@@ -82,8 +88,8 @@ class SharedTable:
     def is_idle(self, row: int, version: int) -> bool:
         """Whether every worker has seen this version of the roster, and none has requests in the
         row. Columns that no process writes do not count."""
-        first = row * len(INTEGER_FIELDS) * self.columns  # INTEGER_FIELDS begins with the requests
-        return not any(self._integers[first : first + self.columns]) and all(
+        first = row * len(INTEGER_FIELDS) * self.columns
+        return not any(self._integers[first : first + HELD_FIELDS * self.columns]) and all(
             seen >= version for seen, pid in zip(self._seen, self._pids, strict=True) if pid
         )
 
@@ -111,6 +117,10 @@ class SharedTable:
     def restarts(self) -> int:
         """How often a process took the place of one that had ended."""
         return sum(max(0, starts - 1) for starts in self._starts)
+
+    def admitted(self, number: int) -> SharedCount:
+        """All that admission has let in, for the process that writes column `number`."""
+        return SharedCount(self._admitted, number)
 
     def integers(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
         """An integer field of a row, one entry per column."""
@@ -149,6 +159,11 @@ class WorkerColumn:
         """The load of an endpoint by all processes."""
         return SharedLoad(self.table, endpoint, self.number)
 
+    @property
+    def admitted(self) -> SharedCount:
+        """All that admission has let in."""
+        return self.table.admitted(self.number)
+
     def speed(self, endpoint: Endpoint) -> "SharedSpeedTotals":
         """Where this process publishes its speed totals of an endpoint and reads the others'."""
         return SharedSpeedTotals(self.table.floats(endpoint), self.table.columns, self.number)
@@ -167,16 +182,18 @@ class WorkerColumn:
 class SharedLoad:
     """A `Load` of all processes; this one adds to its own column."""
 
-    __slots__ = ("_mine", "_pending", "_requests", "_tokens")
+    __slots__ = ("_mine", "_pending", "_requests", "_tokens", "admitted")
 
     def __init__(self, table: SharedTable, endpoint: Endpoint, mine: int) -> None:
         self._mine = mine
         self._requests = table.integers(endpoint, "requests")
         self._tokens = table.integers(endpoint, "tokens")
         self._pending = table.integers(endpoint, "pending")
+        cells = (table.integers(endpoint, field) for field in SharedCounts._fields)
+        self.admitted: Count = SharedCount(SharedCounts(*cells), mine)
 
     @property
-    def own(self) -> Load:
+    def own(self) -> OwnLoad:
         """All of it: the processes are one router."""
         return self
 

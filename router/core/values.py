@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Protocol
 
+from router.core.admitted import Count, LocalCount
 from router.core.prefix.prompt_tokens import PromptTokens
 
 __all__ = [
@@ -195,7 +196,7 @@ class Load(Protocol):
     replicas tell of theirs (`core/peer_loads.py`). Its own part is changed by leases only."""
 
     @property
-    def own(self) -> "Load":
+    def own(self) -> "OwnLoad":
         """This router's own part."""
 
     @property
@@ -214,16 +215,25 @@ class Load(Protocol):
         """Add to the counts (negative: subtract). `tokens` change only with `requests`."""
 
 
+class OwnLoad(Load, Protocol):
+    """The `Load` that is a router's own."""
+
+    @property
+    def admitted(self) -> Count:
+        """Requests that admission has let in there; where it is asked (`core/places.py`)."""
+
+
 class LocalLoad:
     """The `Load` of a router that is one process."""
 
-    __slots__ = ("pending", "requests", "tokens")
+    __slots__ = ("admitted", "pending", "requests", "tokens")
 
     def __init__(self) -> None:
         self.requests = self.tokens = self.pending = 0
+        self.admitted: Count = LocalCount()
 
     @property
-    def own(self) -> Load:
+    def own(self) -> OwnLoad:
         """All of it: there are no siblings."""
         return self
 
@@ -343,6 +353,8 @@ class FailureKind(StrEnum):
     """It refused the router's API key."""
     EXHAUSTED = "exhausted"
     """The router had no descriptor, port or memory for a connection: the engine was not asked."""
+    NO_ROOM = "no_room"
+    """The router held too many answers to keep this one: the engine has done its work."""
 
 
 UNSEEN: Final = (FailureKind.REFUSED, FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED)

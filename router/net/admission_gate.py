@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, cast
 
-from router.core.admission import WAITING, Admission, Ticket
+from router.core.admission import IN_FLIGHT, WAITING, Admission, Ticket
+from router.core.admitted import Count, LocalCount
 from router.core.errors import Overloaded, QueueFull, RouterError
 from router.core.places import Group, Place, Places, group_of
 from router.core.values import Candidate, Facts
@@ -19,6 +20,9 @@ __all__ = ["AdmissionGate", "AdmissionLimits", "QueueMetrics", "Waiter"]
 SWEEP_SECONDS: Final = 0.1
 """Between two looks for requests that have waited too long, and for engines that have joined."""
 
+POLL_SECONDS: Final = 0.005
+"""The same where other processes may give places back: a quarter of a decode step."""
+
 UNLIMITED: Final = 1 << 30
 
 REQUEST_COST: Final = 256
@@ -28,7 +32,7 @@ answer, whose length nobody knows yet."""
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Of one process. Numbers that are None limit nothing."""
+    """Of requests in flight of all processes, and of one's queue. None: no limit."""
 
     in_flight: int | None
     in_flight_per_engine: int | None
@@ -65,7 +69,8 @@ class Waiter(Protocol):
 
 
 class AdmissionGate:
-    """`engines_for`: the decode engines that may take a group's requests at a time."""
+    """`engines_for`: the decode engines that may take a group's requests at a time; `total`: the
+    requests that it and its like in other processes have let in."""
 
     def __init__(
         self,
@@ -73,10 +78,14 @@ class AdmissionGate:
         engines_for: Callable[[Group, float], Sequence[Candidate]],
         start_limiter: StartLimiter,
         metrics: QueueMetrics,
+        total: Count | None = None,
     ) -> None:
         self.limits = limits
         self.admission = Admission(limits.queue_size)
         self.places = Places(limits.in_flight_per_engine)
+        self._total = total or LocalCount()
+        self._awaited: set[Count] = set()
+        """Those for whose places requests wait here, as other processes know."""
         self._engines_for = engines_for
         self._start_limiter = start_limiter
         self._metrics = metrics
@@ -124,7 +133,7 @@ class AdmissionGate:
             self._metrics.queue_rejected("pushed_out")
             self._waiters.pop(refused).on_refused(self._full())
         if ticket.state != WAITING:
-            self._take_place(ticket)
+            self._begin(ticket)
             return True
         self._waiters[ticket] = waiter
         self._metrics.queue_length(admission.waiting)
@@ -133,6 +142,8 @@ class AdmissionGate:
 
     def leave(self, ticket: Ticket, answer_tokens: int = 0) -> None:
         """A request has ended after so many tokens, or waits no longer."""
+        if ticket.state == IN_FLIGHT:
+            self._total.add(-1)
         self.admission.leave(ticket, float(max(0, answer_tokens - REQUEST_COST)))
         if ticket.place is not None:
             ticket.place.move(None)
@@ -148,23 +159,31 @@ class AdmissionGate:
             self._timer.cancel()
 
     def _limit(self) -> int:
-        """How many may be served at a time."""
+        """How many this process may serve at a time, now."""
         limit = self.limits.in_flight
-        return UNLIMITED if limit is None else limit
+        if limit is None:
+            return UNLIMITED
+        return self.admission.in_flight + self._total.room(limit, _now())
 
     def _has_room(self, group: Hashable) -> bool:
         """Whether an engine can take one more of a group. Where none may take any all are let in,
         to get 503."""
         if self.places.per_engine is None:
             return True
-        engines = self._engines_for(cast("Group", group), _now())
-        return not engines or self.places.with_room(engines) is not None
+        engines, now = self._engines(group)
+        return not engines or self.places.with_room(engines, now) is not None
 
-    def _take_place(self, ticket: Ticket) -> None:
-        """Until its plan has leased an engine, another one is kept free for it."""
+    def _engines(self, group: Hashable) -> tuple[Sequence[Candidate], float]:
+        """Those that may take a group's requests, now."""
+        now = _now()
+        return self._engines_for(cast("Group", group), now), now
+
+    def _begin(self, ticket: Ticket) -> None:
+        """It is let in. Until its plan has leased an engine, a place on one is kept for it."""
+        self._total.add(1)
         if ticket.place is None or self.places.per_engine is None:
             return
-        engine = self.places.with_room(self._engines_for(cast("Group", ticket.group), _now()))
+        engine = self.places.with_room(*self._engines(ticket.group))
         if engine is not None:
             ticket.place.move(engine.load)
 
@@ -176,17 +195,35 @@ class AdmissionGate:
         self._is_due = False
         limit, now, loop = self._limit(), _now(), asyncio.get_running_loop()
         while (ticket := self.admission.next(limit, self._has_room)) is not None:
-            self._take_place(ticket)
+            self._begin(ticket)
             waited = now - ticket.since
             self._metrics.queue_waited(waited)
             waiter = self._waiters.pop(ticket)
             self._start_limiter.submit(loop, partial(waiter.on_turn, waited))
         self._metrics.queue_length(self.admission.waiting)
+        if self._total.is_shared:
+            self._tell_others(now)
+
+    def _tell_others(self, now: float) -> None:
+        """Tell other processes for which places requests wait here."""
+        groups = self.admission.groups
+        awaited: set[Count] = set()
+        if any(map(self._has_room, groups)):  # what an engine could take waits for the limit of all
+            awaited.add(self._total)
+        if self.places.per_engine is not None:
+            for group in groups:
+                awaited.update(each.load.own.admitted for each in self._engines(group)[0])
+        for count in self._awaited - awaited:
+            count.stop_waiting()
+        for count in awaited:
+            count.wait(now)
+        self._awaited = awaited
 
     def _watch(self) -> None:
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(SWEEP_SECONDS, self._sweep)
+            seconds = POLL_SECONDS if self._total.is_shared else SWEEP_SECONDS
+            self._timer = loop.call_later(seconds, self._sweep)
 
     def _sweep(self) -> None:
         self._timer = None

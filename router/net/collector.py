@@ -4,9 +4,10 @@ import time
 
 from router.core.headers import HeaderPairs
 from router.core.leg_timer import LegTimer
-from router.core.values import Endpoint, Failure, FailureKind, Reply
+from router.core.patience import Patience, given_up
+from router.core.values import Endpoint, Failure, Reply
 from router.net.answer_head import AnswerHead
-from router.net.engine_leg import EngineLeg, LegListener, reply_too_large
+from router.net.engine_leg import EngineLeg, LegListener
 from router.net.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["Collector"]
@@ -17,10 +18,10 @@ blocks of its KV cache, take 8 MB."""
 
 
 class Collector(EngineLeg):
-    """An attempt whose reply goes to the plan. It must be whole by `deadline`, in seconds on the
-    event loop's clock."""
+    """An attempt whose reply goes to the plan. `asked_at`: when the plan asked for it, in seconds
+    on the event loop's clock."""
 
-    __slots__ = ("_deadline", "_headers", "_parts", "_size")
+    __slots__ = ("_asked_at", "_headers", "_parts", "_patience")
 
     def __init__(
         self,
@@ -28,14 +29,14 @@ class Collector(EngineLeg):
         timer: LegTimer,
         sweep: IdleTimeoutSweep,
         listener: LegListener,
-        *,
-        deadline: float,
+        patience: Patience,
+        asked_at: float,
     ) -> None:
         super().__init__(endpoint, timer, sweep, listener)
-        self._deadline = deadline
+        self._patience = patience
+        self._asked_at = asked_at
         self._headers: HeaderPairs = []
         self._parts: list[bytes] = []
-        self._size = 0
 
     def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
         """Keep the head."""
@@ -49,9 +50,7 @@ class Collector(EngineLeg):
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Keep a piece of body."""
         self._parts.append(data)
-        self._size += len(data)
-        if self._size > MAX_COLLECTED_BYTES:
-            self._give_up(reply_too_large())
+        self._count_kept(len(data), MAX_COLLECTED_BYTES)
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
         """Body bytes are wanted without their framing."""
@@ -74,8 +73,16 @@ class Collector(EngineLeg):
 
     def check_idle(self, now: float) -> None:
         """Leave an engine that is late, or that has stopped answering everybody."""
-        if now >= self._deadline:
-            text = "The engine did not reply in time."
-            self._give_up(Failure(FailureKind.TIMEOUT, text))
-        elif self.timer.speed.is_stalled:  # the plan can always do without this reply
-            self._give_up(Failure(FailureKind.STALLED, "The engine has stalled."))
+        listener = self._listener
+        if listener is None:  # it ended in this very sweep
+            return
+        failure = given_up(
+            self._patience,
+            self._asked_at,
+            None,
+            now,
+            is_stalled=self.timer.speed.is_stalled,
+            may_leave=listener.may_leave_stalled_engine,
+        )
+        if failure is not None:
+            self._give_up(failure)

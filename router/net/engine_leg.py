@@ -1,6 +1,6 @@
 """One attempt at an engine: what takes its answer, and who is told what became of it."""
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from router.core.leg_timer import LegTimer
 from router.core.plans.steps import Outcome
@@ -8,11 +8,14 @@ from router.core.values import Endpoint, Failure, FailureKind
 from router.net.engine_connection import EngineConnection
 from router.net.idle_sweep import IdleTimeoutSweep
 
-__all__ = ["MAX_REPLY_BYTES", "EngineLeg", "LegListener", "reply_too_large"]
+__all__ = ["MAX_REPLY_BYTES", "NO_ROOM", "EngineLeg", "LegListener"]
 
 MAX_REPLY_BYTES = 256 << 20
 """The largest reply that is read into memory; a larger one is treated as an engine fault. A unary
 reply with logprobs for 100k tokens stays under a third of it."""
+
+NO_ROOM: Final = Failure(FailureKind.NO_ROOM, "The router holds too many answers now.")
+TOO_LARGE: Final = Failure(FailureKind.BROKEN, "The engine's reply is too large.")
 
 
 class LegListener(Protocol):
@@ -21,6 +24,9 @@ class LegListener(Protocol):
     def on_answer(self, status: int) -> Failure | None:
         """The engine's answer has begun. Returns a failure where its status is one, whatever its
         body says."""
+
+    def may_keep(self, size: int) -> bool:
+        """Whether `size` bytes more of the answer may be kept in memory; they are counted if so."""
 
     def on_first_token(self) -> None:
         """The client has had the first content of a stream."""
@@ -45,7 +51,16 @@ class EngineLeg:
     attempt for the engine's speed.
     """
 
-    __slots__ = ("_listener", "_sweep", "connection", "endpoint", "failure", "status", "timer")
+    __slots__ = (
+        "_kept",
+        "_listener",
+        "_sweep",
+        "connection",
+        "endpoint",
+        "failure",
+        "status",
+        "timer",
+    )
 
     def __init__(
         self, endpoint: Endpoint, timer: LegTimer, sweep: IdleTimeoutSweep, listener: LegListener
@@ -56,6 +71,8 @@ class EngineLeg:
         self.failure: Failure | None = None
         self.status = 0
         """The status of the answer, 0 if none has begun."""
+        self._kept = 0
+        """Bytes of the answer that were kept in memory."""
         self._listener: LegListener | None = listener
         """None once the attempt is over."""
         self._sweep = sweep
@@ -93,7 +110,11 @@ class EngineLeg:
         self.failure = failure
         self._settle(failure)
 
-
-def reply_too_large() -> Failure:
-    """What a reply over `MAX_REPLY_BYTES` is."""
-    return Failure(FailureKind.BROKEN, "The engine's reply is too large.")
+    def _count_kept(self, size: int, most: int) -> None:
+        """Count `size` bytes of the answer that are kept, and give up where this answer has more
+        than `most`, or all answers together have too many."""
+        self._kept += size
+        if self._kept > most:
+            self._give_up(TOO_LARGE)
+        elif self._listener is not None and not self._listener.may_keep(size):
+            self._give_up(NO_ROOM)

@@ -18,7 +18,7 @@ from router.core.events import RequestEnded
 from router.core.key_limits import KeyUsage
 from router.core.plans.steps import Call, Outcome, Stream
 from router.core.request_run import RequestRun
-from router.core.values import Failure, FailureKind, Route
+from router.core.values import Failure, FailureKind, Reply, Route
 from router.net.client_connection import ClientConnection
 from router.net.client_request import NO_HEAD, ClientRequest
 from router.net.collector import Collector
@@ -49,6 +49,8 @@ class EngineRun(RequestRun):
         "_held",
         "_is_over",
         "_is_reused",
+        "_kept",
+        "_kept_for_plan",
         "_left",
         "_leg",
         "_network",
@@ -96,6 +98,10 @@ class EngineRun(RequestRun):
         """Engine requests so far; it numbers their ids."""
         self._held = 0
         """Bytes of body that are taken from the budget."""
+        self._kept = 0
+        """Bytes of engines' answers that are taken from theirs."""
+        self._kept_for_plan = 0
+        """Those of them that the plan has been given."""
         self._ticket: Ticket | None = None
         """Its place among those that are served, or its wait for one; None without a limit."""
         self._usage: KeyUsage | None = None
@@ -188,10 +194,16 @@ class EngineRun(RequestRun):
         )
 
     def _collector(self, step: Call, now: float) -> Collector:
-        seconds = self._network.timeouts.prefill - (now - self.asked_at)
-        deadline = self._client.loop.time() + seconds
-        timer = self.leg(now)
-        return Collector(step.endpoint, timer, self._network.idle_sweep, self, deadline=deadline)
+        network = self._network
+        asked_at = self._client.loop.time() - (now - self.asked_at)
+        return Collector(
+            step.endpoint,
+            self.leg(now),
+            network.idle_sweep,
+            self,
+            network.timeouts.prefill,
+            asked_at,
+        )
 
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
         """The head of a request to an engine; each attempt has an id of its own."""
@@ -261,21 +273,40 @@ class EngineRun(RequestRun):
         named = self.step.endpoint.url.encode()
         return b": x-pd-router-endpoint %b left %b\n\n" % (named, b", ".join(self._left))
 
+    def may_keep(self, size: int) -> bool:
+        """Whether the engine's answer may take `size` bytes more of memory."""
+        if not self._network.answer_budget.try_take(size):
+            return False
+        self._kept += size
+        return True
+
     def on_first_token(self) -> None:
         """The client has had a first token: what another attempt would take is not needed."""
         self.begun()
         self._request.head = NO_HEAD
         self._drop_body()
+        if self._kept:
+            self._kept_for_plan = 0
+            self._drop_answer()
 
     def _drop_body(self) -> None:
         self._network.byte_budget.give(self._held)
         self._held = 0
+
+    def _drop_answer(self) -> None:
+        """The last answer is not kept any more; those that the plan was given are."""
+        self._network.answer_budget.give(self._kept - self._kept_for_plan)
+        self._kept = self._kept_for_plan
 
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
         """It is known what became of the answer."""
         self._leg = None
         now = time.monotonic()
         leg.close(now)
+        if isinstance(outcome, Reply):
+            self._kept_for_plan = self._kept
+        elif self._kept:
+            self._drop_answer()
         if outcome is not None and self.replays(outcome, is_reused=self._is_reused):
             self._connect()
         else:

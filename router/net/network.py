@@ -7,6 +7,7 @@ from typing import Protocol
 
 from router.core.byte_budget import ByteBudget
 from router.core.events import Event, RequestEnded
+from router.core.patience import Patience
 from router.core.plans.steps import Plan
 from router.core.schedule import Scheduler
 from router.core.values import Decision, Endpoint, Facts, Failure, Route
@@ -16,7 +17,6 @@ from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.key_file import KeyFile
 from router.net.pool import EnginePool
 from router.net.read_limiter import ReadLimiter
-from router.net.relay_leg import Patience
 from router.net.start_limiter import StartLimiter
 
 __all__ = [
@@ -33,9 +33,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds of patience with an engine."""
+    """Patience with an engine, in seconds."""
 
-    prefill: float
+    prefill: Patience
     """From the request to the whole reply of a prefill engine."""
     stream: Patience
     kv_ready: float
@@ -44,7 +44,7 @@ class Timeouts:
     @property
     def shortest(self) -> float:
         """Of those that are looked after by the sweep of idle legs."""
-        return min(self.prefill, self.stream.first_byte, self.stream.idle)
+        return min(self.prefill.shortest, self.stream.shortest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,10 @@ class Network:
     idle_sweep: IdleTimeoutSweep
     start_limiter: StartLimiter
     byte_budget: ByteBudget
+    """Of request bodies."""
+    answer_budget: ByteBudget
+    """Of answers that are read whole, or held back before their first token. A budget of its own:
+    work that engines have done is not lost because more bodies come."""
     read_limiter: ReadLimiter
     body_parser: BodyParser
     active: set[Active] = field(default_factory=set)

@@ -130,6 +130,9 @@ class PlanRunner(EngineRun):
             if self.facts is None:  # it has not begun
                 self._request.take_pieces()
             self._drop_body()
+        if self._kept:
+            self._kept_for_plan = 0
+            self._drop_answer()
         self._network.active.discard(self)
         record = self.record
         record.outcome = outcome

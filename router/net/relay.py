@@ -198,6 +198,7 @@ class Relay(RelayLeg):
         comments, which keep its connection alive.
         """
         assert self._splitter is not None
+        size = len(data)
         data = self._splitter.feed(data)
         found = events(data)
         for event in found:
@@ -213,14 +214,16 @@ class Relay(RelayLeg):
                 return
         if not self._step.hold and (alive := b"".join(map(keep_alive, found))):
             self._send(alive)
+            size -= len(alive)
             data = b"".join(event for event in found if data_of(event))
         self._parts.append(data)
-        self._size += len(data)
         self._events_held += sum(1 for event in found if data_of(event))
-        if self._events_held > MAX_HELD_EVENTS or self._size > MAX_HELD_BYTES:
+        if self._events_held > MAX_HELD_EVENTS or self._kept + size > MAX_HELD_BYTES:
             self._release_hold()
-        elif not self._step.hold:
+            return
+        if not self._step.hold:
             self._response.flush()
+        self._count_kept(size, MAX_HELD_BYTES)
 
     def _is_settled_by(self, event: bytes) -> bool:
         """Whether an error event in place of the first token goes to the plan: what is the engine's

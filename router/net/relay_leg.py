@@ -5,26 +5,22 @@ What becomes of the answer's bytes is `Relay`'s.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from router.core.errors import EngineTimedOut, RouterError
 from router.core.events import RequestEnded
 from router.core.leg_timer import MAX_TIMED_SEQUENCES, LegTimer
+from router.core.patience import Patience, given_up
 from router.core.plans.steps import Stream
 from router.core.sse import DONE, EventSplitter, data_events
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.net.answer_head import AnswerHead
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest
-from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener, reply_too_large
+from router.net.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener
 from router.net.idle_sweep import IdleTimeoutSweep
 
-__all__ = ["Patience", "RelayLeg"]
-
-CATCH_UP_SWEEPS: Final = 2
-"""Sweeps over silent streams until one whose client did not read is timed again: at least one whole
-interval. What has piled up by then comes faster than any engine makes it."""
+__all__ = ["RelayLeg"]
 
 NO_HEAD: Final = AnswerHead(0, [])
 """Of an answer that has not begun."""
@@ -32,16 +28,6 @@ NO_HEAD: Final = AnswerHead(0, [])
 
 FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
 """In the last event of each answer; in all others it is null. Within a text quotes are escaped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds without a word from an engine until it is given up on."""
-
-    first_byte: float
-    """From the request to the first byte of the answer's body, of a stream to its first content."""
-    idle: float
-    """Between two reads of a stream that hold more than comments."""
 
 
 class TokenCount(Protocol):
@@ -94,11 +80,9 @@ class RelayLeg(EngineLeg):
         "_response",
         "_sent",
         "_sent_events",
-        "_size",
         "_splitter",
         "_started_at",
         "_step",
-        "_sweeps_to_wait",
     )
 
     def __init__(
@@ -131,7 +115,7 @@ class RelayLeg(EngineLeg):
         self._length: int | None = None
         """Of a body that passes as it comes, where the engine states it."""
         self._parts: list[bytes] = []
-        self._size = self._events_held = 0
+        self._events_held = 0
         self._splitter: EventSplitter | None = None
         self._last = b""
         """What was passed on last, but for the terminator: it may hold the usage."""
@@ -141,8 +125,6 @@ class RelayLeg(EngineLeg):
         self._sent = self._sent_events = 0
         """Of `record.chunks`: those that were not passed on as they came, and the events in them
         that were counted as tokens."""
-        self._sweeps_to_wait = 0
-        """Until the attempt is timed again; 0 while it is."""
         self._forward: Callable[[bytes], None] | None = None
         """Where whole chunks go with their framing, while nothing needs to be done to them."""
         self._started_at = client.loop.time()
@@ -165,9 +147,8 @@ class RelayLeg(EngineLeg):
     def on_write_paused(self, now: float) -> None:
         """The client reads slower than its engine writes: that says nothing of the engine."""
         self._is_paused = True
-        self._sweeps_to_wait = CATCH_UP_SWEEPS
         self._counter = Uncounted()
-        self.timer.pause(now)
+        self.timer.client_stopped(now)
         if self.connection is not None:
             self.connection.pause_reading()
 
@@ -181,37 +162,33 @@ class RelayLeg(EngineLeg):
 
     def check_idle(self, now: float) -> None:
         """Give up on an engine that has been silent for too long."""
-        if self._sweeps_to_wait and not self._is_paused:
-            self._catch_up()
+        listener = self._listener
+        if listener is None:  # it ended in this very sweep
+            return
+        timer = self.timer
+        if timer.sweeps_to_wait and not self._is_paused and timer.catches_up(time.monotonic()):
+            self._counter = counter_of(timer)
         passed = self._record.chunks - self._sent
         if self._is_paused:  # it is the client that everybody waits for
             self._started_at = self._heard_at = now
         elif passed != self._passed_before:
             self._heard_at, self._passed_before = now, passed
-        if self._heard_at is None or (self._is_stream and self._record.first_byte is None):
-            limit, since = self._patience.first_byte, self._started_at
+        is_silent = self._record.first_byte is None
+        failure = given_up(
+            self._patience,
+            self._started_at,
+            None if is_silent and self._is_stream else self._heard_at,
+            now,
+            is_stalled=is_silent and timer.speed.is_stalled,
+            may_leave=listener.may_leave_stalled_engine,
+        )
+        if failure is None:
+            return
+        if failure.kind is FailureKind.STALLED:
+            self._give_up(failure)
         else:
-            limit, since = self._patience.idle, self._heard_at
-        if now - since < limit:
-            self._leave_if_stalled()
-            return
-        text = f"The engine sent nothing for {limit:g} s."
-        self._abort()
-        self._break_off(EngineTimedOut(text), Failure(FailureKind.TIMEOUT, text))
-
-    def _catch_up(self) -> None:
-        self._sweeps_to_wait -= 1
-        if self._sweeps_to_wait == 0:
-            self._counter = counter_of(self.timer)
-            self.timer.resume(time.monotonic())
-
-    def _leave_if_stalled(self) -> None:
-        """A request that has had nothing but a head need not wait for an engine that stopped."""
-        if self._record.first_byte is not None or not self.timer.speed.is_stalled:
-            return
-        if self._listener is not None and self._listener.may_leave_stalled_engine():
-            text = "The engine has stalled."
-            self._give_up(Failure(FailureKind.STALLED, text))
+            self._abort()
+            self._break_off(EngineTimedOut(failure.message), failure)
 
     def _break_off(self, error: RouterError, failure: Failure) -> None:
         """End an answer that will not be complete."""
@@ -220,10 +197,10 @@ class RelayLeg(EngineLeg):
     # An answer for the plan.
 
     def _keep(self, data: bytes) -> None:
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size > MAX_REPLY_BYTES:
-            self._give_up(reply_too_large())
+        parts = self._parts
+        parts.append(data)
+        if len(parts) > 1 or not self._response.is_corked:  # else it is whole, and goes on at once
+            self._count_kept(len(data), MAX_REPLY_BYTES)
 
     def _end_kept(self) -> None:
         self._settle(Reply(self.status, tuple(self._head.headers), b"".join(self._parts)))

@@ -18,13 +18,13 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from router.core.events import Event, LegFailed, Ordered, Probed, Scraped, SharedEvent
-from router.core.failures import is_unreachable
+from router.core.events import Event, Ordered, SharedEvent
 from router.core.key_usage_table import NAMES_BYTES, KeyRows, KeyUsageTable
 from router.core.peer_messages import PeerHistory, PeerReport
 from router.core.roster import Roster
 from router.core.shared_record import SharedRecord
 from router.core.shared_table import SharedTable, WorkerColumn
+from router.core.worker_events import for_workers
 from router.net.event_codec import decode, encode
 
 __all__ = ["SharedState", "WorkerBus", "WorkerContext", "WorkerEvent"]
@@ -155,11 +155,9 @@ class WorkerBus:
 
     def observe(self, event: Event) -> None:
         """Publish the events that matter to other workers."""
-        match event:
-            case Probed() | Scraped():
-                self.publish(event)
-            case LegFailed() if is_unreachable(event):
-                self.publish(event)
+        told = for_workers(event)
+        if told is not None:
+            self.publish(told)
 
     def publish(self, event: WorkerEvent) -> None:
         """Send an event to all others; those whose buffers are full miss it."""

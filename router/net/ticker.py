@@ -5,11 +5,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from router.core.events import Ejected, SharedEvent
+from router.core.events import SharedEvent
 from router.core.fleet import Fleet
-from router.core.member import Member
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.status import StatusLog
+from router.core.worker_events import FleetNews
 
 __all__ = ["note_changes", "tick_for_ever"]
 
@@ -27,17 +27,13 @@ async def tick_for_ever(
     """Run until cancelled. What others should know is passed to `publish`; of several workers
     only the leader logs what `status_log` tells of changes. `follow` brings the fleet up to date
     with the roster."""
-    known = {member.endpoint: member.exclusion for member in fleet}
+    news = FleetNews(fleet)
     while True:
         await asyncio.sleep(TICK_SECONDS)
         follow()
         fleet.tick(time.monotonic())
-        for held in fleet.held_prefixes():
-            publish(held)
-        before, known = known, {member.endpoint: member.exclusion for member in fleet}
-        for member in fleet:
-            if member.exclusion is not before.get(member.endpoint):
-                _publish_ejection(member, publish)
+        for event in news.take():
+            publish(event)
         note_changes(status_log, is_logged=is_logged)
 
 
@@ -46,9 +42,3 @@ def note_changes(status_log: StatusLog, *, is_logged: bool) -> None:
     for notice in status_log.notices(time.monotonic()):
         if is_logged:
             log.log(logging.WARNING if notice.is_bad else logging.INFO, "%s", notice.text)
-
-
-def _publish_ejection(member: Member, publish: Callable[[SharedEvent], None]) -> None:
-    since, until = member.outlier.since, member.outlier.until
-    if since is not None and until is not None:
-        publish(Ejected(member.endpoint, since, until, member.last_error or ""))

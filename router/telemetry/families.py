@@ -183,6 +183,21 @@ class Families:
             registry=registry,
             multiprocess_mode="livesum",
         )
+        self.admitted = Gauge(
+            "pd_router_admitted_requests",
+            "Requests that were let in and have not ended; 0 where their number is not limited "
+            "(--max-in-flight, --max-in-flight-per-engine).",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.buffered = Gauge(
+            "pd_router_buffered_bytes",
+            "Bytes of request bodies, and of answers that are read whole or wait for their first "
+            "token (--max-buffered-bytes).",
+            ["kind"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self.queue_wait = histogram(
             "pd_router_queue_wait_seconds",
             "How long requests waited that had to wait and were let in.",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -38,7 +39,7 @@ from router.telemetry.text_format import PLAIN, TextFormat
 from router.telemetry.totals import Totals, totals_of
 from router.telemetry.worker_counts import WorkerCounts
 
-__all__ = ["Metrics", "WorkerGroup"]
+__all__ = ["Held", "Metrics", "WorkerGroup"]
 
 
 COMPACT_AFTER = 64
@@ -76,6 +77,18 @@ class _Kind:
     tokens: BatchedHistogram | None
     ttft: BatchedHistogram | None
     """None for errors: a refusal comes fast, and among the answers it would make them look so."""
+
+
+class Held(NamedTuple):
+    """What a process holds for its clients."""
+
+    requests: int
+    """Those that were let in, where their number is limited."""
+    body_bytes: int
+    answer_bytes: int
+
+
+NOTHING: Final = Held(0, 0, 0)
 
 
 class Metrics:
@@ -138,6 +151,10 @@ class Metrics:
         self._late = families.late.labels(0 if group is None else group.number)
         self._worst_lag = 0.0
         self._dropped_lines = 0
+        self._read_held: Callable[[], Held] = lambda: NOTHING
+        self._held: Held | None = None
+        """What is shown."""
+        self._show_held()
         if group is None:
             ProcessCollector(namespace="pd_router", registry=registry)
         self._engine_ttft: dict[Endpoint, BatchedHistogram] = {}
@@ -210,6 +227,19 @@ class Metrics:
         """A discovery source has said just now which engines there are."""
         self._families.discovery_answered.labels(server).set_to_current_time()
 
+    def watch_held(self, read: Callable[[], Held]) -> None:
+        """Show what this process holds; `read` is asked a hundred times a second."""
+        self._read_held = read
+
+    def _show_held(self) -> None:
+        held = self._read_held()
+        if held == self._held:
+            return
+        self._held = held
+        self._families.admitted.set(held.requests)
+        self._families.buffered.labels("bodies").set(held.body_bytes)
+        self._families.buffered.labels("answers").set(held.answer_bytes)
+
     def show_key_limits(self, limits: Mapping[str, KeyLimits]) -> None:
         """Show how often each of these limits, by the name of their API key, was reached."""
         for name, of_name in limits.items():
@@ -233,7 +263,9 @@ class Metrics:
         self._families.queue_rejections.labels(reason).inc()
 
     def observe_loop_lag(self, seconds: float) -> None:
-        """Count an event loop lag: at once, for a process without requests flushes nothing."""
+        """Count an event loop lag: at once, for a process without requests flushes nothing. What is
+        held is shown at once too: many that wait cause no event."""
+        self._show_held()
         self._families.lag.observe(seconds)
         if seconds > LATE_SECONDS:
             self._late.inc(seconds)
@@ -251,6 +283,7 @@ class Metrics:
         """Let what was counted be seen, by other processes too."""
         for each in self._batched.values():
             each.flush()
+        self._show_held()
         self._kv_counts.flush()
         dropped = dropped_lines()
         if dropped != self._dropped_lines:

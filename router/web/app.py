@@ -131,7 +131,7 @@ class Router:
             self.pools,
             self.metrics,
             self.observe,
-            None if context is None else context.key_rows,
+            context,
         )
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)
         self.replicas = replicas_of(settings, self.fleet, self.engines.tls, context, self._tasks)

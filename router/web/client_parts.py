@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
+from typing import Final
 
 from router.certificates import server_tls
 from router.core.byte_budget import ByteBudget
@@ -10,6 +11,7 @@ from router.core.cors import CORS
 from router.core.fleet import Fleet
 from router.core.key_limits import KeyLimits
 from router.core.key_usage_table import KeyRows
+from router.core.patience import Patience
 from router.core.places import Group
 from router.core.values import Candidate, Role
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
@@ -17,7 +19,7 @@ from router.net.gateway import Gateway
 from router.net.key_file import KeyFile
 from router.net.kv_ready import KVReadySocket
 from router.net.network import Limits, Network, Timeouts
-from router.net.relay_leg import Patience
+from router.net.shared_state import WorkerContext
 from router.net.start_limiter import StartLimiter
 from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError
@@ -29,11 +31,13 @@ __all__ = [
     "admin_tls_of",
     "admission_gate",
     "admission_limits",
+    "answer_budget_of",
     "byte_budget_of",
     "cors_of",
     "endpoint_picker",
     "gateway_of",
     "key_file_of",
+    "key_rows_of",
     "kv_ready_socket",
     "limits_of",
     "prefill_from",
@@ -42,6 +46,9 @@ __all__ = [
     "tracing_of",
     "trusted_gateways",
 ]
+
+LARGEST_ANSWER: Final = 96 << 20
+"""Bytes for which each worker has room: of a unary answer with logprobs for 100k tokens."""
 
 
 def tls_of(settings: Settings) -> TLSFiles | None:
@@ -88,6 +95,11 @@ def key_file_of(
     return KeyFile(path, rows, on_limits)
 
 
+def key_rows_of(context: WorkerContext | None) -> KeyRows | None:
+    """Where processes count what is taken with API keys, together; None where there is one."""
+    return None if context is None else context.key_rows
+
+
 def limits_of(settings: Settings) -> Limits:
     """What clients may send, and how long they may take."""
     return Limits(
@@ -109,8 +121,18 @@ def byte_budget_of(settings: Settings) -> ByteBudget:
     return ByteBudget(max(settings.max_body_bytes, share))
 
 
+def answer_budget_of(settings: Settings) -> ByteBudget:
+    """The bytes of answers that one worker keeps at once."""
+    share = settings.max_buffered_bytes // settings.workers
+    return ByteBudget(max(LARGEST_ANSWER, share))
+
+
 def admission_gate(
-    settings: Settings, fleet: Fleet, start_limiter: StartLimiter, metrics: Metrics
+    settings: Settings,
+    fleet: Fleet,
+    start_limiter: StartLimiter,
+    metrics: Metrics,
+    context: WorkerContext | None,
 ) -> AdmissionGate | None:
     """What lets requests in; None where the settings limit nothing."""
     limits = admission_limits(settings)
@@ -123,18 +145,15 @@ def admission_gate(
             return fleet.first_usable(named, frozenset())
         return fleet.candidates(Role.DECODE, model, frozenset(), now)
 
-    return AdmissionGate(limits, engines_for, start_limiter, metrics)
+    total = None if context is None else context.column.admitted
+    return AdmissionGate(limits, engines_for, start_limiter, metrics, total)
 
 
 def admission_limits(settings: Settings) -> AdmissionLimits:
-    """The limits of one worker process: its share."""
-
-    def share(number: int | None) -> int | None:
-        return None if number is None else -(-number // settings.workers)
-
+    """The limits of all worker processes, and one's share of the queue."""
     return AdmissionLimits(
-        in_flight=share(settings.max_in_flight),
-        in_flight_per_engine=share(settings.max_in_flight_per_engine),
+        in_flight=settings.max_in_flight,
+        in_flight_per_engine=settings.max_in_flight_per_engine,
         queue_size=-(-settings.queue_size // settings.workers),
         queue_seconds=settings.queue_timeout,
         tenant_header=settings.tenant_header.encode(),
@@ -154,7 +173,7 @@ def prefill_from(settings: Settings) -> int | None:
 def timeouts_of(settings: Settings) -> Timeouts:
     """How long engines may take."""
     return Timeouts(
-        prefill=settings.prefill_timeout,
+        prefill=Patience(settings.prefill_timeout),
         stream=Patience(settings.first_byte_timeout, settings.stream_idle_timeout),
         kv_ready=settings.lmcache_notify_timeout,
     )

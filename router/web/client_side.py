@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 
 from router.core.events import Event
 from router.core.fleet import Fleet
-from router.core.key_usage_table import KeyRows
 from router.core.roster import Entry
 from router.core.values import Endpoint
 from router.net.body_parser import BodyParser
@@ -13,15 +12,18 @@ from router.net.idle_sweep import IdleTimeoutSweep
 from router.net.network import Network
 from router.net.pool import EnginePool
 from router.net.read_limiter import READ_PER_REFILL, ReadLimiter
+from router.net.shared_state import WorkerContext
 from router.net.start_limiter import StartLimiter
 from router.settings import Settings
-from router.telemetry.metrics import Metrics
+from router.telemetry.metrics import Held, Metrics
 from router.web.client_parts import (
     admission_gate,
+    answer_budget_of,
     byte_budget_of,
     endpoint_picker,
     gateway_of,
     key_file_of,
+    key_rows_of,
     kv_ready_socket,
     limits_of,
     prefill_from,
@@ -40,7 +42,7 @@ of the event loop. Each takes 35 us, and a new engine connection 100 us in the n
 
 class ClientSide:
     """`network` is what requests share, over the engines' `pools`; `observe` gets their events.
-    What is taken with API keys is counted in `key_rows`, where processes share it."""
+    What limits count is counted in `context`, where processes share it."""
 
     def __init__(
         self,
@@ -49,9 +51,9 @@ class ClientSide:
         pools: dict[Endpoint, EnginePool],
         metrics: Metrics,
         observe: Callable[[Event], None],
-        key_rows: KeyRows | None = None,
+        context: WorkerContext | None = None,
     ) -> None:
-        self.key_rows = key_rows
+        self.context = context
         self.limits = limits_of(settings)
         self.start_limiter = StartLimiter(STARTS_PER_TURN)
         self.read_limiter = ReadLimiter(READ_PER_REFILL)
@@ -67,11 +69,12 @@ class ClientSide:
             read_limiter=self.read_limiter,
             api_keys=key_file_of(
                 settings.api_key_file,
-                rows=key_rows,
+                rows=key_rows_of(context),
                 on_limits=metrics.show_key_limits,
             ),
-            admission=admission_gate(settings, fleet, self.start_limiter, metrics),
+            admission=admission_gate(settings, fleet, self.start_limiter, metrics, context),
             byte_budget=byte_budget_of(settings),
+            answer_budget=answer_budget_of(settings),
             body_parser=self.body_parser,
             scheduler=scheduler_of(settings, fleet),
             plans=self.plans.plan,
@@ -88,6 +91,7 @@ class ClientSide:
             tracing=self._tracing,
             gateway=self._gateway,
         )
+        metrics.watch_held(self._held)
         self.picker = endpoint_picker(settings, self.network)
         """What Envoy asks; None where it does not."""
 
@@ -96,6 +100,11 @@ class ClientSide:
         self.plans.follow(entries)
         if self._gateway is not None:
             self._gateway.follow(entry.endpoint for entry in entries)
+
+    def _held(self) -> Held:
+        network = self.network
+        requests = 0 if network.admission is None else network.admission.admission.in_flight
+        return Held(requests, network.byte_budget.held, network.answer_budget.held)
 
     def refill(self) -> None:
         """Restore the limits of what may begin and be read at once."""

@@ -10,9 +10,11 @@ from router.web.admin import OperationsHandler
 from router.web.client_parts import (
     admission_gate,
     admission_limits,
+    answer_budget_of,
     byte_budget_of,
     cors_of,
     key_file_of,
+    key_rows_of,
     limits_of,
     prefill_from,
     timeouts_of,
@@ -53,11 +55,14 @@ def reload(parts: Parts, before: Settings, settings: Settings) -> None:
     Raises OSError or ValueError, and changes nothing, if a key file cannot be read."""
     network = parts.handler.network
     show = parts.metrics.show_key_limits
-    keys = key_file_of(settings.api_key_file, network.api_keys, parts.clients.key_rows, show)
+    keys = key_file_of(
+        settings.api_key_file, network.api_keys, key_rows_of(parts.clients.context), show
+    )
     admin_keys = key_file_of(settings.admin_key_file, parts.admin_handler.key_file)
     network.api_keys = keys
     network.limits, network.timeouts = limits_of(settings), timeouts_of(settings)
     network.byte_budget.limit = byte_budget_of(settings).limit
+    network.answer_budget.limit = answer_budget_of(settings).limit
     network.sample = settings.decision_log_sample
     network.names_engines = settings.engine_header == "on"
     if network.gateway is not None:
@@ -94,5 +99,9 @@ def _reload_admission(parts: Parts, settings: Settings) -> None:
         network.admission.configure(admission_limits(settings))
     else:
         network.admission = admission_gate(
-            settings, parts.fleet, parts.clients.start_limiter, parts.metrics
+            settings,
+            parts.fleet,
+            parts.clients.start_limiter,
+            parts.metrics,
+            parts.clients.context,
         )

@@ -4,7 +4,6 @@ import asyncio
 import signal
 
 from tests.chaos.cluster import THRESHOLD, Cluster
-from tests.chaos.routers import WORKERS
 from tests.forked import SECONDS
 from tests.net.client import Answer, Client
 
@@ -20,12 +19,12 @@ CONNECTIONS = 20
 async def places_kept(cluster: Cluster) -> list[str]:
     """What is wrong with the places, now that no request is under way.
 
-    A router tells how many wait. How many it serves shows when each worker has one place left: a
-    request that finds it taken waits in vain.
+    A router tells how many wait. How many it serves shows when it has one place left: a request
+    that finds it taken waits in vain.
     """
     metrics = (await _get(cluster, "/metrics")).body
     wrong = [] if b"\npd_router_queue_length 0.0\n" in metrics else ["requests wait in the queue"]
-    await _limit_to_one_each(cluster)
+    await _limit_to_one(cluster)
     for _ in range(CONNECTIONS):
         client = await Client.open(cluster.router.port)
         answer = await client.ask("/v1/completions", {"model": "sim", "prompt": "a"})
@@ -35,11 +34,9 @@ async def places_kept(cluster: Cluster) -> list[str]:
     return wrong
 
 
-async def _limit_to_one_each(cluster: Cluster) -> None:
+async def _limit_to_one(cluster: Cluster) -> None:
     """With another threshold, by which each worker tells that it has read the settings."""
-    cluster.routers.configure(
-        max_in_flight=WORKERS, queue_timeout=1.0, routing_threshold=THRESHOLD + 1
-    )
+    cluster.routers.configure(max_in_flight=1, queue_timeout=1.0, routing_threshold=THRESHOLD + 1)
     cluster.router.signal(signal.SIGHUP)
     sign = b'routing_threshold="%d"' % (THRESHOLD + 1)
     async with asyncio.timeout(SECONDS):

@@ -217,6 +217,16 @@ def test_who_has_room_goes_before_who_has_none() -> None:
     assert admission.next(1, only("m")) is blocked
 
 
+def test_the_groups_that_wait_are_known() -> None:
+    admission = full()
+    waiting = [ticket(group=group) for group in ("x", "x", "y")]
+    for each in waiting:
+        admission.offer(each, 1)
+    assert admission.groups == {"x", "y"}
+    admission.leave(waiting[2])
+    assert admission.groups == {"x"}
+
+
 def test_who_comes_passes_those_that_have_no_room_and_nobody_else() -> None:
     admission = Admission(10)
     admission.offer(ticket("a", group="m"), 2, only())
@@ -313,13 +323,13 @@ class Queue(RuleBasedStateMachine):
     def has_room(self, model: object) -> bool:
         """As the router asks."""
         engines = self.engines(model)
-        return not engines or self.places.with_room(engines) is not None
+        return not engines or self.places.with_room(engines, 0.0) is not None
 
     def begin(self, begun: Ticket) -> None:
         """It has a place from the start."""
         assert begun.state == IN_FLIGHT
         assert begun.place is not None
-        if (engine := self.places.with_room(self.engines(begun.group))) is not None:
+        if (engine := self.places.with_room(self.engines(begun.group), 0.0)) is not None:
             begun.place.move(engine.load)
 
     def let_in(self) -> None:
@@ -358,7 +368,7 @@ class Queue(RuleBasedStateMachine):
         place = (chosen := data.draw(st.sampled_from(running))).place
         assert place is not None
         engines = self.engines(chosen.group)
-        free = [each for each in engines if each.endpoint not in place.full(engines)]
+        free = [each for each in engines if each.endpoint not in place.full(engines, 0.0)]
         if engines:
             place.move(data.draw(st.sampled_from(free or engines)).load)
         self.let_in()

@@ -33,3 +33,13 @@ def test_it_tells_beforehand_what_would_not_fit() -> None:
         budget.check(61)
     assert caught.value.retry_after == 1
     assert budget.held == 40
+
+
+@given(st.lists(st.integers(0, 60)))
+def test_who_asks_first_is_told_what_does_not_fit(sizes: list[int]) -> None:
+    budget = ByteBudget(100)
+    held = 0
+    for size in sizes:
+        assert budget.try_take(size) == (held + size <= 100)
+        held += size if held + size <= 100 else 0
+        assert budget.held == held

@@ -44,6 +44,22 @@ def test_a_short_answer_that_is_no_stream_tells_what_its_prompt_took(
     assert speed.answers.per_prompt_token(90.0) == expected
 
 
+def test_a_stream_whose_client_did_not_read_is_timed_again_after_two_sweeps() -> None:
+    speed = SpeedEstimator()
+    leg = LegTimer(speed, None, 10, 0.0, tracks_first_token=True)
+    leg.first_token(1.0)
+    leg.client_stopped(2.0)
+    assert (speed.open, speed.streams) == (0, 0)
+    assert not leg.catches_up(3.0)
+    leg.client_stopped(3.5)  # again: it has not kept up for long
+    assert not leg.catches_up(4.0)
+    assert speed.open == 0
+    assert leg.catches_up(5.0)
+    assert (leg.sweeps_to_wait, speed.open, speed.streams) == (0, 1, 1)
+    leg.end(6.0)
+    assert speed.open == 0
+
+
 def test_a_prefill_counts_when_its_reply_is_whole() -> None:
     speed = SpeedEstimator()
     ledger = Ledger()

@@ -49,11 +49,12 @@ def test_a_bad_or_slow_answer_says_nothing_of_an_engines_presence(kind: FailureK
     assert fleet.member(D0).health.state is State.UP
 
 
-def test_an_engine_that_the_router_had_no_descriptor_for_has_not_failed() -> None:
+@pytest.mark.parametrize("kind", [FailureKind.EXHAUSTED, FailureKind.NO_ROOM])
+def test_an_engine_that_the_router_had_no_means_for_has_not_failed(kind: FailureKind) -> None:
     fleet = fleet_up(D0)
     before = fleet.member(D0).outlier
     for _ in range(9):
-        fleet.observe(LegFailed(D0, FailureKind.EXHAUSTED), 0.0)
+        fleet.observe(LegFailed(D0, kind), 0.0)
     member = fleet.member(D0)
     assert member.health.state is State.UP
     assert (member.outlier, member.last_error) == (before, None)
@@ -384,6 +385,20 @@ def test_an_ejection_by_another_process_holds_here_for_its_time() -> None:
     assert taking(fleet, Role.DECODE) == [D1]
     fleet.tick(31.0)
     assert taking(fleet, Role.DECODE) == [D0, D1]
+
+
+@pytest.mark.parametrize(("streak", "left"), [(5, [D0, D1, D2]), (0, [D1, D2])])
+def test_an_ejection_by_another_process_ends_here_too_when_all_fail_as_often(
+    streak: int, left: list[Endpoint]
+) -> None:
+    """Only one for failures in a row: a rate has been compared with the others'."""
+    fleet = fleet_up(D0, D1, D2)
+    fleet.observe_shared(Ejected(D0, 1.0, 31.0, "it failed", streak), 1.0)
+    for endpoint in (D1, D2):
+        for _ in range(3):
+            fleet.observe(LegAnswered(endpoint, 500, 0.1), 2.0)
+    fleet.tick(2.0)
+    assert taking(fleet, Role.DECODE) == left
 
 
 def test_an_ejection_by_another_process_shuts_no_more_than_the_share() -> None:

@@ -75,12 +75,12 @@ def test_an_engine_that_failed_the_request_is_not_asked_for_its_room() -> None:
 def test_the_first_with_room_is_found() -> None:
     stage = Stage()
     one, two, three = stage.engines()
-    assert stage.places.with_room([one, two]) is one
+    assert stage.places.with_room([one, two], 0.0) is one
     places = [Place(stage.places) for _ in range(2)]
     for place, engine in zip(places, (one, two), strict=True):
         place.move(engine.load)
-    assert stage.places.with_room([one, two, three]) is three
-    assert stage.places.with_room([one, two]) is None
+    assert stage.places.with_room([one, two, three], 0.0) is three
+    assert stage.places.with_room([one, two], 0.0) is None
     for place in places * 2:  # perhaps it is told twice
         place.move(None)
     assert stage.places.taken == 0

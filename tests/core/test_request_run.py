@@ -568,6 +568,15 @@ def test_without_any_left_nothing_leaves_a_stalled_engine() -> None:
         assert shell.run.may_leave_stalled(1.0) is may_leave
 
 
+def test_a_stalled_prefill_engine_may_always_be_left() -> None:
+    """There is another way to serve the request: the decode engine computes the prompt."""
+    shell = Shell(P0, D0, budget=spent())
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.run.may_leave_stalled(1.0)
+    assert shell.replies(PREFILLED) == D0
+    assert not shell.run.may_leave_stalled(1.0)
+
+
 def test_a_first_attempt_needs_none() -> None:
     shell = Shell(P0, D0, budget=spent())
     assert shell.start(nixl(FACTS)) == P0

@@ -25,6 +25,7 @@ from tests.core.fixtures import BROKEN, REFUSED, RESET, RESPONSES, SILENT, reply
 PLAIN = request(prompt="x")
 TRACES: list[dict[str, Any]] = [{"store": True}, {"background": True}]
 EXHAUSTED = Failure(FailureKind.EXHAUSTED, "The router has no descriptor.")
+NO_ROOM = Failure(FailureKind.NO_ROOM, "The router holds too much.")
 UNAUTHORIZED = Failure(FailureKind.UNAUTHORIZED, "The key was refused.")
 
 
@@ -34,7 +35,7 @@ def test_what_took_nothing_on_or_can_be_computed_twice_moves(outcome: Reply | Fa
 
 
 @pytest.mark.parametrize(
-    "outcome", [SILENT, *(reply(status) for status in (200, 400, 500, 502, 504))]
+    "outcome", [SILENT, NO_ROOM, *(reply(status) for status in (200, 400, 500, 502, 504))]
 )
 def test_an_answer_or_a_silence_does_not(outcome: Reply | Failure) -> None:
     assert not may_retry_elsewhere(outcome, PLAIN)
@@ -123,6 +124,7 @@ def test_each_outcome_has_a_bounded_name(outcome: Reply | Failure, reason: str) 
         (BROKEN, EngineFailed),
         (UNAUTHORIZED, EngineFailed),
         (EXHAUSTED, Overloaded),
+        (NO_ROOM, Overloaded),
     ],
 )
 def test_a_silence_is_a_504_the_routers_own_want_a_503_and_all_else_a_502(

@@ -138,12 +138,19 @@ class Running:
         await eventually(lambda: all(member.health.is_usable for member in members))
 
     async def is_quiet(self) -> None:
-        """Wait until nothing is held: no lease, no engine connection but idle ones."""
+        """Wait until nothing is held: no lease, no bytes of bodies or answers, no engine connection
+        but idle ones."""
         pools = self.router.pools.values()
         ledger = self.router.fleet.ledger
+        network = self.router.handler.network
+        budgets = network.byte_budget, network.answer_budget
         await eventually(
-            lambda: ledger.total() == 0 and all(pool.open == pool.idle for pool in pools),
-            lambda: (ledger.total(), list(pools)),
+            lambda: (
+                ledger.total() == 0
+                and all(pool.open == pool.idle for pool in pools)
+                and not any(budget.held for budget in budgets)
+            ),
+            lambda: (ledger.total(), list(pools), [budget.held for budget in budgets]),
         )
         for endpoint in self.router.pools:
             assert ledger.in_flight(endpoint) == 0

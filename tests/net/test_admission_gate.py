@@ -335,8 +335,8 @@ async def test_a_place_goes_along_from_a_stalled_engine_to_another(harness: Harn
     stall(router, one)
     call = await other.call()
     gate, load = gate_of(router), router.router.fleet.ledger.load
-    assert gate.places.is_full(load(router.endpoint(other)))
-    assert not gate.places.is_full(load(router.endpoint(one)))
+    assert gate.places.is_full(load(router.endpoint(other)), 0.0)
+    assert not gate.places.is_full(load(router.endpoint(one)), 0.0)
     assert (gate.admission.in_flight, gate.admission.waiting) == (1, 1)
     for engine in (one, other):
         engine.answer_all(_answers)
@@ -526,11 +526,13 @@ async def test_what_happens_is_counted(harness: Harness) -> None:
     await found.come(b"a")
     text = (await found.router.router.counts.exposition()).decode()
     assert "pd_router_queue_length 1.0" in text
+    assert "pd_router_admitted_requests 1.0" in text
     await found.come(b"a")
     assert await found.next() == "a"
     await found.end()
     text = (await found.router.router.counts.exposition()).decode()
     assert "pd_router_queue_length 0.0" in text
+    assert "pd_router_admitted_requests 0.0" in text
     assert "pd_router_queue_wait_seconds_count 1.0" in text
     assert 'pd_router_queue_rejections_total{reason="full"} 1.0' in text
     assert 'pd_router_queue_rejections_total{reason="pushed_out"} 0.0' in text

@@ -61,6 +61,7 @@ def nixl(facts: Facts) -> Plan:
             yield from finish_with(reply)
             return
         reference = yield from _reference(reply)
+        reply = None  # a large one is not kept beside the body that it goes into
         if reference is None:
             break
         tried, outcome = yield from _decode(facts, tried, reference, failed_loads)

@@ -16,6 +16,8 @@ from router.core.values import (
     RESPONSES,
     Endpoint,
     Facts,
+    Failure,
+    FailureKind,
     Reply,
     RouteKind,
 )
@@ -62,7 +64,8 @@ def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply 
 def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
     """A prefill engine's good reply, or its 4xx; None when the decode engine must do without.
 
-    Each engine that fails is recorded. The lease ends with the reply.
+    Each engine that fails is recorded. The lease ends with the reply. For a reply that the router
+    has no room for it would have none from another engine either.
     """
     tried: frozenset[Endpoint] = frozenset()
     for _ in range(PREFILL_ATTEMPTS):
@@ -77,6 +80,8 @@ def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
         if isinstance(outcome, Reply) and outcome.status < 500 and outcome.status not in BUSY:
             return outcome
         yield FellBack(PREFILL, reason_of(outcome))
+        if isinstance(outcome, Failure) and outcome.kind is FailureKind.NO_ROOM:
+            return None
         tried |= {endpoint}
     return None
 

@@ -23,14 +23,15 @@ class Limits(Group):
         ge=1024,
         description="Bytes of request bodies that are held at a time, all connections together; "
         "what comes beyond that gets 503. A body is held until its answer begins (a unary one: "
-        "until it ends), with its prefill request in up to three times its size.",
+        "until it ends), with its prefill request in up to three times its size. Answers that are "
+        "read whole may take as many again.",
         json_schema_extra=LIVE,
     )
     max_in_flight: Whole | None = Field(
         None,
         ge=1,
         description="Requests that are served at a time; further ones wait. By default there is no "
-        "limit and no queue: engines queue. Each of --workers has its share.",
+        "limit and no queue: engines queue.",
         json_schema_extra=LIVE,
     )
     max_in_flight_per_engine: Whole | None = Field(
@@ -44,7 +45,8 @@ class Limits(Group):
         1000,
         ge=0,
         description="Requests that may wait when --max-in-flight or --max-in-flight-per-engine is "
-        "reached; then the newest of whoever has most waiting gets 429.",
+        "reached; then the newest of whoever has most waiting gets 429. Each of --workers has its "
+        "share.",
         json_schema_extra=LIVE,
     )
     queue_timeout: Seconds = Field(

@@ -12,7 +12,7 @@ from router.core.errors import BadRequest, NoEngine
 from router.core.events import FellBack
 from router.core.plans.prefill import body_for_prefill, prefill
 from router.core.plans.steps import Call, Lease, Release, Step
-from router.core.values import Facts, Failure, Reply, Role
+from router.core.values import Facts, Failure, FailureKind, Reply, Role
 from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
@@ -100,6 +100,17 @@ def test_a_failure_is_recorded_and_another_engine_asked(
     assert leg.says() == FellBack(Role.PREFILL, reason)
     assert leg.says() == Lease(Role.PREFILL, frozenset({P0}))
     assert leg.says(P1) == CALL_1
+
+
+def test_a_reply_that_the_router_has_no_room_for_is_asked_of_nobody_else() -> None:
+    leg = Leg()
+    leg.says()
+    leg.says(P0)
+    assert leg.says(Failure(FailureKind.NO_ROOM, "x")) == Release(P0)
+    assert leg.says() == FellBack(Role.PREFILL, "no_room")
+    assert leg.says() is None
+    assert leg.is_over
+    assert leg.result is None
 
 
 def test_two_engines_are_asked_and_no_more() -> None:

@@ -1,0 +1,216 @@
+"""Answers that are read whole, or held back before their first token, have one limit in all."""
+
+from collections.abc import Callable
+
+import orjson
+import pytest
+
+from router.core.events import FellBack
+from router.core.values import FailureKind, Role
+from tests.net.client import Client, request
+from tests.net.engine import Call, ScriptedEngine, json_reply
+from tests.net.harness import Harness, Running, eventually
+from tests.net.payloads import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    STREAM,
+    completion,
+    event,
+    prefilled,
+    token,
+)
+
+ROOM = 10_000
+LONG = b"x" * 8000
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]})
+
+
+def held(router: Running) -> int:
+    """Bytes of answers that it holds."""
+    return router.router.handler.network.answer_budget.held
+
+
+def limit(router: Running, room: int = ROOM) -> None:
+    """Let it hold so many."""
+    router.router.handler.network.answer_budget.limit = room
+
+
+async def asked(router: Running, engine: ScriptedEngine) -> tuple[Client, Call]:
+    """A client whose engine has sent 8,000 bytes of an answer of 8,001."""
+    client = await router.client()
+    before = held(router)
+    await client.send(request(COMPLETIONS, completion()))
+    call = await engine.call()
+    call.send(HEAD % (len(LONG) + 1), LONG)
+    await eventually(lambda: held(router) == before + len(LONG))
+    return client, call
+
+
+def is_unblamed(router: Running, engine: ScriptedEngine) -> bool:
+    """Whether the engine has not failed in the router's eyes."""
+    member = router.router.fleet.member(router.endpoint(engine))
+    return member.last_error is None and member.health.is_usable
+
+
+async def test_an_answer_that_has_no_room_is_503_and_no_fault_of_the_engine(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine() for _ in range(2)]
+    router = await harness.router(*engines, load_balancing_strategy="round_robin")
+    limit(router)
+    first, call = await asked(router, engines[0])
+    other = await router.client()
+    await other.send(request(COMPLETIONS, completion()))
+    refused = await engines[1].call()
+    refused.send(HEAD % (len(LONG) + 1), LONG)
+    await refused.left()
+    answer = await other.answer()
+    assert answer.status == 503
+    assert answer.error["message"] == "The router holds too many answers now."
+    assert answer.values(b"retry-after") == [b"1"]
+    assert [engine.seen for engine in engines] == [1, 1]  # nobody else would have had room for it
+    assert all(is_unblamed(router, engine) for engine in engines)
+    assert held(router) == len(LONG)
+    call.send(b"x")
+    assert (await first.answer()).status == 200
+    assert held(router) == 0
+
+
+async def test_a_prefill_whose_reply_has_no_room_is_done_without(harness: Harness) -> None:
+    prefills, decode = [await harness.engine() for _ in range(2)], await harness.engine()
+    router = await harness.router(decode, prefill=tuple(prefills))
+    limit(router)
+    for engine in prefills:
+        engine.answer_all(lambda call: call.send(prefilled(prompt_token_ids=[0] * ROOM)))
+    decode.answer_all(lambda call: call.send(json_reply({})))
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+    assert router.all(FellBack) == [FellBack(Role.PREFILL, FailureKind.NO_ROOM)]
+    assert sum(engine.seen for engine in prefills) == 1
+    assert all(is_unblamed(router, engine) for engine in prefills)
+    assert held(router) == 0
+
+
+async def test_the_reply_of_a_prefill_is_held_until_the_first_token(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
+    prefill.answer_all(lambda call: call.send(prefilled(ignored=LONG.decode())))
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await decode.call()
+    kept = held(router)
+    assert kept > len(LONG)
+    call.stream(ROLE)
+    await eventually(lambda: held(router) == kept + len(ROLE))
+    call.events(token("a"))
+    await eventually(lambda: held(router) == 0)
+    call.events(DONE)
+    call.end()
+    assert (await client.answer()).status == 200
+    assert held(router) == 0
+
+
+async def test_what_a_failed_engine_sent_is_not_held_while_another_one_works(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine() for _ in range(2)]
+    router = await harness.router(*engines, load_balancing_strategy="round_robin")
+    client, broken = await asked(router, engines[0])
+    broken.close()
+    call = await engines[1].call()
+    assert held(router) == 0
+    call.send(json_reply({}))
+    assert (await client.answer()).status == 200
+
+
+async def test_events_before_the_first_token_that_have_no_room_end_their_stream(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    limit(router, len(ROLE) + 10)
+    client = await router.client()
+    await client.send(request(CHAT, {**STREAM, "messages": []}))
+    call = await engine.call()
+    call.stream(ROLE)
+    await eventually(lambda: held(router) == len(ROLE))
+    call.events(ROLE)
+    await call.left()
+    assert b"holds too many answers" in (await client.answer()).body
+    assert is_unblamed(router, engine)
+    assert held(router) == 0
+
+
+async def test_a_stream_that_has_begun_needs_no_room(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    limit(router, 0)
+    many = [token("a" * 5000) for _ in range(3)]
+
+    def answer(call: Call) -> None:
+        call.stream(*many, DONE)
+        call.end()
+
+    engine.answer_all(answer)
+    assert (await router.ask(COMPLETIONS, STREAM)).body == b"".join(many) + DONE
+
+
+def shut_down(_client: Client, _call: Call, router: Running) -> None:
+    """As after the time that requests have to end."""
+    for each in list(router.router.handler.network.active):
+        each.abort()
+
+
+EXITS: dict[str, Callable[[Client, Call, Running], object]] = {
+    "whole": lambda _client, call, _router: call.send(b"x"),
+    "engine dies": lambda _client, call, _router: call.close(),
+    "engine resets": lambda _client, call, _router: call.reset(),
+    "client leaves": lambda client, _call, _router: client.leave(),
+    "router goes": shut_down,
+}
+
+
+@pytest.mark.parametrize("name", EXITS)
+async def test_whatever_ends_an_answer_gives_its_bytes_back(harness: Harness, name: str) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client, call = await asked(router, engine)
+    EXITS[name](client, call, router)
+    await router.record()
+    assert held(router) == 0
+
+
+async def test_a_prefill_that_is_left_halfway_gives_its_bytes_back(harness: Harness) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
+    client, _ = await asked(router, prefill)
+    client.leave()
+    await eventually(lambda: held(router) == 0)
+
+
+async def test_what_is_held_is_told_without_an_event(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client, call = await asked(router, engine)
+    families, body = router.router.metrics._families, len(orjson.dumps(completion()))
+
+    def told() -> tuple[float, float]:
+        """Bytes of bodies and of answers, as another worker process would read them."""
+        buffered = families.buffered
+        return buffered.labels("bodies")._value.get(), buffered.labels("answers")._value.get()
+
+    await eventually(lambda: told() == (body, len(LONG)))
+    text = (await router.router.counts.exposition()).decode()
+    assert f'pd_router_buffered_bytes{{kind="answers"}} {len(LONG)}.0' in text
+    call.send(b"x")
+    assert (await client.answer()).status == 200
+    await eventually(lambda: told() == (0, 0))
+
+
+async def test_each_worker_has_its_share_and_room_for_a_large_answer(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, max_buffered_bytes=300 << 20)
+    assert router.router.handler.network.answer_budget.limit == 300 << 20
+    router = await harness.router(engine, max_buffered_bytes=64 << 20)
+    assert router.router.handler.network.answer_budget.limit == 96 << 20

@@ -1,0 +1,212 @@
+"""Processes of one router let requests in together: no more than the limits, and all in turn."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.admission import IN_FLIGHT, WAITING, Ticket
+from router.core.admitted import WAIT_SECONDS
+from router.core.places import Place
+from router.core.roster import Roster
+from router.core.values import Candidate, Endpoint, Role
+from router.net import admission_gate
+from router.net.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.shared_state import SharedState
+from router.net.start_limiter import StartLimiter
+from tests.net.harness import eventually
+from tests.net.test_admission_gate import Uncounted, Unheard
+
+ENGINES = [Endpoint(f"http://d{number}", Role.DECODE) for number in range(2)]
+
+PROCESSES = 3
+
+
+class Process:
+    """One of those that share; its requests are for the one engine, for the other, or for both."""
+
+    def __init__(self, state: SharedState, number: int, limits: AdmissionLimits) -> None:
+        context = state.join(number, 1 + number)
+        context.column.place({endpoint: row for row, endpoint in enumerate(ENGINES)})
+        self.engines = [
+            Candidate(endpoint, row, context.column.load(endpoint))
+            for row, endpoint in enumerate(ENGINES)
+        ]
+        groups = {"0": self.engines[:1], "1": self.engines[1:], "": self.engines}
+        self.gate = AdmissionGate(
+            limits,
+            lambda group, _: groups[group],  # type: ignore[index]
+            StartLimiter(1000),
+            Uncounted(),
+            context.column.admitted,
+        )
+        self.tickets: list[Ticket] = []
+
+    def come(self, group: str = "") -> Ticket:
+        """A request comes."""
+        ticket = Ticket("t", 0, 1.0, 0.0, group, Place(self.gate.places))
+        self.tickets.append(ticket)
+        self.gate.enter(ticket, Unheard())
+        return ticket
+
+    def end(self) -> None:
+        """The first of those in flight ends."""
+        for ticket in self.tickets:
+            if ticket.state == IN_FLIGHT:
+                self.tickets.remove(ticket)
+                self.gate.leave(ticket)
+                return
+
+    def give_up(self) -> None:
+        """The first of those that wait leaves."""
+        for ticket in self.tickets:
+            if ticket.state == WAITING:
+                self.tickets.remove(ticket)
+                self.gate.leave(ticket)
+                return
+
+    def do(self, step: str) -> None:
+        """One of `STEPS`."""
+        if step == "end":
+            self.end()
+        elif step == "give up":
+            self.give_up()
+        else:
+            self.come(step.removeprefix("come").strip())
+
+    def look(self) -> None:
+        """It looks whether others have given places back."""
+        self.gate._let_in()
+
+    @property
+    def in_flight(self) -> int:
+        return self.gate.admission.in_flight
+
+
+@contextmanager
+def processes(in_flight: int | None, per_engine: int | None) -> Iterator[list[Process]]:
+    limits = AdmissionLimits(in_flight, per_engine, 1000, math.inf, b"", "none")
+    state = SharedState(PROCESSES, Roster(8, 60.0))
+    made = [Process(state, number, limits) for number in range(PROCESSES)]
+    try:
+        yield made
+    finally:
+        for process in made:
+            process.gate.close()
+        state.close()
+
+
+BOTH_KINDS = pytest.mark.parametrize(("in_flight", "per_engine"), [(2, None), (None, 1)])
+
+
+@BOTH_KINDS
+async def test_a_place_that_one_process_gives_back_another_takes(
+    in_flight: int | None, per_engine: int | None
+) -> None:
+    with processes(in_flight, per_engine) as (one, two, _):
+        one.come()
+        one.come()
+        late = two.come()
+        assert (one.in_flight, two.in_flight, late.state) == (2, 0, WAITING)
+        one.end()
+        await eventually(lambda: late.state == IN_FLIGHT)
+        assert (one.in_flight, two.in_flight) == (1, 1)
+
+
+@BOTH_KINDS
+async def test_who_serves_fewest_goes_first_though_the_place_was_anothers(
+    in_flight: int | None, per_engine: int | None
+) -> None:
+    with processes(in_flight, per_engine) as (one, two, _):
+        one.come()
+        one.come()
+        own, late = one.come(), two.come()
+        two.look()
+        one.end()
+        one.look()
+        assert (own.state, late.state) == (WAITING, WAITING)
+        await eventually(lambda: late.state == IN_FLIGHT)
+        two.end()
+        await eventually(lambda: own.state == IN_FLIGHT)
+
+
+async def test_who_waits_for_one_engine_keeps_no_place_on_another() -> None:
+    with processes(9, 1) as (one, two, _):
+        one.come("0")
+        late = two.come("0")
+        two.look()
+        assert one.come("1").state == IN_FLIGHT
+        assert late.state == WAITING
+
+
+async def test_a_process_that_hangs_while_it_waits_keeps_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(admission_gate, "_now", lambda: now)
+    with processes(1, None) as (one, two, _):
+        one.come()
+        own = one.come()
+        two.come()
+        two.look()
+        one.end()
+        one.look()
+        assert own.state == WAITING
+        now += WAIT_SECONDS + 0.01
+        one.look()
+        assert own.state == IN_FLIGHT
+
+
+STEPS = st.tuples(
+    st.integers(0, PROCESSES - 1),
+    st.sampled_from(("come", "come 0", "come 1", "end", "end", "give up")),
+)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "per_engine"), [(3, None), (1, None), (None, 2), (None, 1), (3, 2)]
+)
+@given(steps=st.lists(STEPS, max_size=60), chance=st.randoms(use_true_random=False))
+def test_no_limit_is_passed_and_nobody_waits_beside_a_free_place(
+    in_flight: int | None, per_engine: int | None, steps: list[tuple[int, str]], chance: Random
+) -> None:
+    """Whoever comes and ends where, in whatever order the processes look."""
+
+    async def play() -> None:
+        with processes(in_flight, per_engine) as made:
+            for number, step in steps:
+                made[number].do(step)
+                for process in chance.sample(made, PROCESSES):
+                    process.look()
+                    assert all(number >= 0 for number in rooms(made, in_flight, per_engine))
+                # One place may pass through several hands until who has fewest has it.
+                for process in made * PROCESSES:
+                    process.look()
+                check(made, rooms(made, in_flight, per_engine))
+
+    asyncio.run(play())
+
+
+def rooms(made: list[Process], in_flight: int | None, per_engine: int | None) -> list[float]:
+    """How many more may be served: on each engine, and in all."""
+    taken = [
+        sum(engine.load.own.admitted.own for engine in counts)
+        for counts in zip(*[process.engines for process in made], strict=True)
+    ]
+    left = [math.inf if per_engine is None else per_engine - each for each in taken]
+    total = sum(process.in_flight for process in made)
+    return [*left, math.inf if in_flight is None else in_flight - total]
+
+
+def check(made: list[Process], left: list[float]) -> None:
+    """Nobody waits whom an engine could take."""
+    *engines, total = left
+    free = {"0": engines[0], "1": engines[1], "": max(engines)}
+    for process in made:
+        for group in process.gate.admission.groups:
+            assert total == 0 or free[str(group)] == 0
