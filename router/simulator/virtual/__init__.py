@@ -28,6 +28,7 @@ from router.simulator.virtual.values import (
     Speed,
     Timeouts,
     Turn,
+    Unread,
     Workload,
 )
 
@@ -53,6 +54,7 @@ __all__ = [
     "Speed",
     "Timeouts",
     "Turn",
+    "Unread",
     "Workload",
     "plot",
     "policies_for",

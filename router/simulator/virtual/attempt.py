@@ -67,6 +67,10 @@ class Attempt:
     contents: tuple[int, ...] = ()
     is_held: bool = False
     """Whether its tokens come with the last one."""
+    is_unread: bool = False
+    """Whether its tokens do not count in its router: the client does not read, or catches up."""
+    is_poison: bool = False
+    """Whether its prompt is the workload's `poison`."""
     blocks: list[int] = field(init=False, default_factory=list)
     """The engine's blocks that it holds."""
     filled: int = field(init=False, default=0)
@@ -78,9 +82,14 @@ class Attempt:
     stage: Stage = Stage.WAITING
     arrived: float = 0.0
     """When it came to its engine."""
-    free_elsewhere: float = 0.0
-    """Its engine's `free_elsewhere` for its model at that time."""
+    free_elsewhere: int = 0
+    """Its engine's `free_elsewhere` for its model when it joined the queue."""
     leg: LegTimer = field(init=False)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether its router counts its tokens as they are generated."""
+        return not self.is_held and not self.is_unread
 
     def __post_init__(self) -> None:
         self.left = 0 if self.transfer_seconds is not None else self.prompt

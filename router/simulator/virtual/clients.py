@@ -83,11 +83,22 @@ class Clients:
         if self.issued < work.requests:
             is_held = work.held_share > 0.0 and self._rng.random() < work.held_share
             output = (work.held_output if is_held else None) or work.output
+            is_poison = work.poison_share > 0.0 and self._rng.random() < work.poison_share
+            if is_poison and work.poison is not None:
+                self._send(work.poison, stream, now, self.done, is_poison=True)
+                return
             turn = Turn(work.prompt.draw(self._rng), output.draw(self._rng))
             self._send(turn, stream, now, self.done, is_held=is_held)
 
     def _send(
-        self, turn: Turn, stream: int, now: float, done: Done, *, is_held: bool = False
+        self,
+        turn: Turn,
+        stream: int,
+        now: float,
+        done: Done,
+        *,
+        is_held: bool = False,
+        is_poison: bool = False,
     ) -> None:
         work, number = self._workload, self.issued
         self.issued += 1
@@ -104,6 +115,7 @@ class Clients:
             is_held=is_held,
             shows_first=work.shows_first,
             is_unary=work.is_unary,
+            is_poison=is_poison,
             contents=turn.contents,
         )
         self._replicas[door].send(request, now)

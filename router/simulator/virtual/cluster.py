@@ -6,9 +6,11 @@ from functools import partial
 from random import Random
 
 from router.core import probing
+from router.core.events import SharedEvent
 from router.core.peer_loads import SAME_SECONDS, seconds_between_reports
 from router.core.pool_monitor import ExclusionConfig
 from router.core.probing import JITTER
+from router.core.shared_table import SharedTable
 from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda, Event
@@ -26,17 +28,20 @@ from router.simulator.virtual.values import (
     RouterRestart,
     Scenario,
     Speed,
+    Unread,
     threshold_name,
 )
 
 PEER_SECONDS = 0.001
-"""What replicas tell each other is on its way for so long."""
+"""What replicas, or workers, tell each other is on its way for so long."""
 
 SWEEP_SECONDS = 1.0
 """Between two looks at requests that wait; as router/net/idle_sweep.py has it."""
 
-QUEUE_SECONDS = 0.05
-"""Between two looks at queues: a few steps."""
+LOOKS_PER_SECOND = 20
+"""At queues; between two are a few steps."""
+
+QUEUE_SECONDS = 1 / LOOKS_PER_SECOND
 
 HORIZON_SECONDS = 100_000.0
 """Virtual; what is not over by then never will be."""
@@ -54,6 +59,8 @@ def simulate(
         Engine(spec, agenda, Random(f"engine {seed} {n}"), scenario.replicas)
         for n, spec in enumerate(scenario.pool)
     ]
+    size = SharedTable.size(scenario.replicas, scenario.engines)
+    memory = memoryview(bytearray(size)) if scenario.has_workers else None
     asking = Asking()
     policies = dict.fromkeys(Role, make_policy(policy, engines, asking))
     speed_roles = probing.roles_that_use_speed(policies)
@@ -69,6 +76,7 @@ def simulate(
             asking,
             cached_roles(policy),
             agenda,
+            memory,
         )
         for n in range(scenario.replicas)
     ]
@@ -79,6 +87,8 @@ def simulate(
     probes = [_watch(replica, agenda, speed_roles, scenario.replicas) for replica in replicas]
     if scenario.has_peers:
         _connect(replicas, agenda, seed)
+    if scenario.has_workers:
+        share(replicas, agenda)
     for change in scenario.changes:
         agenda.at(change.at, _event(change, engines, replicas, probes, agenda))
     samples: list[Sample] = []
@@ -94,7 +104,8 @@ def simulate(
         samples,
         threshold=threshold_name(scenario.threshold),
         probes=sum(probe.count for probe in probes),
-        leases_left=sum(replica.leases for replica in replicas),
+        # Each worker knows the leases of all.
+        leases_left=sum(replica.leases for replica in replicas[: 1 if memory else None]),
         most_running=max(engine.most_running for engine in engines),
         events=agenda.events,
         totals=[_totals(place, engine, replicas) for place, engine in enumerate(engines)],
@@ -117,7 +128,7 @@ def _totals(place: int, engine: Engine, replicas: Sequence[Replica]) -> Totals:
         role=engine.spec.role.value,
         group=engine.spec,
         served=sum(replica.served[place] for replica in replicas),
-        longest_wait=engine.longest_wait,
+        longest_wait=engine.longest_wait / LOOKS_PER_SECOND,
         misdirected=sum(replica.misdirected[place] for replica in replicas),
         prefix_queries=engine.kv.queries,
         prefix_hits=engine.kv.hits,
@@ -125,19 +136,26 @@ def _totals(place: int, engine: Engine, replicas: Sequence[Replica]) -> Totals:
 
 
 def _queue_in_vain(engines: Sequence[Engine]) -> Iterator[tuple[Engine, str | None]]:
-    """The engines, and the models, whose requests wait for a slot while another has one free."""
+    """The engines, and the models, whose requests wait for a slot while another has one free that
+    would serve them: not one where they go wrong, nor a slower one, where they would end later."""
     free = [one for one in engines if one.has_free_slot and not one.is_frozen]
     for engine in engines if free else ():
         if engine.is_full or engine.is_frozen:
             for model in engine.waiting_models:
-                if any(one.spec.role is engine.spec.role and one.serves(model) for one in free):
+                if any(
+                    one.spec.role is engine.spec.role
+                    and one.serves(model)
+                    and not one.is_faulty_for(model)
+                    and one.step_seconds <= engine.step_seconds
+                    for one in free
+                ):
                     yield engine, model
 
 
 def _see_queues(engines: Sequence[Engine]) -> None:
-    """Count the seconds that requests wait in vain."""
+    """Count the looks at which requests wait in vain: whole numbers, whose sums are exact."""
     for engine, model in _queue_in_vain(engines):
-        engine.free_elsewhere[model] += QUEUE_SECONDS
+        engine.free_elsewhere[model] += 1
 
 
 def _watch(
@@ -146,17 +164,28 @@ def _watch(
     """Everything that a router does again and again; replicas are out of step with each other."""
     phase = (replica.number + 1) / replicas
     probes = SpeedProbes(replica, agenda, speed_roles)
-    for seconds, event in (
-        (TICK_SECONDS, replica.tick),
-        (SWEEP_SECONDS, replica.sweep),
-        (probing.SPEED_PROBE_SECONDS, probes.sweep),
-    ):
+    for seconds, event in ((TICK_SECONDS, replica.tick), (SWEEP_SECONDS, replica.sweep)):
         agenda.every(seconds, seconds * phase, event)
+    if replica.scenario.has_workers and replica.number:  # the first one, the leader, probes for all
+        return probes
+    agenda.every(probing.SPEED_PROBE_SECONDS, probing.SPEED_PROBE_SECONDS * phase, probes.sweep)
     rng = Random(f"jitter {replica.number}")
     for place in range(len(replica.engines)):
         _again(agenda, rng, probing.HEALTH_SECONDS * phase, partial(_probe, replica, place))
         _again(agenda, rng, probing.SCRAPE_SECONDS * phase, partial(_scrape, replica, place))
     return probes
+
+
+def share(workers: Sequence[Replica], agenda: Agenda) -> None:
+    """Let the workers of one router tell each other what is not in the memory that they share, as
+    `WorkerBus` of net/shared_state.py does."""
+
+    def tell(others: Sequence[Replica], event: SharedEvent) -> None:
+        for other in others:
+            agenda.at(agenda.now + PEER_SECONDS, partial(other.hear_worker, event))
+
+    for worker in workers:
+        worker.tell = partial(tell, [each for each in workers if each is not worker])
 
 
 def _connect(replicas: Sequence[Replica], agenda: Agenda, seed: int) -> None:
@@ -240,6 +269,9 @@ def _event(
                 engines[change.engine].frozen_until = now + change.seconds
             case Faults():
                 engines[change.engine].faults = change
+            case Unread():
+                for replica in replicas:
+                    replica.stop_reading(change, now)
             case Restart():
                 engine = engines[change.engine]
                 engine.kill(now)

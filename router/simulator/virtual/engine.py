@@ -50,10 +50,10 @@ class Engine:
         """Attempts that were accepted, all in all."""
         self.stepped_at = 0.0
         """When its last step ended."""
-        self.free_elsewhere: defaultdict[str | None, float] = defaultdict(float)
-        """Seconds, by model, in which another engine that serves it had a free slot."""
-        self.longest_wait = 0.0
-        """The most of these seconds that one request spent in this engine's queue."""
+        self.free_elsewhere: defaultdict[str | None, int] = defaultdict(int)
+        """Looks at queues, by model, at which requests for it waited here and another engine had a
+        free slot for them."""
+        self._longest_wait = 0
         self._agenda = agenda
         self._rng = rng
         self._arriving: dict[Attempt, None] = {}
@@ -113,18 +113,41 @@ class Engine:
         return self.is_up and self.batch.factor == 1.0 and not self.is_frozen and not self.is_faulty
 
     @property
+    def step_seconds(self) -> float:
+        """Of a step without prompts, at its present speed."""
+        return self.batch.factor * self.model.step_seconds
+
+    @property
     def is_frozen(self) -> bool:
         """Whether it makes no progress."""
         return self._agenda.now < self.frozen_until
 
     @property
     def is_faulty(self) -> bool:
-        """Whether requests go wrong there."""
-        return any((self.faults.refused, self.faults.failed, self.faults.broken))
+        """Whether requests go wrong there, not for what they ask alone: a poisoned prompt."""
+        faults = self.faults
+        return any((faults.refused, faults.failed, faults.broken)) and not faults.is_poison_only
+
+    def is_faulty_for(self, model: str | None) -> bool:
+        """Whether those for the model go wrong."""
+        return self.is_faulty and self.faults.may_meet(model, is_poison=False)
 
     def serves(self, model: str | None) -> bool:
         """Whether it takes requests for the model."""
         return not self.spec.serves or model is None or model in self.spec.serves
+
+    @property
+    def longest_wait(self) -> int:
+        """The most of the looks of `free_elsewhere` that one request spent in this queue, until it
+        got a slot, or left without, or until now."""
+        return max((self._longest_wait, *map(self._waited, self.batch.waiting)))
+
+    def _waited(self, attempt: Attempt) -> int:
+        return self.free_elsewhere[attempt.model] - attempt.free_elsewhere
+
+    def _note_wait(self, attempt: Attempt) -> None:
+        """It leaves the queue."""
+        self._longest_wait = max(self._longest_wait, self._waited(attempt))
 
     @property
     def waiting_models(self) -> set[str | None]:
@@ -159,15 +182,14 @@ class Engine:
 
     def submit(self, attempt: Attempt, now: float) -> Answer:
         """Take a request on, or not."""
-        if not self.is_up or self._happens(self.faults.refused):
+        if not self.is_up or self._happens(self.faults.refused, attempt):
             return Answer.REFUSED
-        if self._happens(self.faults.failed):
+        if self._happens(self.faults.failed, attempt):
             return Answer.FAILED
         if not self.batch.has_room(len(self.batch.waiting)):
             return Answer.FULL
         self.served += 1
         attempt.arrived = now
-        attempt.free_elsewhere = self.free_elsewhere[attempt.model]
         if attempt.transfer_seconds is None:
             self._enqueue(attempt, now)
         else:
@@ -176,11 +198,16 @@ class Engine:
             self._agenda.at(now + attempt.transfer_seconds, lambda then: self._came(attempt, then))
         return Answer.ACCEPTED
 
-    def _happens(self, share: float) -> bool:
-        return share > 0.0 and self._rng.random() < share
+    def _happens(self, share: float, attempt: Attempt) -> bool:
+        return (
+            share > 0.0
+            and self.faults.may_meet(attempt.model, is_poison=attempt.is_poison)
+            and self._rng.random() < share
+        )
 
     def _enqueue(self, attempt: Attempt, now: float) -> None:
         attempt.stage = Stage.WAITING
+        attempt.free_elsewhere = self.free_elsewhere[attempt.model]
         if attempt.transfer_seconds is None:
             attempt.left = attempt.prompt - self.cached(attempt.prompt, attempt.contents)
         self.batch.waiting.append(attempt)
@@ -199,12 +226,22 @@ class Engine:
             attempt.stage = Stage.ENDED
             attempt.listener.on_error(attempt, 500, now)
 
+    def show(self, attempt: Attempt, *, is_unread: bool) -> None:
+        """Let the router count the attempt's tokens from now on, or not."""
+        decodes = attempt.stage is Stage.DECODE
+        if decodes:
+            self._count_decoding(attempt, -1)
+        attempt.is_unread = is_unread
+        if decodes:
+            self._count_decoding(attempt, 1)
+
     def abort(self, attempt: Attempt) -> None:
         """Forget an attempt whose client left; it is told nothing any more."""
         if attempt.stage is Stage.ENDED:
             return
         if attempt.stage is Stage.WAITING:
             self.batch.waiting.remove(attempt)
+            self._note_wait(attempt)
         elif attempt.stage is Stage.ARRIVING:
             del self._arriving[attempt]
         else:
@@ -220,6 +257,8 @@ class Engine:
         self.is_up = self._is_busy = False
         self.life += 1
         lost = [attempt for attempt in self._all() if attempt.stage is not Stage.ENDED]
+        for attempt in self.batch.waiting:
+            self._note_wait(attempt)
         self._arriving.clear()
         self.batch.waiting.clear()
         self.batch.prefilling.clear()
@@ -305,8 +344,7 @@ class Engine:
         if not waiting or self.is_full or not self.kv.place(waiting[0]):
             return None
         attempt = waiting.popleft()
-        waited = self.free_elsewhere[attempt.model] - attempt.free_elsewhere
-        self.longest_wait = max(self.longest_wait, waited)
+        self._note_wait(attempt)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         attempt.stage = Stage.PREFILL
@@ -346,7 +384,7 @@ class Engine:
                 continue
             self._generated += 1
             attempt.listener.on_first(attempt, now)
-            if self._happens(self.faults.broken):
+            if self._happens(self.faults.broken, attempt):
                 self._free(attempt)
                 attempt.stage = Stage.ENDED
                 attempt.listener.on_lost(attempt, now)
@@ -360,7 +398,7 @@ class Engine:
 
     def _count_decoding(self, attempt: Attempt, change: int) -> None:
         self._decoding[attempt.replica] += change
-        if not attempt.is_held:
+        if attempt.is_shown:
             self._shown[attempt.replica] += change
 
     def _free(self, attempt: Attempt) -> None:

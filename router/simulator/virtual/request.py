@@ -24,6 +24,8 @@ class Request:
     """Whether the first of them comes at once."""
     is_unary: bool = False
     """Whether its answer comes whole."""
+    is_poison: bool = False
+    """Whether its prompt is the workload's `poison`."""
     contents: tuple[int, ...] = ()
     """What is in the full KV blocks of prompt and answer; see `Attempt`."""
     first: float | None = None

@@ -20,6 +20,8 @@ from router.simulator.virtual.values import (
     Session,
     Speed,
     Timeouts,
+    Turn,
+    Unread,
     Workload,
 )
 
@@ -77,7 +79,7 @@ def replayed(name: str, size: Size, sessions: tuple[Session, ...]) -> Scenario:
 
 def _with_replicas(made: Scenario, size: Size) -> Scenario:
     replicas = size.replicas or made.replicas
-    return replace(made, replicas=replicas, has_peers=size.has_peers)
+    return replace(made, replicas=replicas, has_peers=size.has_peers and not made.has_workers)
 
 
 def _base(name: str, size: Size) -> Scenario:
@@ -142,6 +144,15 @@ def _replicas(*changes: Change) -> _Maker:
     def make(base: Scenario, _size: Size) -> Scenario:
         work = replace(base.workload, output=Lengths(50, 0.5, 512))
         return replace(base, workload=work, replicas=3, changes=changes)
+
+    return make
+
+
+def _workers(count: int, *changes: Change) -> _Maker:
+    """As many worker processes of one router, under the same load as three routers."""
+
+    def make(base: Scenario, size: Size) -> Scenario:
+        return replace(_replicas(*changes)(base, size), replicas=count, has_workers=True)
 
     return make
 
@@ -325,6 +336,51 @@ def _router_restart(base: Scenario, _size: Size) -> Scenario:
     return replace(made, changes=(*made.changes, RouterRestart(4.0, 0)))
 
 
+def _slow_clients(*, is_everywhere: bool) -> _Maker:
+    """Every 4 s clients stop reading for 3 s: all with a stream on engine 0, or a third of those on
+    each. Answers are long, for only these fill the buffers on the way and make an engine wait."""
+
+    def make(base: Scenario, _size: Size) -> Scenario:
+        work = replace(
+            base.workload, requests=base.workload.requests // 3, output=Lengths(400, 0.3, 1200)
+        )
+        places, share = (base.engines, 1 / 3) if is_everywhere else (1, 1.0)
+        changes = tuple(
+            Unread(4.0 * turn, place, 3.0, share)
+            for turn in range(1, 13)
+            for place in range(places)
+        )
+        return replace(base, workload=work, changes=changes)
+
+    return make
+
+
+def _model_fails(*, is_everywhere: bool) -> _Maker:
+    """Each engine serves two models; the second one fails from a moment on, as a broken adapter
+    does: on engine 0, or on each."""
+
+    def make(base: Scenario, size: Size) -> Scenario:
+        made = _serving("ab")(base, size)
+        failing = range(base.engines if is_everywhere else 1)
+        changes = tuple(Faults(2.0, n, failed=1.0, model="b") for n in failing)
+        return replace(made, changes=changes)
+
+    return make
+
+
+POISON = Turn(64, 50, tuple(range(1, 5)))
+"""Four blocks, which policies know again and send where they were sent before."""
+
+
+def _poisoned_prompt(base: Scenario, _size: Size) -> Scenario:
+    """One request in twenty has the same prompt, and each engine answers it with a 500. Engines
+    have prefix caches, so that it is sent to the same engines again."""
+    model = replace(base.model, block_size=16)
+    work = replace(base.workload, poison=POISON, poison_share=0.05)
+    changes = tuple(Faults(0.0, n, failed=1.0, is_poison_only=True) for n in range(base.engines))
+    return replace(base, model=model, workload=work, changes=changes)
+
+
 WAVE_ENGINE = EngineModel(
     prefill_tokens_per_second=math.inf,
     jitter=0.0,
@@ -358,6 +414,8 @@ SCENARIOS: dict[str, _Maker] = {
     "replicas": _replicas(),
     "replicas-few-slots": _few_slots,
     "replicas-slow8": _replicas(Speed(0.0, 0, 8.0)),
+    **{f"workers-{count}": _workers(count) for count in (1, 2, 4)},
+    **{f"workers-{count}-slow8": _workers(count, Speed(0.0, 0, 8.0)) for count in (1, 2, 4)},
     "h100": _h100(),
     "h100-stall": _h100(Speed(3.0, 0, 8.0)),
     "waves": _waves,
@@ -371,7 +429,12 @@ SCENARIOS: dict[str, _Maker] = {
     "hung-core": _hung_core,
     "every-stream-breaks": _changed(Faults(2.0, 0, broken=1.0)),
     "fails-20-percent": _changed(Faults(2.0, 0, failed=0.2)),
+    "model-fails": _model_fails(is_everywhere=True),
+    "model-fails-on-one": _model_fails(is_everywhere=False),
+    "poisoned-prompt": _poisoned_prompt,
     "refuses": _changed(Faults(2.0, 0, refused=0.5)),
+    "slow-clients": _slow_clients(is_everywhere=False),
+    "slow-clients-everywhere": _slow_clients(is_everywhere=True),
     "restart": _changed(Restart(4.0, 0, 5.0)),
     "router-restart": _router_restart,
     "disaggregated": _disaggregated(ENGINE, Lengths(2000, 0.8, 16_384)),

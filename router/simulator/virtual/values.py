@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
+from router.core.patience import Patience
 from router.core.values import Role
 from router.simulator.model.batching import BatchModel
 
@@ -67,7 +68,8 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """From `at` on these shares of the engine's requests go wrong, each 0 to 1."""
+    """From `at` on these shares of the engine's requests go wrong, each 0 to 1: of all, or of those
+    for one model or with one prompt only."""
 
     at: float
     engine: int
@@ -77,6 +79,25 @@ class Faults:
     """The answer is a 500."""
     broken: float = 0.0
     """The stream breaks after its first token."""
+    model: str | None = None
+    """Requests for this model only; None: for any."""
+    is_poison_only: bool = False
+    """Whether only requests with the workload's `poison` go wrong."""
+
+    def may_meet(self, model: str | None, *, is_poison: bool) -> bool:
+        """Whether a request for this model may go wrong."""
+        return self.model in (None, model) and (is_poison or not self.is_poison_only)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """For `seconds` clients read nothing: this share, 0 to 1, of those with a stream on the
+    engine. It generates on, at its own pace."""
+
+    at: float
+    engine: int
+    seconds: float
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +108,7 @@ class RouterRestart:
     replica: int
 
 
-Change = Speed | Freeze | Restart | Faults | RouterRestart
+Change = Speed | Freeze | Restart | Faults | Unread | RouterRestart
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +150,27 @@ class Timeouts:
     first_byte: float = 600.0
     idle: float = 120.0
 
+    @property
+    def whole(self) -> Patience:
+        """With a reply of a prefill engine."""
+        return Patience(self.prefill)
+
+    @property
+    def stream(self) -> Patience:
+        """With an answer to a client."""
+        return Patience(self.first_byte, self.idle)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A request whose KV blocks are known; see `Attempt.contents`."""
+
+    prompt: int
+    output: int
+    contents: tuple[int, ...] = ()
+    pause: float = 0.0
+    """Seconds from the end of the turn before."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -156,17 +198,10 @@ class Workload:
     """What these generate; None: as the others."""
     is_unary: bool = False
     """Whether answers come whole, not as streams."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A request whose KV blocks are known; see `Attempt.contents`."""
-
-    prompt: int
-    output: int
-    contents: tuple[int, ...] = ()
-    pause: float = 0.0
-    """Seconds from the end of the turn before."""
+    poison: Turn | None = None
+    """A prompt that is sent again and again, see `Faults.is_poison_only`."""
+    poison_share: float = 0.0
+    """Share of the requests, 0 to 1, that have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +238,8 @@ class Scenario:
     """Requests beside those of the workload, which counts them in its `requests`."""
     has_peers: bool = False
     """Whether the replicas tell each other of their requests and prompts, as by `--peers`."""
+    has_workers: bool = False
+    """Whether the replicas are the worker processes of one router, as by `--workers`."""
 
     @property
     def pool(self) -> tuple[EngineSpec, ...]:
@@ -218,6 +255,8 @@ class Scenario:
             raise ValueError("engines, replicas, streams and requests must be at least 1")
         if len(self.pool) != self.engines:
             raise ValueError("there must be a spec for each engine")
+        if self.has_peers and self.has_workers:
+            raise ValueError("the workers of one router are no peers")
         longest = max(self._lengths)
         models = [spec.model for spec in self.pool]
         if longest > min(
@@ -226,15 +265,25 @@ class Scenario:
             raise ValueError(f"a request of {longest} tokens does not fit in the KV cache")
         if self.sessions and len({model.block_size for model in models}) > 1:
             raise ValueError("the engines' blocks must be of one size, that of the sessions'")
+        self._check_poison()
+        self._check_changes()
+        served = {model for spec in self.pool for model in spec.serves}
+        if served and not set(work.models) <= served:
+            raise ValueError("a model is asked for that no engine serves")
+
+    def _check_changes(self) -> None:
         for change in self.changes:
             if isinstance(change, RouterRestart):
                 if change.replica >= self.replicas:
                     raise ValueError("a change names a replica that is not there")
             elif change.engine >= self.engines:
                 raise ValueError("a change names an engine that is not there")
-        served = {model for spec in self.pool for model in spec.serves}
-        if served and not set(work.models) <= served:
-            raise ValueError("a model is asked for that no engine serves")
+
+    def _check_poison(self) -> None:
+        poison = self.workload.poison
+        has_caches = all(spec.model.block_size for spec in self.pool)
+        if poison is not None and poison.contents and not has_caches:
+            raise ValueError("a prompt's blocks are known to engines with prefix caches only")
 
     @property
     def _lengths(self) -> Iterator[int]:
@@ -242,5 +291,7 @@ class Scenario:
         work = self.workload
         lengths = (work.prompt, work.output)
         yield sum(each.most if each.sigma else each.median for each in lengths)
+        if work.poison is not None:
+            yield work.poison.prompt + work.poison.output
         for session in self.sessions:
             yield from (turn.prompt + turn.output for turn in session.turns)

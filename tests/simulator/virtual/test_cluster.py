@@ -8,6 +8,7 @@ from router.simulator.virtual import (
     POLICY_NAMES,
     SCENARIOS,
     EngineModel,
+    Faults,
     Freeze,
     Lengths,
     Restart,
@@ -103,6 +104,20 @@ def test_where_all_queues_are_full_clients_are_refused_and_come_back():
     assert result.failed > 0
     assert result.requests == 60
     assert result.leases_left == 0
+
+
+@pytest.mark.parametrize("trouble", [Faults(0.0, 1, broken=1.0), Speed(0.0, 1, 8.0)])
+def test_no_request_waits_in_vain_beside_an_engine_that_serves_none_or_would_take_longer(trouble):
+    """The other one has more than its slots all the time."""
+    result = run(cluster(trouble, engines=2, streams=32, requests=640))
+    loads = [sample.loads[0] for sample in result.samples if 10.0 < sample.at < 15.0]
+    assert min(loads) > 16
+    assert result.engines[0].longest_wait == 0.0
+
+
+def test_requests_wait_in_vain_beside_an_engine_that_is_as_fast_and_free():
+    result = run(cluster(Speed(0.0, 1, 8.0), Speed(5.0, 1, 1.0), engines=2, streams=32))
+    assert result.engines[0].longest_wait > 0.0
 
 
 def test_h100_gives_the_throughput_that_was_measured():

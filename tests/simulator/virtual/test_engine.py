@@ -1,5 +1,6 @@
 """The modelled engine: slots, prompts, queue, freezing, dying."""
 
+from itertools import product
 from random import Random
 
 import pytest
@@ -195,6 +196,42 @@ def test_a_waiting_request_may_be_aborted(make, agenda):
     assert [len(told.seen) for told in all_of] == [2, 2, 0]
 
 
+def leave(engine: Engine, told: Told) -> None:
+    engine.abort(told)
+
+
+def die(engine: Engine, _told: Told) -> None:
+    engine.kill(0.5)
+
+
+def stay(_engine: Engine, _told: Told) -> None:
+    """It gets a slot in time."""
+
+
+@pytest.mark.parametrize("end", [leave, die, stay])
+def test_the_longest_wait_is_that_of_any_request_however_it_leaves_the_queue(make, agenda, end):
+    engine, all_of = make(), [Told() for _ in range(3)]
+    for told in all_of:
+        engine.submit(told, 0.0)
+    play(agenda, 0.5)
+    engine.free_elsewhere[None] += 20
+    assert engine.longest_wait == 20  # it still waits
+    end(engine, all_of[2])
+    play(agenda, 50.0)
+    engine.free_elsewhere[None] += 30
+    assert engine.longest_wait == 20
+
+
+def test_the_transfer_of_a_kv_cache_is_no_time_in_the_queue(make, agenda):
+    engine, told = make(), Told()
+    told.transfer_seconds, told.source = 2.0, lambda: True
+    engine.submit(told, 0.0)
+    engine.free_elsewhere[None] += 20
+    play(agenda, 50.0)
+    assert told.seen[-1][0] == "last"
+    assert engine.longest_wait == 0
+
+
 # What comes from elsewhere, the grid, and faults.
 
 
@@ -273,6 +310,35 @@ def test_an_engine_may_refuse_or_fail(make, faults, answer):
     assert not engine.is_fit
     assert engine.submit(Told(), 0.0) is answer
     assert engine.load == 0
+
+
+@pytest.mark.parametrize(
+    ("faults", "ill"),
+    [
+        (Faults(0.0, 0, failed=1.0, model="b"), {("b", False), ("b", True)}),
+        (Faults(0.0, 0, failed=1.0, is_poison_only=True), {("a", True), ("b", True)}),
+        (Faults(0.0, 0, failed=1.0, model="b", is_poison_only=True), {("b", True)}),
+    ],
+)
+def test_requests_for_one_model_or_with_one_prompt_may_fail_alone(make, faults, ill):
+    failed = set()
+    for model, is_poison in product("ab", (False, True)):
+        engine, told = make(), Told()
+        engine.faults = faults
+        told.model, told.is_poison = model, is_poison
+        if engine.submit(told, 0.0) is Answer.FAILED:
+            failed.add((model, is_poison))
+    assert failed == ill
+
+
+def test_an_engine_is_no_place_to_go_for_the_model_that_fails_there(make):
+    engine = make()
+    engine.faults = Faults(0.0, 0, failed=1.0, model="b")
+    assert not engine.is_fit
+    assert [engine.is_faulty_for(model) for model in ("a", "b", None)] == [False, True, False]
+    engine.faults = Faults(0.0, 0, failed=1.0, is_poison_only=True)
+    assert engine.is_fit  # the prompt is bad, not the engine
+    assert not engine.is_faulty_for(None)
 
 
 def test_an_engine_may_break_its_streams(make, agenda):

@@ -1,11 +1,26 @@
 """Scenarios in which engines and routers fail: what users notice, and which engines work."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from router.simulator.virtual import EngineResult, Result, Size, scenario
-from tests.simulator.virtual.cluster import SED, run
+from router.simulator.virtual import (
+    EngineModel,
+    EngineResult,
+    EngineSpec,
+    Lengths,
+    Restart,
+    Result,
+    RouterRestart,
+    Scenario,
+    Size,
+    Timeouts,
+    Unread,
+    Workload,
+    scenario,
+)
+from tests.simulator.virtual.cluster import SED, cluster, run
 
 
 @cache
@@ -53,6 +68,34 @@ def test_an_engine_that_fails_a_fifth_of_its_requests_is_ejected():
     assert result.failed <= 0.2 * 361 / 8 * 12
 
 
+def test_a_model_that_fails_everywhere_takes_no_engine_from_the_other_one():
+    """The first engines to fail look alone for a moment, for they are asked again at once: they
+    are back in use when the others fail as well."""
+    result = result_of("model-fails")
+    # 192 clients in turn ask for it, and ask again after a second.
+    assert result.failed > 2000
+    assert result.requests - result.failed >= 3000
+    for engine in result.engines:
+        assert engine.share == pytest.approx(1 / 8, rel=0.1), engine
+    assert result.ttft_p99 < 0.1
+
+
+def test_a_model_that_fails_on_one_engine_goes_to_the_others_and_so_does_the_other_one():
+    result = result_of("model-fails-on-one")
+    assert result.failed <= 48  # an engine is ejected as a whole, within one wave of its streams
+    assert result.engines[0].share < 0.05
+    assert spread(list(result.engines[1:])) < 1.15
+    assert result.ttft_p99 < 0.1
+
+
+def test_a_poisoned_prompt_ejects_no_engine():
+    """Though it is sent to the engines that have had it before."""
+    result = result_of("poisoned-prompt")
+    assert result.failed == pytest.approx(0.05 * 6000, rel=0.2)
+    assert all(engine.is_fit and engine.starved_seconds == 0.0 for engine in result.engines)
+    assert spread(list(result.engines)) < 1.1
+
+
 def test_requests_that_are_refused_go_elsewhere():
     result = result_of("refuses")
     assert result.failed == 0
@@ -64,6 +107,38 @@ def test_a_hung_core_costs_only_the_streams_that_it_had():
     assert result.failed <= 48
     assert result.ttft_p99 < 0.1
     assert result.steady_requests_per_second == pytest.approx(360, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["slow-clients", "slow-clients-everywhere"])
+def test_engines_whose_clients_do_not_read_keep_their_share(name: str) -> None:
+    """Of requests, in the router's eyes: what is whole and not yet read counts as any other, which
+    on engine 0 is a tenth of what it has."""
+    result = result_of(name)
+    assert result.failed == 0
+    assert result.probes == 0  # none is thought to be slow or to have stalled
+    assert all(engine.longest_starved < 5.0 for engine in result.engines)
+    assert result.engines[0].share > 0.85 / 8
+    assert spread(list(result.engines[1:])) < 1.15
+    assert result.ttft_p99 < 0.1
+
+
+def test_a_client_that_does_not_read_is_not_timed_out_and_a_dead_engine_is_seen_behind_it() -> None:
+    """Three times as long as an engine may be silent; what engine 1 had not sent breaks off."""
+    model = EngineModel(max_num_seqs=16)
+    work = Workload(1200, 32, Lengths(32), Lengths(50))
+    changes = (Unread(2.0, 0, 15.0), Unread(2.0, 1, 15.0), Restart(2.2, 1, 5.0))
+    asked = Scenario("unread", 3, model, work, changes=changes, timeouts=Timeouts(idle=5.0))
+    result = run(asked)
+    assert 0 < result.failed <= 11
+    assert result.requests == 1200
+    assert result.leases_left == 0
+
+
+def test_a_router_that_restarts_forgets_what_was_not_read() -> None:
+    result = run(cluster(Unread(2.0, 0, 3.0), RouterRestart(3.0, 0), requests=900))
+    assert result.failed <= 96
+    assert result.requests == 900
+    assert result.leases_left == 0
 
 
 def test_an_engine_that_restarts_comes_back_to_its_share():
@@ -79,6 +154,42 @@ def test_a_router_that_restarts_loses_its_streams_and_learns_again():
     assert 0 < result.failed <= 384 / 3 + 8
     assert result.leases_left == 0
     assert all(engine.longest_starved < 10 for engine in result.engines)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers_spread_load_as_one_process_does(workers: int) -> None:
+    """Each knows the requests of all."""
+    result = result_of(f"workers-{workers}")
+    assert result.failed == 0
+    assert result.max_over_mean_load < 1.02
+    assert spread(list(result.engines)) < 1.15
+    assert all(engine.longest_starved < 3.0 for engine in result.engines)
+    assert result.ttft_p99 < 0.1
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_workers_avoid_a_slow_engine_as_one_process_does(workers: int) -> None:
+    """They measure it together; three routers, of which each finds out by itself, send it half as
+    many again, and make one in a hundred wait for 0.4 s."""
+    result = result_of(f"workers-{workers}-slow8")
+    assert result.failed == 0
+    assert result.engines[0].share < 0.01
+    assert spread(list(result.engines[1:])) < 1.15
+    assert max(engine.oscillation for engine in result.engines[1:]) < 0.1
+    assert result.ttft_p99 < 0.1
+    assert result.steady_requests_per_second > 300
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_that_restarts_takes_its_own_requests_with_it(worker: int) -> None:
+    """Also the leader, which probes for all; the engine that is gone meanwhile comes back."""
+    changes = (Restart(1.5, 2, 1.0), RouterRestart(2.0, worker))
+    asked = cluster(*changes, requests=2400, replicas=2)
+    result = run(replace(asked, has_workers=True))
+    assert result.failed <= 48 + 16
+    assert result.leases_left == 0
+    assert spread([*result.engines[:2], *result.engines[3:]]) < 1.15
+    assert result.engines[2].share > 0.5 / 8
 
 
 def test_where_all_are_slow_none_is_excluded():
@@ -110,6 +221,22 @@ def test_engines_of_two_generations_work_by_their_speed():
     assert result.failed == 0
     assert sum(e.share for e in fast) > 2 * sum(e.share for e in slow)
     assert all(engine.share > 0 for engine in slow)
+
+
+@pytest.mark.parametrize(("streams", "least", "most"), [(40, 0.0, 1.5), (80, 8.0, 11.0)])
+def test_a_slower_kind_has_no_work_until_the_faster_is_full_and_then_its_share(
+    streams: int, least: float, most: float
+) -> None:
+    """Three fast engines have 48 slots: of 80 streams each slow one is to have a third of 32."""
+    fast = EngineModel(max_num_seqs=16)
+    slow = replace(fast, step_seconds=3 * fast.step_seconds)
+    work = Workload(20 * streams, streams, Lengths(32), Lengths(50))
+    specs = (*[EngineSpec(slow)] * 3, *[EngineSpec(fast)] * 3)
+    result = run(Scenario("kinds", 6, fast, work, specs=specs))
+    for engine in result.engines[:3]:
+        assert least <= engine.mean_in_flight <= most, engine
+    for engine in result.engines[3:]:
+        assert engine.mean_in_flight <= 1.1 * 16, engine
 
 
 def test_engines_with_few_slots_have_no_queue_while_others_have_room():

@@ -9,6 +9,9 @@ from dataclasses import replace
 from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
+from router.core.pool_monitor import ExclusionConfig
+from router.core.probing import JITTER, SCRAPE_SECONDS
+from router.core.speed_estimator import TICK_SECONDS
 from router.simulator.virtual import (
     Change,
     EngineModel,
@@ -25,6 +28,7 @@ from router.simulator.virtual import (
     Workload,
     simulate,
 )
+from router.simulator.virtual.cluster import QUEUE_SECONDS, SWEEP_SECONDS
 from tests.simulator.virtual.cluster import SED
 
 EXAMPLES = 20
@@ -33,7 +37,12 @@ EXAMPLES = 20
 MODEL = EngineModel(max_num_seqs=16)
 
 STARVED_SECONDS = 10.0
-SCRAPE_SECONDS = 1.0
+LONGEST_WAIT = (1 + JITTER) * SCRAPE_SECONDS + QUEUE_SECONDS
+"""Between two scrapes, of which one may be late, and until the look at queues that sees it."""
+
+STALLED_SECONDS = ExclusionConfig().stall_seconds + TICK_SECONDS + SWEEP_SECONDS + QUEUE_SECONDS
+"""Until an engine is seen to stall, and those that wait for it are moved."""
+
 OSCILLATION = 0.1
 
 examples = settings(
@@ -169,9 +178,23 @@ def test_no_engine_is_starved_because_another_model_is_asked_for(
 def test_no_request_queues_for_longer_than_a_scrape_while_another_engine_has_room(
     scenario: Scenario,
 ) -> None:
+    """While the limit of its engine is not seen it may have been sent there; nothing moves it."""
     result = run(scenario)
     for engine in fit(result):
-        assert engine.longest_wait <= SCRAPE_SECONDS, engine
+        assert engine.longest_wait <= LONGEST_WAIT, engine
+
+
+@given(clusters(most_changes=0), st.sampled_from((0.0, 2.0, 5.0)), st.sampled_from((3.0, 8.0)))
+@examples
+def test_a_request_waits_for_a_frozen_engine_until_it_is_seen_to_stall(
+    scenario: Scenario, at: float, seconds: float
+) -> None:
+    """One that has never answered does not stall, as a cold one that warms up, nor does one that
+    is back before the sweep: who waits there waits until it goes on, and then as anywhere."""
+    result = run(replace(scenario, changes=(Freeze(at, 0, seconds),)))
+    is_seen = at > 0.0 and seconds > STALLED_SECONDS
+    bound = STALLED_SECONDS if is_seen else seconds + LONGEST_WAIT
+    assert result.engines[0].longest_wait <= bound, result.engines[0]
 
 
 @given(clusters(most_changes=2))

@@ -1,5 +1,6 @@
 """What a simulation is made of is checked when it is made."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from router.simulator.virtual import (
     Scenario,
     Speed,
     Timeouts,
+    Turn,
     Workload,
 )
 from router.simulator.virtual.cluster import SWEEP_SECONDS
@@ -33,6 +35,14 @@ def test_a_request_that_never_fits_is_refused():
         cluster(model=EngineModel(kv_tokens=80), prompt=Lengths(31))
     with pytest.raises(ValueError, match="does not fit in the KV cache"):
         cluster(model=EngineModel(kv_tokens=80), prompt=Lengths(1), output=Lengths(1, 1.0, 80))
+
+
+def test_a_poisoned_prompt_fits_in_the_kv_cache_and_its_blocks_have_a_size():
+    work = Workload(1, 1, Lengths(1), Lengths(1), poison=Turn(90, 1), poison_share=0.5)
+    with pytest.raises(ValueError, match="does not fit in the KV cache"):
+        Scenario("test", 1, EngineModel(kv_tokens=90), work)
+    with pytest.raises(ValueError, match="prefix caches"):
+        Scenario("test", 1, EngineModel(), replace(work, poison=Turn(90, 1, (1, 2))))
 
 
 def test_a_change_of_an_engine_that_is_not_there_is_refused():

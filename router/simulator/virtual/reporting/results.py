@@ -73,12 +73,15 @@ class EngineResult:
     oscillation: float
     """The standard deviation of requests in flight over their mean, in the steady middle."""
     queueing_seconds: float
-    """In which requests waited there for a slot while another engine had one free for them."""
+    """In which requests waited there for a slot while another engine had one free for them: one
+    that is in service, makes no errors and is no slower."""
     longest_wait: float
-    """The most of these that one request waited."""
+    """The most of these that one request waited, whatever became of it."""
     starved_seconds: float
     """While it was up, honest and of full speed, with less than half of its fair share: half of
-    what engines that are like it had on average."""
+    what engines that are like it had on average. Engines of another kind do not count: between
+    unequal engines it is fair that each request ends as soon as it can, and that leaves a slower
+    kind without work until the faster ones are full."""
     longest_starved: float
     """Of these seconds in a row."""
     misdirected: int

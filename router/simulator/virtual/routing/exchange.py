@@ -8,6 +8,7 @@ from typing import Protocol
 
 from router.core.errors import RouterError
 from router.core.fleet import Fleet
+from router.core.patience import given_up
 from router.core.plans.prefill import KV_KEY
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Send, Stream
 from router.core.request_run import Action, RequestRun
@@ -43,7 +44,18 @@ class Router(Protocol):
 class VirtualExchange:
     """The calls of one request."""
 
-    __slots__ = ("_attempt", "_is_cut", "_prefilled_by", "_status", "replica", "request", "run")
+    __slots__ = (
+        "_attempt",
+        "_behind",
+        "_heard_at",
+        "_is_cut",
+        "_is_paused",
+        "_prefilled_by",
+        "_status",
+        "replica",
+        "request",
+        "run",
+    )
 
     def __init__(self, replica: Router, request: Request, run: RequestRun) -> None:
         self.request = request
@@ -53,6 +65,12 @@ class VirtualExchange:
         """What an engine works on now."""
         self._prefilled_by: tuple[Engine, int] | None = None
         """Who has its KV cache, and in which of its lives."""
+        self._is_paused = False
+        """Whether its client does not read."""
+        self._behind: Callable[[Attempt, float], None] | None = None
+        """How the answer ended behind what the client has not read."""
+        self._heard_at = 0.0
+        """When it was last the client that everybody waited for."""
         self._status = 0
         self._is_cut = False
         """Whether its router has died."""
@@ -100,6 +118,7 @@ class VirtualExchange:
                 1,
                 request.model,
                 contents=request.contents,
+                is_poison=request.is_poison,
             )
         else:
             request.engine = place
@@ -113,6 +132,7 @@ class VirtualExchange:
                 model,
                 contents=request.contents,
                 is_held=request.is_held or request.is_unary,
+                is_poison=request.is_poison,
             )
             if KV_KEY.encode() in step.body:
                 self._bring_cache(attempt)
@@ -162,6 +182,34 @@ class VirtualExchange:
         self._is_cut = True
         self.run.close()
 
+    # What the client does. The engine's connection is not read meanwhile; its buffers, and those on
+    # the way, hold the rest of an answer, and those to the client nothing.
+
+    def streams_from(self, place: int) -> bool:
+        """Whether the client has begun to read a stream of this engine."""
+        attempt = self._attempt
+        return (
+            attempt is not None
+            and attempt.place == place
+            and not self._is_unheard
+            and not self._is_paused
+        )
+
+    def stop_reading(self, now: float) -> None:
+        """As `RelayLeg.on_write_paused`."""
+        attempt = self._attempt
+        assert attempt is not None, "it streams"
+        self._is_paused = True
+        attempt.leg.client_stopped(now)
+        self.replica.engines[attempt.place].show(attempt, is_unread=True)
+
+    def read_on(self, now: float) -> None:
+        """As `RelayLeg.on_write_resumed`; what has piled up comes at once."""
+        self._is_paused, behind, attempt = False, self._behind, self._attempt
+        if behind is not None and attempt is not None and not self._is_cut:
+            self._behind = None
+            behind(attempt, now)
+
     # What the engine does.
 
     def on_first(self, attempt: Attempt, now: float) -> None:
@@ -178,6 +226,9 @@ class VirtualExchange:
 
     def on_last(self, attempt: Attempt, now: float) -> None:
         """The answer is whole."""
+        if self._is_paused:
+            self._behind = self.on_last
+            return
         replica = self.replica
         replica.attend(self.request, now)
         replica.served[attempt.place] += 1
@@ -211,10 +262,14 @@ class VirtualExchange:
         elif attempt.is_held:
             leg.speed.tokens += 1
             events = 2
-        leg.calibrate(attempt.output, events)
+        if not leg.sweeps_to_wait:
+            leg.calibrate(attempt.output, events)
 
     def on_lost(self, attempt: Attempt, now: float) -> None:
         """The connection broke."""
+        if self._is_paused:
+            self._behind = self.on_lost
+            return
         kind = FailureKind.RESET if self._is_unheard else FailureKind.BROKEN
         self._fail(attempt, Failure(kind, "lost"), now)
 
@@ -230,30 +285,28 @@ class VirtualExchange:
         return isinstance(self.run.step, Call) or self.request.first is None
 
     def check_idle(self, now: float) -> None:
-        """As `net/relay.py` has it."""
-        attempt, replica = self._attempt, self.replica
+        """As `net/relay_leg.py` and `net/collector.py` have it."""
+        attempt, timeouts = self._attempt, self.replica.scenario.timeouts
         if attempt is None:
             return
-        timeouts, is_call = replica.scenario.timeouts, isinstance(self.run.step, Call)
-        engine = replica.engines[attempt.place]
-        if self._is_unheard:
-            limit = timeouts.prefill if is_call else timeouts.first_byte
-            since = self.run.asked_at
-        else:
-            limit = timeouts.idle
-            since = max(self.request.first or 0.0, engine.stepped_at)
-        if now - since >= limit:
-            failure = Failure(FailureKind.TIMEOUT, "silent")
-        elif (
-            self._is_unheard
-            and attempt.leg.speed.is_stalled
-            and (is_call or self.run.may_leave_stalled(now))
-        ):
-            failure = Failure(FailureKind.STALLED, "stalled")
-        else:
-            return
-        engine.abort(attempt)
-        self._fail(attempt, failure, now)
+        engine, is_unheard = self.replica.engines[attempt.place], self._is_unheard
+        if self._is_paused:
+            self._heard_at = now
+        elif attempt.leg.sweeps_to_wait and attempt.leg.catches_up(now):
+            engine.show(attempt, is_unread=False)
+        failure = given_up(
+            timeouts.whole if isinstance(self.run.step, Call) else timeouts.stream,
+            self.run.asked_at,
+            None
+            if is_unheard
+            else max(self.request.first or 0.0, engine.stepped_at, self._heard_at),
+            now,
+            is_stalled=is_unheard and attempt.leg.speed.is_stalled,
+            may_leave=lambda: self.run.may_leave_stalled(now),
+        )
+        if failure is not None:
+            engine.abort(attempt)
+            self._fail(attempt, failure, now)
 
     def _fail(self, attempt: Attempt, failure: Failure, now: float) -> None:
         is_told = not self._is_unheard

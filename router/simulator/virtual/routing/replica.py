@@ -11,7 +11,7 @@ from random import Random
 
 from router.core.auto_threshold import AutoThreshold
 from router.core.errors import RouterError
-from router.core.events import Event, Probed, RequestEnded, Scraped
+from router.core.events import Event, Probed, RequestEnded, Scraped, SharedEvent
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.ledger import Ledger
@@ -27,13 +27,16 @@ from router.core.request_run import RequestRun
 from router.core.retry_budget import SHARE, RetryBudget
 from router.core.routes import ROUTES
 from router.core.schedule import Scheduler
+from router.core.shared_table import SharedTable, WorkerColumn
+from router.core.speed_estimator import SpeedEstimator
 from router.core.values import Endpoint, Facts, Mode, PrefixKeys, Role
+from router.core.worker_events import FleetNews, for_workers
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.exchange import VirtualExchange
 from router.simulator.virtual.routing.policies import Asking
-from router.simulator.virtual.values import AUTO, Scenario
+from router.simulator.virtual.values import AUTO, Scenario, Unread
 
 RAW = b'{"prompt":""}'
 """The body of every request: engines are told of its length by other means."""
@@ -43,8 +46,9 @@ FREE_FROM_BIAS = 1.05
 
 
 class Replica:
-    """A router. It sees its own requests, the gauges that it scrapes, what siblings tell (where the
-    scenario has that), and nothing else."""
+    """A router, or one of its worker processes. It sees its own requests, the gauges that it
+    scrapes, what siblings tell or workers share (where the scenario has these), and nothing
+    else."""
 
     def __init__(
         self,
@@ -57,7 +61,9 @@ class Replica:
         asking: Asking,
         cached_roles: frozenset[Role],
         agenda: Agenda,
+        memory: memoryview | None = None,
     ) -> None:
+        """`memory`: what the workers of one router share, where the scenario has them."""
         self.number = number
         self.now = 0.0
         """The time of what is being done now; runs observe without one."""
@@ -75,9 +81,12 @@ class Replica:
         self._cached_roles = cached_roles
         self._facts: dict[tuple[int, str | None, bool], Facts] = {}
         self._open: dict[VirtualExchange, None] = {}
+        self._memory = memory
         self._lives = 0
         self.on_change: Callable[[], None] | None = None
         """Called when its requests have changed."""
+        self.tell: Callable[[SharedEvent], None] = lambda _: None
+        """Called with what the other workers should know."""
         self._make_state()
 
     def _make_state(self) -> None:
@@ -89,14 +98,18 @@ class Replica:
         self._lives += 1
         self._board = PeerBoard(f"{self.number}, life {self._lives}")
         self._board.on_change = self._changed
+        column = self._column(endpoints)
+        peers = self._board if has_peers else None
         self.fleet = Fleet(
             endpoints,
-            Ledger(peers=self._board if has_peers else None),
+            Ledger(peers=peers) if column is None else Ledger(column.load, peers),
             HealthThresholds(),
             STALE_SCRAPES * SCRAPE_SECONDS,
             self._exclusion_config,
-            shares_prefixes=has_peers,
+            lambda each: SpeedEstimator(None if column is None else column.speed(each)),
+            shares_prefixes=has_peers or column is not None,
         )
+        self._news = FleetNews(self.fleet)
         threshold, impact = self.scenario.threshold, self.scenario.max_itl_impact
         self.scheduler = Scheduler(
             self.fleet,
@@ -113,6 +126,16 @@ class Replica:
                 engine.speeds[self.number] = member.speed
         for place in range(len(self.engines)):
             self.probe(place, 0.0)
+
+    def _column(self, endpoints: Sequence[Endpoint]) -> WorkerColumn | None:
+        """As net/shared_state.py: the column begins at zero, also after a process that has ended.
+        None without workers."""
+        if self._memory is None:
+            return None
+        table = SharedTable(self._memory, self.scenario.replicas, len(endpoints))
+        column = table.column(self.number)
+        column.place({endpoint: row for row, endpoint in enumerate(endpoints)})
+        return column
 
     def restart(self, now: float) -> None:
         """Lose all connections and all that was learnt."""
@@ -159,7 +182,12 @@ class Replica:
 
     def observe(self, event: Event) -> None:
         """What a run has seen, now."""
-        self.fleet.observe(event, self.now)
+        self._observe(event, self.now)
+
+    def _observe(self, event: Event, now: float) -> None:
+        self.fleet.observe(event, now)
+        if self._memory is not None and (told := for_workers(event)) is not None:
+            self.tell(told)
 
     def forget(self, exchange: "VirtualExchange") -> None:
         """A request is over."""
@@ -209,10 +237,20 @@ class Replica:
         for exchange in list(self._open):
             exchange.check_idle(now)
 
+    def stop_reading(self, unread: Unread, now: float) -> None:
+        """Clients stop reading for a while."""
+        for exchange in self._open:
+            if exchange.streams_from(unread.engine) and self._rng.random() < unread.share:
+                exchange.stop_reading(now)
+                self.agenda.at(now + unread.seconds, exchange.read_on)
+
     def tick(self, now: float) -> None:
         """Judge engines."""
         self.fleet.tick(now)
         self._board.tick(now)
+        if self._memory is not None:
+            for event in self._news.take():
+                self.tell(event)
 
     def _changed(self) -> None:
         if self.on_change is not None:
@@ -226,12 +264,16 @@ class Replica:
         """A sibling has told of its requests."""
         self._board.hear(report, now)
 
+    def hear_worker(self, event: SharedEvent, now: float) -> None:
+        """Another worker has told of something."""
+        self.fleet.observe_shared(event, now)
+
     def scrape(self, place: int, now: float) -> None:
         """Read an engine's gauges."""
         engine, member = self.engines[place], self.members[place]
         if member.health.is_usable:
             gauges = engine.gauges if engine.is_up else None
-            self.fleet.observe(Scraped(member.endpoint, gauges, member.view.in_flight), now)
+            self._observe(Scraped(member.endpoint, gauges, member.view.in_flight), now)
 
     def probe(self, place: int, now: float) -> Member:
         """Probe an engine's presence."""
@@ -240,7 +282,7 @@ class Replica:
         cards = None
         if engine.is_up and engine.spec.serves:
             cards = tuple({"id": name} for name in engine.spec.serves)
-        self.fleet.observe(Probed(member.endpoint, signal, cards), now)
+        self._observe(Probed(member.endpoint, signal, cards), now)
         return member
 
 

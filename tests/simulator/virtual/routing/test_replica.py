@@ -4,11 +4,15 @@ from random import Random
 
 import pytest
 
+from router.core.member import Exclusion
 from router.core.policies import POLICIES
 from router.core.pool_monitor import ExclusionConfig
 from router.core.retry import BACK_OFF_SECONDS
+from router.core.shared_table import SharedTable
+from router.core.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
+from router.simulator.virtual.cluster import PEER_SECONDS, share
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.policies import Asking
@@ -18,6 +22,7 @@ from router.simulator.virtual.values import (
     Faults,
     Lengths,
     Scenario,
+    Unread,
     Workload,
 )
 
@@ -30,30 +35,50 @@ def agenda():
     return Agenda()
 
 
+def routers(agenda: Agenda, engines: list[Engine], *, workers: int = 0) -> list[Replica]:
+    """One router before these engines, or so many workers of one."""
+    work = Workload(1, 1, Lengths(1), Lengths(1))
+    number, size = workers or 1, len(engines)
+    memory = memoryview(bytearray(SharedTable.size(number, size))) if workers else None
+    replicas = [
+        Replica(
+            n,
+            engines,
+            Scenario("test", size, MODEL, work, number, has_workers=memory is not None),
+            dict.fromkeys(Role, POLICIES["least_loaded"]),
+            Random(0),
+            ExclusionConfig(),
+            Asking(),
+            frozenset(),
+            agenda,
+            memory,
+        )
+        for n in range(number)
+    ]
+    for place, engine in enumerate(engines):
+        engine.speeds = [replica.members[place].speed for replica in replicas]
+    return replicas
+
+
 @pytest.fixture
 def replica(agenda):
     """A router before three engines of which none takes a request."""
     engines = [Engine(MODEL, agenda, Random(place), replicas=1) for place in range(3)]
     for place, engine in enumerate(engines):
         engine.faults = Faults(0.0, place, refused=1.0)
-    work = Workload(1, 1, Lengths(1), Lengths(1))
-    replica = Replica(
-        0,
-        engines,
-        Scenario("test", 3, MODEL, work),
-        dict.fromkeys(Role, POLICIES["least_loaded"]),
-        Random(0),
-        ExclusionConfig(),
-        Asking(),
-        frozenset(),
-        agenda,
-    )
-    for engine, member in zip(engines, replica.members, strict=True):
-        engine.speeds = [member.speed]
+    [replica] = routers(agenda, engines)
     return replica
 
 
-def send(replica: Replica) -> Request:
+@pytest.fixture
+def workers(agenda):
+    """Two workers of one router, and one engine."""
+    workers = routers(agenda, [Engine(MODEL, agenda, Random(0), replicas=2)], workers=2)
+    share(workers, agenda)
+    return workers
+
+
+def send(replica: Replica, output: int = 3) -> Request:
     """Send a request, now; it raises if it ends twice."""
 
     def done(request: Request, now: float) -> None:
@@ -61,7 +86,7 @@ def send(replica: Replica) -> Request:
         request.ended = now
 
     now = replica.agenda.now
-    request = Request(0, 0, prompt=100, output=3, issued=now, done=done)
+    request = Request(0, 0, prompt=100, output=output, issued=now, done=done)
     replica.send(request, now)
     return request
 
@@ -103,3 +128,88 @@ def test_without_retries_left_the_first_refusal_is_the_answer(replica):
     request = send(replica)
     assert request.ended == 0.0
     assert sum(member.outlier.total for member in replica.members) == 1
+
+
+def test_a_stream_is_timed_but_for_while_its_client_does_not_read_or_catches_up(replica, agenda):
+    engine = replica.engines[0]
+    engine.faults = Faults(0.0, 0)
+    speed = replica.members[0].speed
+    request = send(replica, output=200)
+    agenda.run_while(lambda: request.first is None, until=1.0)
+
+    def counts() -> bool:
+        """Whether it is an open stream, whose tokens come."""
+        before, ends = speed.tokens, agenda.now + 0.1
+        agenda.at(ends, lambda _: None)
+        agenda.run_while(lambda: agenda.now < ends, until=5.0)
+        came: bool = speed.tokens > before
+        assert came == (speed.open == 1) == (speed.streams == 1)
+        return came
+
+    assert counts()
+    replica.stop_reading(Unread(agenda.now, 0, 1.0), agenda.now)
+    assert not counts()
+    replica.sweep(agenda.now)
+    replica.sweep(agenda.now)
+    assert not counts()
+    agenda.run_while(lambda: agenda.now < 1.5, until=5.0)
+    replica.sweep(agenda.now)
+    assert not counts()
+    replica.sweep(agenda.now)
+    assert counts()
+    agenda.run_while(lambda: request.ended is None, until=10.0)
+    assert request.is_good
+    assert (speed.open, speed.streams) == (0, 0)
+
+
+def test_a_worker_knows_the_requests_of_the_others_at_once_and_their_measurements(workers, agenda):
+    one, other = workers
+    request = send(one, output=200)
+    assert [each.members[0].view.in_flight for each in workers] == [1, 1]
+    for worker in workers:
+        agenda.every(TICK_SECONDS, TICK_SECONDS, worker.tick)
+    agenda.run_while(lambda: agenda.now < 2.0, until=3.0)
+    speed = other.members[0].speed
+    assert speed.open == 0
+    assert speed.all_open == 1
+    assert speed.per_token == pytest.approx(one.members[0].speed.per_token, rel=0.1)
+    one.restart(agenda.now)
+    assert request.ended == agenda.now
+    assert [each.members[0].view.in_flight for each in workers] == [0, 0]
+
+
+def test_workers_hear_what_the_leader_probes_and_what_refuses_connections(workers, agenda):
+    leader, other = workers
+    engine = leader.engines[0]
+    engine.is_up = False
+
+    def pass_on() -> list[bool]:
+        ends = agenda.now + 2 * PEER_SECONDS
+        agenda.at(ends, lambda _: None)
+        agenda.run_while(lambda: agenda.now < ends, until=10.0)
+        return [each.members[0].health.is_usable for each in workers]
+
+    for _ in range(3):
+        send(other)
+    assert pass_on() == [False, False]
+    engine.is_up = True
+    for _ in range(3):
+        leader.probe(0, agenda.now)
+    assert pass_on() == [True, True]
+    leader.scrape(0, agenda.now)
+    pass_on()
+    assert other.members[0].gauges is not None
+
+
+def test_workers_hear_of_ejections(agenda):
+    engines = [Engine(MODEL, agenda, Random(place), replicas=2) for place in range(3)]
+    one, other = workers = routers(agenda, engines, workers=2)
+    share(workers, agenda)
+    engines[0].faults = Faults(0.0, 0, failed=1.0)
+    for _ in range(8):  # the others keep theirs: it has the fewest
+        send(one)
+    one.tick(agenda.now)
+    ends = agenda.now + 2 * PEER_SECONDS
+    agenda.at(ends, lambda _: None)
+    agenda.run_while(lambda: agenda.now < ends, until=1.0)
+    assert [each.members[0].exclusion for each in (one, other)] == [Exclusion.EJECTED] * 2
