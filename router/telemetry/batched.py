@@ -10,7 +10,7 @@ from bisect import bisect_left
 from prometheus_client import Counter, Histogram
 from prometheus_client.samples import Exemplar
 
-__all__ = ["BatchedCounter", "BatchedHistogram"]
+__all__ = ["BatchedCounter", "BatchedHistogram", "BatchedSeries"]
 
 
 class BatchedCounter:
@@ -68,3 +68,41 @@ class BatchedHistogram:
         self._exemplars.clear()
         self._sum = 0.0
         self._is_clean = True
+
+
+class BatchedSeries:
+    """The batched children of families by their labels; each is made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._children)
+
+    def counter(self, family: Counter, *labels: object) -> BatchedCounter:
+        """The child of a family with these labels, or the family itself if it has none."""
+        key = family, *labels
+        found = self._children.get(key)
+        if not isinstance(found, BatchedCounter):
+            found = BatchedCounter(family.labels(*labels) if labels else family)
+            self._children[key] = found
+        return found
+
+    def histogram(self, family: Histogram, *labels: object) -> BatchedHistogram:
+        """Likewise."""
+        key = family, *labels
+        found = self._children.get(key)
+        if not isinstance(found, BatchedHistogram):
+            found = BatchedHistogram(family.labels(*labels) if labels else family)
+            self._children[key] = found
+        return found
+
+    def drop(self, family: Counter | Histogram, *labels: object) -> None:
+        """Forget a child. Raises KeyError for one that was not made."""
+        del self._children[family, *labels]
+
+    def flush(self) -> None:
+        """Add to all what was counted since the last time."""
+        for each in self._children.values():
+            each.flush()

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
-    Histogram,
     ProcessCollector,
     disable_created_metrics,
     values,
@@ -25,8 +23,9 @@ from prometheus_client.metrics_core import Metric
 from router.core.events import Event, FellBack, KeyRefused, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet import Fleet
 from router.core.key_limits import KeyLimits
-from router.core.values import PREFILL, Endpoint, Mode, Role
-from router.telemetry.batched import BatchedCounter, BatchedHistogram
+from router.core.values import Endpoint, Role
+from router.telemetry.batched import BatchedSeries
+from router.telemetry.engine_counts import EngineCounts
 from router.telemetry.families import LATE_SECONDS, Families
 from router.telemetry.file_values import ValueFiles
 from router.telemetry.fleet_gauges import Connections, FleetCollector
@@ -34,6 +33,7 @@ from router.telemetry.in_pieces import text_in_pieces
 from router.telemetry.kv_counts import KVCounts
 from router.telemetry.logs import dropped_lines
 from router.telemetry.processes import Processes
+from router.telemetry.request_counts import RequestCounts
 from router.telemetry.router_info import NEVER_RELOADED, NO_CONFIG, RouterInfo
 from router.telemetry.text_format import PLAIN, TextFormat
 from router.telemetry.totals import Totals, totals_of
@@ -47,10 +47,6 @@ COMPACT_AFTER = 64
 there."""
 
 
-MAX_MODEL_SERIES = 4096
-"""Counts by model and outcome: adapters that are loaded and dropped for months are many."""
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
     """The workers whose metrics are exported together: their files and process ids."""
@@ -62,21 +58,6 @@ class WorkerGroup:
     restarts: Callable[[], int]
     ended_cpu: Callable[[], float] = lambda: 0.0
     """Seconds of CPU time that workers which have ended had used."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Where requests of one kind are counted: looking that up costs more than counting."""
-
-    requests: BatchedCounter
-    failed: BatchedCounter | None
-    """None for those that did not fail by the router's or an engine's fault."""
-    duration: BatchedHistogram
-    decisions: BatchedCounter | None
-    """None for what was refused before a decision, like `tokens`."""
-    tokens: BatchedHistogram | None
-    ttft: BatchedHistogram | None
-    """None for errors: a refusal comes fast, and among the answers it would make them look so."""
 
 
 class Held(NamedTuple):
@@ -133,21 +114,9 @@ class Metrics:
             self._counts.register(self._workers)
             self._counts.register(self._processes)
         self._families = families = Families(registry)
-        self._batched: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
-        self._kinds: dict[tuple[object, ...], _Kind] = {}
-        self._answers: dict[tuple[Endpoint, int], BatchedCounter] = {}
-        self._models: dict[tuple[str | None, str], BatchedCounter] = {}
-        """By model and outcome."""
-        self._prefill = self._histogram(families.prefill)
-        self._handover = self._histogram(families.handover)
-        self._estimated = self._counter(families.prompt_tokens, "estimated")
-        self._measured = self._counter(families.prompt_tokens, "measured")
-        self._abandoned = self._histogram(families.abandoned)
-        for mode in Mode:  # from the start, so that the first late streams are an increase
-            self._histogram(families.ttft, mode, "true")
-        self._chunks = self._counter(families.chunks)
-        self._bytes = self._counter(families.bytes)
-        self._failed = self._counter(families.failed)
+        self._series = series = BatchedSeries()
+        self._engines = EngineCounts(families, series)
+        self._requests = RequestCounts(families, series, self._engines, fleet.known_models)
         self._late = families.late.labels(0 if group is None else group.number)
         self._worst_lag = 0.0
         self._dropped_lines = 0
@@ -157,66 +126,35 @@ class Metrics:
         self._show_held()
         if group is None:
             ProcessCollector(namespace="pd_router", registry=registry)
-        self._engine_ttft: dict[Endpoint, BatchedHistogram] = {}
-        self._gaps: dict[Endpoint, BatchedHistogram] = {}
-        """Of decode engines' streams."""
-        self._shown: set[Endpoint] = set()
         self._kv_counts = KVCounts(fleet, families)
         families.begin_queue_at_zero()
         self.follow()
 
     def follow(self) -> None:
         """The fleet has changed: show the series of the engines that are in it now."""
-        families, fleet = self._families, self._fleet
-        current = {member.endpoint for member in fleet}
-        for endpoint in self._shown - current:
-            self._forget(endpoint)
-        for member in fleet:
-            endpoint = member.endpoint
-            if endpoint in self._shown:
-                continue
-            families.begin_at_zero(endpoint)
-            labels = endpoint.role, endpoint.url
-            self._engine_ttft[endpoint] = self._histogram(families.endpoint_ttft, *labels)
-            if endpoint.role is Role.DECODE:
-                self._gaps[endpoint] = self._histogram(families.gap, *labels)
-        self._shown = current
+        fleet = self._fleet
+        current = [member.endpoint for member in fleet]
+        for endpoint in self._engines.follow(current):
+            self._kv_counts.forget(endpoint)
+            self._dropped += 1
         for role in Role:
             if fleet.pool(role):
-                families.begin_fallbacks_at_zero(role)
+                self._families.begin_fallbacks_at_zero(role)
         if self._workers is not None:
             self._workers.endpoints = frozenset((e.role.value, e.url) for e in current)
         if self._dropped >= COMPACT_AFTER:
             self._compact()
 
-    def _forget(self, endpoint: Endpoint) -> None:
-        families = self._families
-        statuses = [status for known, status in self._answers if known == endpoint]
-        for status in statuses:
-            del self._answers[endpoint, status]
-            del self._batched[families.answers, endpoint.role, endpoint.url, status]
-        for family, kept in (
-            (families.endpoint_ttft, self._engine_ttft),
-            (families.gap, self._gaps),
-        ):
-            if kept.pop(endpoint, None) is not None:
-                del self._batched[family, endpoint.role, endpoint.url]
-        families.forget(endpoint, statuses)
-        self._kv_counts.forget(endpoint)
-        self._dropped += 1
-
     def _compact(self) -> None:
         """Let the files forget engines that are gone; of a thousand engines, in 0.2 s."""
         self._dropped = 0
         if self._files is not None:
-            shown = {(endpoint.role.value, endpoint.url) for endpoint in self._shown}
+            shown = {(endpoint.role.value, endpoint.url) for endpoint in self._engines.shown}
             self._files.compact(partial(_is_shown, shown))
 
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
         """Count a generation of the router's own."""
-        if endpoint not in self._shown:
-            return
-        self._families.probes.labels(endpoint.role, endpoint.url, outcome).inc()
+        self._engines.probed(endpoint, outcome)
 
     def begin_discovery(self, servers: Iterable[str]) -> None:
         """Show when these discovery sources last answered: never, or before a restart."""
@@ -281,8 +219,7 @@ class Metrics:
 
     def flush(self) -> None:
         """Let what was counted be seen, by other processes too."""
-        for each in self._batched.values():
-            each.flush()
+        self._series.flush()
         self._show_held()
         self._kv_counts.flush()
         dropped = dropped_lines()
@@ -314,134 +251,15 @@ class Metrics:
         """Count events."""
         for event in events:
             if isinstance(event, RequestEnded):
-                self._ended(event)
+                self._requests.ended(event)
             elif isinstance(event, LegAnswered):
-                self._answered(event.endpoint, event.status)
-                if event.endpoint.role is PREFILL and event.status < 400:
-                    self._prefilled(event)
+                self._engines.answered(event)
             elif isinstance(event, LegFailed):
-                endpoint = event.endpoint
-                if endpoint in self._shown:
-                    self._families.failures.labels(endpoint.role, endpoint.url, event.kind).inc()
+                self._engines.failed(event)
             elif isinstance(event, FellBack):
                 self._families.fallbacks.labels(event.leg, event.reason).inc()
             elif isinstance(event, KeyRefused):
                 self._families.key_refusals.labels(event.api_key, event.limit).inc()
-
-    def _answered(self, endpoint: Endpoint, status: int) -> None:
-        counter = self._answers.get((endpoint, status))
-        if counter is None:
-            if endpoint not in self._shown:  # its last answers came after it was forgotten
-                return
-            labels = endpoint.role, endpoint.url, status
-            counter = self._counter(self._families.answers, *labels)
-            self._answers[endpoint, status] = counter
-        counter.value += 1
-
-    def _prefilled(self, event: LegAnswered) -> None:
-        """A prefill engine answers when it has the first token."""
-        ttft = self._engine_ttft.get(event.endpoint)
-        if ttft is not None:
-            ttft.observe(event.seconds, event.trace_id)
-
-    def _ended(self, record: RequestEnded) -> None:
-        kind = self._kind_of(record)
-        kind.requests.value += 1
-        if kind.failed is not None:
-            kind.failed.value += 1
-        trace_id = record.trace_id
-        kind.duration.observe(record.ended - record.started, trace_id)
-        if kind.decisions is not None:
-            kind.decisions.value += 1
-        if kind.tokens is not None:
-            kind.tokens.observe(record.tokens)
-        if kind.ttft is not None and record.first_byte is not None:
-            kind.ttft.observe(record.first_byte - record.started, trace_id)
-        if record.stream:
-            self._streamed(record)
-        if record.prefill_seconds is not None:
-            self._prefill.observe(record.prefill_seconds, trace_id)
-        if record.api_key is not None:
-            self._count_by_key(record.api_key, record)
-        if record.prompt_tokens and record.text_bytes:
-            self._estimated.value += record.tokens
-            self._measured.value += record.prompt_tokens
-        of_model = self._models.get((record.model, record.outcome)) or self._model_counter(record)
-        if of_model is not None:
-            of_model.value += 1
-        self._chunks.value += record.chunks
-        self._bytes.value += record.bytes_out
-
-    def _count_by_key(self, name: str, record: RequestEnded) -> None:
-        self._counter(self._families.key_requests, name, record.outcome).value += 1
-        self._counter(self._families.key_tokens, name).value += record.tokens
-
-    def _model_counter(self, record: RequestEnded) -> BatchedCounter | None:
-        """The new counter of a model and an outcome; None if it is to be counted under none."""
-        model, outcome = record.model, record.outcome
-        if model is None or model not in self._fleet.known_models():  # clients may name any
-            return None
-        if len(self._models) >= MAX_MODEL_SERIES:
-            return None
-        counter = self._counter(self._families.of_models, model, outcome)
-        self._models[model, outcome] = counter
-        return counter
-
-    def _streamed(self, record: RequestEnded) -> None:
-        first, chunks = record.first_byte, record.chunks
-        if record.outcome == "client_left" and first is None:
-            self._abandoned.observe(record.ended - record.started, record.trace_id)
-        if record.outcome != "ok" or first is None or record.decode is None:
-            return
-        if record.prefilled_at is not None and not record.fallbacks:
-            self._handover.observe(first - record.prefilled_at, record.trace_id)
-        ttft = self._engine_ttft.get(record.decode)
-        if ttft is None:  # the engine is gone
-            return
-        # Not from the request's arrival: this engine did not cause a wait for another one.
-        ttft.observe(first - record.asked_at, record.trace_id)
-        if chunks > 1:
-            gap = (record.ended - first) / (chunks - 1)
-            self._gaps[record.decode].observe(gap, record.trace_id)
-
-    def _kind_of(self, record: RequestEnded) -> _Kind:
-        mode, reason, stream = record.mode, record.reason, record.stream
-        key = record.route, mode, record.status, record.outcome, reason, stream
-        kind = self._kinds.get(key)
-        if kind is None:
-            families, name = self._families, mode or "none"
-            status, of_stream = record.status or "none", "true" if stream else "false"
-            kind = self._kinds[key] = _Kind(
-                requests=self._counter(
-                    families.requests, record.route, name, status, record.outcome
-                ),
-                failed=self._failed if record.has_failed else None,
-                duration=self._histogram(families.duration, name),
-                decisions=self._counter(families.decisions, name, reason) if mode else None,
-                tokens=self._histogram(families.tokens, name) if mode else None,
-                ttft=(
-                    self._histogram(families.ttft, name, of_stream)
-                    if 0 < record.status < 400
-                    else None
-                ),
-            )
-        return kind
-
-    def _counter(self, family: Counter, *labels: object) -> BatchedCounter:
-        key = family, *labels
-        found = self._batched.get(key)
-        if not isinstance(found, BatchedCounter):
-            found = BatchedCounter(family.labels(*labels) if labels else family)
-            self._batched[key] = found
-        return found
-
-    def _histogram(self, family: Histogram, *labels: object) -> BatchedHistogram:
-        key = family, *labels
-        found = self._batched.get(key)
-        if not isinstance(found, BatchedHistogram):
-            found = BatchedHistogram(family.labels(*labels) if labels else family)
-            self._batched[key] = found
-        return found
 
 
 def _is_shown(shown: Container[tuple[str, str]], key: str) -> bool:

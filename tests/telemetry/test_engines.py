@@ -143,7 +143,7 @@ def test_the_files_do_not_grow_with_the_engines_that_have_come_and_gone(
     for number in range(4, 40):
         come_and_go(number)
     assert keys() == before
-    assert len(metrics._batched) < 40
+    assert len(metrics._series) < 40
     assert series(metrics, D0)[ANSWERS, "200"] == 40
     metrics.observe(story(D0))
     assert series(metrics, D0)[ANSWERS, "200"] == 41

@@ -233,7 +233,7 @@ async def test_nothing_grows_with_the_engines_that_have_come_and_gone(
         router.router.event_buffer.flush()
         metrics = router.router.metrics
         pools = sum(isinstance(each, EnginePool) for each in gc.get_objects())
-        return pools, len(metrics._batched), len(metrics._answers), len(asyncio.all_tasks())
+        return pools, len(metrics._series), len(metrics._engines._answers), len(asyncio.all_tasks())
 
     await come_and_go(0)
     await eventually(lambda: not engine.connections)
