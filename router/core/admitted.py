@@ -1,9 +1,9 @@
 """How many requests admission has let in, on one engine or in all, by which process of a router.
 
 Processes share no lock. Each writes its own cells and reads all of them, so two that let somebody
-in at the same moment may pass a limit, by one for each further process. A process takes no place
-while another one waits that has fewer or, with as many, has waited for longer: else the one in
-which a place gets free would always have it.
+in at the same moment may pass a limit, by one for each further process. A process leaves free what
+brings others that wait up to as many as it has, and one place more for those that have waited for
+longer: else the one in which a place gets free would always have it.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -102,14 +102,14 @@ class SharedCount:
             self.stop_waiting()
 
     def room(self, limit: int, now: float) -> int:
-        """What is left; nothing if it is another one's turn."""
+        """What is left, but for the places whose turn is another one's."""
         admitted, since, until = self._cells
-        time, mine = now * MICROSECONDS, self._mine
-        turn = admitted[mine], self._since, mine
-        for other in range(len(until)):
-            if until[other] > time and (admitted[other], since[other], other) < turn:
-                return 0
-        return limit - sum(admitted)
+        time, own, began = now * MICROSECONDS, admitted[self._mine], (self._since, self._mine)
+        left = limit - sum(admitted)
+        for other, is_believed_until in enumerate(until):
+            if is_believed_until > time:
+                left -= max(0, own - admitted[other] + ((since[other], other) < began))
+        return left
 
     def wait(self, now: float) -> None:
         """See `Count`."""

@@ -70,6 +70,8 @@ class Place:
     def move(self, load: Load | None) -> None:
         """Be on this engine and on no other one; None: on none."""
         before, self._count = self._count, None if load is None else load.own.admitted
+        if self._count is before:
+            return
         if self._count is not None:
             self._places.add(self._count, 1)
         if before is not None:

@@ -193,8 +193,8 @@ class AdmissionGate:
 
     def _let_in(self) -> None:
         self._is_due = False
-        limit, now, loop = self._limit(), _now(), asyncio.get_running_loop()
-        while (ticket := self.admission.next(limit, self._has_room)) is not None:
+        now, loop = _now(), asyncio.get_running_loop()
+        while (ticket := self.admission.next(self._limit(), self._has_room)) is not None:
             self._begin(ticket)
             waited = now - ticket.since
             self._metrics.queue_waited(waited)

@@ -7,6 +7,7 @@ import pytest
 
 from router.core.places import Place, Places, group_of
 from router.core.schedule import Scheduler
+from router.core.shared_table import SharedTable
 from router.core.values import Candidate, Destinations, Endpoint, Role
 from tests.core.fixtures import D0, D1, D2, request
 from tests.core.fleets import NO_ENDPOINTS, fleet_up
@@ -102,3 +103,18 @@ def test_a_group_is_the_model_and_the_engines_that_a_gateway_names() -> None:
     assert group_of(facts) == ("m", None)
     facts.destinations = Destinations((), (D1,))
     assert group_of(facts) == ("m", (D1,))
+
+
+def test_who_stays_where_it_is_takes_no_place_again() -> None:
+    """That would end the wait of others of its process in the eyes of other processes."""
+    shared = SharedTable(memoryview(bytearray(SharedTable.size(2, 1))), 2, 1)
+    one, two = shared.column(0), shared.column(1)
+    for column in (one, two):
+        column.place({D0: 0})
+    place = Place(Places(2))
+    load, other = one.load(D0), two.load(D0).admitted
+    place.move(load)
+    load.admitted.wait(10.0)
+    other.add(1)
+    place.move(load)
+    assert (load.admitted.own, other.room(3, 10.0) <= 0) == (1, True)

@@ -135,6 +135,26 @@ async def test_who_serves_fewest_goes_first_though_the_place_was_anothers(
         await eventually(lambda: own.state == IN_FLIGHT)
 
 
+@pytest.mark.parametrize(("in_flight", "per_engine"), [(8, None), (None, 4)])
+async def test_places_that_get_free_together_are_divided_at_once(
+    in_flight: int | None, per_engine: int | None
+) -> None:
+    """Not all to the process that looks first, nor one at each look: an engine that has joined, or
+    has ended all that it had, would stay half empty for tenths of a second."""
+    with processes(in_flight, per_engine) as (one, two, _):
+        for _ in range(12):
+            one.come()
+            two.come()
+        one.look()
+        two.look()
+        for process in (one, two):
+            for _ in range(process.in_flight):
+                process.end()
+        one.look()
+        two.look()
+        assert (one.in_flight, two.in_flight) == (4, 4)
+
+
 async def test_who_waits_for_one_engine_keeps_no_place_on_another() -> None:
     with processes(9, 1) as (one, two, _):
         one.come("0")
