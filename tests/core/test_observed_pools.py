@@ -395,7 +395,7 @@ def test_an_ejection_by_another_process_ends_here_too_when_all_fail_as_often(
     fleet = fleet_up(D0, D1, D2)
     fleet.observe_shared(Ejected(D0, 1.0, 31.0, "it failed", streak), 1.0)
     for endpoint in (D1, D2):
-        for _ in range(3):
+        for _ in range(4):
             fleet.observe(LegAnswered(endpoint, 500, 0.1), 2.0)
     fleet.tick(2.0)
     assert taking(fleet, Role.DECODE) == left

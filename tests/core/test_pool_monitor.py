@@ -486,12 +486,28 @@ def test_the_first_to_fail_are_back_when_the_others_fail_as_often() -> None:
     pool.run(TICK_SECONDS)
     assert pool.exclusions == [Exclusion.EJECTED] * 4 + [None] * 4
     for place in range(4, 8):
-        for is_good in (False, True, False):
+        for is_good in (False, True, False, False, False):
             pool.monitor.answered(pool.members[place], pool.now, is_good=is_good)
     pool.run(TICK_SECONDS)
     assert pool.exclusions == [None] * 8
     assert all(member.view.slow_start_weight == 1.0 for member in pool.members)
     assert all(member.outlier.ejections == 0 for member in pool.members)
+
+
+def test_a_few_failures_of_the_only_other_engine_take_no_broken_one_back() -> None:
+    """Those of 3 % come together now and then. Of the broken one all requests fail."""
+    for seed in range(5):
+        rng, pool, asked = Random(seed), Pool(0.02, 0.02), 0
+        broken, other = pool.members
+        for number in range(3000):
+            if broken.exclusion is None and number % 2:
+                pool.monitor.answered(broken, pool.now, is_good=False)
+                asked += 1
+            else:
+                pool.monitor.answered(other, pool.now, is_good=rng.random() >= 0.03)
+            if number % 8 == 0:
+                pool.run(TICK_SECONDS)
+        assert asked <= 20  # twice it is back when its time is over, and fails five in a row
 
 
 def test_a_broken_engine_stays_out_though_another_one_breaks() -> None:
