@@ -6,7 +6,7 @@ __all__ = ["ByteBudget"]
 
 
 class ByteBudget:
-    """Up to `limit` bytes at a time."""
+    """Up to `limit` bytes at a time. It may be lowered: who holds more then may keep it."""
 
     __slots__ = ("held", "limit")
 
@@ -23,14 +23,14 @@ class ByteBudget:
     def take(self, size: int) -> None:
         """Hold `size` bytes more. Raises Overloaded, and holds none, if they do not fit."""
         held = self.held + size
-        if held > self.limit:
+        if held > self.limit and size > 0:
             self.check(size)
         self.held = held
 
     def try_take(self, size: int) -> bool:
-        """Hold `size` bytes more, if they fit; whether they did."""
+        """Hold `size` bytes more, if they fit; whether they did. Below 0 it gives some back."""
         held = self.held + size
-        if held > self.limit:
+        if held > self.limit and size > 0:
             return False
         self.held = held
         return True

@@ -43,3 +43,14 @@ def test_who_asks_first_is_told_what_does_not_fit(sizes: list[int]) -> None:
         assert budget.try_take(size) == (held + size <= 100)
         held += size if held + size <= 100 else 0
         assert budget.held == held
+
+
+def test_who_holds_what_a_lower_limit_would_not_allow_may_keep_it() -> None:
+    budget = ByteBudget(100)
+    assert budget.try_take(80)
+    budget.limit = 10
+    budget.take(0)
+    assert budget.try_take(0)
+    assert budget.try_take(-5)
+    assert not budget.try_take(1)
+    assert budget.held == 75

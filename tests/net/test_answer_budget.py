@@ -142,6 +142,26 @@ async def test_events_before_the_first_token_that_have_no_room_end_their_stream(
     assert held(router) == 0
 
 
+async def test_a_comment_needs_no_room(harness: Harness) -> None:
+    """It is passed on, and ends no stream that waits while a reload has lowered the limit."""
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(CHAT, {**STREAM, "messages": []}))
+    call = await engine.call()
+    call.stream(ROLE)
+    await eventually(lambda: held(router) == len(ROLE))
+    limit(router, 1)
+    call.events(b": wait\n\n")
+    answer = await client.begin()
+    await answer.until(b": wait\n\n")
+    assert held(router) == len(ROLE)
+    call.events(token("a"), DONE)
+    call.end()
+    assert (await answer.rest()).body.endswith(token("a") + DONE)
+    assert held(router) == 0
+
+
 async def test_a_stream_that_has_begun_needs_no_room(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)
