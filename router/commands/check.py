@@ -12,6 +12,7 @@ from router.commands.found_engines import with_found_engines
 from router.commands.kv_check import KVFinding, kv_findings
 from router.commands.survey import Finding, survey
 from router.commands.trial import trials
+from router.core.membership import Target
 from router.core.values import Role
 from router.net.same_address import Twins, twins
 from router.settings import Settings
@@ -26,7 +27,7 @@ def run(settings: Settings, *, tries: bool = False) -> int:
 
     With `tries` a request is sent over each pair of engines.
     """
-    settings = asyncio.run(with_found_engines(settings))
+    settings, found = asyncio.run(with_found_engines(settings))
     findings, doubtful = asyncio.run(_ask(settings))
     wrong = incompatibilities(findings, settings.disagg_connector_type)
     console = make_console()
@@ -34,7 +35,7 @@ def run(settings: Settings, *, tries: bool = False) -> int:
     for finding in findings:
         if finding.advice is not None:
             console.print(cell(f"{finding.endpoint.role} {finding.endpoint.url}: {finding.advice}"))
-    told = _kv_findings(settings, findings, tries=tries)
+    told = _kv_findings(settings, findings, found, tries=tries)
     for sentence in (*wrong, *(f"warning: {pair.warning}" for pair in doubtful)):
         console.print(cell(sentence))
     for each in told:
@@ -57,11 +58,11 @@ def run(settings: Settings, *, tries: bool = False) -> int:
 
 
 def _kv_findings(
-    settings: Settings, findings: Sequence[Finding], *, tries: bool
+    settings: Settings, findings: Sequence[Finding], found: Sequence[Target], *, tries: bool
 ) -> Sequence[KVFinding]:
     if settings.prefix_cache != "events":
         return ()
-    return asyncio.run(kv_findings(settings, findings, tries=tries))
+    return asyncio.run(kv_findings(settings, findings, found, tries=tries))
 
 
 async def _ask(settings: Settings) -> tuple[list[Finding], list[Twins]]:

@@ -19,14 +19,14 @@ FIRST_SECONDS: Final = 10.0
 """For the first answer of a source."""
 
 
-async def with_found_engines(settings: Settings) -> Settings:
-    """The settings, naming also the engines that are found now by Kubernetes or DNS, as a router
-    would, and their LMCache receivers. Raises SettingsError when a source does not answer or can
-    never work."""
+async def with_found_engines(settings: Settings) -> tuple[Settings, list[Target]]:
+    """The engines that are found now by Kubernetes or DNS, and the settings, naming these too, as a
+    router would, and their LMCache receivers. Raises SettingsError when a source does not answer or
+    can never work."""
     told = await asyncio.gather(*map(_first_targets, discovery_sources(settings)))
     networks = EngineNetworks(settings.engine_networks)
     found = [target for targets in told for target in admitted(networks, targets)[0]]
-    return settings.model_copy(
+    named = settings.model_copy(
         update={
             "prefill": _urls(settings.prefill, found, Role.PREFILL),
             "decode": _urls(settings.decode, found, Role.DECODE),
@@ -34,6 +34,7 @@ async def with_found_engines(settings: Settings) -> Settings:
             "decoder_host": None,  # if given, it is in the registry now
         }
     )
+    return named, found
 
 
 def _receivers(found: Iterable[Target]) -> dict[str, Receiver]:

@@ -21,6 +21,7 @@ from router.core.events import Probed
 from router.core.fleet import Fleet
 from router.core.health import HealthSignal
 from router.core.member import Member
+from router.core.membership import Target
 from router.core.prefix.cache_events import cached_tokens
 from router.core.prefix.cache_log import state_text
 from router.core.prefix.kv_source import EngineCache, SourceState
@@ -68,10 +69,14 @@ class KVFinding:
 
 
 async def kv_findings(
-    settings: Settings, findings: Sequence[Finding], *, tries: bool
+    settings: Settings, findings: Sequence[Finding], found: Sequence[Target], *, tries: bool
 ) -> list[KVFinding]:
-    """Of each engine that is sound, in their order. Raises SettingsError where the extra lacks."""
+    """Of each engine that is sound, in their order; `found` are those that discovery named. Raises
+    SettingsError where the extra lacks."""
     fleet = fleet_of(settings, endpoints=endpoints_of(settings))
+    ports = {target.endpoint: target.kv_events_port for target in found}
+    for member in fleet:
+        member.kv_events_port = ports.get(member.endpoint)
     models = {f.endpoint: f.models or {} for f in findings if f.advice is None}
     for endpoint in models:
         fleet.observe(Probed(endpoint, HealthSignal.OK), time.monotonic())

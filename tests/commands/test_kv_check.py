@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -11,6 +12,9 @@ import pytest
 from router.commands import check, kv_check
 from router.settings import load
 from router.simulator import EngineConfig, RunningEngine, serve_engine
+from tests.discovery.api import Api
+from tests.discovery.api import serving as api_server
+from tests.e2e.test_discovery import kubeconfig, of
 
 Start = Callable[..., Awaitable[RunningEngine]]
 Checked = Callable[..., Awaitable[tuple[int, list[str]]]]
@@ -38,7 +42,9 @@ def checked(capsys: pytest.CaptureFixture[str]) -> Checked:
     async def run(
         *engines: RunningEngine, tries: bool = True, **flags: Any
     ) -> tuple[int, list[str]]:
-        given = {"decode": ",".join(e.url for e in engines), "prefix_cache": "events", **flags}
+        given = {"prefix_cache": "events", **flags}
+        if engines:
+            given["decode"] = ",".join(e.url for e in engines)
         status = await asyncio.to_thread(check.run, load(given), tries=tries)
         lines = capsys.readouterr().out.splitlines()
         return status, [line for line in lines if "KV" in line]
@@ -101,6 +107,28 @@ async def test_an_engine_without_events_is_warned_of(
     assert status == 0
     assert lines[1].startswith(f"warning: decode {silent.url} offers no KV-cache events")
     assert "start vLLM with --kv-events-config" in lines[1]
+
+
+async def test_an_engine_that_does_not_tell_is_heard_at_the_port_of_its_pods_annotation(
+    simulate: Start, checked: Checked, tmp_path: Path
+) -> None:
+    engine = await simulate(**DETAILS)
+    none = "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"  # as vLLM before 0.32
+    await engine.set_faults(wire=none, paths=("/kv_event_sources",))
+    port = engine.engine.events.endpoint.rpartition(":")[2]
+    api = Api()
+    annotations = {"pd-router/kv-events-port": port}
+    api.put("decode-0", role="decode", annotations=annotations, **of(engine.url))
+    async with api_server(api) as url:
+        status, [line] = await checked(
+            k8s_decode_selector="role=decode",
+            k8s_port="http",
+            k8s_config_file=str(kubeconfig(tmp_path, url)),
+            k8s_namespace="default",
+        )
+    assert status == 0
+    assert line.startswith(f"decode {engine.url} tells of its KV cache at tcp://127.0.0.1:{port}")
+    assert line.endswith("and finds as many")
 
 
 async def test_events_of_another_engine_are_found_out(
