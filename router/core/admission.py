@@ -7,7 +7,8 @@ key and priority the first to come is the first to go. A full queue pushes out t
 the key that has most of them waiting, so one tenant can fill it only while nobody else comes.
 
 Which engines can take a request its group says (its model). While those of one group are full the
-others go on: who has no room is passed over.
+others go on: who has no room is passed over. Groups that the same engines can take are one for as
+long as that is so: of models that no engine lists clients may name any number.
 
 Each process of a router has a queue of its own; what they serve is counted together (`admitted`).
 """
@@ -85,17 +86,26 @@ Room = Callable[[Hashable], bool]
 """Whether the engines that can take a group's requests can take one more."""
 
 
+Merge = Callable[[Hashable], Hashable]
+"""What stands for a group now: the same for all that the same engines can take."""
+
+
 def _everywhere(_: Hashable) -> bool:
     return True
+
+
+def _apart(group: Hashable) -> Hashable:
+    return group
 
 
 class Admission:
     """Up to `queue_size` requests wait. The limit of requests in flight is handed in: it may change
     at any time. Choosing takes time in proportion to the keys that wait, and asks once for the room
-    of each group that does."""
+    of each group that does, as they are merged now."""
 
-    def __init__(self, queue_size: int) -> None:
+    def __init__(self, queue_size: int, merged: Merge = _apart) -> None:
         self.queue_size = queue_size
+        self._merged = merged
         self.in_flight = 0
         self._waiting: dict[Ticket, None] = {}
         """All that wait, in the order in which they came."""
@@ -112,8 +122,8 @@ class Admission:
 
     @property
     def groups(self) -> set[Hashable]:
-        """The groups of those that wait."""
-        return {flow.group for flow in self._flows.values()}
+        """The groups of those that wait, merged."""
+        return {self._merged(flow.group) for flow in self._flows.values()}
 
     @property
     def accounts(self) -> int:
@@ -191,7 +201,7 @@ class Admission:
         rooms: dict[Hashable, bool] = {}
         found = []
         for flow in self._flows.values():
-            group = flow.group
+            group = self._merged(flow.group)
             if group not in rooms:
                 rooms[group] = has_room(group)
             if rooms[group]:
@@ -211,7 +221,8 @@ class Admission:
     def _start(self, group: Hashable) -> float:
         """The virtual time of a group. While it is full others go on: those that come to it later
         must not stand behind all that it has waiting."""
-        tags = [self._tag(flow) for flow in self._flows.values() if flow.group == group]
+        merged, flows = self._merged(group), self._flows.values()
+        tags = [self._tag(flow) for flow in flows if self._merged(flow.group) == merged]
         return min([self._virtual, *tags])
 
     def _remove(self, ticket: Ticket) -> None:

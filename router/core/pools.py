@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from router.core import health, pairs, served_models
 from router.core.capacity import Capacity
@@ -23,7 +23,10 @@ from router.core.token_ratios import TokenRatios
 from router.core.urls import split_rank
 from router.core.values import Candidate, Endpoint, PrefixKeys, Role
 
-__all__ = ["Pools"]
+__all__ = ["UNLISTED", "Pools"]
+
+UNLISTED: Final = "\0"
+"""In place of the name of a model that no decode engine has listed."""
 
 
 class Pools:
@@ -240,6 +243,11 @@ class Pools:
         if self._known is None:
             self._known = served_models.names(self._pools[Role.DECODE])
         return self._known
+
+    def listed(self, model: str | None) -> str | None:
+        """The model, or `UNLISTED` for all that no decode engine has listed: the same ones may take
+        any of those."""
+        return model if model is None or model in self.known_models() else UNLISTED
 
     def adapters(self) -> frozenset[str]:
         """The models that are LoRA adapters of others."""

@@ -69,19 +69,23 @@ class Waiter(Protocol):
 
 
 class AdmissionGate:
-    """`engines_for`: the decode engines that may take a group's requests at a time; `total`: the
-    requests that it and its like in other processes have let in."""
+    """`engines_for`: the decode engines that may take a group's requests at a time; `merged`: what
+    stands for all groups for which these are the same; `total`: the requests that it and its like
+    in other processes have let in."""
 
     def __init__(
         self,
         limits: AdmissionLimits,
         engines_for: Callable[[Group, float], Sequence[Candidate]],
+        merged: Callable[[Group], Group],
         start_limiter: StartLimiter,
         metrics: QueueMetrics,
         total: Count | None = None,
     ) -> None:
         self.limits = limits
-        self.admission = Admission(limits.queue_size)
+        self.admission = Admission(
+            limits.queue_size, cast("Callable[[Hashable], Hashable]", merged)
+        )
         self.places = Places(limits.in_flight_per_engine)
         self._total = total or LocalCount()
         self._awaited: set[Count] = set()

@@ -145,8 +145,12 @@ def admission_gate(
             return fleet.first_usable(named, frozenset())
         return fleet.candidates(Role.DECODE, model, frozenset(), now)
 
+    def merged(group: Group) -> Group:
+        model, named = group
+        return (fleet.listed(model) if named is None else None), named
+
     total = None if context is None else context.column.admitted
-    return AdmissionGate(limits, engines_for, start_limiter, metrics, total)
+    return AdmissionGate(limits, engines_for, merged, start_limiter, metrics, total)
 
 
 def admission_limits(settings: Settings) -> AdmissionLimits:

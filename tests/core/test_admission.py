@@ -227,6 +227,26 @@ def test_the_groups_that_wait_are_known() -> None:
     assert admission.groups == {"x"}
 
 
+def test_groups_that_the_same_engines_can_take_are_asked_for_together_while_they_can() -> None:
+    listed = {"n"}
+    admission = Admission(10, lambda group: group if group in listed else "?")
+    for group in ("a", "b", "n", "c"):
+        admission.offer(ticket(group=group), 0)
+    assert admission.groups == {"?", "n"}
+    asked: Counter[Hashable] = Counter()
+
+    def no_room(group: Hashable) -> bool:
+        asked[group] += 1
+        return False
+
+    assert admission.next(1, no_room) is None
+    assert asked == {"?": 1, "n": 1}
+    listed.add("b")
+    let_in = admission.next(1, only("b"))
+    assert let_in is not None
+    assert let_in.group == "b"
+
+
 def test_who_comes_passes_those_that_have_no_room_and_nobody_else() -> None:
     admission = Admission(10)
     admission.offer(ticket("a", group="m"), 2, only())

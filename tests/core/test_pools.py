@@ -135,3 +135,13 @@ def test_prefixes_of_who_joins_are_told_too() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
     fleet.apply(entries(D0, D1), 1.0)
     assert fleet.member(D1).prefixes.news == []
+
+
+def test_models_that_no_decode_engine_lists_are_one() -> None:
+    fleet = fleet_of(D0, P0)
+    assert fleet.listed("a") == fleet.listed("b") != "a"
+    fleet.observe(up(D0, card("a")), 0.0)
+    fleet.observe(up(P0, card("b")), 0.0)
+    assert fleet.listed("a") == "a"
+    assert fleet.listed("b") == fleet.listed("c") != "c"
+    assert fleet.listed(None) is None

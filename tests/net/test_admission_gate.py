@@ -1,7 +1,7 @@
 """Requests wait for their turn, with real connections: who goes next, and what is given back."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,8 +10,9 @@ from router.core.admission import Ticket
 from router.core.errors import RouterError
 from router.core.events import Probed, RequestEnded
 from router.core.health import HealthSignal
+from router.core.places import Group
 from router.core.plans.steps import Plan
-from router.core.values import Role
+from router.core.values import Candidate, Role
 from router.net import admission_gate
 from router.net.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.start_limiter import StartLimiter
@@ -220,7 +221,7 @@ class Uncounted:
 
 async def test_of_many_that_are_late_together_few_are_answered_in_one_turn() -> None:
     limits = AdmissionLimits(0, None, 1000, 0.0, b"", "none")
-    gate = AdmissionGate(limits, lambda *_: (), StartLimiter(4), Uncounted())
+    gate = AdmissionGate(limits, lambda *_: (), lambda group: group, StartLimiter(4), Uncounted())
     waiters = [Unheard() for _ in range(20)]
     for waiter in waiters:
         assert not gate.enter(Ticket("t", 0, 1.0, 0.0), waiter)
@@ -461,6 +462,39 @@ async def test_a_full_queue_of_one_model_leaves_the_engines_of_another_to_it(
     b.answer_all(lambda call: call.send(json_reply({})))
     assert (await router.ask(COMPLETIONS, completion(model="B"))).status == 200
     call.send(json_reply({}))
+
+
+async def test_models_of_which_nothing_is_known_are_looked_at_together(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients may name any number while no engine tells which it serves: a look at what waits
+    takes no longer for that."""
+    engines = [await harness.engine() for _ in range(4)]
+    for engine in engines:
+        engine.models = json_reply({}, 404)
+    router = await harness.router(*engines, max_in_flight_per_engine=1, queue_timeout=NEVER)
+    for _ in engines:
+        await (await router.client()).send(request(COMPLETIONS, completion()))
+    calls = [await engine.call() for engine in engines]
+    gate = gate_of(router)
+    for number in range(20):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, completion(model=f"m{number}")))
+    await eventually(lambda: gate.admission.waiting == 20)
+    engines_for, looks = gate._engines_for, []
+
+    def counted(group: Group, now: float) -> Sequence[Candidate]:
+        looks.append(group)
+        return engines_for(group, now)
+
+    monkeypatch.setattr(gate, "_engines_for", counted)
+    gate._let_in()
+    assert len(looks) == 1
+    for engine in engines:
+        engine.answer_all(_answers)
+    for call in calls:
+        call.send(json_reply({}))
+    await eventually(lambda: gate.admission.in_flight == 0)
 
 
 async def test_no_engine_gets_more_than_its_places_while_another_has_room(

@@ -41,6 +41,7 @@ class Process:
         self.gate = AdmissionGate(
             limits,
             lambda group, _: groups[group],  # type: ignore[index]
+            lambda group: group,
             StartLimiter(1000),
             Uncounted(),
             context.column.admitted,
