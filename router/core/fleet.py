@@ -132,15 +132,12 @@ class Fleet(ObservedPools):
         free = [member for member in up if not member.is_blocked]
         return len(up if self._monitors[role].is_panic else free or up)  # as `eligible` chooses
 
-    def first_usable(
+    def usable_of(
         self, endpoints: Iterable[Endpoint], exclude: frozenset[Endpoint]
     ) -> list[Candidate]:
-        """The first of these endpoints that may get a request, stalled or not; none if none may."""
-        for endpoint in endpoints:
-            member = self._members.get(endpoint)
-            if member is not None and member.is_usable and endpoint not in exclude:
-                return [member.view]
-        return []
+        """Those of these endpoints that may get a request, stalled or not, in their order."""
+        members = (self._members.get(each) for each in endpoints if each not in exclude)
+        return [member.view for member in members if member is not None and member.is_usable]
 
     def lease(
         self, endpoint: Endpoint, tokens: int, pending: int = 0, prefix: PrefixKeys = NO_KEYS

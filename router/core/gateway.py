@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 DESTINATION: Final = b"x-gateway-destination-endpoint"
-"""The decode engine as `ip:port`; several with commas, the first that is up counts."""
+"""The decode engine as `ip:port`; several with commas, the first that can take the request does."""
 
 PREFILLER: Final = b"x-prefiller-host-port"
 """The prefill engine, likewise; without it the decode engine does all."""

@@ -157,7 +157,7 @@ class Scheduler:
         ranked = self._ranked(role, facts, exclude, now, computes, moves=moves)
         if place is not None:
             if not place.fits(ranked[0][ranked[3]].load, now):
-                full = place.full(self._candidates(role, facts, exclude, now), now)
+                full = place.full(self._usable(role, facts, exclude, now), now)
                 if self._candidates(role, facts, exclude | full, now):
                     ranked = self._ranked(role, facts, exclude | full, now, computes, moves=moves)
             place.move(ranked[0][ranked[3]].load)
@@ -271,11 +271,18 @@ class Scheduler:
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
     ) -> list[Candidate]:
         """Who may take the request: of engines that a gateway names, the first that is usable."""
+        usable = self._usable(role, facts, exclude, now)
+        return usable if facts.destinations is None else usable[:1]
+
+    def _usable(
+        self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
+    ) -> list[Candidate]:
+        """Who may take the request, or may if those before it cannot."""
         named = facts.destinations
         if named is None:
             return self.fleet.candidates(role, facts.model, exclude, now)
         endpoints = named.prefill if role is PREFILL else named.decode
-        return self.fleet.first_usable(endpoints, exclude)
+        return self.fleet.usable_of(endpoints, exclude)
 
     def _prefix(self, facts: Facts) -> PrefixKeys:
         """The keys of the request's prompt."""

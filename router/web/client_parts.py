@@ -142,7 +142,7 @@ def admission_gate(
     def engines_for(group: Group, now: float) -> Sequence[Candidate]:
         model, named = group
         if named is not None:
-            return fleet.first_usable(named, frozenset())
+            return fleet.usable_of(named, frozenset())
         return fleet.candidates(Role.DECODE, model, frozenset(), now)
 
     def merged(group: Group) -> Group:

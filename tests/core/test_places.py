@@ -73,6 +73,19 @@ def test_an_engine_that_failed_the_request_is_not_asked_for_its_room() -> None:
     assert stage.lease(Place(stage.places), frozenset({D1, D2})) == D0
 
 
+def test_of_engines_that_a_gateway_names_the_first_with_room_is_chosen() -> None:
+    """The next ones are there for when it is not."""
+    stage = Stage()
+    facts = request()
+    facts.destinations = Destinations((), (D2, D1, D0))
+
+    def chosen() -> Endpoint:
+        place = Place(stage.places)
+        return stage.scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0, place=place).endpoint
+
+    assert [chosen() for _ in range(4)] == [D2, D1, D0, D2]
+
+
 def test_the_first_with_room_is_found() -> None:
     stage = Stage()
     one, two, three = stage.engines()

@@ -89,6 +89,22 @@ async def test_the_next_engine_is_asked_when_the_first_refuses(harness: Harness)
     assert (answer.status, served) == (200, [to(other)[1]])
 
 
+async def test_the_next_engine_is_asked_while_the_first_has_no_free_place(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine() for _ in range(3)]
+    one, other, third = engines
+    router = await harness.router(*engines, max_in_flight_per_engine=1, **DIRECT)
+    calls = []
+    for engine in engines:
+        client = await router.client()
+        await client.send(request(COMPLETIONS, completion(), to(one, other, third)))
+        calls.append(await engine.call())
+    assert [engine.seen for engine in engines] == [1, 1, 1]
+    for call in calls:
+        call.send(OK)
+
+
 async def test_an_address_that_is_no_engine_is_refused(harness: Harness) -> None:
     engine, stranger = await harness.engine(), await harness.engine()
     router = await harness.router(engine, **DIRECT)
