@@ -5,11 +5,12 @@ clients that do not read; what 16 others notice, and what the router's memory co
 up to twice the load that the engines can serve.
 """
 
+import argparse
 import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from benchmarks.overload.processes import (
     children,
@@ -97,13 +98,28 @@ async def attack(kind: str, number: int) -> None:
         )
 
 
-def main() -> int:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.overload",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    kinds = (*NUMBERS, "tenants", "goodput")
+    parser.add_argument("kind", nargs="?", choices=kinds, default="tenants")
+    parser.add_argument("number", nargs="?", type=int, help="of bodies or readers")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    kind, *number = sys.argv[1:] or ["tenants"]
-    if kind in ("tenants", "goodput"):
-        asyncio.run(tenants() if kind == "tenants" else goodput())
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.kind in NUMBERS:
+        asyncio.run(attack(given.kind, given.number or NUMBERS[given.kind]))
+    elif given.number is not None:
+        parser.error(f"{given.kind} takes no number")
     else:
-        asyncio.run(attack(kind, int(number[0]) if number else NUMBERS[kind]))
+        asyncio.run(tenants() if given.kind == "tenants" else goodput())
     return 0
 
 
