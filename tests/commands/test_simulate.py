@@ -184,6 +184,10 @@ def test_a_trace_that_is_none_is_named(refused, tmp_path, text, says):
         (("--trace", "x", "--time-scale", "0"), "--time-scale 0: must be above 0"),
         (("--routing-threshold", "-1"), "--routing-threshold -1: must be a number of tokens, or "),
         (("--max-itl-impact", "-1"), "--max-itl-impact -1: must not be below 0"),
+        (
+            ("--peers", "--scenario", "replicas", "--scenario", "workers-2"),
+            "--peers: not with --scenario workers-2, which is one router's workers",
+        ),
     ],
 )
 def test_wrong_use_is_named(refused, arguments, says):
