@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from router import __version__
-from router.commands.anew import hide_secrets
+from router.commands.anew import hide_secrets, keep_pipe
 from router.commands.flags import (
     Parser,
     add_admin_key,
@@ -43,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the process's exit status."""
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
+        if (config := options.get("config")) is not None:
+            keep_pipe(config)
         command: Callable[[Options], int] = options.pop("command")
         status = command(options)
         sys.stdout.flush()

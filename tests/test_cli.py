@@ -113,6 +113,28 @@ def test_a_reader_who_has_seen_enough_is_no_reason_for_a_traceback():
     assert process.returncode == 141
 
 
+@pytest.mark.parametrize("place", ["stdin", "fd"])
+def test_a_configuration_from_a_pipe_outlives_the_move_of_secrets_from_the_title(tmp_path, place):
+    """The process begins itself anew then; a pipe can be read once."""
+    body = tmp_path / "body.json"
+    body.write_bytes(b'{"prompt": "a"}')
+    out, into = os.pipe()
+    os.write(into, b"decode: [http://d0]\n")
+    os.close(into)
+    with open(out, "rb") as pipe:
+        path = "/dev/stdin" if place == "stdin" else f"/dev/fd/{out}"
+        done = subprocess.run(
+            [PD_ROUTER, "explain", str(body), "--config", path, "--engine-api-key", "secret"],
+            stdin=pipe if place == "stdin" else subprocess.DEVNULL,
+            pass_fds=(out,) if place == "fd" else (),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "http://d0" in done.stdout
+
+
 async def test_serve_serves_and_ends_with_0_when_it_is_told_to():
     process = await asyncio.create_subprocess_exec(
         *(PD_ROUTER, "serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "json"),

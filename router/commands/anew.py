@@ -2,13 +2,16 @@
 without secrets in its title."""
 
 import os
+import re
+import stat
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from router.settings import ENV_PREFIX, Settings, flag
 
-__all__ = ["begin_anew", "hide_secrets"]
+__all__ = ["begin_anew", "hide_secrets", "keep_pipe"]
 
 VARIABLES: Final[Mapping[str, str]] = {
     flag(name): ENV_PREFIX + name.upper()
@@ -16,6 +19,30 @@ VARIABLES: Final[Mapping[str, str]] = {
     if not field.repr
 }
 """The environment variables of the settings that are secret, by their flags."""
+
+
+STDIN: Final = 0
+
+_DESCRIPTOR: Final = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/(\d+)")
+
+
+def keep_pipe(path: Path) -> None:
+    """What comes by a pipe that the process was begun with (`--config /dev/stdin`, or a shell's
+    `<(...)`) can be read again: by the process that is begun anew, and when settings are reloaded.
+    A copy in memory takes the pipe's place; whatever else the path names stays as it is."""
+    found = _DESCRIPTOR.fullmatch(str(path))
+    if found is None:
+        return
+    number = int(found[1] or STDIN)
+    try:
+        if not stat.S_ISFIFO(os.fstat(number).st_mode):
+            return
+    except OSError:  # whoever reads it says so
+        return
+    with os.fdopen(os.memfd_create("pd-router"), "wb") as copy:
+        copy.write(path.read_bytes())
+        copy.flush()
+        os.dup2(copy.fileno(), number)
 
 
 def begin_anew(arguments: Sequence[str], variables: Mapping[str, str]) -> None:

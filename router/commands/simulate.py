@@ -84,7 +84,9 @@ def _scenarios(options: Mapping[str, Any]) -> list[Scenario]:
         made.append(_replayed(path, size, options["time_scale"]))
     workers = [one.name for one in made if one.has_workers]
     if names and workers and size.has_peers:
-        raise UsageError(f"--peers: not with --scenario {workers[0]}, which is one router's workers")
+        raise UsageError(
+            f"--peers: not with --scenario {workers[0]}, which is one router's workers"
+        )
     if (impact := options["max_itl_impact"]) is not None:
         if impact < 0:
             raise UsageError(f"--max-itl-impact {impact:g}: must not be below 0")
