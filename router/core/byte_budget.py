@@ -35,6 +35,11 @@ class ByteBudget:
         self.held = held
         return True
 
+    def add(self, size: int) -> None:
+        """Hold `size` bytes more, which are there already: where they do not fit nothing else does
+        until some are given back."""
+        self.held += size
+
     def give(self, size: int) -> None:
         """Hold `size` bytes less."""
         self.held -= size

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import httptools
 
+from router.core.byte_budget import ByteBudget
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import NOTHING, KnownHeads, split
@@ -45,6 +46,10 @@ UNREAD_BYTES: Final = 64 << 10
 FEW_PIECES: Final = 64
 """Chunks of a body in one read, beyond which they count."""
 
+FREE_UNREAD_BYTES: Final = 512 << 10
+"""What a client leaves unread before it counts: of a stream there are 320 KiB at most (the mark at
+which the engine is not read any more, and one read), of an answer sent as a whole up to 32 MiB."""
+
 NEVER: Final = float("inf")
 
 # What a connection waits for, once `deadline` is set.
@@ -62,6 +67,9 @@ class Handler(Protocol):
 
     read_limiter: ReadLimiter
     """For all connections."""
+
+    answer_budget: ByteBudget
+    """Of what they keep of answers."""
 
     @property
     def body_seconds(self) -> float:
@@ -94,6 +102,7 @@ class ClientConnection:
         "_awaited",
         "_closes_next",
         "_connections",
+        "_counted",
         "_discards_input",
         "_handler",
         "_has_turn",
@@ -138,6 +147,8 @@ class ClientConnection:
         self._waits_for_turn = self._has_turn = False
         self.deadline = NEVER
         self._awaited = HEAD
+        self._counted = 0
+        """Bytes that the client has not read, as far as they count in the budget of answers."""
         self._unread = 0
         """Bytes that were left for the client to read when the deadline was set."""
         self._pieces = 0
@@ -182,6 +193,7 @@ class ClientConnection:
         """The client left: whatever works for it stops now."""
         self._connections.discard(self)
         self._parser.close()
+        self._count_unread(0)
         self._arrived = self._last = self._waiting = None
         self._tell_of_end()
 
@@ -189,12 +201,14 @@ class ClientConnection:
         """The client reads slower than its engine writes."""
         self.write_paused = True
         self._await_reading()
+        self._count_unread(self._unread)
         if self.active is not None and self.active.listener is not None:
             self.active.listener.on_write_paused()
 
     def resume_writing(self) -> None:
         """The client caught up."""
         self.write_paused = False
+        self._count_unread(0)
         self.deadline = NEVER
         active = self.active
         if active is None:
@@ -414,6 +428,13 @@ class ClientConnection:
         """The client must go on reading what it is sent."""
         self._unread = self.transport.get_write_buffer_size()
         self._await(LINGER, self._handler.stall_seconds)
+
+    def _count_unread(self, size: int) -> None:
+        """The client has so many bytes to read."""
+        counted = max(0, size - FREE_UNREAD_BYTES)
+        if counted != self._counted:
+            self._handler.answer_budget.add(counted - self._counted)
+            self._counted = counted
 
     def _tell_of_end(self) -> None:
         request, self.active = self.active, None

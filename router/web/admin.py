@@ -7,6 +7,7 @@ from collections.abc import Callable, MutableSet, Sequence
 from typing import Any, Final
 
 from router.core.api_keys import presented_key
+from router.core.byte_budget import ByteBudget
 from router.core.errors import Unauthorized
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
@@ -54,6 +55,7 @@ class OperationsHandler:
         self._siblings = siblings
         self._peer_key = None if peer_key is None else peer_key.encode()
         self.read_limiter = read_limiter
+        self.answer_budget = ByteBudget(0)  # an operator's answers take no room of clients'
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.tasks: MutableSet[asyncio.Task[None]] = set()
         self.configure(limits, key_file)

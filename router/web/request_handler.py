@@ -41,6 +41,7 @@ class RequestHandler:
         self._operations = operations
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.read_limiter = network.read_limiter
+        self.answer_budget = network.answer_budget
         self.tasks: MutableSet[asyncio.Task[None]] = set()
         self.cors: CORS | None = None
         """None where no web page may call."""

@@ -54,3 +54,12 @@ def test_who_holds_what_a_lower_limit_would_not_allow_may_keep_it() -> None:
     assert budget.try_take(-5)
     assert not budget.try_take(1)
     assert budget.held == 75
+
+
+def test_while_what_is_there_already_does_not_fit_nothing_else_does() -> None:
+    budget = ByteBudget(100)
+    budget.add(101)
+    assert not budget.try_take(1)
+    budget.give(2)
+    assert budget.try_take(1)
+    assert budget.held == 100

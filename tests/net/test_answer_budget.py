@@ -5,7 +5,7 @@ from collections.abc import Callable
 import orjson
 import pytest
 
-from router.core.events import FellBack
+from router.core.events import FellBack, RequestEnded
 from router.core.values import FailureKind, Role
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
@@ -206,6 +206,27 @@ async def test_a_prefill_that_is_left_halfway_gives_its_bytes_back(harness: Harn
     router = await harness.router(decode, prefill=(prefill,))
     client, _ = await asked(router, prefill)
     client.leave()
+    await eventually(lambda: held(router) == 0)
+
+
+async def test_a_whole_answer_counts_until_its_client_has_read_it(harness: Harness) -> None:
+    """Its bytes stay in the router's memory: with many such clients, more than all limits."""
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    whole = json_reply({"x": "a" * (8 << 20)})
+    engine.answer_all(lambda call: call.send(whole))
+    clients = [await router.client(receive_buffer=4096) for _ in range(4)]
+    for client in clients:  # that do not read yet
+        await client.send(request(COMPLETIONS, completion()))
+    await eventually(lambda: len(router.all(RequestEnded)) == 4)
+    await eventually(lambda: held(router) > 4 * (4 << 20))
+    limit(router, 16 << 20)  # where one more would fit by itself
+    assert (await router.ask(COMPLETIONS, completion())).status == 503
+    for client in clients[:2]:
+        client.leave()
+    await eventually(lambda: held(router) < 2 * (8 << 20))
+    for client in clients[2:]:
+        assert len((await client.answer()).body) > 8 << 20
     await eventually(lambda: held(router) == 0)
 
 

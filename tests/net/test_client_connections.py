@@ -9,6 +9,7 @@ import orjson
 import pytest
 from fastapi.responses import StreamingResponse
 
+from router.core.byte_budget import ByteBudget
 from router.core.events import RequestEnded
 from router.net.client_connection import (
     BODY,
@@ -359,6 +360,7 @@ class Handler:
         self.begun: list[ClientRequest] = []
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(1)
         self.read_limiter = ReadLimiter(1 << 40)
+        self.answer_budget = ByteBudget(1 << 40)
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
         self.begun.append(request)

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from router.core.byte_budget import ByteBudget
 from router.net.client_connection import ClientConnection
 from router.net.client_request import ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads
@@ -20,6 +21,7 @@ class Handler:
     def __init__(self) -> None:
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MANY)
         self.read_limiter = ReadLimiter(1 << 40)
+        self.answer_budget = ByteBudget(1 << 40)
         self.asked: list[tuple[object, ...]] = []
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
