@@ -25,7 +25,7 @@ def setup() -> ModuleType:
 def test_every_pattern_finds_modules(setup: ModuleType) -> None:
     for pattern in setup.COMPILED:
         assert list(ROOT.glob(pattern)), pattern
-    assert "router/core/schedule.py" in setup.modules()
+    assert "router/core/routing/schedule.py" in setup.modules()
     assert not [path for path in setup.modules() if path.endswith("__init__.py")]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from router.commands.usage import UsageError
-from router.core.api_keys import ApiKeys, first_key
+from router.core.limits.api_keys import ApiKeys, first_key
 from router.settings import admin_key_file
 
 __all__ = ["admin_headers"]

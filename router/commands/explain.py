@@ -17,17 +17,17 @@ from rich.table import Table
 
 from router.commands.console import cell, make_console
 from router.commands.usage import UsageError
-from router.core import facts as facts_of
-from router.core.auto_threshold import COLD_THRESHOLD
 from router.core.errors import BadRequest
 from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.prefix.keys import MIN_TOKENS
-from router.core.ranking import Ranking
 from router.core.routes import ROUTES
+from router.core.routing.auto_threshold import COLD_THRESHOLD
+from router.core.routing.ranking import Ranking
 from router.core.values import NO_KEYS, Candidate, Decision, Endpoint, Facts, Mode, Role, Route
+from router.core.wire import facts as facts_of
 from router.settings import Settings, suggestion
 from router.web.routing_parts import fleet_of, scheduler_of
 from router.web.sources import endpoints_of

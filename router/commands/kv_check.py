@@ -18,18 +18,18 @@ import orjson
 
 from router.commands.survey import Finding
 from router.core.events import Probed
-from router.core.fleet import Fleet
+from router.core.fleet.cache_log import state_text
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
 from router.core.health import HealthSignal
-from router.core.member import Member
-from router.core.membership import Target
+from router.core.membership.membership import Target
 from router.core.prefix.cache_events import cached_tokens
-from router.core.prefix.cache_log import state_text
 from router.core.prefix.kv_source import EngineCache, SourceState
 from router.core.prefix.prompt_tokens import PromptTokens
 from router.core.urls import split_rank
-from router.net.diagnosis import ERRORS, trouble_of
-from router.net.engine_session import engine_session, read_bounded
-from router.net.pool import RANK_HEADER
+from router.net.engine.diagnosis import ERRORS, trouble_of
+from router.net.engine.engine_session import engine_session, read_bounded
+from router.net.engine.pool import RANK_HEADER
 from router.net.tasks import TaskSet
 from router.settings import Settings
 from router.web.engine_parts import engine_tls_of, kv_source_finder

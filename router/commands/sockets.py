@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from router.commands.usage import UsageError
-from router.net.takeover import Predecessor, Succession, deal
+from router.net.processes.takeover import Predecessor, Succession, deal
 from router.settings import Settings
 from router.web.sockets import listening_sockets
 

@@ -12,8 +12,8 @@ import aiohttp
 import orjson
 
 from router.core.values import Endpoint
-from router.net.diagnosis import ERRORS, Diagnosis, Trouble
-from router.net.engine_session import engine_session, read_bounded
+from router.net.engine.diagnosis import ERRORS, Diagnosis, Trouble
+from router.net.engine.engine_session import engine_session, read_bounded
 from router.settings import Settings
 from router.web.engine_parts import engine_tls_of
 from router.web.sources import endpoints_of

@@ -15,7 +15,6 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.commands.survey import Finding
-from router.core import facts as facts_of
 from router.core.events import FellBack
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
@@ -23,8 +22,9 @@ from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
 from router.core.routes import ROUTES
 from router.core.values import Endpoint, Facts, Reply, Role
-from router.net.diagnosis import trouble_of
-from router.net.engine_session import engine_session
+from router.core.wire import facts as facts_of
+from router.net.engine.diagnosis import trouble_of
+from router.net.engine.engine_session import engine_session
 from router.settings import Settings
 from router.web.engine_parts import engine_tls_of
 from router.web.routing_parts import receivers_of

@@ -3,8 +3,8 @@
 from random import Random
 
 from router.core.errors import EngineFailed, EngineTimedOut, Overloaded, RouterError
-from router.core.jsonspan import engine_json
 from router.core.values import Facts, Failure, FailureKind, Reply, Role
+from router.core.wire.jsonspan import engine_json
 
 __all__ = [
     "ATTEMPTS",

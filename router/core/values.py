@@ -160,7 +160,8 @@ class Facts:
     known_tokens: PromptTokens | None = field(repr=False, default=None)
     """The token ids of its prompt, where they are known; for --prefix-cache events only."""
     lead: tuple[bytes, ...] = field(repr=False, default=())
-    """Of a body that is too large to be joined (`core/large_body.py`): what comes before `raw`."""
+    """Of a body that is too large to be joined (`core/routing/large_body.py`): what comes before
+    `raw`."""
     prefill: tuple[bytes, ...] = field(repr=False, default=())
     """The prefill request's body in pieces, of a body that another process has read."""
     ids: bytes | None = field(repr=False, default=None)
@@ -192,8 +193,8 @@ class Facts:
 
 
 class Load(Protocol):
-    """The requests on one endpoint that the router knows exactly: its own, and what sibling
-    replicas tell of theirs (`core/peer_loads.py`). Its own part is changed by leases only."""
+    """The requests on one endpoint that the router knows exactly: its own, and what siblings tell
+    of theirs (`core/shared/peer_loads.py`). Its own part is changed by leases only."""
 
     @property
     def own(self) -> "OwnLoad":
@@ -220,7 +221,7 @@ class OwnLoad(Load, Protocol):
 
     @property
     def admitted(self) -> Count:
-        """Requests that admission has let in there; where it is asked (`core/places.py`)."""
+        """Requests that admission has let in there; where it is asked (`core/limits/places.py`)."""
 
 
 class LocalLoad:

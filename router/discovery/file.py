@@ -7,7 +7,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from router.core import engines_file
+from router.core.membership import engines_file
 from router.discovery.source import OnAnswer, OnTargets
 
 __all__ = ["FileSource"]

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from router.core.api_keys import ApiKeys
-from router.core.key_limits import NO_LIMITS, KeyLimits, KeyUsage
-from router.core.key_usage_table import KeyRows
+from router.core.limits.api_keys import ApiKeys
+from router.core.limits.key_limits import NO_LIMITS, KeyLimits, KeyUsage
+from router.core.limits.key_usage_table import KeyRows
 from router.net.watched_files import WatchedFiles
 
 __all__ = ["KeyFile"]

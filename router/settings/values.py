@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from router.core.api_keys import ApiKeys
+from router.core.limits.api_keys import ApiKeys
 from router.core.urls import normalise, origin
 from router.settings.files import once, read_text
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Exclusion
 from router.core.health import State
-from router.core.member import Exclusion
 from router.core.prefix.kv_source import SourceState
 from router.core.values import Endpoint, Role
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from prometheus_client import Counter
 
-from router.core.fleet import Fleet
-from router.core.member import Member
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
 from router.core.prefix.kv_source import EngineCache
 from router.core.values import Endpoint
 from router.telemetry.families import Families

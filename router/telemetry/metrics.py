@@ -21,8 +21,8 @@ from prometheus_client import (
 from prometheus_client.metrics_core import Metric
 
 from router.core.events import Event, FellBack, KeyRefused, LegAnswered, LegFailed, RequestEnded
-from router.core.fleet import Fleet
-from router.core.key_limits import KeyLimits
+from router.core.fleet.fleet import Fleet
+from router.core.limits.key_limits import KeyLimits
 from router.core.values import Endpoint, Role
 from router.telemetry.batched import BatchedSeries
 from router.telemetry.engine_counts import EngineCounts

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from router import __version__
-from router.core import fleet
+from router.core.fleet import fleet
 
 __all__ = ["NEVER_RELOADED", "NO_CONFIG", "RouterInfo"]
 

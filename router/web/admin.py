@@ -6,16 +6,16 @@ import socket
 from collections.abc import Callable, MutableSet, Sequence
 from typing import Any, Final
 
-from router.core.api_keys import presented_key
-from router.core.byte_budget import ByteBudget
 from router.core.errors import Unauthorized
-from router.net.client_connection import ClientConnection
-from router.net.client_request import ClientRequest, RequestHead
+from router.core.limits.api_keys import presented_key
+from router.core.limits.byte_budget import ByteBudget
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import ClientRequest, RequestHead
+from router.net.client.known_heads import KnownHeads
 from router.net.key_file import KeyFile
-from router.net.known_heads import KnownHeads
-from router.net.network import Limits
-from router.net.read_limiter import ReadLimiter
-from router.net.siblings import PEERS_PATH, Siblings
+from router.net.limits.read_limiter import ReadLimiter
+from router.net.processes.siblings import PEERS_PATH, Siblings
+from router.net.request.network import Limits
 from router.net.tls_files import TLSFiles
 from router.web.asgi_call import App, AsgiCall
 from router.web.dashboard.page import FILES

@@ -13,7 +13,6 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.routing import Router as Lifespan
 
-from router.core.engine_networks import EngineNetworks
 from router.core.events import (
     Event,
     LegDone,
@@ -22,13 +21,14 @@ from router.core.events import (
     RequestEnded,
     SharedEvent,
 )
-from router.core.peer_messages import PeerHistory, PeerReport
-from router.core.roster import Entry
-from router.net.admission_gate import AdmissionGate
-from router.net.loop_lag import LoopLagMonitor
-from router.net.shared_state import WorkerContext, WorkerEvent
+from router.core.membership.engine_networks import EngineNetworks
+from router.core.membership.roster import Entry
+from router.core.shared.peer_messages import PeerHistory, PeerReport
+from router.net.background.ticker import note_changes, tick_for_ever
+from router.net.limits.admission_gate import AdmissionGate
+from router.net.limits.loop_lag import LoopLagMonitor
+from router.net.processes.shared_state import WorkerContext, WorkerEvent
 from router.net.tasks import TaskSet
-from router.net.ticker import note_changes, tick_for_ever
 from router.net.watched_files import LOOK_SECONDS
 from router.settings import Settings, SettingsError
 from router.telemetry.metrics import Metrics, WorkerGroup

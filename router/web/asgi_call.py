@@ -8,10 +8,10 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping, MutableSet
 from typing import Any, Final
 
-from router.core import headers as http
 from router.core.errors import BodyTooLarge, BodyTooSlow, InternalError
-from router.net.client_connection import ClientConnection
-from router.net.client_request import ClientRequest
+from router.core.wire import headers as http
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import ClientRequest
 
 __all__ = ["App", "AsgiCall"]
 

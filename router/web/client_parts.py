@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Final
 
 from router.certificates import server_tls
-from router.core.byte_budget import ByteBudget
-from router.core.cors import CORS
-from router.core.fleet import Fleet
-from router.core.key_limits import KeyLimits
-from router.core.key_usage_table import KeyRows
-from router.core.patience import Patience
-from router.core.places import Group
+from router.core.fleet.fleet import Fleet
+from router.core.limits.byte_budget import ByteBudget
+from router.core.limits.key_limits import KeyLimits
+from router.core.limits.key_usage_table import KeyRows
+from router.core.limits.places import Group
+from router.core.routing.patience import Patience
 from router.core.values import Candidate, Role
-from router.net.admission_gate import AdmissionGate, AdmissionLimits
-from router.net.gateway import Gateway
+from router.core.wire.cors import CORS
 from router.net.key_file import KeyFile
-from router.net.kv_ready import KVReadySocket
-from router.net.network import Limits, Network, Timeouts
-from router.net.shared_state import WorkerContext
-from router.net.start_limiter import StartLimiter
+from router.net.kv.kv_ready import KVReadySocket
+from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.limits.start_limiter import StartLimiter
+from router.net.processes.shared_state import WorkerContext
+from router.net.request.gateway import Gateway
+from router.net.request.network import Limits, Network, Timeouts
 from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError
 from router.telemetry.metrics import Metrics

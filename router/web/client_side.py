@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from router.core.events import Event
-from router.core.fleet import Fleet
-from router.core.roster import Entry
+from router.core.fleet.fleet import Fleet
+from router.core.membership.roster import Entry
 from router.core.values import Endpoint
-from router.net.body_parser import BodyParser
-from router.net.idle_sweep import IdleTimeoutSweep
-from router.net.network import Network
-from router.net.pool import EnginePool
-from router.net.read_limiter import READ_PER_REFILL, ReadLimiter
-from router.net.shared_state import WorkerContext
-from router.net.start_limiter import StartLimiter
+from router.net.engine.pool import EnginePool
+from router.net.limits.body_parser import BodyParser
+from router.net.limits.idle_sweep import IdleTimeoutSweep
+from router.net.limits.read_limiter import READ_PER_REFILL, ReadLimiter
+from router.net.limits.start_limiter import StartLimiter
+from router.net.processes.shared_state import WorkerContext
+from router.net.request.network import Network
 from router.settings import Settings
 from router.telemetry.metrics import Held, Metrics
 from router.web.client_parts import (

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from router.core.speed_estimator import TICK_SECONDS
+from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Endpoint
-from router.net.pool import EnginePool
-from router.net.shared_state import WorkerContext
+from router.net.engine.pool import EnginePool
+from router.net.processes.shared_state import WorkerContext
 
 __all__ = ["ConnectionCounts"]
 

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from router.core.engine_networks import EngineNetworks
-from router.core.membership import Target
+from router.core.membership.engine_networks import EngineNetworks
+from router.core.membership.membership import Target
 from router.discovery.outage import Outage
 from router.discovery.source import Known, Source, WrongConfiguration
 from router.web.sources import admitted

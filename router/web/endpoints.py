@@ -4,10 +4,10 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from router.core import status
-from router.core.fleet import Fleet
+from router.core.fleet import status
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
 from router.core.health import State
-from router.core.member import Member
 from router.core.prefix.kv_source import EngineCache, KVSource
 from router.core.values import Role
 

@@ -5,17 +5,17 @@ from random import Random
 
 from router.certificates import engine_tls
 from router.core.events import Event
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
 from router.core.urls import origin, split_rank
 from router.core.values import Endpoint
-from router.net.diagnosis import Diagnosis
-from router.net.engine_session import engine_session
-from router.net.kv_events import KVEventSubscriber
-from router.net.kv_sources import KVSourceFinder
-from router.net.kv_subscription import KVAddress
-from router.net.pool import EnginePool
-from router.net.prober import Prober
-from router.net.read_limiter import ReadLimiter
+from router.net.background.prober import Prober
+from router.net.engine.diagnosis import Diagnosis
+from router.net.engine.engine_session import engine_session
+from router.net.engine.pool import EnginePool
+from router.net.kv.kv_events import KVEventSubscriber
+from router.net.kv.kv_sources import KVSourceFinder
+from router.net.kv.kv_subscription import KVAddress
+from router.net.limits.read_limiter import ReadLimiter
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from random import Random
 
 from router.core.events import Event
-from router.core.fleet import Fleet
-from router.core.probing import roles_that_use_speed
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.probing import roles_that_use_speed
 from router.core.urls import split_rank
 from router.core.values import Endpoint
-from router.net.engine_pools import EnginePools
-from router.net.read_limiter import READ_PER_REFILL, ReadLimiter
-from router.net.same_address import twins
-from router.net.speed_prober import SpeedProber
+from router.net.background.same_address import twins
+from router.net.background.speed_prober import SpeedProber
+from router.net.engine.engine_pools import EnginePools
+from router.net.limits.read_limiter import READ_PER_REFILL, ReadLimiter
 from router.net.tasks import TaskSet
 from router.settings import Settings
 from router.web.engine_parts import engine_tls_of, kv_source_finder, pool_of, prober_of

@@ -10,12 +10,12 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict
 
-from router.core.engine_networks import EngineNetworks
 from router.core.errors import BadRequest, Conflict, NotFound, Unhealthy
-from router.core.fleet import Fleet
-from router.core.member import Member
-from router.core.roster import Order
-from router.core.status import cause, status
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
+from router.core.fleet.status import cause, status
+from router.core.membership.engine_networks import EngineNetworks
+from router.core.membership.roster import Order
 from router.core.urls import normalise, split_rank, with_rank
 from router.core.values import Endpoint, Role
 from router.web.fleet_sync import FleetSync

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 
 from router.core.errors import Conflict, NotFound, Unhealthy
 from router.core.events import Ordered
-from router.core.fleet import Fleet
-from router.core.membership import Target
-from router.core.roster import Entry, Order, Roster
+from router.core.fleet.fleet import Fleet
+from router.core.membership.membership import Target
+from router.core.membership.roster import Entry, Order, Roster
 from router.core.values import Endpoint
-from router.net.shared_state import WorkerContext
+from router.net.processes.shared_state import WorkerContext
 
 __all__ = ["FleetSync"]
 

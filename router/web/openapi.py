@@ -24,8 +24,8 @@ from router.core.errors import (
     Unauthorized,
     UnsupportedBody,
 )
-from router.core.facts import MAX_MODEL_CHARACTERS
 from router.core.values import Route
+from router.core.wire.facts import MAX_MODEL_CHARACTERS
 
 __all__ = ["Application", "refusals"]
 

@@ -18,9 +18,9 @@ from router.core.errors import (
     RouterError,
     Unhealthy,
 )
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.status import pool_status
 from router.core.routes import ROUTES
-from router.core.status import pool_status
 from router.core.values import Role, Route
 from router.telemetry.text_format import OPEN_METRICS, PLAIN, TextFormat, accepted
 from router.web.dashboard.page import add_dashboard

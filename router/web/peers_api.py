@@ -6,10 +6,10 @@ import orjson
 from fastapi import FastAPI
 
 from router.core.errors import BadRequest
-from router.core.peer_messages import MAX_LINE_BYTES, decode
-from router.net.client_connection import ClientConnection
-from router.net.client_request import ClientRequest
-from router.net.siblings import PEERS_PATH, Siblings
+from router.core.shared.peer_messages import MAX_LINE_BYTES, decode
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import ClientRequest
+from router.net.processes.siblings import PEERS_PATH, Siblings
 
 __all__ = ["PeersCall", "add_peers_api"]
 

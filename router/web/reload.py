@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
 from router.settings import Settings
 from router.telemetry.logs import set_level
 from router.telemetry.metrics import Metrics

@@ -5,18 +5,18 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from router.core.fleet import Fleet
-from router.core.ledger import Ledger
-from router.core.membership import Target
-from router.core.peer_loads import PeerBoard
-from router.core.peer_messages import PeerHistory, PeerReport
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.membership.membership import Target
 from router.core.prefix.keys import scheme
+from router.core.shared.peer_loads import PeerBoard
+from router.core.shared.peer_messages import PeerHistory, PeerReport
 from router.core.values import DECODE
 from router.discovery.dns import DnsSource
 from router.discovery.dns_resolver import SystemResolver
-from router.net.engine_session import engine_session
-from router.net.shared_state import WorkerContext
-from router.net.siblings import Siblings
+from router.net.engine.engine_session import engine_session
+from router.net.processes.shared_state import WorkerContext
+from router.net.processes.siblings import Siblings
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError

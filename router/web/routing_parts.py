@@ -5,21 +5,21 @@ import uuid
 from collections.abc import Iterator, Sequence
 from random import Random
 
-from router.core import outlier
-from router.core.auto_threshold import AutoThreshold
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.pool_monitor import ExclusionConfig
+from router.core.fleet.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.health import HealthThresholds
+from router.core.limits.retry_budget import RetryBudget
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.policies import POLICIES, Policy
-from router.core.pool_monitor import ExclusionConfig
 from router.core.prefix.cache_events import CacheEvents
-from router.core.probing import STALE_SCRAPES, roles_that_use_speed
-from router.core.retry_budget import RetryBudget
-from router.core.schedule import Scheduler
-from router.core.speed_estimator import SpeedEstimator
+from router.core.routing.auto_threshold import AutoThreshold
+from router.core.routing.schedule import Scheduler
+from router.core.speed import outlier
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
 from router.core.values import Endpoint, Role
-from router.net.shared_state import WorkerContext
+from router.net.processes.shared_state import WorkerContext
 from router.settings import Settings
 from router.web.replicas import ledger_of
 

@@ -20,9 +20,9 @@ from types import FrameType
 import uvicorn
 
 from router import __version__
-from router.core.speed_estimator import TICK_SECONDS
-from router.net.client_connection import ClientConnection
-from router.net.takeover import Succession
+from router.core.speed.speed_estimator import TICK_SECONDS
+from router.net.client.client_connection import ClientConnection
+from router.net.processes.takeover import Succession
 from router.net.tls_files import TLSFiles
 from router.settings import Settings
 from router.web.admin import AdminListener

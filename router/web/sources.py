@@ -2,10 +2,10 @@
 
 import time
 
-from router.core import engines_file
-from router.core.engine_networks import EngineNetworks
-from router.core.membership import Target
-from router.core.roster import MAX_ENDPOINTS, Roster
+from router.core.membership import engines_file
+from router.core.membership.engine_networks import EngineNetworks
+from router.core.membership.membership import Target
+from router.core.membership.roster import MAX_ENDPOINTS, Roster
 from router.core.values import Endpoint, Role
 from router.discovery.file import FileSource
 from router.discovery.source import Known, OnAnswer, Source, nothing_known

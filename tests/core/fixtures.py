@@ -5,7 +5,6 @@ from typing import Any
 
 import orjson
 
-from router.core import facts as reading
 from router.core.routes import ROUTES
 from router.core.values import (
     Candidate,
@@ -17,6 +16,7 @@ from router.core.values import (
     Reply,
     Role,
 )
+from router.core.wire import facts as reading
 
 P0, P1, P2 = (Endpoint(f"http://p{number}:8000", Role.PREFILL) for number in range(3))
 D0, D1, D2, D3, D4 = (Endpoint(f"http://d{number}:8000", Role.DECODE) for number in range(5))

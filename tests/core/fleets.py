@@ -7,10 +7,10 @@ from router.core.events import (
     LegFailed,
     Probed,
 )
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.ledger import Ledger
-from router.core.roster import Entry
+from router.core.membership.roster import Entry
 from router.core.values import Endpoint, FailureKind, Role
 from tests.core.fixtures import D0
 

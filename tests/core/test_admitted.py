@@ -3,7 +3,7 @@
 import pytest
 
 from router.core.admitted import WAIT_SECONDS, LocalCount, SharedCount
-from router.core.shared_table import SharedTable
+from router.core.shared.shared_table import SharedTable
 from router.core.values import Endpoint, Role
 
 D0 = Endpoint("http://d0", Role.DECODE)

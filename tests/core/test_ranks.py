@@ -2,16 +2,16 @@
 
 import pytest
 
-from router.core import exposition
 from router.core.events import Probed
-from router.core.fleet import Fleet
-from router.core.headers import without
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds, State
-from router.core.ledger import Ledger
-from router.core.membership import Target
-from router.core.roster import Entry, Order, Roster
+from router.core.membership.membership import Target
+from router.core.membership.roster import Entry, Order, Roster
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Role
+from router.core.wire import exposition
+from router.core.wire.headers import without
 from tests.core.fixtures import D0, D1, P0
 
 PAGE = b"""# HELP vllm:num_requests_running Running.

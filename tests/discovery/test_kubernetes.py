@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from router.core.membership import Target
+from router.core.membership.membership import Target
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.values import DECODE, PREFILL, Endpoint
 from router.discovery.api_server import LATE_SECONDS

@@ -17,9 +17,10 @@ from benchmarks.gate.ab import options as ab_options
 from benchmarks.gate.cluster import command as cluster
 from router import cli
 from router.commands.settings_table import block, table
-from router.core import errors, facts
+from router.core import errors
 from router.core.errors import RouterError
 from router.core.values import FailureKind
+from router.core.wire import facts
 from router.simulator import __main__ as simulator
 from router.simulator.virtual import POLICY_NAMES, SCENARIOS
 from tests.docs.blocks import ROOT, blocks, documents, links, tables

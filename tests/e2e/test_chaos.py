@@ -371,7 +371,7 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
     monkeypatch.setattr(access, "propagate", False)
     monkeypatch.setattr(access, "handlers", [logging.NullHandler()])
     # A probe that meets `_nothing` has the patience of all others here, not 10 s.
-    monkeypatch.setattr("router.core.probing.SPEED_PROBE_TIMEOUT_SECONDS", PATIENCE)
+    monkeypatch.setattr("router.core.fleet.probing.SPEED_PROBE_TIMEOUT_SECONDS", PATIENCE)
     chance = Random(1)
     prefills = tuple([await harness.engine() for _ in range(2)])
     decodes = [await harness.engine() for _ in range(4)]

@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 
 from router.core.events import Probed
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.fleet.probing import SPEED_PROBE_PATH, SPEED_PROBE_TOKENS, speed_probe_body
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.ledger import Ledger
-from router.core.probing import SPEED_PROBE_PATH, SPEED_PROBE_TOKENS, speed_probe_body
 from router.core.values import Endpoint, Role
 from tests.engines import observe
 from tests.engines.conftest import Engines

@@ -12,11 +12,7 @@ from typing import Any
 import msgpack
 import orjson
 
-from router.core import exposition, large_body, peer_messages, sse
-from router.core import facts as reading
-from router.core.engine_error import engine_error
 from router.core.errors import BadRequest, EngineFailed
-from router.core.jsonspan import member, with_member
 from router.core.plans import first_token
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.prefill import body_for_prefill
@@ -27,17 +23,23 @@ from router.core.prefix.keys import prefix_keys
 from router.core.prefix.kv_events import BadBatch, read_event
 from router.core.prefix.kv_stream import MAX_AHEAD, Apply, EventStream, Replay
 from router.core.prefix.learned import prompt_ids
-from router.core.redact import MARK, redact
 from router.core.routes import ROUTES
-from router.core.usage import generated_tokens, prompt_tokens
+from router.core.routing import large_body
+from router.core.shared import peer_messages
 from router.core.values import Failure, Reply, RouteKind
-from router.net.answer_head import AnswerHead
-from router.net.engine_connection import EngineConnection
-from router.net.known_heads import KnownHeads
-from router.net.kv_batch import read_batch
-from router.net.kv_ready import KVReadySocket
-from router.net.kv_sources import sources_in
-from router.net.read_limiter import ReadLimiter
+from router.core.wire import exposition, sse
+from router.core.wire import facts as reading
+from router.core.wire.engine_error import engine_error
+from router.core.wire.jsonspan import member, with_member
+from router.core.wire.redact import MARK, redact
+from router.core.wire.usage import generated_tokens, prompt_tokens
+from router.net.client.known_heads import KnownHeads
+from router.net.engine.answer_head import AnswerHead
+from router.net.engine.engine_connection import EngineConnection
+from router.net.kv.kv_batch import read_batch
+from router.net.kv.kv_ready import KVReadySocket
+from router.net.kv.kv_sources import sources_in
+from router.net.limits.read_limiter import ReadLimiter
 from tests.net.wire import Handler, Wire, settled
 
 __all__ = ["TARGETS", "pieces"]

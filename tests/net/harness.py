@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from router.core.events import Event, RequestEnded
 from router.core.values import Endpoint
-from router.net.client_connection import ClientConnection
-from router.net.pool import EnginePool
+from router.net.client.client_connection import ClientConnection
+from router.net.engine.pool import EnginePool
 from router.settings import Settings
 from router.web.app import Router
 from router.web.server import Server

@@ -6,7 +6,7 @@ from typing import Any
 import msgpack
 import zmq
 
-from router.net.kv_subscription import KVAddress
+from router.net.kv.kv_subscription import KVAddress
 
 __all__ = ["SIZE", "TOPIC", "Publisher", "batch", "ids_of", "stored"]
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from router.core.admission import Ticket
 from router.core.errors import RouterError
 from router.core.events import Probed, RequestEnded
 from router.core.health import HealthSignal
-from router.core.places import Group
+from router.core.limits.admission import Ticket
+from router.core.limits.places import Group
 from router.core.plans.steps import Plan
 from router.core.values import Candidate, Role
-from router.net import admission_gate
-from router.net.admission_gate import AdmissionGate, AdmissionLimits
-from router.net.start_limiter import StartLimiter
+from router.net.limits import admission_gate
+from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.limits.start_limiter import StartLimiter
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually

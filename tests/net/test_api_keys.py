@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from router.core.errors import LimitReached
-from router.core.key_limits import KeyUsage
-from router.core.roster import Roster
+from router.core.limits.key_limits import KeyUsage
+from router.core.membership.roster import Roster
 from router.net.key_file import KeyFile
-from router.net.shared_state import SharedState
+from router.net.processes.shared_state import SharedState
 from tests.net.client import Answer, request
 from tests.net.engine import chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from router.net.client_connection import NEVER
-from router.net.relay import Relay
+from router.net.client.client_connection import NEVER
+from router.net.engine.relay import Relay
 from tests.net.client import Client, request
 from tests.net.engine import (
     LAST_CHUNK,

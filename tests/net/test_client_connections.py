@@ -9,9 +9,9 @@ import orjson
 import pytest
 from fastapi.responses import StreamingResponse
 
-from router.core.byte_budget import ByteBudget
 from router.core.events import RequestEnded
-from router.net.client_connection import (
+from router.core.limits.byte_budget import ByteBudget
+from router.net.client.client_connection import (
     BODY,
     HEAD_SECONDS,
     MAX_WAITING,
@@ -19,9 +19,9 @@ from router.net.client_connection import (
     UNREAD_BYTES,
     ClientConnection,
 )
-from router.net.client_request import SMALL_BYTES, ClientRequest, RequestHead
-from router.net.known_heads import KnownHeads
-from router.net.read_limiter import ReadLimiter
+from router.net.client.client_request import SMALL_BYTES, ClientRequest, RequestHead
+from router.net.client.known_heads import KnownHeads
+from router.net.limits.read_limiter import ReadLimiter
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of

@@ -360,8 +360,8 @@ async def test_a_stream_of_a_pass_through_route_passes_as_bytes(harness: Harness
 
 @pytest.fixture
 def small_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.net.relay_leg.MAX_REPLY_BYTES", 100_000)
-    monkeypatch.setattr("router.net.collector.MAX_COLLECTED_BYTES", 100_000)
+    monkeypatch.setattr("router.net.engine.relay_leg.MAX_REPLY_BYTES", 100_000)
+    monkeypatch.setattr("router.net.engine.collector.MAX_COLLECTED_BYTES", 100_000)
 
 
 @pytest.mark.usefixtures("small_replies")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from router.core.events import FellBack, LegAnswered, LegDone, LegFailed
-from router.core.member import Exclusion
+from router.core.fleet.member import Exclusion
 from router.core.values import FailureKind, Role
 from tests.net.client import request
 from tests.net.engine import Call

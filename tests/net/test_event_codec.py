@@ -1,11 +1,11 @@
 import pytest
 
 from router.core.events import Ejected, LegFailed, PrefixesHeld, Probed, Scraped, SharedEvent
-from router.core.fleet import MAX_NEWS
+from router.core.fleet.fleet import MAX_NEWS
 from router.core.health import HealthSignal
 from router.core.values import Endpoint, FailureKind, Gauges, PrefixKeys, Role
-from router.net.event_codec import decode, encode
-from router.net.shared_state import BUFFER_BYTES
+from router.net.processes.event_codec import decode, encode
+from router.net.processes.shared_state import BUFFER_BYTES
 
 ENGINE = Endpoint("http://127.0.0.1:1", Role.DECODE)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from router.core.events import FellBack, LegFailed
-from router.core.member import Exclusion
-from router.core.stall import Stall
+from router.core.fleet.member import Exclusion
+from router.core.speed.stall import Stall
 from router.core.values import FailureKind, Role
 from tests.net.client import Answer, request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from router.core.events import Probed
+from router.core.fleet.member import Member
 from router.core.health import State
-from router.core.large_body import LARGE_BYTES
-from router.core.member import Member
+from router.core.routing.large_body import LARGE_BYTES
 from router.core.values import FailureKind
+from router.net.engine.pool import EnginePool
 from router.net.exhaustion import remedy
-from router.net.pool import EnginePool
 from tests.net.engine import ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running
 from tests.net.payloads import COMPLETIONS, completion

@@ -9,9 +9,9 @@ import gzip
 import pytest
 
 from router.core.events import LegFailed, Scraped
-from router.core.jsonspan import MAX_CONTAINERS
 from router.core.values import FailureKind
-from router.net.engine_connection import MAX_HEADERS, MAX_OVERHEAD_BYTES
+from router.core.wire.jsonspan import MAX_CONTAINERS
+from router.net.engine.engine_connection import MAX_HEADERS, MAX_OVERHEAD_BYTES
 from tests.net.client import SECONDS
 from tests.net.engine import Call, chunk, json_reply, sse_head
 from tests.net.harness import Harness, eventually

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.net.client_connection import ClientConnection
-from router.net.client_request import RequestHead
-from router.net.known_heads import MAX_BYTES, NOTHING, KnownHeads, split
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import RequestHead
+from router.net.client.known_heads import MAX_BYTES, NOTHING, KnownHeads, split
 from tests.net.client import request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from router.core.prefix import kv_events
 from router.core.prefix.kv_events import BadBatch, KVEvent, read_event
-from router.net import kv_batch
-from router.net.kv_batch import FEED_BYTES, SHORT_BYTES, read_batch
+from router.net.kv import kv_batch
+from router.net.kv.kv_batch import FEED_BYTES, SHORT_BYTES, read_batch
 
 MEGABYTE = 1 << 20
 

@@ -15,9 +15,9 @@ from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.kv_events import BLOCKS_AT_A_TIME
 from router.core.prefix.kv_source import EngineCache, KVSource, SourceState
 from router.core.prefix.prompt_tokens import PromptTokens
-from router.net import kv_events, kv_subscription
-from router.net.kv_events import KVEventSubscriber
-from router.net.kv_subscription import KVAddress
+from router.net.kv import kv_events, kv_subscription
+from router.net.kv.kv_events import KVEventSubscriber
+from router.net.kv.kv_subscription import KVAddress
 from tests.net.harness import eventually
 from tests.net.kv_publisher import Publisher, batch, ids_of, stored
 

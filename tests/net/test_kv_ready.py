@@ -17,8 +17,8 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.net import kv_ready
-from router.net.kv_ready import KVReadySocket
+from router.net.kv import kv_ready
+from router.net.kv.kv_ready import KVReadySocket
 
 LONG = 60.0
 """Seconds that no test waits in full."""

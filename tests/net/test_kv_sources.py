@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.membership import Target
+from router.core.membership.membership import Target
 from router.core.prefix.kv_source import EngineCache
 from router.core.values import Endpoint, Role
-from router.net.kv_sources import sources_in
-from router.net.kv_subscription import KVAddress
+from router.net.kv.kv_sources import sources_in
+from router.net.kv.kv_subscription import KVAddress
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, eventually
 from tests.net.kv_publisher import Publisher

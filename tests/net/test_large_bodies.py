@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from router.core.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
 from router.core.routes import ROUTES
-from router.net.body_parser import BodyParser
+from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
+from router.net.limits.body_parser import BodyParser
 from tests.net.client import Client, request
 from tests.net.engine import chunk, json_reply
 from tests.net.harness import Harness, Running, eventually

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.net.loop_lag import LoopLagMonitor
+from router.net.limits.loop_lag import LoopLagMonitor
 
 
 async def test_a_measurement_that_fails_is_not_the_last() -> None:
@@ -23,7 +23,7 @@ async def test_a_measurement_that_fails_is_not_the_last() -> None:
 
 
 async def test_lag_is_never_negative(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.net.loop_lag.INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr("router.net.limits.loop_lag.INTERVAL_SECONDS", 0.0)
     seen: asyncio.Queue[float] = asyncio.Queue()
     monitor = LoopLagMonitor(seen.put_nowait)
     monitor.start()

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from router.core.member import Member
+from router.core.fleet.member import Member
 from router.core.values import Candidate, Endpoint, Role
-from router.net.member_loops import MemberLoops
+from router.net.background.member_loops import MemberLoops
 from router.net.tasks import TaskSet
 from tests.net.harness import eventually
 

@@ -8,8 +8,8 @@ import pytest
 
 from router.core.values import Failure, FailureKind
 from router.net.addresses import Addresses
-from router.net.engine_connection import EngineConnection
-from router.net.pool import EnginePool
+from router.net.engine.engine_connection import EngineConnection
+from router.net.engine.pool import EnginePool
 from tests.net.client import request
 from tests.net.engine import Connection, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of

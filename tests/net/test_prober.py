@@ -221,7 +221,7 @@ async def test_gauges_are_read_and_age(harness: Harness) -> None:
 async def test_an_endless_answer_is_not_read_to_its_end(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.net.prober.MAX_ANSWER_BYTES", 10_000)
+    monkeypatch.setattr("router.net.background.prober.MAX_ANSWER_BYTES", 10_000)
     engine = await harness.engine()
     router = await harness.router(engine, **OFTEN)
     engine.metrics = json_reply(b"x" * 20_000)
@@ -263,7 +263,7 @@ async def test_slow_engines_delay_nobodys_probes(harness: Harness) -> None:
 async def test_engines_are_known_before_the_first_client_is_let_in(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.net.ticker")
+    caplog.set_level(logging.INFO, "router.net.background.ticker")
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), ready=False)
     for engine in (prefill, decode):  # at once, without waiting for anything

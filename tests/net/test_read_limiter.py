@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.net.engine_connection import MAX_WHOLE_CHUNK
-from router.net.read_limiter import (
+from router.net.engine.engine_connection import MAX_WHOLE_CHUNK
+from router.net.limits.read_limiter import (
     LARGE_READ_BYTES,
     LEAST_COST,
     MAX_HELD_BYTES,

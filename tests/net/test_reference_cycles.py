@@ -8,9 +8,9 @@ import pytest
 
 from router.core.errors import BadRequest
 from router.core.health import State
-from router.core.large_body import LARGE_BYTES
-from router.net.client_connection import ClientConnection
-from router.net.served_request import ServedRequest
+from router.core.routing.large_body import LARGE_BYTES
+from router.net.client.client_connection import ClientConnection
+from router.net.request.served_request import ServedRequest
 from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running, eventually

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from router.net.same_address import twins
+from router.net.background.same_address import twins
 from tests.net.harness import Harness, eventually
 
 NAMES = {

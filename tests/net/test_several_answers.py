@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from router.core.leg_timer import MAX_TIMED_SEQUENCES
-from router.core.speed_estimator import SpeedEstimator
+from router.core.fleet.leg_timer import MAX_TIMED_SEQUENCES
+from router.core.speed.speed_estimator import SpeedEstimator
 from tests.net.client import request
 from tests.net.engine import ScriptedEngine
 from tests.net.harness import Harness, Running, eventually

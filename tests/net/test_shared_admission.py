@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.admission import IN_FLIGHT, WAITING, Ticket
 from router.core.admitted import WAIT_SECONDS
-from router.core.places import Place
-from router.core.roster import Roster
+from router.core.limits.admission import IN_FLIGHT, WAITING, Ticket
+from router.core.limits.places import Place
+from router.core.membership.roster import Roster
 from router.core.values import Candidate, Endpoint, Role
-from router.net import admission_gate
-from router.net.admission_gate import AdmissionGate, AdmissionLimits
-from router.net.shared_state import SharedState
-from router.net.start_limiter import StartLimiter
+from router.net.limits import admission_gate
+from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.limits.start_limiter import StartLimiter
+from router.net.processes.shared_state import SharedState
 from tests.net.harness import eventually
 from tests.net.test_admission_gate import Uncounted, Unheard
 

@@ -16,10 +16,10 @@ from router.core.events import (
     Scraped,
 )
 from router.core.health import HealthSignal
-from router.core.membership import Target
-from router.core.roster import Roster
+from router.core.membership.membership import Target
+from router.core.membership.roster import Roster
 from router.core.values import Endpoint, FailureKind, Gauges, Role
-from router.net.shared_state import SharedState, WorkerEvent
+from router.net.processes.shared_state import SharedState, WorkerEvent
 from tests.net.harness import eventually
 
 D0, D1 = Endpoint("http://d0", Role.DECODE), Endpoint("http://d1", Role.DECODE)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.net.start_limiter import StartLimiter
+from router.net.limits.start_limiter import StartLimiter
 from tests.net.harness import Harness, eventually
 
 MOST = 3

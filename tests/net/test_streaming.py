@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.core.events import LegFailed
-from router.core.speed_estimator import SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import FailureKind
 from tests.net.client import request
 from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, json_reply, sse_head
@@ -290,7 +290,7 @@ async def test_comments_are_no_tokens_and_end_no_hold(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine whose core hangs goes on sending them (--sse-keep-alive-interval)."""
-    monkeypatch.setattr("router.net.relay.MAX_HELD_EVENTS", 3)
+    monkeypatch.setattr("router.net.engine.relay.MAX_HELD_EVENTS", 3)
     engine = await harness.engine()
     router = await harness.router(engine)
     speed = router.router.fleet.member(router.endpoint(engine)).speed
@@ -319,8 +319,8 @@ async def test_what_is_held_back_is_bounded(
 ) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)
-    monkeypatch.setattr("router.net.relay.MAX_HELD_EVENTS", 3)
-    monkeypatch.setattr("router.net.relay.MAX_HELD_BYTES", 10_000)
+    monkeypatch.setattr("router.net.engine.relay.MAX_HELD_EVENTS", 3)
+    monkeypatch.setattr("router.net.engine.relay.MAX_HELD_BYTES", 10_000)
     for number, preamble in ((4, token("")), (1, token("", more="x" * 10_000))):
         client = await router.client()
         await client.send(request(COMPLETIONS, STREAM))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.net import takeover
-from router.net.takeover import Predecessor, Succession, deal
+from router.net.processes import takeover
+from router.net.processes.takeover import Predecessor, Succession, deal
 from router.web.sockets import listening_sockets
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.core.stall import Stall
+from router.core.speed.stall import Stall
 from router.net.tasks import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
@@ -112,10 +112,10 @@ async def test_what_ends_by_itself_has_not_failed(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("where", "kind"),
     [
-        ("router.core.fleet.Fleet.tick", "fleet ticker"),
-        ("router.net.prober.Prober._probe", "health probe"),
-        ("router.net.prober.Prober._scrape", "metrics scrape"),
-        ("router.net.speed_prober.SpeedProber._probe", "speed probe"),
+        ("router.core.fleet.fleet.Fleet.tick", "fleet ticker"),
+        ("router.net.background.prober.Prober._probe", "health probe"),
+        ("router.net.background.prober.Prober._scrape", "metrics scrape"),
+        ("router.net.background.speed_prober.SpeedProber._probe", "speed probe"),
     ],
 )
 async def test_a_router_whose_loop_keeps_failing_is_not_healthy_until_it_runs_again(

@@ -10,7 +10,7 @@ import pytest
 
 from router.core.events import FellBack, LegFailed
 from router.core.values import FailureKind, Role
-from router.net.idle_sweep import IdleTimeoutSweep
+from router.net.limits.idle_sweep import IdleTimeoutSweep
 from tests.net.client import SECONDS, Truncated, request
 from tests.net.engine import json_reply
 from tests.net.harness import NEVER, Harness, eventually
@@ -377,7 +377,7 @@ async def test_however_many_begin_elsewhere_during_a_sweep_there_is_one_timer(
             return armed[-1]
 
     loop = Loop()
-    monkeypatch.setattr("router.net.idle_sweep.asyncio.get_running_loop", lambda: loop)
+    monkeypatch.setattr("router.net.limits.idle_sweep.asyncio.get_running_loop", lambda: loop)
 
     class Mover(Sleeper):
         """Leaves its engine at every sweep; its next attempt is watched in its stead."""

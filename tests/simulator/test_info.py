@@ -3,7 +3,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core import exposition
+from router.core.wire import exposition
 from router.simulator import EngineConfig, serve_engine
 from tests.simulator.talk import PROMPT, ask, complete, until
 

@@ -16,7 +16,7 @@ from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.blocks import SourceBlocks
 from router.core.prefix.kv_events import read_event
 from router.core.prefix.prompt_tokens import PromptTokens
-from router.net.kv_batch import read_batch
+from router.net.kv.kv_batch import read_batch
 from router.simulator import EngineConfig, RunningEngine, serve_engine
 from tests.simulator.talk import ask
 

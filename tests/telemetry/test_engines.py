@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.commands.workers import COUNTS_BYTES, ENGINE_COUNTS_BYTES
 from router.core.events import Event, LegAnswered, LegFailed, RequestEnded
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
-from router.core.ledger import Ledger
-from router.core.roster import Entry
+from router.core.membership.roster import Entry
 from router.core.values import Endpoint, FailureKind, Mode, Role
 from router.telemetry import metrics as module
 from router.telemetry.metrics import Metrics, WorkerGroup

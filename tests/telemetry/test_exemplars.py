@@ -8,9 +8,9 @@ from prometheus_client import values
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router.core.events import LegAnswered, RequestEnded
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
-from router.core.ledger import Ledger
 from router.core.values import Endpoint, Mode, Role
 from router.telemetry.metrics import Metrics, WorkerGroup
 from router.telemetry.text_format import OPEN_METRICS

@@ -1,11 +1,11 @@
 """What is told of the engines' KV-cache events."""
 
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
-from router.core.ledger import Ledger
+from router.core.membership.roster import Entry
 from router.core.prefix.cache_events import CacheEvents
 from router.core.prefix.kv_source import EngineCache
-from router.core.roster import Entry
 from router.telemetry.metrics import Metrics
 from tests.core.prefix.test_kv_source import source_of
 from tests.telemetry.test_metrics import D0, Bench

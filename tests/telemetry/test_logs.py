@@ -22,9 +22,9 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from router.core import headers
 from router.core.events import Decided, FellBack, LegFailed, RequestEnded
 from router.core.values import Decision, Endpoint, FailureKind, Mode, PromptDelay, Role
+from router.core.wire import headers
 from router.telemetry.access_log import AccessLog, _fields
 from router.telemetry.line_writer import LineWriter
 from router.telemetry.log_words import pairs

@@ -10,12 +10,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from router import __version__
-from router.core.capacity import Capacity
 from router.core.events import FellBack, LegAnswered, LegFailed, Probed, RequestEnded, Scraped
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds, State
-from router.core.ledger import Ledger
-from router.core.roster import Entry
+from router.core.membership.roster import Entry
+from router.core.speed.capacity import Capacity
 from router.core.values import Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
 from router.telemetry.metrics import Metrics
 from tests.core.fleets import down, eject

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import uvloop
 
-from router.net.client_connection import ClientConnection
+from router.net.client.client_connection import ClientConnection
 from tests.net.client import Client, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, Running, eventually

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 import router
-from router.core import facts, token_ratios
 from router.core.plans import first_token, prefill
 from router.core.prefix import keys
+from router.core.wire import facts, token_ratios
 from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 
 __all__ = ["fields_of", "read_in_router"]

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from router.core.engine_networks import EngineNetworks
-from router.core.membership import Target
+from router.core.membership.engine_networks import EngineNetworks
+from router.core.membership.membership import Target
 from router.core.values import Endpoint, Role
 from router.discovery.source import OnTargets, WrongConfiguration
 from router.web import discovery

@@ -11,15 +11,15 @@ import pytest
 
 from router.core.errors import Unhealthy
 from router.core.events import Ordered, SharedEvent
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.fleet.member import Member
 from router.core.health import HealthThresholds
-from router.core.ledger import Ledger
-from router.core.member import Member
-from router.core.membership import Target
-from router.core.roster import Order, Roster
+from router.core.membership.membership import Target
+from router.core.membership.roster import Order, Roster
 from router.core.values import Candidate, Endpoint, Role
-from router.net.pool import EnginePool
-from router.net.shared_state import SharedState
+from router.net.engine.pool import EnginePool
+from router.net.processes.shared_state import SharedState
 from router.web.fleet_sync import FleetSync
 from tests.core.fixtures import D0, D1
 from tests.net.client import request

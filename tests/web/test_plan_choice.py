@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from router.core.membership.roster import Entry
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.steps import Call, Stream
-from router.core.roster import Entry
 from router.core.values import DIRECT, REMOTE, Decision
 from router.settings import Settings
 from router.web.plan_choice import PlanChoice

@@ -10,12 +10,12 @@ import dns.asyncresolver
 import pytest
 
 from router.core.events import PrefixesHeld
-from router.core.peer_messages import MAX_LINE_BYTES, PeerReport, encode, encode_history
 from router.core.prefix.keys import scheme
+from router.core.shared.peer_messages import MAX_LINE_BYTES, PeerReport, encode, encode_history
 from router.core.values import Endpoint, PrefixKeys, Role
 from router.discovery import dns_answers
-from router.net import sibling_stream
-from router.net.sibling_stream import MAX_BEHIND, SiblingStream
+from router.net.processes import sibling_stream
+from router.net.processes.sibling_stream import MAX_BEHIND, SiblingStream
 from router.settings import SettingsError, load
 from router.web import admin
 from router.web.peers_api import PeersCall

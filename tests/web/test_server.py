@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from router.core.events import RequestEnded
-from router.core.membership import Target
+from router.core.membership.membership import Target
 from router.core.values import Endpoint, Role
 from router.discovery.source import OnTargets, WrongConfiguration
 from router.settings import Settings, SettingsError
@@ -105,7 +105,7 @@ async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(harness: 
 async def test_a_connection_that_was_just_accepted_does_not_hold_up_the_end(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.net.client_connection.HEAD_SECONDS", NEVER)
+    monkeypatch.setattr("router.net.client.client_connection.HEAD_SECONDS", NEVER)
     router = await harness.router(await harness.engine(), shutdown_grace=NEVER)
     with socket.create_connection(("127.0.0.1", router.port)):
         (listener,) = router.server.servers

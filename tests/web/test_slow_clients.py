@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.net.client_connection import NEVER, NEXT_REQUEST
+from router.net.client.client_connection import NEVER, NEXT_REQUEST
 from tests.net.client import request
 from tests.net.harness import Harness
 from tests.net.payloads import (
@@ -17,7 +17,9 @@ from tests.net.payloads import (
 @pytest.fixture
 def head_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the patience with heads from the next one on."""
-    return lambda seconds: monkeypatch.setattr("router.net.client_connection.HEAD_SECONDS", seconds)
+    return lambda seconds: monkeypatch.setattr(
+        "router.net.client.client_connection.HEAD_SECONDS", seconds
+    )
 
 
 async def test_a_head_that_does_not_arrive_in_time_is_408(

@@ -273,7 +273,7 @@ async def test_another_ca_for_engines_is_used_from_the_next_connection_on(
 async def test_another_ca_for_engines_counts_for_siblings_too(
     harness: Harness, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.net.sibling_stream.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("router.net.processes.sibling_stream.RETRY_SECONDS", 0.01)
     engine = await harness.engine()
     chain, key = folder.issue("admin")
     told = await harness.router(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from router.net.served_request import ServedRequest
-from router.net.traced_request import TracedRequest
+from router.net.request.served_request import ServedRequest
+from router.net.request.traced_request import TracedRequest
 from router.settings import Settings, SettingsError, load
 from router.telemetry.text_format import OPEN_METRICS, PLAIN
 from router.web.app import Router

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from router.core.jsonspan import engine_json
-from router.core.tokens import prompts
 from router.core.values import Facts, Reply, RouteKind
+from router.core.wire.jsonspan import engine_json
+from router.core.wire.tokens import prompts
 
 __all__ = [
     "Sampled",

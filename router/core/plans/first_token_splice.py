@@ -12,11 +12,11 @@ from typing import Any
 
 import orjson
 
-from router.core import sse
 from router.core.errors import EngineFailed
-from router.core.jsonspan import engine_json
-from router.core.redact import redact
 from router.core.values import Facts, Reply
+from router.core.wire import sse
+from router.core.wire.jsonspan import engine_json
+from router.core.wire.redact import redact
 
 __all__ = ["FirstToken", "whole_answer"]
 

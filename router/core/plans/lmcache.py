@@ -21,7 +21,6 @@ from typing import Any
 import orjson
 
 from router.core.events import FellBack
-from router.core.jsonspan import with_member
 from router.core.plans import first_token
 from router.core.plans.direct import (
     decode_directly,
@@ -45,6 +44,7 @@ from router.core.plans.steps import (
 )
 from router.core.retry import BUSY, may_replay, may_retry_elsewhere
 from router.core.values import Endpoint, Facts, Reply, Role
+from router.core.wire.jsonspan import with_member
 
 __all__ = ["lmcache"]
 

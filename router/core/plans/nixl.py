@@ -19,12 +19,12 @@ import orjson
 
 from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
-from router.core.jsonspan import member, with_member
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill
 from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Retry, Step, Stream
 from router.core.retry import ATTEMPTS, BUSY, may_retry_elsewhere, reason_of
 from router.core.values import DECODE, PREFILL, Endpoint, Facts, Failure, FailureKind, Reply
+from router.core.wire.jsonspan import member, with_member
 
 __all__ = ["nixl"]
 

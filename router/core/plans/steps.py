@@ -1,7 +1,7 @@
 """The steps of a plan, and the answer to each.
 
 A plan is a generator: it yields steps and is sent their answers, and uses neither sockets nor a
-clock. Its driver (`core/request_run.py`, or a test) answers:
+clock. Its driver (`core/routing/request_run.py`, or a test) answers:
 
 | step | answer |
 |---|---|

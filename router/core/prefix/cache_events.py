@@ -9,13 +9,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from router.core.contents import has_media
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.learned import MAX_IDS, LearnedTokens, prompt_ids
 from router.core.prefix.prompt_tokens import ID_BYTES, PromptTokens
-from router.core.tokens import prompts
 from router.core.values import Facts, PrefixKeys, RouteKind
+from router.core.wire.contents import has_media
+from router.core.wire.tokens import prompts
 
 __all__ = [
     "CacheEvents",

@@ -18,16 +18,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.core.contents import (
-    BILLING_HEADER,
-    beside_content,
-    json_text,
-    text_member,
-    text_of,
-    unbilled,
-)
 from router.core.routes import ROUTES
-from router.core.tokens import CHARACTERS_PER_TOKEN, NAMED_MEMBERS, prompts
 from router.core.values import (
     CHAT,
     COMPLETIONS,
@@ -37,6 +28,15 @@ from router.core.values import (
     Facts,
     PrefixKeys,
 )
+from router.core.wire.contents import (
+    BILLING_HEADER,
+    beside_content,
+    json_text,
+    text_member,
+    text_of,
+    unbilled,
+)
+from router.core.wire.tokens import CHARACTERS_PER_TOKEN, NAMED_MEMBERS, prompts
 
 __all__ = ["CHUNK_TOKENS", "MIN_TOKENS", "prefix_keys", "scheme"]
 

@@ -8,9 +8,9 @@ same system prompt) is known by its ids as far as the texts agree. No tokenizer 
 from array import array
 from typing import Final, NamedTuple
 
-from router.core.jsonspan import engine_json
 from router.core.prefix.prompt_tokens import ID_BYTES
 from router.core.values import PrefixKeys
+from router.core.wire.jsonspan import engine_json
 
 __all__ = ["MAX_IDS", "LearnedTokens", "prompt_ids"]
 

@@ -1,8 +1,8 @@
 """Which engines of a large pool were sent a prompt's beginning last.
 
-Of a large pool a request considers a sample (`core/eligible.py`), to which those that hold its
-prompt are added. Here they are found without a look at each engine. It may be out of date, and does
-not say how much they hold: `HeldPrefixes` does.
+Of a large pool a request considers a sample (`core/fleet/eligible.py`), to which those that hold
+its prompt are added. Here they are found without a look at each engine. It may be out of date, and
+does not say how much they hold: `HeldPrefixes` does.
 """
 
 from collections import OrderedDict

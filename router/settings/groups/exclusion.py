@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from router.core import probing, retry_budget
+from router.core.fleet import probing
+from router.core.limits import retry_budget
 from router.settings.groups.group import LIVE, Group
 from router.settings.values import Seconds, SecondsOrZero, Share, Whole
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from router.core import probing
+from router.core.fleet import probing
 from router.settings.groups.group import Group
 from router.settings.values import Certificates, ExistingFile, Key, Seconds
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from router.core.leg_timer import LegTimer
+from router.core.fleet.leg_timer import LegTimer
 
 
 class Answer(IntEnum):

@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from router.core import probing
 from router.core.events import SharedEvent
-from router.core.peer_loads import SAME_SECONDS, seconds_between_reports
-from router.core.pool_monitor import ExclusionConfig
-from router.core.probing import JITTER
-from router.core.shared_table import SharedTable
-from router.core.speed_estimator import TICK_SECONDS
+from router.core.fleet import probing
+from router.core.fleet.pool_monitor import ExclusionConfig
+from router.core.fleet.probing import JITTER
+from router.core.shared.peer_loads import SAME_SECONDS, seconds_between_reports
+from router.core.shared.shared_table import SharedTable
+from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda, Event
 from router.simulator.virtual.clients import Clients
@@ -36,7 +36,7 @@ PEER_SECONDS = 0.001
 """What replicas, or workers, tell each other is on its way for so long."""
 
 SWEEP_SECONDS = 1.0
-"""Between two looks at requests that wait; as router/net/idle_sweep.py has it."""
+"""Between two looks at requests that wait; as router/net/limits/idle_sweep.py has it."""
 
 LOOKS_PER_SECOND = 20
 """At queues; between two are a few steps."""
@@ -178,7 +178,7 @@ def _watch(
 
 def share(workers: Sequence[Replica], agenda: Agenda) -> None:
     """Let the workers of one router tell each other what is not in the memory that they share, as
-    `WorkerBus` of net/shared_state.py does."""
+    `WorkerBus` of net/processes/shared_state.py does."""
 
     def tell(others: Sequence[Replica], event: SharedEvent) -> None:
         for other in others:
@@ -189,7 +189,7 @@ def share(workers: Sequence[Replica], agenda: Agenda) -> None:
 
 
 def _connect(replicas: Sequence[Replica], agenda: Agenda, seed: int) -> None:
-    """Let replicas tell each other of their requests and prompts, as net/siblings.py does."""
+    """Let replicas tell each other of their requests and prompts, as `net/processes` does."""
     for replica in replicas:
         siblings = [each for each in replicas if each is not replica]
         teller = _Teller(replica, siblings, agenda)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
-from router.core.speed_estimator import SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 from router.simulator.model.batching import Batch
 from router.simulator.virtual.agenda import Agenda

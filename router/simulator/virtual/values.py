@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from router.core.patience import Patience
+from router.core.routing.patience import Patience
 from router.core.values import Role
 from router.simulator.model.batching import BatchModel
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 import orjson
 
 from router import __version__
-from router.core.fleet import Fleet
-from router.core.member import Member
-from router.core.status import StatusLog, pool_status, status
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
+from router.core.fleet.status import StatusLog, pool_status, status
 from router.core.values import Role
 from router.telemetry.totals import Totals
 from router.web.dashboard.verdict import severity, verdict

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
+from router.core.fleet.member import Exclusion
 from router.core.health import State
-from router.core.member import Exclusion
 
 __all__ = ["Severity", "severity", "verdict"]
 

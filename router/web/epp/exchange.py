@@ -7,11 +7,6 @@ from typing import Any
 
 import orjson
 
-from router.core import facts as facts_of
-from router.core import headers as http
-from router.core.api_keys import check_key
-from router.core.endpoint_pick import EndpointPick
-from router.core.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.core.errors import (
     BadRequest,
     EngineFailed,
@@ -21,7 +16,10 @@ from router.core.errors import (
     RouterError,
 )
 from router.core.events import RequestEnded
-from router.core.gateway import (
+from router.core.limits.api_keys import check_key
+from router.core.routes import ROUTES
+from router.core.routing.endpoint_pick import EndpointPick
+from router.core.routing.gateway import (
     DESTINATION,
     GATEWAY_HEADERS,
     LLM_D_PREFILLER,
@@ -29,14 +27,16 @@ from router.core.gateway import (
     SERVED,
     address_of,
 )
-from router.core.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
-from router.core.request_head import check_head, check_size, declared_size
-from router.core.routes import ROUTES
+from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
 from router.core.urls import split_rank
 from router.core.values import DECODE, Endpoint, Facts, Route
-from router.net.engine_head import KEY_HEADERS
-from router.net.network import Network
-from router.net.pool import RANK_HEADER
+from router.core.wire import facts as facts_of
+from router.core.wire import headers as http
+from router.core.wire.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
+from router.core.wire.request_head import check_head, check_size, declared_size
+from router.net.engine.engine_head import KEY_HEADERS
+from router.net.engine.pool import RANK_HEADER
+from router.net.request.network import Network
 from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, Messages, Modes
 
 __all__ = ["Exchange"]

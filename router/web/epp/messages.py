@@ -6,7 +6,7 @@ The classes are made from the part of Envoy's API that is used (`envoy_api`).
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from router.core.gateway import DESTINATION, SERVED
+from router.core.routing.gateway import DESTINATION, SERVED
 from router.web.epp import envoy_api
 
 __all__ = ["BUFFERED", "FULL_DUPLEX", "NO_BODY", "STREAMED", "Messages", "Modes"]

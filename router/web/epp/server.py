@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from router.net.network import Network
+from router.net.request.network import Network
 from router.settings import SettingsError
 from router.web.epp.exchange import Exchange
 from router.web.epp.messages import Messages

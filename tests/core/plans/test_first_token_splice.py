@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core import sse
 from router.core.errors import EngineFailed
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.values import Reply
+from router.core.wire import sse
 from tests.core.fixtures import reply, request, sample
 
 STREAM = sample("completions_stream.sse")

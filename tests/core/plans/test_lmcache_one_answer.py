@@ -13,12 +13,12 @@ import orjson
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from router.core import sse
 from router.core.events import FellBack
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.steps import AwaitKV, Call, Lease, Send, Stream
 from router.core.values import Facts, Reply, Role
+from router.core.wire import sse
 from tests.core.fixtures import D0, P0, request
 
 END_OF_SEQUENCE = 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.policies.least_loaded import least_loaded
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
-from router.core.pool_speed import SLOW
+from router.core.speed.pool_speed import SLOW
 from router.core.values import Candidate
 from tests.core.fixtures import D0, candidate
 

@@ -8,17 +8,17 @@ from typing import Any
 import orjson
 import pytest
 
-from router.core.eligible import SUBSET_SIZE
 from router.core.events import Probed, Scraped
-from router.core.fleet import Fleet
+from router.core.fleet.eligible import SUBSET_SIZE
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Lease, Ledger
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.ledger import Lease, Ledger
 from router.core.policies import POLICIES
 from router.core.prefix.cache_events import CacheEvents, PromptFeedback, cached_tokens
 from router.core.prefix.kv_events import BlocksStored
 from router.core.prefix.kv_source import EngineCache, KVSource
 from router.core.prefix.prompt_tokens import PromptTokens
-from router.core.schedule import Scheduler
+from router.core.routing.schedule import Scheduler
 from router.core.values import Endpoint, Facts, Gauges, Role
 from tests.core.fixtures import CHAT, D0, D1, MESSAGES, RESPONSES, request, sample
 

@@ -4,15 +4,15 @@ from random import Random
 
 import pytest
 
-from router.core.eligible import SUBSET_SIZE
 from router.core.events import LegFailed, Probed, Scraped
-from router.core.fleet import MAX_NEWS, Fleet
+from router.core.fleet.eligible import SUBSET_SIZE
+from router.core.fleet.fleet import MAX_NEWS, Fleet
+from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.ledger import Ledger
+from router.core.membership.roster import Entry
 from router.core.policies import POLICIES
 from router.core.prefix.keys import prefix_keys
-from router.core.roster import Entry
-from router.core.schedule import Scheduler
+from router.core.routing.schedule import Scheduler
 from router.core.values import (
     Decision,
     Endpoint,

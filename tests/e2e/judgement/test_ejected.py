@@ -1,8 +1,8 @@
 """Engines that answer with errors are ejected; engines that are asked nonsense are not.
 
 Failure rates are compared over intervals of 10 s, for engines with at least 20 requests in it
-(router/core/outlier.py, MINIMUM_REQUESTS): the loads of 75/s on 5 engines give each of them some
-150, in rotation and under the default strategy.
+(router/core/speed/outlier.py, MINIMUM_REQUESTS): the loads of 75/s on 5 engines give each of them
+some 150, in rotation and under the default strategy.
 """
 
 from collections.abc import Mapping

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from router.core.speed_estimator import SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
 from router.simulator.virtual.engine import Engine

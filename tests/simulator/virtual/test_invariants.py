@@ -9,9 +9,9 @@ from dataclasses import replace
 from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
-from router.core.pool_monitor import ExclusionConfig
-from router.core.probing import JITTER, SCRAPE_SECONDS
-from router.core.speed_estimator import TICK_SECONDS
+from router.core.fleet.pool_monitor import ExclusionConfig
+from router.core.fleet.probing import JITTER, SCRAPE_SECONDS
+from router.core.speed.speed_estimator import TICK_SECONDS
 from router.simulator.virtual import (
     Change,
     EngineModel,

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from router.core.speed_estimator import SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.kv_cache import make_kv_cache

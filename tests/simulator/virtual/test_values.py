@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from router.net import idle_sweep
+from router.net.limits import idle_sweep
 from router.settings import Settings
 from router.simulator.virtual import (
     EngineModel,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from router.core.fleet.member import Exclusion
 from router.core.health import State
-from router.core.member import Exclusion
 from router.web.dashboard.verdict import MAX_NAMED, severity, verdict
 
 

@@ -3,8 +3,8 @@
 import time
 from random import Random
 
+from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.policies import POLICIES
-from router.core.pool_monitor import ExclusionConfig
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine

@@ -1,17 +1,17 @@
-"""The I/O of one request in virtual time, as `net/plan_runner.py` has it for sockets.
+"""The I/O of one request in virtual time, as `net/request/plan_runner.py` has it for sockets.
 
-What is decided is decided by `core/request_run.py`, for both.
+What is decided is decided by `core/routing/request_run.py`, for both.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from router.core.errors import RouterError
-from router.core.fleet import Fleet
-from router.core.patience import given_up
+from router.core.fleet.fleet import Fleet
 from router.core.plans.prefill import KV_KEY
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Send, Stream
-from router.core.request_run import Action, RequestRun
+from router.core.routing.patience import given_up
+from router.core.routing.request_run import Action, RequestRun
 from router.core.values import Failure, FailureKind, Reply
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt
@@ -285,7 +285,7 @@ class VirtualExchange:
         return isinstance(self.run.step, Call) or self.request.first is None
 
     def check_idle(self, now: float) -> None:
-        """As `net/relay_leg.py` and `net/collector.py` have it."""
+        """As `net/engine/relay_leg.py` and `net/engine/collector.py` have it."""
         attempt, timeouts = self._attempt, self.replica.scenario.timeouts
         if attempt is None:
             return

@@ -9,28 +9,28 @@ from dataclasses import replace
 from itertools import accumulate
 from random import Random
 
-from router.core.auto_threshold import AutoThreshold
 from router.core.errors import RouterError
 from router.core.events import Event, Probed, RequestEnded, Scraped, SharedEvent
-from router.core.fleet import Fleet
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.fleet.member import Exclusion, Member
+from router.core.fleet.pool_monitor import ExclusionConfig
+from router.core.fleet.probing import SCRAPE_SECONDS, STALE_SCRAPES
+from router.core.fleet.worker_events import FleetNews, for_workers
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.ledger import Ledger
-from router.core.member import Exclusion, Member
-from router.core.peer_loads import PeerBoard
-from router.core.peer_messages import PeerReport
+from router.core.limits.retry_budget import SHARE, RetryBudget
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.policies import Policy
-from router.core.pool_monitor import ExclusionConfig
-from router.core.probing import SCRAPE_SECONDS, STALE_SCRAPES
-from router.core.request_run import RequestRun
-from router.core.retry_budget import SHARE, RetryBudget
 from router.core.routes import ROUTES
-from router.core.schedule import Scheduler
-from router.core.shared_table import SharedTable, WorkerColumn
-from router.core.speed_estimator import SpeedEstimator
+from router.core.routing.auto_threshold import AutoThreshold
+from router.core.routing.request_run import RequestRun
+from router.core.routing.schedule import Scheduler
+from router.core.shared.peer_loads import PeerBoard
+from router.core.shared.peer_messages import PeerReport
+from router.core.shared.shared_table import SharedTable, WorkerColumn
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Endpoint, Facts, Mode, PrefixKeys, Role
-from router.core.worker_events import FleetNews, for_workers
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
@@ -128,8 +128,8 @@ class Replica:
             self.probe(place, 0.0)
 
     def _column(self, endpoints: Sequence[Endpoint]) -> WorkerColumn | None:
-        """As net/shared_state.py: the column begins at zero, also after a process that has ended.
-        None without workers."""
+        """As net/processes/shared_state.py: the column begins at zero, also after a process that
+        has ended. None without workers."""
         if self._memory is None:
             return None
         table = SharedTable(self._memory, self.scenario.replicas, len(endpoints))
@@ -233,7 +233,7 @@ class Replica:
     # What happens again and again.
 
     def sweep(self, now: float) -> None:
-        """As net/idle_sweep.py: leave engines that have stalled or are silent for too long."""
+        """As net/limits/idle_sweep.py: leave engines that have stalled or are silent too long."""
         for exchange in list(self._open):
             exchange.check_idle(now)
 

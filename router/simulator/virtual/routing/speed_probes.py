@@ -1,10 +1,10 @@
 """The router's own tiny generations on engines that get no users' requests, in virtual time.
 
-Who is asked, for what and how long is decided by router/core/probing.py. One sweep looks at all
-engines, where net/speed_prober.py has a task for each.
+Who is asked, for what and how long is decided by router/core/fleet/probing.py. One sweep looks at
+all engines, where net/background/speed_prober.py has a task for each.
 """
 
-from router.core import probing
+from router.core.fleet import probing
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt

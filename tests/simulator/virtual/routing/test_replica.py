@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from router.core.member import Exclusion
+from router.core.fleet.member import Exclusion
+from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.policies import POLICIES
-from router.core.pool_monitor import ExclusionConfig
 from router.core.retry import BACK_OFF_SECONDS
-from router.core.shared_table import SharedTable
-from router.core.speed_estimator import TICK_SECONDS
+from router.core.shared.shared_table import SharedTable
+from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.cluster import PEER_SECONDS, share

@@ -1,0 +1,1 @@
+"""The engines that are there: their state, load and what events change."""

@@ -1,0 +1,238 @@
+"""The fleet: every endpoint with its health, models, load and speed, and who may take a request.
+
+Changed by `apply`, `observe`, `observe_shared`, `ended` and `tick` only. Time is an argument; no
+I/O.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
+
+from router.core.events import PrefixesHeld
+from router.core.fleet.eligible import FEWEST, add_holders, eligible, part, sample
+from router.core.fleet.ledger import Lease, Ledger
+from router.core.fleet.leg_timer import LegTimer
+from router.core.fleet.member import Member
+from router.core.fleet.observed_pools import ObservedPools
+from router.core.fleet.pool_monitor import ExclusionConfig
+from router.core.health import HealthThresholds
+from router.core.prefix.cache_events import CacheEvents, Lookup
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.values import NO_KEYS, Candidate, Endpoint, Facts, PrefixKeys, Role
+
+__all__ = ["Fleet"]
+
+MAX_NEWS = 30_000
+"""Keys in one event, or those of one prompt: they take half a megabyte, what a socket takes."""
+
+
+class Fleet(ObservedPools):
+    """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
+
+    Who is in it `apply` says; `endpoints` are those with which it begins.
+    `speed_of` makes an endpoint's speed estimator; by default it measures this process only. With
+    `shares_prefixes`, `held_prefixes` tells what other processes and replicas should know. With
+    `cache_events` the engines' KV-cache events tell what they hold, where there are any.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint],
+        ledger: Ledger,
+        thresholds: HealthThresholds,
+        stale_after: float,
+        exclusion_config: ExclusionConfig | None = None,
+        speed_of: Callable[[Endpoint], SpeedEstimator] = lambda _: SpeedEstimator(),
+        max_num_seqs: Callable[[Endpoint], int | None] = lambda _: None,
+        *,
+        shares_prefixes: bool = False,
+        cache_events: CacheEvents | None = None,
+    ) -> None:
+        super().__init__(
+            endpoints,
+            ledger,
+            thresholds,
+            exclusion_config or ExclusionConfig(),
+            speed_of,
+            max_num_seqs,
+            cache_events,
+            shares_prefixes=shares_prefixes,
+        )
+        self._stale_after = stale_after
+
+    def candidates(
+        self,
+        role: Role,
+        model: str | None,
+        exclude: frozenset[Endpoint],
+        now: float,
+        *,
+        moves: bool = False,
+    ) -> list[Candidate]:
+        """The endpoints of a role that may take a request for `model` now.
+
+        Stalled and ejected engines are included only if there are no others, or if too many are
+        (panic), and those that are full if all others are. With `moves` an engine has failed the
+        request, which has not many tries: one that was full and has taken nothing since still is.
+        """
+        if exclude:
+            return self._eligible(role, model, exclude, now, _free_at(now, moves=moves))
+        kept = self._kept.get((role, model))
+        if kept is None:
+            kept = self._eligible(role, model, exclude, now, now)
+            if model is None or model in self.known_models():  # clients may name any model
+                self._kept[role, model] = kept
+        return kept
+
+    def _eligible(
+        self,
+        role: Role,
+        model: str | None,
+        exclude: frozenset[Endpoint],
+        now: float,
+        free_at: float,
+    ) -> list[Candidate]:
+        is_panic = self._monitors[role].is_panic
+        oldest = now - self._stale_after
+        return eligible(self._in_use[role], model, exclude, oldest, free_at, is_panic=is_panic)
+
+    def sample(
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint],
+        now: float,
+        rng: Random,
+        *,
+        moves: bool = False,
+    ) -> list[Candidate]:
+        """The same of a `sampled` role for one request: of a random subset, the same one each time
+        that this request asks, and of engines that were sent its prompt's beginning."""
+        if facts.draw is None:
+            facts.draw = rng.random()
+        model, draw, oldest = facts.model, facts.draw, now - self._stale_after
+        is_panic, free_at = self._monitors[role].is_panic, _free_at(now, moves=moves)
+        found = sample(self._in_use[role], model, exclude, oldest, free_at, draw, is_panic=is_panic)
+        if len(found) < FEWEST:
+            found = part(self.candidates(role, model, exclude, now, moves=moves), draw)
+        if found and (holders := self._holders(role, facts)):
+            add_holders(found, holders, model, exclude, oldest, free_at, is_panic=is_panic)
+        return found
+
+    def _holders(self, role: Role, facts: Facts) -> list[Member]:
+        """The engines in use that were sent the beginning of this prompt last."""
+        if facts.prefix is None:
+            return []
+        members = (self._members.get(each) for each in self.sampled[role].of(facts.prefix))
+        return [member for member in members if member is not None and not member.is_drained]
+
+    def usable(self, role: Role) -> int:
+        """How many engines of a role may get a request now, whatever its model."""
+        up = [member for member in self._in_use[role] if member.health.is_usable]
+        free = [member for member in up if not member.is_blocked]
+        return len(up if self._monitors[role].is_panic else free or up)  # as `eligible` chooses
+
+    def usable_of(
+        self, endpoints: Iterable[Endpoint], exclude: frozenset[Endpoint]
+    ) -> list[Candidate]:
+        """Those of these endpoints that may get a request, stalled or not, in their order."""
+        members = (self._members.get(each) for each in endpoints if each not in exclude)
+        return [member.view for member in members if member is not None and member.is_usable]
+
+    def lease(
+        self, endpoint: Endpoint, tokens: int, pending: int = 0, prefix: PrefixKeys = NO_KEYS
+    ) -> Lease:
+        """Count a request on the endpoint until the lease is released.
+
+        `pending` of its `tokens` are computed by this engine, whose KV cache holds `prefix` then.
+        """
+        member = self._members[endpoint]
+        claim = None
+        if prefix.keys:
+            claim = member.prefixes.claim(prefix)
+            if self.sampled:
+                self._note_holder(prefix, endpoint)
+        return Lease(member.view.load, endpoint, tokens, pending, claim)
+
+    def watched_lease(
+        self,
+        endpoint: Endpoint,
+        facts: Facts,
+        pending: int,
+        prefix: PrefixKeys,
+        lookup: Lookup | None,
+    ) -> Lease:
+        """The same, where engines tell of their caches: the answer may tell more of the prompt, and
+        whether the prediction was right."""
+        member, events = self._members[endpoint], self.cache_events
+        assert events is not None, "engines tell"
+        assert member.cache is not None, "each has one then"
+        held = None if lookup is None else member.held(prefix, lookup)
+        predicted = None if lookup is None else member.cache.held(lookup.match)
+        claim = member.prefixes.claim(prefix, held)
+        if self.sampled:
+            self._note_holder(prefix, endpoint)
+        feedback = events.feedback(facts, prefix, member.cache, predicted)
+        return Lease(member.view.load, endpoint, facts.tokens, pending, claim, feedback)
+
+    def uncached(
+        self,
+        candidates: Sequence[Candidate],
+        tokens: int,
+        prefix: PrefixKeys,
+        lookup: Lookup | None = None,
+    ) -> list[int]:
+        """How many of a prompt's tokens each candidate would have to compute."""
+        members = self._members
+        if lookup is not None:
+            return [members[c.endpoint].uncached(tokens, prefix, lookup) for c in candidates]
+        first = prefix.keys[0]  # most engines hold nothing of a prompt
+        return [
+            members[c.endpoint].uncached(tokens, prefix) if first in c.held_keys else tokens
+            for c in candidates
+        ]
+
+    def lookup(self, facts: Facts, prefix: PrefixKeys) -> Lookup | None:
+        """What engines' KV-cache events tell of the prompt; None if nothing. Only with
+        `cache_events`."""
+        events = self.cache_events
+        assert events is not None, "engines tell"
+        is_adapter = facts.model is not None and facts.model in self.adapters()
+        return events.lookup(facts, prefix, facts.model if is_adapter else None)
+
+    def leg(
+        self,
+        lease: Lease,
+        now: float,
+        *,
+        tracks_first_token: bool,
+        sequences: int = 1,
+        computes: bool = True,
+    ) -> LegTimer:
+        """The timer of a leg on a leased endpoint. `tracks_first_token`: a stream or a prefill,
+        `sequences`: answers generated side by side, `computes`: it computes the lease's prompt."""
+        member = self._members.get(lease.endpoint)
+        # Nobody wants to know the speed of an engine that is gone.
+        speed = SpeedEstimator() if member is None else member.speed
+        if not computes:
+            return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)
+        return LegTimer(speed, lease, lease.pending_there, now, tracks_first_token, sequences)
+
+    def held_prefixes(self) -> Iterator[PrefixesHeld]:
+        """What engines have computed for this process since the last call."""
+        for member in self._members.values():
+            some: list[PrefixKeys] = []
+            size = 0
+            for prefix in member.prefixes.take_news():
+                if some and size + len(prefix.keys) > MAX_NEWS:
+                    yield PrefixesHeld(member.endpoint, tuple(some))
+                    some, size = [], 0
+                some.append(prefix)
+                size += len(prefix.keys)
+            if some:
+                yield PrefixesHeld(member.endpoint, tuple(some))
+
+
+def _free_at(now: float, *, moves: bool) -> float:
+    """An engine that is full until later is asked last."""
+    return -math.inf if moves else now

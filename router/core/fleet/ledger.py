@@ -1,0 +1,153 @@
+"""In-flight leases: exact, immediate, never leaked and never released twice."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from router.core.prefix.cache_events import PromptFeedback
+from router.core.prefix.held import PrefixClaim
+from router.core.shared.peer_loads import PeerBoard
+from router.core.values import Endpoint, Load, LocalLoad, OwnLoad
+
+__all__ = ["Lease", "Ledger"]
+
+
+class Ledger:
+    """This router's requests on each endpoint; only leases change the counts.
+
+    `load_of` makes an endpoint's load; by default it counts this process only. With `peers` loads
+    are those of sibling replicas too.
+    """
+
+    def __init__(
+        self,
+        load_of: Callable[[Endpoint], OwnLoad] = lambda _: LocalLoad(),
+        peers: PeerBoard | None = None,
+    ) -> None:
+        self._load_of = load_of
+        self.peers = peers
+        self._loads: dict[Endpoint, Load] = {}
+
+    def load(self, endpoint: Endpoint) -> Load:
+        """The endpoint's load, live."""
+        load = self._loads.get(endpoint)
+        return self.renew(endpoint) if load is None else load
+
+    def renew(self, endpoint: Endpoint) -> Load:
+        """The load of another engine at this endpoint: leases on the one before do not count."""
+        own = self._load_of(endpoint)
+        load = own if self.peers is None else self.peers.load(own, endpoint)
+        self._loads[endpoint] = load
+        return load
+
+    def forget(self, endpoint: Endpoint) -> None:
+        """The engine has left. Leases that there are end as always, and count nowhere."""
+        self._loads.pop(endpoint, None)
+        if self.peers is not None:
+            self.peers.drop(endpoint)
+
+    def lease(
+        self,
+        endpoint: Endpoint,
+        tokens: int,
+        pending: int = 0,
+        claim: PrefixClaim | None = None,
+        feedback: PromptFeedback | None = None,
+    ) -> "Lease":
+        """Count a request of `tokens` estimated input tokens until the lease is released.
+
+        `pending` of them are computed by this engine; `claim`: what its KV cache will hold then;
+        `feedback`: who wants to know what its answer tells of the prompt.
+        """
+        return Lease(self.load(endpoint), endpoint, tokens, pending, claim, feedback)
+
+    def in_flight(self, endpoint: Endpoint) -> int:
+        """This router's requests on the endpoint now."""
+        return self.load(endpoint).own.requests
+
+    def known(self, endpoint: Endpoint) -> int:
+        """The same with what sibling replicas tell of theirs."""
+        return self.load(endpoint).requests
+
+    def own(self) -> dict[Endpoint, tuple[int, int]]:
+        """This router's requests, and prompt tokens still to be computed, on each endpoint that
+        has any: what siblings are told."""
+        loads = ((endpoint, load.own) for endpoint, load in self._loads.items())
+        return {
+            endpoint: (load.requests, max(0, load.pending))
+            for endpoint, load in loads
+            if load.requests > 0
+        }
+
+    def tokens(self, endpoint: Endpoint) -> int:
+        """The estimated input tokens of the requests on the endpoint now."""
+        return self.load(endpoint).tokens
+
+    def total(self) -> int:
+        """All leases."""
+        return sum(load.own.requests for load in self._loads.values())
+
+
+class Lease:
+    """One request on one endpoint. Released once, on success, error or cancellation."""
+
+    __slots__ = ("_claim", "_load", "endpoint", "feedback", "loads", "pending", "tokens")
+
+    def __init__(
+        self,
+        load: Load,
+        endpoint: Endpoint,
+        tokens: int,
+        pending: int,
+        claim: PrefixClaim | None = None,
+        feedback: PromptFeedback | None = None,
+    ) -> None:
+        self._load: Load | None = load
+        self.pending = pending
+        """Prompt tokens that it still has to compute for this request."""
+        self.loads = 0
+        """Prompt tokens whose KV cache it loads from another engine, where that is measured."""
+        self._claim = claim
+        self.feedback = feedback
+        self.endpoint = endpoint
+        self.tokens = tokens
+        load.add(1, tokens, pending)
+
+    @property
+    def pending_there(self) -> int:
+        """Prompt tokens that the endpoint has to compute, this request's included.
+
+        0 if another engine computes this prompt: the request does not queue for prefill here.
+        """
+        return self._load.pending if self._load is not None and self.pending else 0
+
+    def prefilled(self, *, goes_on: bool = True) -> None:
+        """The engine has computed the prompt. Idempotent. Unless it `goes_on`, the lease is about
+        to be released, with what is pending."""
+        if goes_on:
+            pending, self.pending = self.pending, 0
+            if pending and self._load is not None:
+                self._load.add(0, 0, -pending)
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.confirm()
+
+    def release(self) -> None:
+        """End the lease. Idempotent."""
+        load, self._load = self._load, None
+        if load is not None:
+            load.add(-1, -self.tokens, -self.pending)
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.drop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()

@@ -1,0 +1,299 @@
+"""One endpoint of the fleet, with its health, exclusion, speed and gauges."""
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from router.core.fleet.stale_gauges import StaleGauges
+from router.core.health import Health
+from router.core.prefix.cache_events import Lookup
+from router.core.prefix.held import HeldPrefixes
+from router.core.prefix.kv_source import EngineCache
+from router.core.prefix.trust import PrefixTrust
+from router.core.speed import outlier, stall
+from router.core.speed.capacity import Capacity, QueueDetector
+from router.core.speed.counted_speed import CountedSpeed
+from router.core.speed.outlier import Outlier
+from router.core.speed.pool_speed import SlowdownHistory
+from router.core.speed.speed_estimator import EventCounts, SpeedEstimator
+from router.core.speed.stall import Stall
+from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys
+
+__all__ = ["Exclusion", "Kind", "Member"]
+
+Kind = tuple[str | None, str | None]
+"""An engine's vLLM version, and what a model's name stands for there; None: not known."""
+
+CALIBRATION_EVENTS = 200
+"""Fewest events between two scrapes: the engine's counter is some steps ahead of the relay."""
+
+
+class Exclusion(StrEnum):
+    """Why an engine that is up gets no new requests (ejected, stalled) or few (slow)."""
+
+    EJECTED = "ejected"
+    """It fails: outlier ejection."""
+    STALLED = "stalled"
+    """It has open streams and produces no tokens."""
+    SLOW = "slow"
+    """It takes several times the pool's median; only shortest_expected_delay uses this."""
+
+
+@dataclass(slots=True)
+class Member:
+    """An endpoint in its pool. Health, failures, stalls and speed are judged separately."""
+
+    view: Candidate
+    """What policies see of it."""
+    health: Health = field(default_factory=Health)
+    since: float | None = None
+    """When its state began; None before the first probe."""
+    row: int = 0
+    identity: str = ""
+    """Which engine it is, as the roster tells engines at one URL apart."""
+    source: str = ""
+    """Who names it."""
+    joined_at: float = -math.inf
+    """When it came into the fleet."""
+    is_drained: bool = False
+    """Whether it gets no new requests, by order of its source or of an operator."""
+    drained_since: float | None = None
+    leaving_since: float | None = None
+    """Since when nobody names it: it is drained, and then forgotten."""
+    kv_events_port: int | None = None
+    """Where it publishes KV-cache events, as its source says."""
+    full_at: float = -math.inf
+    """When it refused a request because it had enough of them, the last time."""
+    full_until: float = -math.inf
+    """Until when others are asked first; kept when that is over, until it takes a request."""
+    last_error: str | None = None
+    """What failed last, and why; kept when it is over."""
+    last_error_at: float = -math.inf
+    version: str | None = None
+    """The engine's own, as its /version tells; None if not known."""
+    outlier: Outlier = outlier.FINE
+    stall: Stall = stall.CLEAR
+    speed: SpeedEstimator = field(default_factory=SpeedEstimator)
+    slow_since: float | None = None
+    unsteady_since: float = -math.inf
+    """When it became slow, at first where it has been so again before it had its full share."""
+    failing_since: float = -math.inf
+    """When the first of its last failures in a row was seen."""
+    returned_at: float = -math.inf
+    """When slow start began."""
+    cards: tuple[dict[str, Any], ...] | None = None
+    """The entries of its /v1/models; None if not known."""
+    models: frozenset[str] | None = None
+    roots: dict[str | None, str | None] = field(default_factory=dict)
+    """What a served name stands for there (its card's `root`), and under None what its first model
+    does; None if not known."""
+    gauges: Gauges | None = None
+    gauges_at: float = 0.0
+    scraped_at: float | None = None
+    """When its gauges were last read; None: never."""
+    unread_since: float | None = None
+    """Since when they could not be read; None if they were, the last time."""
+    gauges_error: str | None = None
+    """Why not."""
+    capacity: Capacity = field(default_factory=Capacity)
+    queue: QueueDetector = field(default_factory=QueueDetector)
+    stale_gauges: StaleGauges = field(default_factory=StaleGauges)
+    median: float | None = None
+    """Median seconds per token (prefill: per prompt token) of the engines with which it has models
+    in common, itself included; None if not known."""
+    history: SlowdownHistory | None = None
+    """Its long-term slowdown; None if not known."""
+    counted_speed: CountedSpeed = field(default_factory=CountedSpeed)
+    """Its speed by its own counter of generated tokens."""
+    own: int = 0
+    """This router's requests there, at the last tick."""
+    own_lately: int = 0
+    """The larger of the last two ticks' `own`."""
+    counted: tuple[int, EventCounts] | None = None
+    """The engine's counter of generated tokens at the last scrape, and the events counted here
+    until then; None if other clients had requests there."""
+
+    prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
+    """The prompt prefixes in its KV cache."""
+    prefix_trust: PrefixTrust = field(default_factory=PrefixTrust)
+    cache: EngineCache | None = None
+    """The same by the engine's KV-cache events; None where they are not used."""
+
+    def uncached(self, tokens: int, prefix: PrefixKeys, lookup: Lookup | None = None) -> int:
+        """How many of a prompt's tokens it would have to compute: at least one."""
+        if lookup is not None:
+            return self._uncached_by_events(tokens, prefix, lookup)
+        held = self.prefixes.match(prefix)
+        share = self.prefix_trust.share
+        if share < 1.0:
+            held = int(share * held)
+        return tokens - held if held < tokens else 1
+
+    def _uncached_by_events(self, tokens: int, prefix: PrefixKeys, lookup: Lookup) -> int:
+        cache = self.cache
+        # Where each answer confirms the predictions, counters of all requests tell nothing more.
+        is_believed = cache is not None and cache.is_believed
+        share = 1.0 if is_believed else self.prefix_trust.share
+        held = self.held(prefix, lookup)
+        return max(1, tokens - int(share * held)) if held else tokens
+
+    def held(self, prefix: PrefixKeys, lookup: Lookup) -> int:
+        """Estimated tokens of a prompt that its KV cache holds, or will hold when requests under
+        way are computed: by its events, and by what was sent there where they do not say."""
+        cache = self.cache
+        tokens = None if cache is None or cache.is_wrong else cache.held(lookup.match)
+        if cache is None or tokens is None:
+            return self.prefixes.match(prefix)
+        prompt = lookup.prompt
+        if cache.confirms(prompt, tokens):  # what follows may be held as well
+            return max(prompt.estimated, self.prefixes.match(prefix))
+        held = self.prefixes.expected(prefix) if cache.is_whole else self.prefixes.match(prefix)
+        return max(prompt.as_estimated(tokens), held)
+
+    def observe_gauges(
+        self, gauges: Gauges | None, own: int, now: float, *, has_transfers: bool
+    ) -> None:
+        """Learn from a scrape, None if it failed. `own`: this router's requests there when it was
+        taken; `has_transfers`: the engine loads KV caches of others."""
+        # What grew since a scrape before the silence may be older than it.
+        silent_since = max(self.speed.last_token_at, self.stall.since or 0.0)
+        if stall.has_generated(self.gauges, gauges):
+            self.speed.is_warm = True
+            if self.gauges_at >= silent_since:
+                self.speed.last_token_at = now
+            if gauges is not None and gauges.waiting == 0:
+                self.speed.settle_held(self.gauges_at, now)
+        self.gauges, self.gauges_at = gauges, now
+        view = self.view
+        self.queue.observe(gauges, now, has_transfers=has_transfers)
+        ours = max(own, self.own_lately)
+        self.stale_gauges.observe(gauges, is_idle=not ours)
+        if gauges is None:
+            self.unread_since = now if self.unread_since is None else self.unread_since
+        else:
+            self.scraped_at, self.unread_since = now, None
+            self.observe_cache(gauges)
+        running = gauges.running if gauges else None
+        if running is None or gauges is None:
+            self.counted_speed.observe(None, self.speed, own, now)
+            view.other_requests = None
+            return
+        self.capacity.observe_running(running, now)
+        waiting = gauges.waiting or 0
+        # Gauges lag by a step: own requests that have just ended are not other clients'.
+        others = 0 if self.stale_gauges.are_stale else max(0, running + waiting - ours)
+        # Damped: routers that all follow the same old gauges would oscillate together.
+        before = view.other_requests
+        view.other_requests = others if before is None else _half_way(before, others)
+        if self.counted_speed.observe(gauges, self.speed, own, now):
+            self.speed.last_token_at = now
+        self.calibrate(gauges, others)
+
+    def observe_cache(self, gauges: Gauges) -> None:
+        """Learn from a scrape how much it caches, and whether predictions hold."""
+        held, trust = self.prefixes, self.prefix_trust
+        trust.observe(held.prompt_tokens, held.predicted_tokens, gauges)
+        if gauges.cache_tokens is not None:
+            held.resize(int(trust.room * gauges.cache_tokens))
+        if self.cache is not None:
+            self.cache.observe(gauges)
+
+    def forget_cache(self) -> None:
+        """It is a new engine."""
+        self.prefixes.clear()
+        self.prefix_trust = PrefixTrust()
+        if self.cache is not None:
+            self.cache.reset()
+
+    def set_cards(self, cards: tuple[dict[str, Any], ...]) -> None:
+        """It lists these models."""
+        self.cards = cards
+        self.models = frozenset(card["id"] for card in cards)
+        self.roots = {card["id"]: _root(card) for card in cards[::-1]}  # the first one counts
+        self.roots[None] = _root(cards[0]) if cards else None
+
+    def kind(self, model: str | None) -> Kind:
+        """What decides with which engines it can exchange KV caches of a model."""
+        return self.version, self.roots.get(model)
+
+    def full(self, seconds: float, now: float) -> bool:
+        """It has enough requests: others are asked first for these seconds. Returns whether that
+        is news."""
+        was_full = self.is_full(now)
+        self.full_at, self.full_until = now, now + seconds
+        return not was_full
+
+    def is_full(self, now: float) -> bool:
+        """Whether others are asked first, because it has said that it is full."""
+        return self.full_until > now
+
+    def has_room(self) -> None:
+        """It takes requests, or is another engine."""
+        self.full_at = self.full_until = -math.inf
+
+    def failed(self, error: str, now: float) -> None:
+        """Note what failed."""
+        self.last_error, self.last_error_at = error, now
+
+    def calibrate(self, gauges: Gauges, others: int) -> None:
+        """Learn tokens per event from the engine's counter of generated tokens, between two scrapes
+        during which it generated for streams of this router only."""
+        before, generated = self.counted, gauges.generated
+        self.counted = None
+        # Tokens of unary answers, and of streams whose clients do not read, are not counted here.
+        if generated is None or others or self.view.load.requests > self.speed.all_open:
+            return
+        now = self.speed.counted
+        self.counted = generated, now
+        if before is None or now.whole != before[1].whole:
+            return
+        events = now.events - before[1].events
+        if events < CALIBRATION_EVENTS:
+            self.counted = before  # with few streams that takes several scrapes
+            return
+        tokens = generated - before[0] - (now.begun - before[1].begun)
+        self.speed.calibration.learn(tokens, events, by_usage=False)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its address and role."""
+        return self.view.endpoint
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may get new requests: it is up, and not drained."""
+        return self.health.is_usable and not self.is_drained
+
+    @property
+    def ordinal(self) -> int:
+        """How many engines joined before it."""
+        return self.view.ordinal
+
+    @property
+    def other_requests(self) -> int | None:
+        """Other clients' requests there, as of `gauges_at`."""
+        return self.view.other_requests
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether it gets no new requests: ejected or stalled."""
+        return self.outlier.until is not None or self.stall.since is not None
+
+    @property
+    def exclusion(self) -> Exclusion | None:
+        """Why it is excluded; None if it is not."""
+        if self.outlier.until is not None:
+            return Exclusion.EJECTED
+        if self.stall.since is not None:
+            return Exclusion.STALLED
+        return None if self.slow_since is None else Exclusion.SLOW
+
+
+def _root(card: dict[str, Any]) -> str | None:
+    root = card.get("root")
+    return root if isinstance(root, str) else None
+
+
+def _half_way(before: int, now: int) -> int:
+    return now if abs(now - before) <= 1 else (before + now) // 2

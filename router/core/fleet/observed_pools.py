@@ -1,0 +1,143 @@
+"""What events tell of the fleet's engines: health, failures, models and load.
+
+Events of engines that are not in it (any more) are ignored.
+"""
+
+import math
+from typing import Final
+
+from router.core.events import (
+    Ejected,
+    Event,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    PrefixesHeld,
+    Probed,
+    RequestEnded,
+    Scraped,
+    SharedEvent,
+)
+from router.core.fleet import served_models
+from router.core.fleet.failures import cause, is_part_of_crash, is_unreachable
+from router.core.fleet.member import Member
+from router.core.fleet.pools import Pools
+from router.core.health import HealthSignal, State
+from router.core.values import FailureKind, Role
+
+__all__ = ["ObservedPools"]
+
+OF_ENGINES = (LegAnswered, Probed, Scraped, LegFailed)
+
+UP: Final = State.UP
+NEVER: Final = -math.inf
+
+NOT_ITS_FAULT: Final = (FailureKind.EXHAUSTED, FailureKind.NO_ROOM)
+"""The engine was not asked, or the router could not keep its answer."""
+
+
+class ObservedPools(Pools):
+    """The pools, as events change them."""
+
+    def ended(self, record: RequestEnded) -> None:
+        """A request is over: learn how many tokens its text had."""
+        if record.prompt_tokens and record.model in self.known_models():
+            self.token_ratios.learn(record.model, record.text_bytes, record.prompt_tokens)
+
+    def observe(self, event: Event, now: float) -> None:
+        """Update from an event; those that concern no engine are ignored."""
+        if isinstance(event, LegDone):  # the frequent ones first
+            member = self._members.get(event.endpoint)
+            if member is not None:
+                self._monitors[event.endpoint.role].answered(member, now, is_good=True)
+            return
+        if not isinstance(event, OF_ENGINES):
+            return
+        member = self._members.get(event.endpoint)
+        if member is None:
+            return
+        if isinstance(event, LegAnswered):
+            if member.health.streak and member.health.state is UP:
+                # It resets failed probes in a row, but only a probe brings an engine up.
+                self._see(member, HealthSignal.OK, now)
+            if member.full_until != NEVER or event.status >= 400:
+                self._answered(member, event, now)
+        elif isinstance(event, Probed):
+            self._probed(member, event, now)
+        elif isinstance(event, Scraped):
+            self._scraped(member, event, now)
+        else:
+            self._failed(member, event, now)
+
+    def observe_shared(self, event: SharedEvent, now: float) -> None:
+        """Update from an event of another worker process, or of a sibling replica."""
+        member = self._members.get(event.endpoint)
+        if member is None:  # this process has heard of it too late, or not yet
+            return
+        if isinstance(event, PrefixesHeld):  # many, and they change nobody's state
+            for prefix in event.prefixes:
+                member.prefixes.hold(prefix)
+                self._note_holder(prefix, event.endpoint)
+            return
+        self._kept.clear()
+        if isinstance(event, Probed):
+            self._probed(member, event, now)
+        elif isinstance(event, Scraped):
+            self._scraped(member, event, now)
+        elif isinstance(event, Ejected):
+            member.failed(event.cause, now)
+            self._monitors[event.endpoint.role].ejected_elsewhere(member, event)
+        elif is_unreachable(event):
+            member.failed(cause(event), now)
+            self._see(member, HealthSignal.FAILED, now)
+
+    def _answered(self, member: Member, event: LegAnswered, now: float) -> None:
+        """An error, or an answer of an engine that was full."""
+        asked_at = now - event.seconds
+        if asked_at < member.joined_at:  # another engine was asked, at the same URL
+            return
+        if event.full_seconds:
+            if member.full(event.full_seconds, now):
+                self._kept.clear()
+        elif event.status < 400:
+            if asked_at >= member.full_at:  # what it took before says nothing of its room since
+                member.has_room()
+                self._kept.clear()
+        elif event.status >= 500 and event.is_own_doing:
+            member.failed(f"it answered a request with {event.status}", now)
+            self._count_failure(member, now)
+
+    def _failed(self, member: Member, event: LegFailed, now: float) -> None:
+        if event.asked_at < member.joined_at:  # another engine was asked, at the same URL
+            return
+        if event.kind in NOT_ITS_FAULT:
+            return
+        member.failed(cause(event), now)
+        if is_unreachable(event):
+            self._see(member, HealthSignal.FAILED, now)
+        if event.kind is FailureKind.STALLED:  # the pool monitor's own verdict
+            return
+        if not is_part_of_crash(event, member, now):
+            self._count_failure(member, now)
+
+    def _probed(self, member: Member, event: Probed, now: float) -> None:
+        if event.error is not None:
+            member.failed(event.error, now)
+        before = member.version
+        self._see(member, event.signal, now)
+        if event.version is not None:
+            if member.version not in (None, event.version):
+                # Another engine has taken its place behind a Service, and no probe failed.
+                self._kept.clear()
+                self._monitors[event.endpoint.role].joined(member, now)
+            member.version = event.version
+        if member.version != before:
+            self._compare()
+        if event.cards is not None and not served_models.are_same(event.cards, member.cards):
+            member.set_cards(event.cards)
+            self._models_changed()
+
+    def _scraped(self, member: Member, event: Scraped, now: float) -> None:
+        has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE
+        member.observe_gauges(event.gauges, event.own, now, has_transfers=has_transfers)
+        member.gauges_error = event.error

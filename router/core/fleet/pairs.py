@@ -1,0 +1,46 @@
+"""Which prefill and decode engines can exchange KV caches, as while engines are upgraded."""
+
+from collections.abc import Collection, Iterable
+
+from router.core.fleet.member import Kind, Member
+from router.core.values import Endpoint
+
+__all__ = ["is_mixed", "strangers"]
+
+
+def is_mixed(members: Iterable[Member]) -> bool:
+    """Whether engines differ in version, or in what a model's name stands for."""
+    versions: set[str] = set()
+    roots: set[tuple[str, str]] = set()
+    for member in members:
+        if member.version is not None:
+            versions.add(member.version)
+        for card in member.cards or ():
+            if isinstance(card.get("root"), str):
+                roots.add((card["id"], card["root"]))
+    return len(versions) > 1 or len({name for name, _ in roots}) < len(roots)
+
+
+def strangers(
+    members: Iterable[Member], partners: Collection[Kind], model: str | None
+) -> frozenset[Endpoint]:
+    """The engines that can exchange KV caches of a model with none of the partners, given by their
+    kinds; without partners nobody is one."""
+    if not partners:
+        return frozenset()
+    # Kinds are compared, not engines: there are a thousand of these, and two or three kinds.
+    by_kind: dict[Kind, list[Endpoint]] = {}
+    for member in members:
+        by_kind.setdefault(member.kind(model), []).append(member.endpoint)
+    return frozenset(
+        endpoint
+        for kind, endpoints in by_kind.items()
+        if not any(_agree(kind, other) for other in partners)
+        for endpoint in endpoints
+    )
+
+
+def _agree(one: Kind, other: Kind) -> bool:
+    """Whether both run the same vLLM version, and the name stands for the same model. What is not
+    known agrees with everything."""
+    return all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))

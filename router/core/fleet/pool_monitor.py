@@ -1,0 +1,465 @@
+"""Watches one pool: excludes engines that are slow, stalled or failing, and takes them back.
+
+Every tick it turns measurements into what policies see (`Candidate`). No exclusion is permanent;
+if more than a share of the pool is stalled or ejected, all are used (panic).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from router.core.events import Ejected
+from router.core.fleet import served_models
+from router.core.fleet.member import Member
+from router.core.speed import outlier, pool_speed, stall
+from router.core.speed.answer_times import reliable_answers
+from router.core.speed.capacity import QueueDetector, waits_for_slot
+from router.core.speed.interference import prompt_share_of
+from router.core.speed.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of
+from router.core.speed.speed_buckets import window_for
+from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.values import Role
+
+__all__ = ["ExclusionConfig", "PoolMonitor"]
+
+DECAY = 0.99
+"""Factor per tick on the mean length of answers, which so spans half a minute."""
+
+LATE_SECONDS = 2 * TICK_SECONDS
+"""Since the last tick. Two workers on one core delay it by some hundredths of a second."""
+
+SILENT_ENGINES = 2
+SILENT_TOKENS = 16
+"""If at least so many engines miss at least so many tokens at once, the cause is not theirs."""
+
+MIN_SLOW_START_WEIGHT = 0.1
+"""Weight with which slow start begins; Envoy's min_weight_percent."""
+
+SLOW_START_FACTOR = 4.0
+"""Length of the slow start of an engine that was slow, over the time that it was, and at most
+`slow_start_seconds`: after a moment it has most of its requests still. (With 2 an engine that is
+slow every other second gets too many.)"""
+
+FIRST_TOKEN_WEIGHT = 1 / 32
+"""Requests that a prompt token is worth which delays a first token on a decode engine: one more
+stream hardly slows the others there, a prompt holds them all up. (`pd-router simulate` finds little
+difference from 1/64 to 1/16. Measured costs say too little: gaps grow with prefills.)"""
+
+PREFILL_TOKENS_PER_REQUEST = 64
+"""Fixed cost of a request on a prefill engine, in prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusionConfig:
+    """When engines are excluded, and how they return."""
+
+    stall_seconds: float = 2.0
+    """Seconds without tokens, with open streams, that exclude an engine; 0: never."""
+    outliers: outlier.OutlierConfig = field(default_factory=outlier.OutlierConfig)
+    max_excluded: float = 0.5
+    """Share of a pool, 0 to 1, that may be stalled or ejected; beyond it all are used (panic)."""
+    slow_start_seconds: float = 5.0
+    """Seconds from an engine's return to its full share; 0: at once."""
+    speed_roles: frozenset[Role] = frozenset(Role)
+    """Those whose policy avoids slow engines, which so return when they are fast again."""
+
+
+class PoolMonitor:
+    """Watches one pool."""
+
+    def __init__(self, role: Role, members: Sequence[Member], config: ExclusionConfig) -> None:
+        self._role = role
+        self._config = config
+        self._tokens = self._streams = 0.0
+        self._interval_ends: float | None = None
+        self._ticked_at = math.inf
+        self.is_panic = False
+        """Whether so many are excluded that exclusions are ignored."""
+        self.pool_median: float | None = None
+        """Median seconds per token (prefill: per prompt token) of all; None if not known."""
+        self._up = self._blocked = 0
+        """Engines that may get new requests, and those of them that are excluded."""
+        self._is_counted = False
+        """Whether both are of now; exclusions keep them in step."""
+        self._members: Sequence[Member] = ()
+        self._rivals: list[list[Member]] | None = None
+        """None until they are asked for."""
+        self.watch(members)
+
+    def configure(self, config: ExclusionConfig) -> None:
+        """Judge by this configuration from now on."""
+        self._config = config
+
+    def watch(self, members: Sequence[Member]) -> None:
+        """These are the pool from now on."""
+        self._members, self._rivals = members, None
+        self._is_counted = False
+        for member in members:
+            if self._role is Role.DECODE:  # on prefill engines prompts are all the work there is
+                member.view.first_token_weight = FIRST_TOKEN_WEIGHT
+            elif member.speed.prompts is None:
+                member.speed.prompts = LineFit()
+
+    def models_changed(self) -> None:
+        """Members list other models now."""
+        self._rivals = None
+
+    def rivals(self) -> list[list[Member]]:
+        """The members in groups that share requests. To group a thousand takes milliseconds: too
+        long for each tick."""
+        if self._rivals is None:
+            self._rivals = served_models.rivals(self._members)
+        return self._rivals
+
+    def health_changed(self) -> None:
+        """Another number of engines may get new requests now."""
+        self._is_counted = False
+
+    def answered(self, member: Member, now: float, *, is_good: bool) -> None:
+        """Count an answer or a failure of the engine."""
+        rules = self._config.outliers
+        member.outlier = outlier.after(member.outlier, is_good=is_good)
+        streak = member.outlier.streak
+        if rules.consecutive and streak >= rules.consecutive and self._may_eject(member):
+            others = (
+                other.outlier
+                for other in self._members
+                if other is not member and other.is_usable and not other.is_blocked
+            )
+            if not outlier.is_chance(streak, others):
+                self._eject(member, outlier.ejected(member.outlier, now, rules, streak))
+
+    def ejected_elsewhere(self, member: Member, event: Ejected) -> None:
+        """Another worker process ejected the engine."""
+        if self._may_eject(member):
+            times = member.outlier.ejections + 1
+            state = outlier.Outlier(
+                ejections=times, since=event.since, until=event.until, ejected_by=event.streak
+            )
+            self._eject(member, state)
+
+    def joined(self, member: Member, now: float) -> None:
+        """The engine came up: forget the old one; slow start if the pool is in use."""
+        member.version = None
+        member.speed.reset()
+        member.speed.is_stalled = False
+        member.capacity.reset()
+        member.counted_speed.reset()
+        member.forget_cache()
+        member.queue, member.counted, member.history = QueueDetector(), None, None
+        member.view.other_requests, member.view.slowdown = None, 1.0
+        member.outlier, member.stall = outlier.FINE, stall.CLEAR
+        member.has_room()
+        self._is_counted = False
+        if any(other.view.load.requests for other in self._members if other is not member):
+            member.returned_at = now
+            member.view.slow_start_weight = self._slow_start_weight(member, now)
+
+    def tick(self, now: float) -> None:
+        """Update everything; call it every `TICK_SECONDS`.
+
+        A late tick judges neither stalls nor speed: this process was blocked, and what engines sent
+        meanwhile is unread.
+        """
+        is_late = now - self._ticked_at > LATE_SECONDS
+        self._ticked_at = now
+        for member in self._members:
+            member.speed.sync(now)
+        if self._is_pool_silent():
+            for member in self._members:
+                member.speed.ignore_stream_time()
+        self._assume_calibration()
+        for member in self._members:
+            self._count(member, now, is_late=is_late)
+        self._set_slots()
+        self._note_interval(now)
+        if not is_late:
+            self._judge(now)
+        self._return_ejected(now)
+        for member in self._members:
+            member.view.slow_start_weight = self._slow_start_weight(member, now)
+        self._count_blocked()
+        self.is_panic = self._blocked > self._config.max_excluded * self._up
+
+    def _assume_calibration(self) -> None:
+        """An engine that has just come up sends as many tokens in an event as the others do."""
+        calibrations = [member.speed.calibration for member in self._members]
+        learned = pool_speed.pool_median(c.tokens_per_event for c in calibrations if c.is_learned)
+        if learned is not None:
+            for calibration in calibrations:
+                calibration.assume(learned)
+
+    def _measure_overhead(self, members: Sequence[Member]) -> None:
+        """Find out what a prefill takes beside its tokens: engines that get short prompts only, as
+        those do that are avoided, would look slow. Those do not count."""
+        fits = (
+            member.speed.prompts
+            for member in members
+            if member.speed.prompts is not None and member.view.slowdown <= 1.0
+        )
+        overhead = overhead_of(fits)
+        if overhead is not None:
+            for member in members:
+                member.speed.prompt_overhead = int(overhead)
+
+    def _measure_interference(self, members: Sequence[Member], per_prompt_token: float) -> None:
+        """Find out how much prompts hold up streams: engines that compute more of them, or longer
+        ones, would look slow."""
+        share = prompt_share_of(
+            member.speed.interference
+            for member in members
+            if member.counted_speed.agrees and not member.view.is_slow
+        )
+        for member in members:
+            member.speed.prompt_share, member.speed.prompt_seconds = share, per_prompt_token
+
+    def _judge(self, now: float) -> None:
+        """Find stalled and slow engines, each among those with which it shares requests."""
+        measured: list[float] = []
+        for members in self.rivals():
+            measured += self._judge_rivals(members, now)
+        self.pool_median = pool_speed.pool_median(measured)
+
+    def _judge_rivals(self, members: Sequence[Member], now: float) -> list[float]:
+        """Returns their seconds per token, as far as they are known."""
+        is_prefill = self._role is Role.PREFILL
+        if is_prefill:
+            self._measure_overhead(members)
+        gaps = [_seconds(member, now, is_prefill=is_prefill) for member in members]
+        measured = [gap for gap in gaps if gap is not None]
+        median = pool_speed.pool_median(measured)
+        computed = [member.speed.per_prompt_token for member in members]
+        per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
+        if not is_prefill:
+            self._measure_interference(members, per_prompt_token or 0.0)
+            _set_windows(members)
+        cost = self._prompt_cost(per_prompt_token, median)
+        noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
+        slowdowns = [pool_speed.slowdown(gap, median, noise) for gap in gaps]
+        reliable = [member.speed.is_reliable for member in members]
+        answered = [] if is_prefill else _answer_times(members)
+        if len(answered) - answered.count(None) > len(measured):
+            usual = pool_speed.pool_median(each for each in answered if each is not None)
+            same = pool_speed.SAME_ANSWERS
+            slowdowns = [pool_speed.slowdown(each, usual, 0.0, same) for each in answered]
+            reliable = [each is not None for each in answered]
+        is_mixed = _is_mixed(members, slowdowns, reliable)
+        for member, slowdown in zip(members, slowdowns, strict=True):
+            member.median = median
+            counted = None if is_prefill else _counted(member, now)
+            gap = member.speed.gap_when_active if counted is None else counted
+            self._judge_stall(member, max(gap, median or 0.0), now)
+            self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
+            member.view.prompt_cost = cost
+            member.speed.settle_prompts(per_prompt_token, now)
+        return measured
+
+    def expected_delay(self, member: Member) -> float | None:
+        """Expected seconds to the last token of a request of mean length; None if not known."""
+        median = member.median
+        if median is None:
+            return None
+        view = member.view
+        requests = view.load.requests + (view.other_requests or 0) + 1
+        if self._role is Role.PREFILL:
+            return median * view.slowdown * (view.load.pending + PREFILL_TOKENS_PER_REQUEST)
+        tokens = self._tokens / self._streams if self._streams >= 1 else 1.0
+        return median * tokens * view.slowdown * (1 + max(0.0, requests - view.slots) / view.slots)
+
+    def _is_pool_silent(self) -> bool:
+        """Whether no engine sent a token since the last tick although many were due: then the
+        host, the network or this process was blocked, not the engines."""
+        streaming = [m.speed for m in self._members if m.speed.all_streams]
+        if len(streaming) < SILENT_ENGINES or not self.pool_median or self._role is Role.PREFILL:
+            return False
+        due = sum(speed.all_streams for speed in streaming) * TICK_SECONDS / self.pool_median
+        # Streams that have just ended had tokens, too.
+        return due >= SILENT_TOKENS and not any(m.speed.tokens for m in self._members)
+
+    def _count(self, member: Member, now: float, *, is_late: bool) -> None:
+        speed = member.speed
+        requests = member.view.load.requests
+        member.own, member.own_lately = requests, max(member.own, requests)
+        if self._role is Role.DECODE and not is_late:
+            self._judge_capacity(member, now)
+        self._tokens = DECAY * self._tokens + speed.tokens * speed.calibration.tokens_per_event
+        self._streams = DECAY * self._streams + speed.begun
+        speed.tick(now)
+
+    def _judge_capacity(self, member: Member, now: float) -> None:
+        speed, view, capacity = member.speed, member.view, member.capacity
+        capacity.observe_running(speed.sure_streams, now)
+        in_flight = view.load.requests + (view.other_requests or 0)
+        # Only fresh gauges, and only if there are requests whose first tokens are not seen here.
+        counts_gauges = view.other_requests is not None and in_flight > speed.all_open
+        is_queueing = waits_for_slot(speed, member.queue, now) or (
+            counts_gauges and member.queue.is_queueing
+        )
+        sequences = max(in_flight, speed.all_open)
+        capacity.tick(sequences, speed.first_token_seconds, now, is_queueing=is_queueing)
+
+    def _set_slots(self) -> None:
+        """Tell policies how many sequences each engine runs side by side, by what is known of those
+        with which it shares requests."""
+        for members in self.rivals():
+            limits = [member.capacity.slots for member in members]
+            known = max((limit for limit in limits if limit != math.inf), default=math.inf)
+            for member in members:
+                member.view.slots = member.capacity.room(known)
+
+    def _note_interval(self, now: float) -> None:
+        if self._interval_ends is None:
+            self._interval_ends = now + self._config.outliers.interval_seconds
+        if now < self._interval_ends:
+            return
+        self._interval_ends = now + self._config.outliers.interval_seconds
+        rules = self._config.outliers
+        if rules.consecutive:
+            for place in outlier.failing([member.outlier for member in self._members]):
+                member = self._members[place]
+                if self._may_eject(member):
+                    self._eject(member, outlier.ejected(member.outlier, now, rules))
+        for member in self._members:
+            member.outlier = outlier.interval(member.outlier)
+
+    def _prompt_cost(self, per_prompt_token: float | None, median: float | None) -> float:
+        """The cost of a prompt token in requests of mean length, by median seconds per prompt
+        token and per token."""
+        if self._role is Role.PREFILL:
+            return 1 / PREFILL_TOKENS_PER_REQUEST
+        if per_prompt_token is None or not median or self._streams < 1:
+            return 0.0
+        return per_prompt_token / (median * max(1.0, self._tokens / self._streams))
+
+    def _judge_stall(self, member: Member, gap: float, now: float) -> None:
+        before = member.stall
+        after = stall.after(
+            before, member.speed, gap, member.view.load.pending, now, self._config.stall_seconds
+        )
+        if before.since is None and after.since is not None and not self._may_exclude(member):
+            after = stall.CLEAR
+        if after is not before:
+            was_blocked, member.stall = member.is_blocked, after
+            self._keep_count(member, was_blocked=was_blocked)
+        if before.since is not None and after.since is None:
+            member.returned_at = now
+        member.speed.is_stalled = after.since is not None
+
+    def _judge_speed(self, member: Member, slowdown: float, now: float, *, is_mixed: bool) -> None:
+        member.view.slowdown = slowdown
+        history = member.history
+        is_born_slow = history is not None and history.best >= pool_speed.RECOVERED
+        has_recovered = slowdown < pool_speed.recovered_below(history)
+        if has_recovered or (is_mixed and is_born_slow):
+            if member.slow_since is not None:
+                if self._role in self._config.speed_roles:
+                    full = self._config.slow_start_seconds
+                    length = SLOW_START_FACTOR * (now - member.unsteady_since)
+                    member.returned_at = now - max(0.0, full - length)
+                member.capacity.reset()  # learned from the few requests that it got
+            member.slow_since = None
+        elif member.slow_since is None and slowdown >= pool_speed.SLOW:
+            if member.view.slow_start_weight == 1.0:
+                member.unsteady_since = now
+            member.slow_since = now
+        member.view.is_slow = member.slow_since is not None
+
+    def _return_ejected(self, now: float) -> None:
+        out = [member for member in self._members if member.outlier.until is not None]
+        if not out:
+            return
+        usual = outlier.usual_failing(
+            member.outlier for member in self._members if member.is_usable and not member.is_blocked
+        )
+        for member in out:
+            if outlier.is_shared(member.outlier, usual):
+                member.outlier = outlier.withdrawn(member.outlier)
+                continue
+            member.outlier = outlier.tick(member.outlier, now)
+            if member.outlier.until is None:
+                member.returned_at = now
+
+    def _may_eject(self, member: Member) -> bool:
+        return member.outlier.until is None and self._may_exclude(member)
+
+    def _eject(self, member: Member, ejected: outlier.Outlier) -> None:
+        was_blocked, member.outlier = member.is_blocked, ejected
+        self._keep_count(member, was_blocked=was_blocked)
+
+    def _may_exclude(self, member: Member) -> bool:
+        """Whether one more engine may be excluded. Asked for each engine that stalls or fails, also
+        when all do at once: so engines are not counted each time."""
+        if not self._is_counted:
+            self._count_blocked()
+        others = self._blocked - (member.is_usable and member.is_blocked)
+        return others + 1 <= self._config.max_excluded * self._up
+
+    def _count_blocked(self) -> None:
+        up = [member for member in self._members if member.is_usable]
+        self._up, self._blocked = len(up), sum(member.is_blocked for member in up)
+        self._is_counted = True
+
+    def _keep_count(self, member: Member, *, was_blocked: bool) -> None:
+        """An engine may have been excluded, or taken back."""
+        if member.is_usable:
+            self._blocked += member.is_blocked - was_blocked
+
+    def _slow_start_weight(self, member: Member, now: float) -> float:
+        since = now - member.returned_at
+        full = self._config.slow_start_seconds
+        return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
+
+
+def _set_windows(members: Sequence[Member]) -> None:
+    """Judge engines by as many ticks as tell them apart. One that changes its speed fluctuates
+    more than most: it does not count."""
+    speeds = [member.speed for member in members]
+    variances = (speed.buckets.rate_variance(speed.prompt_share) for speed in speeds)
+    usual = pool_speed.pool_median(variance for variance in variances if variance is not None)
+    if usual is not None:
+        window = window_for(usual)
+        for speed in speeds:
+            speed.buckets.window = window
+
+
+def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
+    """Seconds per token (prefill: per prompt token); None until it has been reliable once.
+
+    With the first few tokens after a start, one slow turn of the event loop makes an engine look
+    several times too slow.
+    """
+    speed = member.speed
+    if is_prefill:
+        return speed.per_prompt_token if speed.was_reliable else None
+    counted = _counted(member, now)
+    if counted is not None:
+        return counted
+    return speed.per_token if speed.was_reliable else None
+
+
+def _counted(member: Member, now: float) -> float | None:
+    """Its seconds per token by its own counter, where events do not tell them."""
+    return member.counted_speed.per_token(now, member.speed.prompt_share, member.median)
+
+
+def _answer_times(members: Sequence[Member]) -> list[float | None]:
+    """Seconds per prompt token of short unary answers, for each; empty if there were none."""
+    fits = [member.speed.answers.fit for member in members if member.view.slowdown <= 1.0]
+    if not any(fit.sums.samples for fit in fits):
+        return []
+    overhead = overhead_of(fits) or MAX_OVERHEAD
+    least = reliable_answers(member.speed.answers for member in members)
+    return [member.speed.answers.per_prompt_token(overhead, least) for member in members]
+
+
+def _is_mixed(
+    members: Sequence[Member], slowdowns: Sequence[float], reliable: Sequence[bool]
+) -> bool:
+    """Whether they are of mixed hardware (H100 and L40S, say): a large part of them has been slow
+    since it joined."""
+    for member, slowdown, is_reliable in zip(members, slowdowns, reliable, strict=True):
+        if is_reliable:
+            member.history = pool_speed.updated_history(member.history, slowdown)
+    settled = [member.history for member in members if member.history is not None]
+    born_slow = sum(history.best >= pool_speed.RECOVERED for history in settled)
+    return born_slow > max(1, pool_speed.MIXED_SHARE * len(settled))

@@ -1,0 +1,289 @@
+"""Who is in the fleet: its engines, in a pool for each role.
+
+`apply` makes it what the roster says; time is an argument, no I/O.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from router.core import health
+from router.core.fleet import pairs, served_models
+from router.core.fleet.eligible import SUBSET_SIZE
+from router.core.fleet.ledger import Ledger
+from router.core.fleet.member import Kind, Member
+from router.core.fleet.pool_monitor import ExclusionConfig, PoolMonitor
+from router.core.health import HealthSignal, HealthThresholds, State
+from router.core.membership.roster import Entry
+from router.core.prefix.cache_events import CacheEvents
+from router.core.prefix.kv_source import EngineCache
+from router.core.prefix.recent_holders import RecentHolders
+from router.core.speed.capacity import Capacity
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.urls import split_rank
+from router.core.values import Candidate, Endpoint, PrefixKeys, Role
+from router.core.wire.token_ratios import TokenRatios
+
+__all__ = ["UNLISTED", "Pools"]
+
+UNLISTED: Final = "\0"
+"""In place of the name of a model that no decode engine has listed."""
+
+
+class Pools:
+    """The engines by role, each a `Member`, and what a pool's members are together.
+
+    `endpoints` are those with which it begins. `speed_of` makes an endpoint's speed estimator; by
+    default it measures this process only. With `shares_prefixes` engines note what other processes
+    should know, with `cache_events` what their KV-cache events tell.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint],
+        ledger: Ledger,
+        thresholds: HealthThresholds,
+        exclusion_config: ExclusionConfig,
+        speed_of: Callable[[Endpoint], SpeedEstimator],
+        max_num_seqs: Callable[[Endpoint], int | None],
+        cache_events: CacheEvents | None,
+        *,
+        shares_prefixes: bool,
+    ) -> None:
+        self.ledger = ledger
+        self.cache_events = cache_events
+        self.token_ratios = TokenRatios()
+        """Of the models that engines serve."""
+        self._thresholds = thresholds
+        self._speed_of = speed_of
+        self._max_num_seqs = max_num_seqs
+        self._shares_prefixes = shares_prefixes
+        self._joined = 0
+        self._members: dict[Endpoint, Member] = {}
+        self._pools: dict[Role, tuple[Member, ...]] = dict.fromkeys(Role, ())
+        self._in_use = self._pools
+        """Those that are not drained."""
+        self.sampled: dict[Role, RecentHolders] = {}
+        """The roles with so many engines in use that a request considers a sample of them, and who
+        of them was sent which prompt. A role that has become one stays one until half of them are
+        left, so that this is not forgotten where an engine comes and goes: all of a smaller pool
+        are in its sample."""
+        self.is_mixed = False
+        """Whether engines in use differ in version, or in what a model's name stands for: then
+        prefill and decode engines are paired (`strangers`)."""
+        self._known: frozenset[str] | None = None
+        self._adapters: frozenset[str] | None = None
+        self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
+        """Candidates by role and known model, until something changes who they are, or a tick:
+        gauges get stale without an event."""
+        self._strangers: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
+        """Those of a role, by the partner's kind (None: any partner) and known model, until
+        something changes who they are, or a tick: there are as many sets as engines list models."""
+        self._monitors = {role: PoolMonitor(role, (), exclusion_config) for role in Role}
+        self.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], -math.inf)
+
+    def configure(self, exclusion_config: ExclusionConfig) -> None:
+        """Exclude engines by this configuration from now on."""
+        for monitor in self._monitors.values():
+            monitor.configure(exclusion_config)
+
+    def apply(self, entries: Iterable[Entry], now: float) -> None:
+        """Make the fleet what the roster says.
+
+        What is known of engines that stay is kept. Leases on those that are gone, or that another
+        engine has replaced, end as always and count nowhere.
+        """
+        before, members = self._members, {}
+        for entry in entries:
+            member = before.get(entry.endpoint)
+            if member is None or (member.row, member.identity) != (entry.row, entry.identity):
+                member = self._new_member(entry, now)
+                _inherit(member, before, now)
+            _take_over(member, entry, now)
+            members[entry.endpoint] = member
+        for endpoint in before.keys() - members.keys():
+            self.ledger.forget(endpoint)
+        self._members = members  # another object: who iterates over the old one is not disturbed
+        self._pools = {
+            role: tuple(m for m in members.values() if m.endpoint.role is role) for role in Role
+        }
+        self._in_use = {
+            role: tuple(member for member in pool if not member.is_drained)
+            for role, pool in self._pools.items()
+        }
+        self.sampled = {
+            role: self.sampled.get(role) or RecentHolders()
+            for role, pool in self._in_use.items()
+            if len(pool) > (SUBSET_SIZE // 2 if role in self.sampled else SUBSET_SIZE)
+        }
+        for role, monitor in self._monitors.items():
+            monitor.watch(self._pools[role])
+        self._models_changed()
+
+    def _new_member(self, entry: Entry, now: float) -> Member:
+        endpoint = entry.endpoint
+        member = Member(
+            Candidate(endpoint, self._joined, self.ledger.renew(endpoint)),
+            row=entry.row,
+            identity=entry.identity,
+            joined_at=now,
+            speed=self._speed_of(endpoint),
+            capacity=Capacity(self._max_num_seqs(endpoint)),
+            cache=None if self.cache_events is None else EngineCache(),
+        )
+        member.view.held_keys = member.prefixes.keys
+        if self._shares_prefixes:
+            member.prefixes.news = []
+        self._joined += 1
+        return member
+
+    def _models_changed(self) -> None:
+        """Engines have come or gone, or list other models."""
+        self._known = self._adapters = None
+        self._kept.clear()
+        for monitor in self._monitors.values():
+            monitor.models_changed()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Find out whether the engines in use are of one kind."""
+        self._strangers.clear()
+        self.is_mixed = pairs.is_mixed(m for pool in self._in_use.values() for m in pool)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def pool(self, role: Role) -> tuple[Member, ...]:
+        """The members of a role, in the order in which they are named."""
+        return self._pools[role]
+
+    def has_in_use(self, role: Role) -> bool:
+        """Whether the role has engines that are not drained."""
+        return bool(self._in_use[role])
+
+    def knows(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint is in the fleet."""
+        return endpoint in self._members
+
+    def member(self, endpoint: Endpoint) -> Member:
+        """The member of an endpoint. Raises KeyError."""
+        return self._members[endpoint]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a decode engine is up."""
+        return any(m.health.is_usable for m in self._in_use[Role.DECODE])
+
+    def tick(self, now: float) -> None:
+        """Update speeds and exclusions; call it every `TICK_SECONDS`."""
+        self._kept.clear()
+        self._strangers.clear()
+        for monitor in self._monitors.values():
+            monitor.tick(now)
+
+    def _count_failure(self, member: Member, now: float) -> None:
+        self._kept.clear()
+        if not member.outlier.streak:
+            member.failing_since = now
+        self._monitors[member.endpoint.role].answered(member, now, is_good=False)
+
+    def _see(self, member: Member, signal: HealthSignal, now: float) -> None:
+        before = member.health.state
+        if member.since is None:
+            member.since = now
+        member.health = health.after(member.health, signal, self._thresholds)
+        if member.health.state is not before:
+            member.since = now
+            self._kept.clear()
+            self._strangers.clear()
+            self._monitors[member.endpoint.role].health_changed()
+        if member.health.state is State.UP and before is not State.UP:
+            self._monitors[member.endpoint.role].joined(member, now)
+
+    def _note_holder(self, prefix: PrefixKeys, endpoint: Endpoint) -> None:
+        """The engine's KV cache is going to hold this prompt."""
+        holders = self.sampled.get(endpoint.role)
+        if holders is not None:
+            holders.note(prefix, endpoint)
+
+    def expected_delay(self, member: Member) -> float | None:
+        """Expected seconds of a request of mean length there, now; None if not known."""
+        return self._monitors[member.endpoint.role].expected_delay(member)
+
+    def pool_median(self, role: Role) -> float | None:
+        """A pool's median seconds per token (prefill: per prompt token); None if not known."""
+        return self._monitors[role].pool_median
+
+    def strangers(
+        self, role: Role, partner: Endpoint | None, model: str | None
+    ) -> frozenset[Endpoint]:
+        """The engines of a role that cannot exchange KV caches of a model with `partner`. Without
+        one, the prefill engines that can with no decode engine that may get new requests."""
+        other = None if partner is None else self._members.get(partner)
+        if other is None and (partner is not None or role is not Role.PREFILL):
+            return frozenset()
+        kind = None if other is None else other.kind(model)
+        found = self._strangers.get((role, kind, model))
+        if found is None:
+            kinds = self._decode_kinds(model) if kind is None else {kind}
+            found = pairs.strangers(self._in_use[role], kinds, model)
+            if model is None or model in self.known_models():  # clients may name any model
+                self._strangers[role, kind, model] = found
+        return found
+
+    def _decode_kinds(self, model: str | None) -> set[Kind]:
+        """The kinds of the decode engines that may get new requests."""
+        return {m.kind(model) for m in self._in_use[Role.DECODE] if m.health.is_usable}
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The model cards of all usable engines by id; of duplicates the first."""
+        return served_models.cards(self._in_use[Role.DECODE])
+
+    def known_models(self) -> frozenset[str]:
+        """Every model that any decode engine has listed, usable now or not."""
+        if self._known is None:
+            self._known = served_models.names(self._pools[Role.DECODE])
+        return self._known
+
+    def listed(self, model: str | None) -> str | None:
+        """The model, or `UNLISTED` for all that no decode engine has listed: the same ones may take
+        any of those."""
+        return model if model is None or model in self.known_models() else UNLISTED
+
+    def adapters(self) -> frozenset[str]:
+        """The models that are LoRA adapters of others."""
+        if self._adapters is None:
+            self._adapters = served_models.adapters(self._pools[Role.DECODE])
+        return self._adapters
+
+    def base_models(self) -> frozenset[str]:
+        """The distinct base models; aliases and adapters of one count once."""
+        return served_models.base_models(self._pools[Role.DECODE])
+
+
+def _inherit(member: Member, before: Mapping[Endpoint, Member], now: float) -> None:
+    """A rank is as well as the engine of which it was a part until now, and the other way round:
+    nobody need wait for its first probe."""
+    url, rank = split_rank(member.endpoint.url)
+    role = member.endpoint.role
+    if rank is not None:
+        known = before.get(Endpoint(url, role))
+    else:
+        ranks = (m for e, m in before.items() if e.role is role and e.url.startswith(url + "#"))
+        known = next(ranks, None)
+    if known is not None and known.identity == member.identity and known.health.is_usable:
+        member.health, member.since = known.health, now
+        member.cards, member.models, member.roots = known.cards, known.models, known.roots
+        member.version = known.version
+
+
+def _take_over(member: Member, entry: Entry, now: float) -> None:
+    """Take over what may change of an engine's entry."""
+    member.source = entry.source
+    member.leaving_since = entry.leaving_since
+    member.kv_events_port = entry.kv_events_port
+    member.is_drained = entry.is_draining or entry.leaving_since is not None
+    if not member.is_drained:
+        member.drained_since = None
+    elif member.drained_since is None:
+        member.drained_since = now

@@ -1,0 +1,163 @@
+"""When the router probes engines, and with what: health, gauges and speed.
+
+A speed probe is a tiny generation on a stalled engine, or on a slow one that has no users'
+requests: it finds out that a stall is over, or that a slow engine has recovered. `prober.py` and
+`speed_prober.py` of `net/background` make the requests; the simulator uses the same rules.
+"""
+
+from collections.abc import Mapping
+from random import Random
+
+import orjson
+
+from router.core.fleet.leg_timer import LegTimer
+from router.core.fleet.member import Exclusion, Member
+from router.core.health import Health
+from router.core.policies import Policy
+from router.core.policies.shortest_expected_delay import shortest_expected_delay
+from router.core.values import Role
+
+__all__ = [
+    "HEALTH_SECONDS",
+    "JITTER",
+    "SCRAPE_SECONDS",
+    "SPEED_PROBE_PATH",
+    "SPEED_PROBE_PROMPT_TOKENS",
+    "SPEED_PROBE_SECONDS",
+    "SPEED_PROBE_TIMEOUT_SECONDS",
+    "SPEED_PROBE_TOKENS",
+    "STALE_SCRAPES",
+    "asks_version",
+    "needs_speed_probe",
+    "roles_that_use_speed",
+    "seconds_to_health_probe",
+    "speed_probe_body",
+    "speed_probe_leg",
+    "speed_probe_tokens",
+]
+
+HEALTH_SECONDS = 5.0
+"""Between health probes of an engine that is up; a setting's default."""
+
+SCRAPE_SECONDS = 1.0
+"""Between two reads of an engine's gauges; a setting's default."""
+
+SPEED_PROBE_SECONDS = 1.0
+"""Between speed probes of an engine that needs them; a setting's default."""
+
+JITTER = 0.1
+"""Random share by which intervals vary, so that a hundred engines are not probed at once."""
+
+STALE_SCRAPES = 3
+"""Scrapes that may be missed before an engine's gauges count as absent."""
+
+DOUBT_SECONDS = 1.0
+"""Seconds between health probes of an engine that is not up, or whose last probe failed."""
+
+VERSION_PROBES = 10
+"""Health probes of which one asks an engine that is up for its version: with 1,000 engines that
+takes 1 % of a core, with each probe it would be 13 %."""
+
+SPEED_PROBE_PATH = "/v1/completions"
+
+SPEED_PROBE_TOKENS = 8
+"""Tokens of one probe: enough gaps to measure, and cheap."""
+
+SPEED_PROBE_PROMPT = "1 2 3 4 5 6 7 8"
+SPEED_PROBE_PROMPT_TOKENS = len(SPEED_PROBE_PROMPT) // 4
+
+PREFILL_PROBE_TOKENS = 2048
+"""Of a prefill engine's probe: as many as a step of vLLM computes. A short prompt takes a step as
+well, and would not tell a fast engine from a slow one."""
+
+PREFILL_PROBE_IDS = range(100, 1000)
+"""Token ids of such a prompt: in every vocabulary, and no special ones."""
+
+HUNG_STREAM_SECONDS = 10.0
+"""Of a stall, after which the streams of a stalled engine may hang alone: their tokens would have
+ended it."""
+
+SPEED_PROBE_TIMEOUT_SECONDS = 10.0
+"""For a whole speed probe: 8 tokens at a second each, and some."""
+
+
+def seconds_to_health_probe(health: Health, interval: float) -> float:
+    """Seconds until the next probe; `interval` is that of a healthy engine."""
+    if health.is_usable and not health.streak:
+        return interval
+    return min(interval, DOUBT_SECONDS)
+
+
+def asks_version(member: Member, number: int) -> bool:
+    """Whether the health probe with this number asks for the version too. Engines that are up are
+    asked as well: another one may take an engine's place at its URL between two probes."""
+    is_known = member.version is not None and member.health.is_usable
+    return not is_known or number % VERSION_PROBES == 0
+
+
+def roles_that_use_speed(policies: Mapping[Role, Policy]) -> frozenset[Role]:
+    """The roles whose policy gives slow engines fewer requests."""
+    return frozenset(role for role, chosen in policies.items() if chosen is shortest_expected_delay)
+
+
+def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) -> bool:
+    """Whether only a probe can tell that it has recovered, or how fast it is now.
+
+    Stalled engines need one under every policy, after a while whatever is open there: one stream
+    may hang on an engine that is well. Slow ones need one only in `speed_roles`, which avoid them,
+    and while nobody measures them. Ejected engines return when their time is over.
+    """
+    if not member.is_usable or member.models == frozenset():
+        return False
+    if member.exclusion is Exclusion.EJECTED:
+        return False
+    since = member.stall.since
+    if since is not None:
+        return not member.speed.all_open or now - since >= HUNG_STREAM_SECONDS
+    if member.speed.all_open:
+        return False
+    is_avoided = member.exclusion is Exclusion.SLOW or member.view.slowdown > 1
+    return is_avoided and member.endpoint.role in speed_roles
+
+
+def speed_probe_tokens(role: Role) -> int:
+    """Tokens that one probe generates; for prefill engines only the first matters."""
+    return 1 if role is Role.PREFILL else SPEED_PROBE_TOKENS
+
+
+def speed_probe_work(member: Member) -> int:
+    """Prompt tokens of one probe."""
+    if member.endpoint.role is not Role.PREFILL:
+        return SPEED_PROBE_PROMPT_TOKENS
+    lengths = (card.get("max_model_len") for card in member.cards or ())
+    shortest = min((each for each in lengths if type(each) is int and each > 0), default=None)
+    if shortest is None:
+        return PREFILL_PROBE_TOKENS
+    return max(1, min(PREFILL_PROBE_TOKENS, shortest // 2))
+
+
+def speed_probe_leg(member: Member, now: float) -> LegTimer:
+    """The timer of a probe that is sent now. What a decode engine takes for a prompt of a few
+    letters is its step, and tells nothing of what users' prompts take per token."""
+    work = speed_probe_work(member) if member.endpoint.role is Role.PREFILL else 0
+    return LegTimer(member.speed, None, work, now, tracks_first_token=True)
+
+
+def speed_probe_body(member: Member, rng: Random) -> bytes:
+    """The JSON body of one probe. A prefill engine's prompt is another one each time: its prefix
+    cache does not have it."""
+    tokens = speed_probe_tokens(member.endpoint.role)
+    prompt: str | list[int] = SPEED_PROBE_PROMPT
+    if member.endpoint.role is Role.PREFILL:
+        prompt = rng.choices(PREFILL_PROBE_IDS, k=speed_probe_work(member))
+    body: dict[str, object] = {
+        "prompt": prompt,
+        "temperature": 0,
+        "max_tokens": tokens,
+        "min_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if member.models:
+        body["model"] = min(member.models)
+    return orjson.dumps(body)

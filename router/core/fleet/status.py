@@ -1,0 +1,272 @@
+"""What operators are told of engines: each one's status with its cause, and the lines of the log.
+
+A status is the health, or while an engine is up why it is excluded. The log has a line for each
+change, whoever caused it, and reminders of engines that stay away.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from router.core.fleet.member import Exclusion, Member
+from router.core.health import State
+from router.core.values import Endpoint, Role
+
+__all__ = ["Notice", "StatusLog", "cause", "exclusion_since", "pool_status", "since", "status"]
+
+FIRST_REMINDER_SECONDS: Final = 10.0
+"""Until an engine that is not up is mentioned again; the time doubles with each reminder."""
+
+LONGEST_REMINDER_SECONDS: Final = 640.0
+
+MAX_CHANGES: Final = 5
+CHANGES_SECONDS: Final = 60.0
+"""An engine that flaps gets so many lines in this time; what happens meanwhile is counted."""
+
+UNREAD_SECONDS: Final = 30.0
+"""For which gauges cannot be read until that is told: a busy engine is late at times."""
+
+MAX_RECENT: Final = 20
+"""Changes that are kept for those who look later: more than an operator reads."""
+
+
+def status(member: Member) -> State | Exclusion:
+    """An engine's state, or while it is up why it is excluded. One that is drained gets no requests
+    whatever its probes say, so those do not count."""
+    if member.is_drained:
+        return State.DRAINING
+    state = member.health.state
+    return (member.exclusion or state) if state is State.UP else state
+
+
+def since(member: Member) -> float | None:
+    """When its status began; None if not known."""
+    if member.is_drained:
+        return member.drained_since
+    return exclusion_since(member) if isinstance(status(member), Exclusion) else member.since
+
+
+def exclusion_since(member: Member) -> float | None:
+    """When its exclusion began; None if it is not excluded."""
+    match member.exclusion:
+        case Exclusion.EJECTED:
+            return member.outlier.since
+        case Exclusion.STALLED:
+            return member.stall.since
+        case Exclusion.SLOW:
+            return member.slow_since
+    return None
+
+
+def cause(member: Member) -> str | None:
+    """Why it is not simply up; None if it is, or if no cause is known."""
+    if member.leaving_since is not None:
+        return f"it was removed from the fleet, with {_requests(member)}"
+    if member.is_drained:
+        return f"its source or an operator drains it, with {_requests(member)}"
+    match status(member):
+        case State.UP:
+            return None
+        case Exclusion.STALLED:
+            return "it has open streams and produces no tokens"
+        case Exclusion.SLOW:
+            return f"it takes {member.view.slowdown:.1f} times the pool's median"
+        case Exclusion.EJECTED:
+            return f"it fails more than the others; the last time {member.last_error}"
+    return member.last_error
+
+
+def pool_status(pool: Sequence[Member]) -> str:
+    """How many of a pool are up, and what the others are: "0 of 3 up: 2 down, 1 ejected"."""
+    if not pool:
+        return "none is known yet"
+    text = f"{_up(pool)} of {len(pool)} up"
+    found = [status(member) for member in pool]
+    others = [f"{found.count(each)} {each}" for each in _NOT_UP if each in found]
+    return f"{text}: {', '.join(others)}" if others else text
+
+
+_NOT_UP: Final = (
+    *(State.DOWN, State.DRAINING, State.STARTING),
+    *(Exclusion.EJECTED, Exclusion.STALLED),
+)
+
+
+def _up(pool: Iterable[Member]) -> int:
+    """How many take new requests; slow ones take some."""
+    return sum(member.is_usable and not member.is_blocked for member in pool)
+
+
+def _requests(member: Member) -> str:
+    count = member.view.in_flight
+    return "no requests left" if not count else f"{count} request{'s' * (count > 1)} left"
+
+
+class Notice(NamedTuple):
+    """A line for the log."""
+
+    is_bad: bool
+    """Whether it is a warning."""
+    text: str
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the log says of one engine."""
+
+    member: Member
+    entered_at: float
+    """When its status was first seen."""
+    due: float
+    """When the next reminder is due, unless the status changes."""
+    seen: State | Exclusion = State.STARTING
+    logged: State | Exclusion = State.STARTING
+    before: State | Exclusion = State.STARTING
+    lasted: float = 0.0
+    """The status before `seen`, and its seconds."""
+    changes: int = 0
+    """Changes since the last line."""
+    far_off_since: float | None = None
+    """When predictions of its prefix cache were called far off; None while they are right."""
+    is_unread: bool = False
+    """Whether it was told that its gauges cannot be read."""
+    lines: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
+    """When the last changes were logged."""
+
+
+class StatusLog:
+    """The log lines of a fleet's changes. It compares states, so it does not matter who changed
+    them. `pool` gives the members of a role; those of now are no news."""
+
+    def __init__(
+        self, members: Iterable[Member], pool: Callable[[Role], Sequence[Member]], now: float
+    ) -> None:
+        self._members = members
+        self._pool = pool
+        self.recent: deque[tuple[float, Notice]] = deque(maxlen=MAX_RECENT)
+        """The last changes, oldest first, each with its time; reminders are none."""
+        self._told = {m.endpoint: _told(m, now) for m in members}
+        self._pools_up: dict[Role, str] = {}
+        """What the lines of a tick say of the pools: a thousand lines count each of them once."""
+
+    def notices(self, now: float) -> list[Notice]:
+        """What is to be logged now."""
+        self._pools_up.clear()
+        before, self._told = self._told, {}
+        found: list[Notice | None] = []
+        for member in self._members:
+            told = before.pop(member.endpoint, None)
+            if told is None or told.member is not member:
+                found.append(self._joined(member, now, is_another=told is not None))
+                told = _told(member, now)
+            self._told[member.endpoint] = told
+            found += [
+                self._notice(member, told, now),
+                _prediction(member, told, now),
+                _gauges(member, told, now),
+            ]
+        found += [self._gone(told, now) for told in before.values()]
+        return [notice for notice in found if notice is not None]
+
+    def _changed(self, notice: Notice, now: float) -> Notice:
+        self.recent.append((now, notice))
+        return notice
+
+    def _joined(self, member: Member, now: float, *, is_another: bool) -> Notice:
+        text = "is another engine now" if is_another else "joined"
+        return self._changed(self._line(member.endpoint, f"{text} (named by {member.source})"), now)
+
+    def _gone(self, told: _Told, now: float) -> Notice:
+        member = told.member
+        text = f"is gone after {_seconds(now - told.entered_at)} s {told.seen}"
+        if member.view.in_flight:
+            text += f", with {_requests(member)}, which go on"
+        return self._changed(self._line(member.endpoint, text), now)
+
+    def _notice(self, member: Member, told: _Told, now: float) -> Notice | None:
+        current, lasted = status(member), now - told.entered_at
+        if current is not told.seen:
+            told.before, told.lasted = told.seen, lasted
+            told.seen, told.entered_at = current, now
+            told.due = now + FIRST_REMINDER_SECONDS
+            told.changes += 1
+        if current is not told.logged:
+            return self._change(member, told, now)
+        if now >= told.due and not (member.health.is_usable or member.is_drained):
+            told.due = now + min(lasted, LONGEST_REMINDER_SECONDS)
+            return self._status_line(member, f"is still {current}, for {_seconds(lasted)} s")
+        return None
+
+    def _change(self, member: Member, told: _Told, now: float) -> Notice | None:
+        lines = told.lines
+        if len(lines) == MAX_CHANGES and now - lines[0] < CHANGES_SECONDS:
+            return None
+        skipped, told.changes = told.changes - 1, 0
+        lines.append(now)
+        told.logged = told.seen
+        text = f"is {told.seen}"
+        if skipped > 0:
+            text += f" after {skipped} changes that are not logged"
+        elif told.seen is State.UP and told.before is not State.STARTING:
+            text += f" again after {_seconds(told.lasted)} s {told.before}"
+        return self._changed(self._status_line(member, text), now)
+
+    def _status_line(self, member: Member, text: str) -> Notice:
+        why = cause(member)
+        is_bad = status(member) is not State.UP and not member.is_drained
+        return self._line(member.endpoint, text if why is None else f"{text}: {why}", is_bad=is_bad)
+
+    def _line(self, endpoint: Endpoint, text: str, *, is_bad: bool = False) -> Notice:
+        role = endpoint.role
+        if role not in self._pools_up:
+            pool = self._pool(role)
+            self._pools_up[role] = f"{_up(pool)} of {len(pool)} {role} engines up"
+        return Notice(is_bad, f"{role} {endpoint.url} {text}; {self._pools_up[role]}")
+
+
+def _told(member: Member, now: float) -> _Told:
+    return _Told(member, now, now + FIRST_REMINDER_SECONDS)
+
+
+def _prediction(member: Member, told: _Told, now: float) -> Notice | None:
+    """What is to be said of the predictions of an engine's prefix cache."""
+    trust, since = member.prefix_trust, told.far_off_since
+    if trust.is_far_off is (since is not None):
+        return None
+    name = f"{member.endpoint.role} {member.endpoint.url}"
+    told.far_off_since = now if trust.is_far_off else None
+    if since is None:
+        return Notice(
+            True,
+            f"{name} finds {trust.share:.0%} of the prompt tokens that its prefix cache is "
+            "predicted to hold, so predictions count as much less: check that it runs with "
+            "--enable-prefix-caching, and whether other clients fill its KV cache",
+        )
+    if not trust.is_measured:  # a new engine, of which nothing is known yet
+        return None
+    return Notice(False, f"{name} finds what is predicted again after {_seconds(now - since)} s")
+
+
+def _gauges(member: Member, told: _Told, now: float) -> Notice | None:
+    """What is to be said of gauges that cannot be read, while the engine is up: others' are not."""
+    unread, up = member.unread_since, member.since
+    if not member.health.is_usable or up is None:
+        return None
+    is_unread = unread is not None and now - max(unread, up) >= UNREAD_SECONDS
+    if is_unread is told.is_unread or (told.is_unread and unread is not None):
+        return None
+    told.is_unread = is_unread
+    name = f"{member.endpoint.role} {member.endpoint.url}"
+    if not is_unread:
+        return Notice(False, f"the gauges of {name} are read again")
+    why = "" if member.gauges_error is None else f": {member.gauges_error}"
+    return Notice(
+        True,
+        f"the gauges of {name} cannot be read, so what others send there is not seen{why}",
+    )
+
+
+def _seconds(seconds: float) -> str:
+    """In at most three digits before the point, and none behind it where that says nothing."""
+    return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"

@@ -1,0 +1,47 @@
+"""What the worker processes of one host tell each other: the network and the simulator ask here."""
+
+from collections.abc import Iterator
+
+from router.core.events import Ejected, Event, LegFailed, Probed, Scraped, SharedEvent
+from router.core.fleet.failures import is_unreachable
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Exclusion, Member
+from router.core.values import Endpoint
+
+__all__ = ["FleetNews", "for_workers"]
+
+
+def for_workers(event: Event) -> SharedEvent | None:
+    """The event, if the other workers should know of it."""
+    if isinstance(event, Probed | Scraped):
+        return event
+    if isinstance(event, LegFailed) and is_unreachable(event):
+        return event
+    return None
+
+
+class FleetNews:
+    """What a fleet has found out by itself."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._known = _exclusions(fleet)
+
+    def take(self) -> Iterator[SharedEvent]:
+        """What others should know since the last call: prompts that engines hold, ejections."""
+        yield from self._fleet.held_prefixes()
+        before, self._known = self._known, _exclusions(self._fleet)
+        for member in self._fleet:
+            if member.exclusion is not before.get(member.endpoint):
+                since, until = member.outlier.since, member.outlier.until
+                if since is not None and until is not None:
+                    yield _ejected(member, since, until)
+
+
+def _exclusions(fleet: Fleet) -> dict[Endpoint, Exclusion | None]:
+    return {member.endpoint: member.exclusion for member in fleet}
+
+
+def _ejected(member: Member, since: float, until: float) -> Ejected:
+    cause, streak = member.last_error or "", member.outlier.ejected_by
+    return Ejected(member.endpoint, since, until, cause, streak)

@@ -1,0 +1,1 @@
+"""What is bounded, and who may come."""

@@ -1,0 +1,1 @@
+"""Who is to be in the fleet, as sources and operators say."""

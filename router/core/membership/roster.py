@@ -1,0 +1,396 @@
+"""Which engines the fleet has: what sources name, and what operators ordered.
+
+A source names its whole set each time. An engine that no source names any more, and that no
+operator added, leaves: it gets no new requests, and is forgotten when its last request has ended
+or after a time-out. An operator's order stands above the sources until it is taken back, or until
+another engine (another identity) is found at the URL.
+
+Each engine has a row, a number by which worker processes share its load. An engine that takes the
+place of another one at the same URL has another row. A row is used again only when nobody needs it.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from router.core.membership.membership import Target
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.urls import split_rank, with_rank
+from router.core.values import Endpoint, Role
+
+__all__ = ["MAX_ENDPOINTS", "OPERATOR", "Entry", "Order", "Roster"]
+
+MAX_ENDPOINTS: Final = 1024
+"""Endpoints at a time, those that leave included: what a source or an operator can make the router
+hold is bounded. A few times the largest pools of one router."""
+
+MAX_NAME: Final = 1024
+"""Characters of a URL or an identity."""
+
+OPERATOR: Final = "operator"
+"""The source of what operators add."""
+
+
+class Order(StrEnum):
+    """What an operator says of an engine."""
+
+    ADD = "add"
+    DRAIN = "drain"
+    """No new requests, until `UNDRAIN`."""
+    UNDRAIN = "undrain"
+    REMOVE = "remove"
+    """It leaves although a source names it, until `ADD`."""
+
+
+class Entry(NamedTuple):
+    """An engine of the fleet, in one role."""
+
+    endpoint: Endpoint
+    row: int = 0
+    identity: str = ""
+    source: str = OPERATOR
+    """Who names it, or named it last."""
+    is_draining: bool = False
+    """Whether its source or an operator wants that it gets no new requests."""
+    leaving_since: float | None = None
+    """Since when nobody names it; monotonic seconds, the clock of all processes of a host."""
+    changed_in: int = 0
+    """The version in which it began to leave."""
+    receiver: Receiver | None = None
+    """Where its LMCache takes KV caches, if its source knows."""
+    kv_events_port: int | None = None
+    """As its source says."""
+
+    def left(self, now: float, version: int) -> "Entry":
+        """The same, when nobody names it any more."""
+        return self._replace(leaving_since=now, changed_in=version)
+
+
+Standing = tuple[Order, str]
+"""An order that stands (DRAIN or REMOVE), and the identity of the engine that it is for."""
+
+
+class Roster:
+    """All entries. `rows` bounds how many there are at a time.
+
+    `leave_seconds`: time-out of engines that leave with requests.
+    """
+
+    def __init__(self, rows: int, leave_seconds: float) -> None:
+        self.entries: tuple[Entry, ...] = ()
+        self.version = 0
+        """Counts the changes of `entries` and of what is acknowledged."""
+        self.left_out = 0
+        """Engines that somebody names and for which there is no room."""
+        self.rows = rows
+        self._leave_seconds = leave_seconds
+        self._sources: dict[str, tuple[Target, ...]] = {}
+        self._beyond: dict[str, int] = {}
+        """How many more engines than there are rows each source names; they are not kept."""
+        self._added: dict[Endpoint, None] = {}
+        self._standing: dict[Endpoint, Standing] = {}
+        self._ranks: dict[str, tuple[int, ...]] = {}
+        """The data-parallel ranks of engines that have several, by URL."""
+        self._given_up: dict[int, int] = {}
+        """Rows that may still be in use, by the version that gave them up."""
+        self._obeyed: dict[int, int] = {}
+        """The last order of each worker process that was obeyed."""
+
+    def set_targets(self, source: str, targets: Iterable[Target], now: float) -> bool:
+        """A source names its whole set. Returns whether that changes the fleet."""
+        fit = [t for t in targets if max(len(t.endpoint.url), len(t.identity)) <= MAX_NAME]
+        self._sources[source] = tuple(fit[: self.rows])
+        self._beyond[source] = max(0, len(fit) - self.rows)
+        return self._update(now)
+
+    def named_by(self, source: str) -> tuple[Target, ...] | None:
+        """The set that a source named last; None if it has named none."""
+        return self._sources.get(source)
+
+    def set_ranks(self, url: str, ranks: tuple[int, ...], now: float) -> bool:
+        """The engine at a URL has these data-parallel ranks, each an endpoint of its own; with one
+        or none it is one endpoint. Returns whether that changes the fleet."""
+        if len(ranks) > 1:
+            self._ranks[url] = ranks
+        else:
+            self._ranks.pop(url, None)
+        return self._update(now)
+
+    def refusal(self, order: Order, endpoint: Endpoint) -> str | None:
+        """Why an order cannot be obeyed; None if it can."""
+        entry = self._entry(endpoint)
+        if order is Order.ADD:
+            if len(endpoint.url) > MAX_NAME:
+                return f"the URL is longer than {MAX_NAME} characters"
+            if entry is None and len(self.entries) + len(self._given_up) >= self.rows:
+                return f"the fleet has {self.rows} endpoints already: remove others first"
+            return None
+        if entry is None and endpoint not in self._standing:
+            return "there is no such engine; GET /admin/engines lists them"
+        is_used = entry is not None and entry.leaving_since is None  # another one at its URL
+        if order is Order.DRAIN and self._is_removed(endpoint) and not is_used:
+            return "it was removed; add it first"
+        return None
+
+    def obey(self, order: Order, endpoint: Endpoint, now: float) -> None:
+        """Obey an operator's order that is not refused."""
+        standing = self._standing.get(endpoint)
+        if order is Order.ADD:
+            self._added[endpoint] = None
+            if self._is_removed(endpoint):
+                del self._standing[endpoint]
+        elif order is Order.UNDRAIN:
+            if standing is not None and standing[0] is Order.DRAIN:
+                del self._standing[endpoint]
+        else:
+            entry = self._entry(endpoint)
+            before = "" if standing is None else standing[1]
+            identity = before if entry is None else entry.identity
+            self._standing.pop(endpoint, None)
+            if order is Order.REMOVE:
+                self._added.pop(endpoint, None)
+            if order is Order.DRAIN or standing is not None or self._is_named(endpoint):
+                self._standing[endpoint] = (order, identity)
+            if len(self._standing) > self.rows:  # of engines that are long gone
+                del self._standing[next(iter(self._standing))]
+        self._update(now)
+
+    def acknowledge(self, worker: int, number: int) -> None:
+        """A worker's order is obeyed; its numbers grow."""
+        self._obeyed[worker] = number
+        self.version += 1
+
+    def has_obeyed(self, worker: int, number: int) -> bool:
+        """Whether that order of a worker is obeyed."""
+        return self._obeyed.get(worker, 0) >= number
+
+    def settle(self, now: float, is_idle: Callable[[int, int], bool]) -> bool:
+        """Forget engines that have left, and take in those for which there was no room. Returns
+        whether there were any.
+
+        `is_idle(row, version)`: whether every process has seen that version, and none has requests
+        in that row.
+        """
+        idle = [row for row, version in self._given_up.items() if is_idle(row, version)]
+        for row in idle:
+            del self._given_up[row]
+        stay: list[Entry] = []
+        gone: list[Entry] = []
+        for entry in self.entries:
+            since = entry.leaving_since
+            is_over = since is not None and (
+                now - since >= self._leave_seconds or is_idle(entry.row, entry.changed_in)
+            )
+            (gone if is_over else stay).append(entry)
+        if gone:
+            self.version += 1
+            self.entries = tuple(stay)
+            self._given_up |= dict.fromkeys((entry.row for entry in gone), self.version)
+        has_room = bool(idle and self.left_out)
+        return (has_room and self._update(now)) or bool(gone)
+
+    def orders(self) -> list[tuple[Endpoint, Order]]:
+        """The orders that stand."""
+        return [(endpoint, order) for endpoint, (order, _) in self._standing.items()]
+
+    def _entry(self, endpoint: Endpoint) -> Entry | None:
+        """The endpoint's entry, or that of one of its ranks."""
+        found = (entry for entry in self.entries if entry.endpoint == endpoint)
+        of_ranks = (entry for entry in self.entries if _engine(entry.endpoint) == endpoint)
+        return next(found, None) or next(of_ranks, None)
+
+    def _is_removed(self, endpoint: Endpoint) -> bool:
+        """Whether an operator has removed it."""
+        standing = self._standing.get(endpoint)
+        return standing is not None and standing[0] is Order.REMOVE
+
+    def _is_named(self, endpoint: Endpoint) -> bool:
+        """Whether a source names it."""
+        named = {t.endpoint for targets in self._sources.values() for t in targets}
+        return endpoint in named or _engine(endpoint) in named
+
+    def _update(self, now: float) -> bool:
+        """Make the entries what is wanted now."""
+        before = {entry.endpoint: entry for entry in self.entries}
+        wanted = self._wanted(before)
+        version = self.version + 1
+        used = {entry.row for entry in self.entries} | self._given_up.keys()
+        free = (row for row in range(self.rows) if row not in used)
+        found = [
+            self._renewed(before.get(endpoint), source, target, free)
+            for endpoint, (source, target) in wanted.items()
+        ]
+        entries = [entry for entry in found if entry is not None]
+        self.left_out = len(found) - len(entries) + sum(self._beyond.values())
+        there = {entry.endpoint for entry in entries}
+        entries += [
+            entry if entry.leaving_since is not None else entry.left(now, version)
+            for endpoint, entry in before.items()
+            if endpoint not in there
+        ]
+        if tuple(entries) == self.entries:
+            return False
+        # Of those that another engine has replaced.
+        lost = {entry.row for entry in self.entries} - {entry.row for entry in entries}
+        self._given_up |= dict.fromkeys(lost, version)
+        self.entries, self.version = tuple(entries), version
+        return True
+
+    def _renewed(
+        self, before: Entry | None, source: str, target: Target, free: Iterator[int]
+    ) -> Entry | None:
+        """The entry of a target; None without a free row."""
+        is_draining = target.is_draining or self._stands(Order.DRAIN, target)
+        if before is not None and before.identity == target.identity:
+            if _is_as_wanted(before, source, target, is_draining=is_draining):
+                return before
+            return before._replace(
+                source=source,
+                is_draining=is_draining,
+                leaving_since=None,
+                changed_in=0,
+                receiver=target.receiver,
+                kv_events_port=target.kv_events_port,
+            )
+        row = next(free, None)
+        if row is None:
+            return None
+        return Entry(
+            target.endpoint,
+            row,
+            target.identity,
+            source,
+            is_draining,
+            receiver=target.receiver,
+            kv_events_port=target.kv_events_port,
+        )
+
+    def _wanted(self, before: dict[Endpoint, Entry]) -> dict[Endpoint, tuple[str, Target]]:
+        """Who names which engine. Of several the first one counts."""
+        named: dict[Endpoint, tuple[str, Target]] = {}
+        for source, targets in self._sources.items():
+            for target in targets:
+                named.setdefault(target.endpoint, (source, target))
+        wanted = {
+            endpoint: (source, target)
+            for endpoint, (source, target) in named.items()
+            if not self._stands(Order.REMOVE, target)
+        }
+        for endpoint in self._added:
+            if endpoint not in wanted:
+                known = before.get(endpoint)
+                target = (
+                    Target(endpoint)
+                    if known is None
+                    else Target(endpoint, known.identity, receiver=known.receiver)
+                )
+                wanted[endpoint] = (OPERATOR, target)
+        self._ranks = {e.url: self._ranks[e.url] for e in wanted if e.url in self._ranks}
+        return self._by_rank(wanted) if self._ranks else wanted
+
+    def _by_rank(
+        self, wanted: dict[Endpoint, tuple[str, Target]]
+    ) -> dict[Endpoint, tuple[str, Target]]:
+        """The same, with each rank of a data-parallel engine instead of the engine."""
+        found: dict[Endpoint, tuple[str, Target]] = {}
+        for endpoint, (source, target) in wanted.items():
+            for rank in self._ranks.get(endpoint.url, (None,)):
+                if rank is None:
+                    found[endpoint] = source, target
+                    continue
+                own = Endpoint(with_rank(endpoint.url, rank), endpoint.role)
+                one = replace(target, endpoint=own)
+                if not self._stands(Order.REMOVE, one):
+                    found[own] = source, one
+        return found
+
+    def _stands(self, order: Order, target: Target) -> bool:
+        """Whether an order stands for this very engine, or for all ranks of it."""
+        if not self._standing:
+            return False
+        due = order, target.identity
+        endpoint = target.endpoint
+        return due in (self._standing.get(endpoint), self._standing.get(_engine(endpoint)))
+
+    # For other processes, and for the leader that takes this one's place.
+
+    def encode(self) -> bytes:
+        """All of it; the inverse of `restore`."""
+        return json.dumps(
+            {
+                "version": self.version,
+                "left_out": self.left_out,
+                "entries": self.entries,
+                "sources": {
+                    source: [
+                        (t.endpoint, t.identity, t.is_draining, t.receiver, t.kv_events_port)
+                        for t in targets
+                    ]
+                    for source, targets in self._sources.items()
+                },
+                "added": list(self._added),
+                "standing": list(self._standing.items()),
+                "given_up": list(self._given_up.items()),
+                "obeyed": list(self._obeyed.items()),
+                "ranks": list(self._ranks.items()),
+            }
+        ).encode()
+
+    def restore(self, data: bytes) -> None:
+        """Take what another process has encoded; the bounds stay."""
+        state: dict[str, Any] = json.loads(data)
+        self.version, self.left_out = state["version"], state["left_out"]
+        self.entries = tuple(
+            Entry(_endpoint(endpoint), *_fields(others)) for endpoint, *others in state["entries"]
+        )
+        self._sources = {
+            source: tuple(
+                Target(_endpoint(endpoint), *_fields(others)) for endpoint, *others in targets
+            )
+            for source, targets in state["sources"].items()
+        }
+        self._added = dict.fromkeys(map(_endpoint, state["added"]))
+        self._standing = {
+            _endpoint(endpoint): (Order(order), identity)
+            for endpoint, (order, identity) in state["standing"]
+        }
+        self._given_up = dict(state["given_up"])
+        self._obeyed = dict(state["obeyed"])
+        self._ranks = {url: tuple(ranks) for url, ranks in state["ranks"]}
+
+
+def _is_as_wanted(entry: Entry, source: str, target: Target, *, is_draining: bool) -> bool:
+    """Whether nothing of an entry is to be changed: of a thousand, as a rule, all but one."""
+    return (
+        entry.leaving_since is None
+        and entry.is_draining == is_draining
+        and entry.source == source
+        and entry.receiver == target.receiver
+        and entry.kv_events_port == target.kv_events_port
+    )
+
+
+def _engine(endpoint: Endpoint) -> Endpoint:
+    """The whole engine of which an endpoint may be a rank."""
+    url, rank = split_rank(endpoint.url)
+    return endpoint if rank is None else Endpoint(url, endpoint.role)
+
+
+def _endpoint(pair: list[str]) -> Endpoint:
+    url, role = pair
+    return Endpoint(url, Role(role))
+
+
+def _fields(encoded: list[Any]) -> list[Any]:
+    """Fields that follow an endpoint, the last two of them a receiver and a port."""
+    *others, receiver, port = encoded
+    return [*others, _receiver(receiver), port]
+
+
+def _receiver(found: list[Any] | None) -> Receiver | None:
+    if found is None:
+        return None
+    host, init_ports, alloc_ports = found
+    return Receiver(host, tuple(init_ports), tuple(alloc_ports))

@@ -1,0 +1,1 @@
+"""Who serves a request, and how its plan is driven."""

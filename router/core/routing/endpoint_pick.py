@@ -1,0 +1,247 @@
+"""One request that an Envoy carries out: which engines it shall ask, and what it tells of the
+answer.
+
+The decisions, leases and the record are those of any request (`RequestRun`); only what moves the
+bytes is another program.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+from router.core.errors import NoEngine
+from router.core.events import Event, LegAnswered, LegDone, LegFailed, RequestEnded
+from router.core.fleet.leg_timer import LegTimer
+from router.core.plans.pick import pick, retried
+from router.core.plans.steps import Stream
+from router.core.routing.request_run import RequestRun
+from router.core.routing.schedule import Scheduler
+from router.core.urls import split_rank
+from router.core.values import DECODE, REMOTE, Destinations, Endpoint, Facts, Failure
+from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream
+from router.core.wire.sse import (
+    EventKind,
+    EventSplitter,
+    data_events,
+    data_of,
+    error_in,
+    event_kind,
+    events,
+    status_of,
+)
+from router.core.wire.usage import TAIL_BYTES, generated_tokens
+
+__all__ = ["EndpointPick"]
+
+ALTERNATIVES: Final = 2
+"""Further decode engines that Envoy may retry on: with the first as many as the router tries."""
+
+
+class EndpointPick(RequestRun):
+    """`choose` first; then what Envoy sees: `on_head`, `on_body`, `on_end`; `end` in any case."""
+
+    __slots__ = (
+        "_error",
+        "_events",
+        "_has_failed",
+        "_is_abort",
+        "_is_stream",
+        "_is_watched",
+        "_splitter",
+        "_tail",
+        "_timer",
+        "is_over",
+    )
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        observe: Callable[[Event], None],
+        record: RequestEnded,
+        rng: Random,
+        *,
+        is_watched: bool,
+        sample: float = 0.0,
+    ) -> None:
+        """`is_watched`: Envoy passes the answer's body by, so that speeds can be measured."""
+        super().__init__(scheduler, observe, record, rng, sample)
+        self._is_watched = is_watched
+        self._is_stream = False
+        self._timer: LegTimer | None = None
+        self._splitter = EventSplitter()
+        """Of a stream's events."""
+        self._error = b""
+        """The stream's last error event."""
+        self._is_abort = False
+        """Whether an answer that is no stream says that the engine dropped the request."""
+        self._events = 0
+        """From that one on."""
+        self._has_failed = False
+        """Whether the engine has."""
+        self._tail = b""
+        self.is_over = False
+        """Whether the answer was seen to its end."""
+
+    def choose(self, facts: Facts, now: float) -> None:
+        """Decide and lease. Raises a RouterError."""
+        record = self.record
+        record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
+        record.text_bytes = facts.learnable_bytes
+        decision = self._scheduler.decide(facts, now)
+        self.decided(decision)
+        self.start(facts, pick(facts, decision), now)
+        self._is_stream = facts.stream
+        if self._is_watched:
+            self._timer = self.leg(now)
+
+    @property
+    def prefill(self) -> Endpoint | None:
+        """The prefill engine, if there is one."""
+        prefill = self.record.prefill
+        return prefill if prefill in self._leases else None
+
+    def decodes(self, now: float) -> tuple[Endpoint, ...]:
+        """The decode engine, and others for retries, the best first."""
+        chosen, facts = self.step.endpoint, self._known()
+        if split_rank(chosen.url)[1] is not None:  # the header that pins it would go along
+            return (chosen,)
+        try:
+            ranking = self._scheduler.rank(DECODE, facts, frozenset({chosen}), now)
+        except NoEngine:
+            return (chosen,)
+        ordered = sorted(zip(ranking.scores, ranking.candidates, strict=True), key=_score)
+        return (chosen, *(candidate.endpoint for _, candidate in ordered[:ALTERNATIVES]))
+
+    # What Envoy sees.
+
+    def on_head(self, status: int, served: Endpoint | None, now: float) -> None:
+        """The answer begins. `served`: the engine that gave it, where Envoy tells."""
+        if served is not None and served != self.step.endpoint:
+            self._move(served, now)
+        self.record.status = status
+        self._observe(LegAnswered(self.step.endpoint, status, now - self.asked_at))
+        if self._timer is None:  # nothing more will be seen
+            for lease in self._leases.values():
+                lease.prefilled()
+        self.begun()
+
+    def on_body(self, data: bytes, now: float) -> None:
+        """A piece of the answer's body."""
+        record = self.record
+        record.chunks += 1
+        record.bytes_out += len(data)
+        if record.first_byte is None and data:
+            record.first_byte = now
+        timer = self._timer
+        if timer is None or not data or record.status >= 400:
+            return
+        end = self._tail + data
+        self._tail = end[-TAIL_BYTES:]
+        if not self._is_stream:
+            self._is_abort = self._is_abort or end.find(ABORT) >= 0
+            return
+        whole = self._splitter.feed(data)
+        self._error = error_in(whole) or self._error
+        found = data_events(whole) if self._events else self._begin(whole, timer, now)
+        self._events += found
+        timer.speed.tokens += found
+
+    def _begin(self, whole: bytes, timer: LegTimer, now: float) -> int:
+        """Look for the first event with content; returns how many follow it here."""
+        found = events(whole)
+        for place, event in enumerate(found, 1):
+            kind = event_kind(event)
+            if kind is EventKind.CONTENT:
+                timer.first_token(now)
+                self._release_prefill()
+                self._events = 1
+                return sum(1 for each in found[place:] if data_of(each))
+            if kind is not EventKind.PREAMBLE:  # no token to be timed
+                timer.end(now)
+                self._timer = None
+                if kind is EventKind.ABORTED:
+                    self.fail(DROPPED, DROPPED.message)
+                else:
+                    self._report(event)
+                break
+        return 0
+
+    def _report(self, event: bytes) -> None:
+        """The stream has this error event."""
+        status = status_of(event)
+        if status >= 500:
+            text = engine_error(DECODE, status, data_of(event))
+            self.fail(failed_stream(event), text)
+
+    def fail(self, failure: Failure, error: str) -> None:
+        """The engine has failed the request. `error`: for the record."""
+        self._has_failed = True
+        self.record.error = error
+        self._observe(LegFailed(self.step.endpoint, failure.kind, self.asked_at, failure.cause))
+
+    def on_end(self, now: float) -> None:
+        """The answer is complete."""
+        if self.is_over:
+            return
+        self.is_over = True
+        timer, record = self._timer, self.record
+        if timer is not None and self._error:
+            self._report(self._error)
+        elif timer is not None and record.status < 400:
+            tokens = generated_tokens(self._tail)
+            if not self._is_stream and not tokens and self._is_abort:
+                self.fail(DROPPED, DROPPED.message)
+            elif not self._is_stream:
+                timer.unary_answer(now, tokens)
+            elif tokens and self._events:
+                timer.calibrate(tokens, self._events)
+        if 0 < record.status < 500 and not self._has_failed:
+            self._observe(LegDone(self.step.endpoint))
+
+    def end(self, now: float, error: str | None = None, *, is_aborted: bool = False) -> None:
+        """The request is over, for whatever reason; `is_aborted`: for this router, which is going.
+        Once."""
+        if self._timer is not None:
+            self._timer.end(now)
+        self.close()
+        record = self.record
+        record.asked_at, record.ended, record.error = self.asked_at, now, record.error or error
+        is_good = record.error is None and 0 < record.status < 400
+        record.outcome = record.failure if not is_good else "ok"
+        if record.error is None and not self.is_over and (self._is_watched or not record.status):
+            record.outcome = "aborted" if is_aborted else "client_left"
+        self._observe(record)
+
+    def _move(self, served: Endpoint, now: float) -> None:
+        """Envoy has retried, and another engine has answered: the lease goes there."""
+        facts = self._known()
+        chosen = Destinations((), (served,))
+        fallback = retried()
+        self.record.fallbacks += (fallback,)
+        self._observe(fallback)
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.end(now)
+        self._leases.pop(self.step.endpoint).release()
+        before, facts.destinations = facts.destinations, chosen
+        computes = self.record.mode is not REMOTE
+        try:
+            lease = self._scheduler.lease(DECODE, facts, frozenset(), now, computes=computes)
+        except NoEngine:  # it has gone meanwhile: its answer comes all the same
+            return
+        finally:
+            facts.destinations = before
+        self._leases[served] = lease
+        self.step = Stream(served, facts.path, b"")
+        self.record.decode = served
+        if timer is not None:
+            self._timer = self.leg(now)
+
+    def _release_prefill(self) -> None:
+        prefill = self.prefill
+        if prefill is not None:
+            self._leases.pop(prefill).release()
+
+
+def _score(pair: tuple[float, object]) -> float:
+    return pair[0]

@@ -1,0 +1,121 @@
+"""What a gateway with an endpoint picker of its own says, and is told: the endpoint picker protocol
+of the Gateway API Inference Extension, llm-d's header for the prefill engine, and ORCA's load
+reports."""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import orjson
+
+from router.core.fleet.member import Member
+from router.core.urls import origin, split_rank
+from router.core.values import DECODE, PREFILL, Destinations, Endpoint, Role
+
+__all__ = [
+    "DESTINATION",
+    "GATEWAY_HEADERS",
+    "LLM_D_PREFILLER",
+    "LOAD_FORMAT",
+    "LOAD_REPORT",
+    "PREFILLER",
+    "SERVED",
+    "AddressBook",
+    "address_of",
+    "load_report",
+]
+
+DESTINATION: Final = b"x-gateway-destination-endpoint"
+"""The decode engine as `ip:port`; several with commas, the first that can take the request does."""
+
+PREFILLER: Final = b"x-prefiller-host-port"
+"""The prefill engine, likewise; without it the decode engine does all."""
+
+LLM_D_PREFILLER: Final = b"x-llm-d-prefiller-host-port"
+"""Its newer name. llm-d's endpoint pickers that know it set both, and its sidecars read the older
+one first: only that one was always taken from clients."""
+
+SERVED: Final = b"x-gateway-destination-endpoint-served"
+"""Of an answer: the decode engine that gave it."""
+
+LOAD_FORMAT: Final = b"endpoint-load-metrics-format"
+"""TEXT or JSON: the answer shall report the engine's load."""
+
+LOAD_REPORT: Final = b"endpoint-load-metrics"
+
+GATEWAY_HEADERS: Final = frozenset(
+    {
+        DESTINATION,
+        b"x-gateway-destination-endpoint-subset",
+        SERVED,
+        PREFILLER,
+        LLM_D_PREFILLER,
+        b"x-prefiller-url",
+        b"x-encoder-hosts-ports",
+        b"x-llm-d-encoder-hosts-ports",
+        b"x-kv-cache-source-host-port",
+        b"x-llm-d-kv-cache-source-host-port",
+        b"x-data-parallel-host-port",
+        LOAD_FORMAT,
+    }
+)
+"""What gateways and endpoint pickers say. Those behind an engine's port that read them (llm-d's
+routing sidecar, in all its versions) connect to the hosts that they name: so no client's goes on,
+whoever it is."""
+
+MAX_NAMED: Final = 16
+"""Addresses of one header that are looked at."""
+
+
+def address_of(endpoint: Endpoint) -> str:
+    """An endpoint as gateways name it: `10.0.0.1:8000`, `[fd00::1]:8000`."""
+    place = origin(split_rank(endpoint.url)[0])
+    host = f"[{place.host}]" if ":" in place.host else place.host
+    return f"{host}:{place.port}"
+
+
+class AddressBook:
+    """The endpoints by role and address. Data-parallel ranks have their engine's."""
+
+    def __init__(self, endpoints: Iterable[Endpoint] = ()) -> None:
+        self._found: dict[tuple[Role, str], tuple[Endpoint, ...]] = {}
+        for endpoint in endpoints:
+            key = endpoint.role, address_of(endpoint)
+            self._found[key] = (*self._found.get(key, ()), endpoint)
+
+    def destinations(self, fields: Mapping[bytes, bytes]) -> Destinations | None:
+        """The engines that a request's headers name; None where they name no decode engine.
+        Addresses of no engine are left out."""
+        decode = fields.get(DESTINATION)
+        if decode is None:
+            return None
+        prefill = fields.get(PREFILLER, fields.get(LLM_D_PREFILLER))
+        return Destinations(
+            () if prefill is None else self._named(PREFILL, prefill), self._named(DECODE, decode)
+        )
+
+    def _named(self, role: Role, value: bytes) -> tuple[Endpoint, ...]:
+        names = value.decode("latin-1").split(",", MAX_NAMED)[:MAX_NAMED]
+        found = (self._found.get((role, name.strip().lower()), ()) for name in names)
+        return tuple(endpoint for group in found for endpoint in group)
+
+
+def load_report(wanted: bytes, member: Member) -> bytes | None:
+    """An engine's load in ORCA's formats, with vLLM's names for the metrics; None for a format that
+    is not known. Requests are those of the router, counted at this moment, and what the engine's
+    gauges say beyond them."""
+    kind = wanted.strip().upper()
+    if kind not in (b"TEXT", b"JSON"):
+        return None
+    view, gauges = member.view, member.gauges
+    metrics: dict[str, float] = {
+        "num_requests_running": float(view.load.requests + (view.other_requests or 0))
+    }
+    if gauges is not None:
+        if gauges.kv_usage is not None:
+            metrics["kv_cache_usage_perc"] = gauges.kv_usage
+        if gauges.waiting is not None:
+            metrics["num_requests_waiting"] = float(gauges.waiting)
+    if kind == b"JSON":
+        return b"JSON " + orjson.dumps({"named_metrics": metrics})
+    pairs = (f"named_metrics.{name}={value:g}" for name, value in metrics.items())
+    return b"TEXT " + ", ".join(pairs).encode()

@@ -1,0 +1,402 @@
+"""Drives one request: its plan, its leases, its attempts and its record.
+
+The caller (`net/request/plan_runner.py`; in virtual time `simulator/virtual/routing/exchange.py`)
+does the I/O, in this order:
+
+    action = run.start(facts, plan, now)
+    while action is not None:
+        ...                      # make the call, wait for the KV cache, or send the reply
+        action = run.settle(...)  # or run.answer(...)
+    run.close()
+
+It is pure: no sockets and no clock. Times are seconds of one monotonic clock.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+from router.core.errors import NoEngine, RouterError
+from router.core.events import (
+    Chosen,
+    Decided,
+    Event,
+    FellBack,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    RequestEnded,
+)
+from router.core.fleet.ledger import Lease
+from router.core.fleet.leg_timer import LegTimer
+from router.core.limits.places import Place
+from router.core.plans import steps
+from router.core.plans.prefill import LOAD_FAILED
+from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
+from router.core.retry import ATTEMPTS, BUSY, back_off, full_seconds, may_replay
+from router.core.routing.schedule import Scheduler
+from router.core.values import (
+    PREFILL,
+    Decision,
+    Endpoint,
+    Facts,
+    Failure,
+    FailureKind,
+    Reply,
+    Role,
+)
+from router.core.wire.usage import prefilled_tokens
+
+__all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
+
+Action = Call | Stream | AwaitKV | Send | BackOff
+"""What the caller does next. It reports the result of a `Call` or `Stream` to `settle`, of an
+`AwaitKV` to `answer` (whether the KV cache is ready), of a `Send` or `BackOff` to `answer`
+(None)."""
+
+ENGINE_REQUESTS = (Stream, Call)
+WAITS = (AwaitKV, Send)
+
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
+
+
+class RequestRun:
+    """Drives one request's plan. Call `close` at its end, however it ends.
+
+    `sample`: share of choices, 0 to 1, that are observed with all their candidates.
+    """
+
+    __slots__ = (
+        "_attempts",
+        "_full",
+        "_leases",
+        "_observe",
+        "_plan",
+        "_postponed",
+        "_rng",
+        "_sample",
+        "_scheduler",
+        "_suspects",
+        "_tried",
+        "asked_at",
+        "facts",
+        "place",
+        "record",
+        "step",
+    )
+
+    step: Call | Stream
+    """The engine request that was made last."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        observe: Callable[[Event], None],
+        record: RequestEnded,
+        rng: Random,
+        sample: float = 0.0,
+    ) -> None:
+        self.facts: Facts | None = None
+        """None before the start, and once the answer has begun: a stream need not keep its prompt
+        in memory."""
+        self.place: Place | None = None
+        """Among those that are served; None without a limit."""
+        self.record = record
+        self.asked_at = 0.0
+        """When `step` was requested."""
+        self._scheduler = scheduler
+        self._observe = observe
+        self._rng = rng
+        self._sample = sample
+        self._plan: Plan | None = None
+        self._postponed: steps.Lease | None = None
+        """The plan's step that waits for the end of a `BackOff`."""
+        self._leases: dict[Endpoint, Lease] = {}
+        self._full = NO_ENDPOINTS
+        """Engines that have refused this request because they have enough of them."""
+        self._tried = NO_ENDPOINTS
+        """Decode engines that have failed this request, as the last lease excluded them."""
+        self._attempts = 0
+        """How often a decode engine was asked."""
+        self._suspects: tuple[LegFailed, ...] = ()
+        """Failures of decode engines that may be failed KV loads, until it shows whose they are."""
+
+    def decided(self, decision: Decision) -> None:
+        """Note the decision, for the record and perhaps for the log."""
+        record = self.record
+        record.mode, record.reason = decision.mode, decision.reason
+        if decision.delay is not None and self._rng.random() < self._sample:
+            self._observe(Decided(record.request_id, decision))
+
+    def start(self, facts: Facts, plan: Plan, now: float) -> Action | None:
+        """The plan's first action. Raises as `answer` does."""
+        self.facts = facts
+        self._plan = plan
+        budget = self._scheduler.retry_budget
+        if budget is not None:
+            budget.request()
+        return self.answer(None, now)
+
+    def settle(
+        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
+    ) -> Action | None:
+        """The call or stream is over; returns the next action. Raises as `answer` does.
+
+        `failure`: how the engine failed, also if the client has been told and `outcome` is None.
+        `status`: of its answer; 0 if none began.
+        """
+        step = self.step
+        if status in BUSY and isinstance(outcome, Reply):
+            full = full_seconds(outcome)
+            if full:
+                self._full |= {step.endpoint}
+            seconds = now - self.asked_at
+            self._observe(LegAnswered(step.endpoint, status, seconds, not full, full_seconds=full))
+        if failure is not None:
+            self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at, failure.cause))
+        elif status < 500:
+            self._observe(LegDone(step.endpoint))
+        if isinstance(step, Call) and step.is_prefill:
+            self.record.prefill_seconds = now - self.asked_at
+            self.record.prefilled_at = now
+            if isinstance(outcome, Reply) and status == 200:
+                self.record.prompt_tokens = prefilled_tokens(outcome.body)
+        if status >= 400 and failure is None and self._may_be_load_failure(status):
+            cause = f"it answered a request with {status}"
+            suspect = LegFailed(step.endpoint, FailureKind.BROKEN, self.asked_at, cause)
+            action = self.answer(outcome, now)
+            if isinstance(action, Send):  # no other answer will tell whose fault it was
+                self._observe(suspect)
+            else:
+                self._suspects += (suspect,)
+            return action
+        if self._suspects and outcome is None and failure is None and status < 400:
+            self._accuse()
+        return self.answer(outcome, now)
+
+    def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
+        """Answer the plan's last step; returns the next action, None when the request is answered.
+
+        Raises the RouterError to send to the client.
+        """
+        plan = self._plan
+        if plan is None:
+            return None
+        given: object = answer
+        try:
+            if self._postponed is not None:
+                given = self._resumed(self._postponed, now)
+            while True:
+                step = plan.throw(given) if isinstance(given, RouterError) else plan.send(given)
+                try:
+                    if isinstance(step, steps.Lease):
+                        if step.exclude and (wait := self._back_off(step, now)) is not None:
+                            return wait
+                        given = self._lease(step, now)
+                        continue
+                    if isinstance(step, ENGINE_REQUESTS):
+                        self.step = step
+                        self.asked_at = now
+                        self._attempts += isinstance(step, Stream)
+                        return step
+                    if isinstance(step, WAITS):
+                        return step
+                    given = self._do(step, now)
+                except RouterError as error:
+                    given = error  # it is raised inside the plan
+        except StopIteration:
+            return None
+        finally:
+            given = None  # an error refers to this frame, and so would keep the request's body
+
+    def _back_off(self, step: steps.Lease, now: float) -> BackOff | None:
+        """The wait before another engine is leased; None if it is asked at once."""
+        seconds = back_off(len(step.exclude), now - self.asked_at, self._rng)
+        if not seconds:
+            return None
+        self._postponed = step
+        return BackOff(seconds)
+
+    def _resumed(self, step: steps.Lease, now: float) -> object:
+        """What the plan gets for a step that was postponed: an error is raised inside it."""
+        self._postponed = None
+        try:
+            return self._lease(step, now)
+        except RouterError as error:
+            return error
+
+    def _do(
+        self, step: steps.Check | steps.Release | steps.Retry | FellBack, now: float
+    ) -> bool | None:
+        """A step that needs no I/O; returns its answer. Raises NoEngine."""
+        if isinstance(step, steps.Release):
+            self._leases.pop(step.endpoint).release()
+        elif isinstance(step, steps.Retry):
+            return self._has_retry(step.role, now, is_taken=True)
+        elif isinstance(step, steps.Check):
+            if step.exclude and not self._may_move(step, now, computes=False, is_taken=False):
+                raise _no_retry(step.role)
+            self._scheduler.check(step.role, self._known(), step.exclude, now)
+        else:
+            self.record.fallbacks += (step,)
+            self._observe(step)
+        return None
+
+    def _lease(self, step: steps.Lease, now: float) -> Endpoint:
+        role, facts = step.role, self.facts
+        assert facts is not None, "the answer has begun"
+        if step.exclude and not self._may_move(step, now, computes=step.computes, is_taken=True):
+            raise _no_retry(role)
+        explained: tuple[str, ...] = ()
+        if self._sample and self._rng.random() < self._sample:
+            explained = self._scheduler.explained(role, facts, now)
+        partner = self._partner(role) if role is PREFILL or not step.computes else None
+        lease = self._scheduler.lease(
+            role,
+            facts,
+            step.exclude,
+            now,
+            computes=step.computes,
+            partner=partner,
+            place=None if role is PREFILL else self.place,
+        )
+        endpoint = lease.endpoint
+        self._leases[endpoint] = lease
+        if explained:
+            self._observe(Chosen(self.record.request_id, role, endpoint, explained))
+        if role is PREFILL:
+            self.record.prefill = endpoint
+        else:
+            self.record.decode = endpoint
+            self._tried = step.exclude
+        return endpoint
+
+    def _partner(self, role: Role) -> Endpoint | None:
+        """The engine at the other end of a transfer of the KV cache, if it is chosen already."""
+        record = self.record
+        if role is PREFILL:  # its receiver is leased before it (LMCache), or chosen later (NIXL)
+            return record.decode if record.decode in self._leases else None
+        return record.prefill
+
+    def _may_move(
+        self, step: steps.Lease | steps.Check, now: float, *, computes: bool, is_taken: bool
+    ) -> bool:
+        """Whether another engine may be asked than those that have failed the request.
+
+        To leave one that is full takes no retry: it has done no work. But where the next one does
+        not compute the prompt there is another prefill, which is for nothing if all are full.
+        """
+        role, record = step.role, self.record
+        last = record.prefill if role is PREFILL else record.decode
+        if last in self._full and (
+            computes or self._scheduler.has_other(role, self._known(), step.exclude, now)
+        ):
+            return True
+        return self._has_retry(role, now, is_taken=is_taken)
+
+    def _has_retry(self, role: Role, now: float, *, is_taken: bool) -> bool:
+        """Whether the budget has a retry left; a fallback event if not."""
+        budget = self._scheduler.retry_budget
+        if budget is None or (budget.take(now) if is_taken else budget.has_one(now)):
+            return True
+        self._observe(FellBack(role, "retry_budget"))
+        return False
+
+    def _known(self) -> Facts:
+        assert self.facts is not None, "the answer has begun"
+        return self.facts
+
+    # While an engine request is in flight.
+
+    def leg(self, now: float) -> LegTimer:
+        """The timer of the engine request that is sent now."""
+        step = self.step
+        lease = self._leases[step.endpoint]
+        if isinstance(step, Call):  # a prefill generates one token
+            return self._scheduler.fleet.leg(
+                lease, now, tracks_first_token=step.is_prefill, computes=step.is_prefill
+            )
+        facts = self.facts
+        assert facts is not None, "the answer has begun"
+        return self._scheduler.fleet.leg(
+            lease, now, tracks_first_token=facts.stream, sequences=facts.sequences
+        )
+
+    def answered(self, status: int, now: float) -> None:
+        """The engine's answer begins."""
+        step = self.step
+        if status in BUSY and (isinstance(step, Call) or status in step.keep):
+            return  # its body tells whether that is a fault: see `settle`
+        is_own_doing, trace_id = not self._may_be_load_failure(status), self.record.trace_id
+        self._observe(
+            LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing, trace_id)
+        )
+
+    def _may_be_load_failure(self, status: int) -> bool:
+        """Whether an answer may be a failed KV load, and so the prefill engine's fault."""
+        step = self.step
+        return isinstance(step, Stream) and status in LOAD_FAILED and status in step.keep
+
+    def _accuse(self) -> None:
+        """A decode engine has served the request. Where it has loaded a KV cache, transfers work:
+        those that failed the request before it are at fault, unless it is one of them."""
+        served, suspects = self.step.endpoint, self._suspects
+        self._suspects = ()
+        has_loaded = self._may_be_load_failure(500)
+        for suspect in suspects:
+            if has_loaded and suspect.endpoint != served:
+                self._observe(suspect)
+
+    def may_replay(self) -> bool:
+        """Whether the request may be sent again if its connection closed before an answer."""
+        step = self.step
+        return isinstance(step, Call) or step.replay
+
+    def replays(self, outcome: Outcome | None, *, is_reused: bool) -> bool:
+        """Whether to send it again instead of settling it.
+
+        Engines close idle connections: a reset on a reused one is no failure of the engine.
+        """
+        is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
+        return is_stale and is_reused and self.may_replay()
+
+    def may_leave_stalled(self, now: float) -> bool:
+        """Whether a request that waits for a stalled engine can go to another one."""
+        if isinstance(self.step, Call):  # the plan can always do without its reply
+            return True
+        facts, endpoint = self._known(), self.step.endpoint
+        budget = self._scheduler.retry_budget
+        return (
+            (budget is None or budget.has_one(now))
+            and self._attempts < ATTEMPTS
+            and may_replay(facts)
+            and self._scheduler.has_other(endpoint.role, facts, self._tried | {endpoint}, now)
+        )
+
+    # The end.
+
+    def begun(self) -> None:
+        """The client has had a first token: drop the plan and the prompt, nothing can be retried.
+
+        A stream may last for minutes, and its prompt is most of its memory.
+        """
+        if self._suspects:
+            self._accuse()
+        self._drop_plan()
+        self.facts = None
+        self.step.body = b""
+        self.step.lead = ()
+
+    def close(self) -> None:
+        """End the request: release its leases. Idempotent."""
+        for lease in self._leases.values():
+            lease.release()
+        self._drop_plan()
+
+    def _drop_plan(self) -> None:
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.close()
+
+
+def _no_retry(role: Role) -> NoEngine:
+    return NoEngine(f"A {role} engine failed, and too many requests have been tried again.")

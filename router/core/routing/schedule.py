@@ -1,0 +1,321 @@
+"""The scheduler: decides a request's mode, and chooses and leases endpoints.
+
+Choosing and leasing are one step, so that two requests never take the same free slot.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from router.core.errors import BadRequest, NoEngine, NoPartner, NotFound
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Lease
+from router.core.fleet.status import pool_status
+from router.core.limits.places import Place
+from router.core.limits.retry_budget import RetryBudget
+from router.core.policies import Policy
+from router.core.prefix.cache_events import Lookup
+from router.core.prefix.keys import prefix_keys
+from router.core.routing import threshold
+from router.core.routing.auto_threshold import AutoThreshold
+from router.core.routing.ranking import Ranking, least_recent_first
+from router.core.values import (
+    DECODE,
+    DIRECT,
+    NO_KEYS,
+    PREFILL,
+    REMOTE,
+    Candidate,
+    Decision,
+    Destinations,
+    Endpoint,
+    Facts,
+    PrefixKeys,
+    Role,
+)
+from router.core.wire.token_ratios import MIN_BYTES
+
+__all__ = ["Scheduler"]
+
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
+NO_ROLES: frozenset[Role] = frozenset()
+
+LOAD_FACTOR = 32
+"""How many times longer it takes to compute a prompt token than to load its KV cache from another
+engine: an engine that holds the prompt already is only a little better then."""
+
+
+class Scheduler:
+    """The scheduler of one router process. Its only state is the number of choices.
+
+    `cached_roles`: those in which it counts what an engine's prefix cache holds. With
+    `threshold_on_uncached` the threshold is for what the decode engine would have to compute, and
+    with `auto` it follows the engines.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        policies: dict[Role, Policy],
+        threshold: int,
+        rng: Random,
+        cached_roles: frozenset[Role] = NO_ROLES,
+        *,
+        threshold_on_uncached: bool = False,
+        auto: AutoThreshold | None = None,
+        retry_budget: RetryBudget | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self._policies = policies
+        self._threshold = threshold
+        self._rng = rng
+        self._cached_roles = cached_roles
+        self._threshold_on_uncached = threshold_on_uncached
+        self._auto = auto
+        self.retry_budget = retry_budget
+        """None: each request may be tried again."""
+        self._choices = 0
+
+    def succeed(self, other: "Scheduler") -> None:
+        """Take the place of another one, with what it knows of the order of choices."""
+        self._choices = other._choices  # noqa: SLF001 - one of its own kind
+
+    @property
+    def threshold_now(self) -> float:
+        """Prompt tokens from which prompts are prefilled remotely now."""
+        return float(self._threshold) if self._auto is None else self._auto.tokens
+
+    def decide(self, facts: Facts, now: float) -> Decision:
+        """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
+        known = self.fleet.known_models()
+        if facts.model not in known:
+            self._check_model(facts, known)
+        if facts.destinations is not None:
+            return self._as_named(facts, facts.destinations)
+        has_prefill_pool = self.fleet.has_in_use(PREFILL)
+        if self._auto is not None:
+            self._set_scale(facts)
+            decision = threshold.decide(facts, 0, has_prefill_pool)
+            return decision if decision.mode is DIRECT else self._by_delay(facts, now, self._auto)
+        decision = threshold.decide(facts, self._threshold, has_prefill_pool)
+        if decision.mode is REMOTE and self._threshold_on_uncached and self._threshold:
+            decision = self._by_uncached(facts, now, decision)
+        # From here on tokens stand for work; a constant is compared with the plain estimate.
+        if facts.text_bytes >= MIN_BYTES:
+            self._set_scale(facts)
+        return decision
+
+    def _as_named(self, facts: Facts, named: Destinations) -> Decision:
+        if facts.text_bytes >= MIN_BYTES:
+            self._set_scale(facts)
+        if named.prefill and facts.direct_reason is not None:
+            return Decision(DIRECT, facts.direct_reason)
+        return Decision(REMOTE if named.prefill else DIRECT, "gateway")
+
+    def _set_scale(self, facts: Facts) -> None:
+        facts.scale = self.fleet.token_ratios.scale(facts)
+
+    def _by_uncached(self, facts: Facts, now: float, otherwise: Decision) -> Decision:
+        try:
+            ranking = self.rank(DECODE, facts, now=now)
+        except NoEngine:  # the plan says so
+            return otherwise
+        is_cached = ranking.uncached[ranking.chosen] < self._threshold
+        return Decision(DIRECT, "cached_on_decode") if is_cached else otherwise
+
+    def _by_delay(self, facts: Facts, now: float, auto: AutoThreshold) -> Decision:
+        try:
+            decode = self.rank(DECODE, facts, now=now)
+        except NoEngine:  # the plan says so
+            return Decision(DIRECT, "no_decode_engine")
+        try:
+            prefill = self.rank(PREFILL, facts, now=now)
+        except NoEngine:
+            return Decision(DIRECT, "no_prefill_engine")
+        return auto.decide(decode.prompt, prefill.prompt, now, self._rng, is_stream=facts.stream)
+
+    def lease(
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint],
+        now: float,
+        *,
+        computes: bool = True,
+        partner: Endpoint | None = None,
+        place: Place | None = None,
+    ) -> Lease:
+        """Choose an endpoint and lease it. Raises NoEngine when there is none.
+
+        `computes`: the engine computes the prompt itself, it does not load its KV cache.
+        `partner`: the engine of the other role with which it exchanges that. Raises NoPartner when
+        there are engines, but none of them can. `place`: what admission gave the request; it moves
+        to the endpoint, which is full only if all are.
+        """
+        moves = bool(exclude)
+        if self.fleet.is_mixed and facts.destinations is None:
+            exclude = self._paired(role, facts, exclude, now, partner)
+        ranked = self._ranked(role, facts, exclude, now, computes, moves=moves)
+        if place is not None:
+            if not place.fits(ranked[0][ranked[3]].load, now):
+                full = place.full(self._usable(role, facts, exclude, now), now)
+                if self._candidates(role, facts, exclude | full, now):
+                    ranked = self._ranked(role, facts, exclude | full, now, computes, moves=moves)
+            place.move(ranked[0][ranked[3]].load)
+        candidates, uncached, _, index, prefix, lookup = ranked
+        chosen = candidates[index]
+        self._choices += 1
+        chosen.chosen_at = self._choices
+        # A prompt of a few letters is estimated at 0 tokens, and is one that has to be computed.
+        pending = (uncached[index] or 1) if computes else 0
+        fleet = self.fleet
+        if fleet.cache_events is None or not prefix.keys:
+            lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix)
+        else:
+            lease = fleet.watched_lease(chosen.endpoint, facts, pending, prefix, lookup)
+        if self._auto is not None and not computes:
+            lease.loads = LOAD_FACTOR * uncached[index]
+        return lease
+
+    def _paired(
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint],
+        now: float,
+        partner: Endpoint | None,
+    ) -> frozenset[Endpoint]:
+        """`exclude`, with the engines that cannot exchange KV caches with the partner, or, if that
+        is chosen later, with any."""
+        fleet, model = self.fleet, facts.model
+        strangers = fleet.strangers(role, partner, model)
+        if not strangers or not fleet.candidates(role, model, exclude, now):
+            return exclude
+        if not fleet.candidates(role, model, exclude | strangers, now):
+            raise NoPartner(
+                f"No {role} engine can exchange KV caches now: vLLM versions or models differ."
+            )
+        return exclude | strangers
+
+    def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
+        """Raise NoEngine if `lease` would; leases nothing."""
+        if not self._candidates(role, facts, exclude, now):
+            raise self._no_engine(role, facts, exclude)
+
+    def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
+        """Whether another endpoint, neither stalled, ejected nor full, could take the request."""
+        others = (self.fleet.member(c.endpoint) for c in self._candidates(role, facts, than, now))
+        return any(not member.is_blocked and not member.is_full(now) for member in others)
+
+    def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
+        """The current candidates with their figures, as text, best first."""
+        ranking = self.rank(role, facts, now=now)
+        triples = zip(ranking.scores, ranking.uncached, ranking.candidates, strict=True)
+        ordered = sorted(triples, key=lambda triple: triple[0])
+        return tuple(
+            f"{c.endpoint.url} score={score:.3g} uncached={own} in_flight={c.in_flight} "
+            f"other_requests={c.other_requests or 0} slowdown={c.slowdown:.3g} "
+            f"slow_start_weight={c.slow_start_weight:.2g}"
+            for score, own, c in ordered
+        )
+
+    def rank(
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint] = NO_ENDPOINTS,
+        now: float = 0.0,
+    ) -> Ranking:
+        """Score the candidates; leases nothing. Raises NoEngine when there is none."""
+        candidates, uncached, scores, chosen, _, _ = self._ranked(role, facts, exclude, now)
+        return Ranking(tuple(candidates), tuple(uncached), tuple(scores), chosen)
+
+    def _ranked(
+        self,
+        role: Role,
+        facts: Facts,
+        exclude: frozenset[Endpoint],
+        now: float,
+        computes: bool = True,
+        *,
+        moves: bool = False,
+    ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, PrefixKeys, Lookup | None]:
+        prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
+        fleet = self.fleet
+        if facts.destinations is not None:
+            candidates = self._candidates(role, facts, exclude, now)
+        elif role in fleet.sampled:
+            candidates = fleet.sample(role, facts, exclude, now, self._rng, moves=moves)
+        else:
+            candidates = fleet.candidates(role, facts.model, exclude, now, moves=moves)
+        if not candidates:
+            raise self._no_engine(role, facts, exclude)
+        least_recent_first(candidates)
+        uncached: Sequence[int]
+        lookup: Lookup | None = None
+        if prefix.keys:
+            if fleet.cache_events is not None:
+                lookup = fleet.lookup(facts, prefix)
+            uncached = fleet.uncached(candidates, facts.tokens, prefix, lookup)
+            if facts.scale != 1.0:
+                uncached = [max(1, int(facts.scale * own)) for own in uncached]
+        elif facts.scale != 1.0:
+            uncached = (int(facts.scale * facts.tokens),) * len(candidates)
+        else:
+            uncached = (facts.tokens,) * len(candidates)
+        if not computes:
+            uncached = [own // LOAD_FACTOR for own in uncached]
+        scores = self._policies[role](candidates, uncached, now, self._rng)
+        return candidates, uncached, scores, scores.index(min(scores)), prefix, lookup
+
+    def _candidates(
+        self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
+    ) -> list[Candidate]:
+        """Who may take the request: of engines that a gateway names, the first that is usable."""
+        usable = self._usable(role, facts, exclude, now)
+        return usable if facts.destinations is None else usable[:1]
+
+    def _usable(
+        self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
+    ) -> list[Candidate]:
+        """Who may take the request, or may if those before it cannot."""
+        named = facts.destinations
+        if named is None:
+            return self.fleet.candidates(role, facts.model, exclude, now)
+        endpoints = named.prefill if role is PREFILL else named.decode
+        return self.fleet.usable_of(endpoints, exclude)
+
+    def _prefix(self, facts: Facts) -> PrefixKeys:
+        """The keys of the request's prompt."""
+        if facts.prefix is None:
+            facts.prefix = prefix_keys(facts)
+        return facts.prefix
+
+    def _no_engine(self, role: Role, facts: Facts, exclude: frozenset[Endpoint]) -> NoEngine:
+        """How many there are, and why not one of them; clients learn no address."""
+        if facts.destinations is not None:
+            return NoEngine(
+                f"No {role} engine that the gateway chose can take this request: they are not in "
+                "this router's fleet, not up, or have failed it."
+            )
+        pool = self.fleet.pool(role)
+        why = pool_status(pool)
+        if exclude:
+            why += f"; {len(exclude)} failed this request"
+        elif any(member.is_usable for member in pool):
+            why += "; none of these serves the model"
+        return NoEngine(f"No {role} engine can take this request now: {why}.")
+
+    def _check_model(self, facts: Facts, known: frozenset[str]) -> None:
+        """Whether an engine may have a model that is not among the known ones."""
+        if facts.model is None:
+            if len(self.fleet.base_models()) > 1:
+                names = ", ".join(sorted(known))
+                raise BadRequest(f"`model` is required; this router serves {names}.", "model")
+        elif known and not self._some_model_is_unknown():
+            # vLLM's own words for it.
+            raise NotFound(f"The model `{facts.model}` does not exist.", "model")
+
+    def _some_model_is_unknown(self) -> bool:
+        """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
+        pool = self.fleet.pool(DECODE)
+        return any(m.models is None and m.is_usable for m in pool)

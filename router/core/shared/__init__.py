@@ -1,0 +1,1 @@
+"""What worker processes and sibling replicas tell each other of loads."""

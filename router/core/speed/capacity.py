@@ -1,0 +1,243 @@
+"""Learns how many sequences an engine runs side by side: max_num_seqs, or what its KV cache holds.
+
+vLLM does not report the limit, so it is inferred: while requests queue, it is the most that ran
+lately; once nothing queues any more, it is raised step by step. Gauges alone prove no queue: at the
+start of a wave of requests many wait and few run, and a decode engine counts requests that wait for
+a KV transfer as waiting. Hence `waits_for_slot` and `QueueDetector`.
+"""
+
+import math
+from collections import deque
+
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.values import Gauges
+
+__all__ = ["Capacity", "QueueDetector", "waits_for_slot"]
+
+RECENT_SECONDS = 10
+"""The limit is at least the most that ran in this time. Longer than the pause between two waves of
+answers that end in the same step."""
+
+SURE_SECONDS = 2
+"""If requests queue for this long, the limit is the most that ran in it: the KV cache is full."""
+
+HOLD_SECONDS = 5.0
+"""Seconds from the last queueing until the limit is raised."""
+
+RAISE_SECONDS = 1.0
+"""Seconds between two raises: long enough to see whether the last one delays first tokens."""
+
+TTFT_FACTOR = 1.5
+"""Times the mean TTFT before any raise; above that the last raise is taken back."""
+
+FORGET_SECONDS = 60.0
+"""Seconds from the last queueing until the limit counts as unknown."""
+
+QUEUE_SECONDS = 0.5
+"""Shortest wait for a first token that counts as queueing, in seconds ..."""
+
+QUEUE_STEPS = 10.0
+"""... and in the engine's seconds per token: a first token takes a few steps by itself."""
+
+FRESH_SECONDS = 2.0
+"""Age up to which a scrape tells whether requests wait."""
+
+PREFILL_SLACK = 2.0
+"""... and in times of the prefill of the pending prompts at the best measured speed."""
+
+ROOM_FACTOR = 3
+"""Times the most that ever ran on an engine of unknown limit: what it may have where others are
+full. In a pool of engines that differ the larger ones so reach their limits within some ticks."""
+
+STEADY = 0.1
+"""Two counts of running requests that differ by this share at most (or by 1) count as equal."""
+
+
+class Capacity:
+    """One engine's limit; `stated` by the operator, or learned."""
+
+    __slots__ = (
+        "_baseline_ttft",
+        "_growth",
+        "_limit",
+        "_most",
+        "_queued_at",
+        "_queueing_since",
+        "_raised_at",
+        "_recent",
+        "_stated",
+        "_waits",
+    )
+
+    def __init__(self, stated: int | None = None) -> None:
+        self._stated = stated
+        self._recent: deque[tuple[int, int]] = deque()
+        """(second, most sequences that ran in it) of the last RECENT_SECONDS."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was learned: the engine was restarted, or changed its speed."""
+        self._limit = math.inf
+        self._most = 0
+        """The most sequences that were seen to run."""
+        self._queued_at = self._raised_at = -math.inf
+        self._queueing_since: float | None = None
+        self._growth = 0
+        self._baseline_ttft: float | None = None
+        """Moving average of TTFT in seconds, before any raise."""
+        self._waits: list[float] = []
+        """TTFT of each tick since the last raise."""
+        self._recent.clear()
+
+    @property
+    def slots(self) -> float:
+        """Sequences that run side by side; infinite if no limit is known."""
+        return self._limit if self._stated is None else self._stated
+
+    def room(self, known: float) -> float:
+        """The same, beside engines whose highest limit is `known`, infinite if none is.
+
+        That nobody knows a limit is no reason to send there all that others have no slots for: it
+        counts as high as theirs, or as some more than what was seen to run.
+        """
+        slots = self.slots
+        if slots != math.inf or known == math.inf:
+            return slots
+        return max(known, float(ROOM_FACTOR * self._most))
+
+    def observe_running(self, running: int, now: float) -> None:
+        """Count `running` sequences seen at `now`: the limit is at least that."""
+        self._most = max(self._most, running)
+        second, recent = int(now), self._recent
+        while recent and recent[0][0] <= second - RECENT_SECONDS:
+            recent.popleft()
+        if recent and recent[-1][0] >= second:
+            recent[-1] = (recent[-1][0], max(running, recent[-1][1]))
+        else:
+            recent.append((second, running))
+        if running > self._limit:
+            self._limit = float(running)
+
+    def tick(
+        self, in_flight: int, first_token_seconds: float | None, now: float, *, is_queueing: bool
+    ) -> None:
+        """Update the limit. `is_queueing`: some of the `in_flight` requests wait for a slot.
+        `first_token_seconds`: mean TTFT since the last tick; None without one."""
+        if is_queueing:
+            since = self._queueing_since = self._queueing_since or now
+            is_sure = now - since >= SURE_SECONDS
+            self._lower(SURE_SECONDS if is_sure else RECENT_SECONDS, now)
+            return
+        self._queueing_since = None
+        if now - self._queued_at >= FORGET_SECONDS:
+            self._limit = math.inf
+        if self._limit == math.inf:
+            return
+        self._note_first(first_token_seconds)
+        if now - max(self._queued_at + HOLD_SECONDS, self._raised_at) >= RAISE_SECONDS:
+            self._adjust(in_flight, now)
+
+    def _lower(self, seconds: int, now: float) -> None:
+        """Set the limit to the most that ran in the last `seconds`."""
+        ran = (running for second, running in self._recent if second > int(now) - seconds)
+        self._limit = float(max(1, *ran, 1))
+        self._queued_at = self._raised_at = now
+        self._growth = 0
+
+    def _note_first(self, seconds: float | None) -> None:
+        if seconds is None:
+            return
+        if self._growth:
+            self._waits.append(seconds)
+        elif self._baseline_ttft is None:
+            self._baseline_ttft = seconds
+        else:
+            self._baseline_ttft += (seconds - self._baseline_ttft) / 4
+
+    def _adjust(self, in_flight: int, now: float) -> None:
+        """Take a raise back that delayed first tokens, or raise a limit that is reached.
+
+        By 1, 2, 3 ... each second: a limit that was learned under a full KV cache is left within
+        seconds, and at the true limit a few requests wait for some hundredths of a second.
+        """
+        baseline, waits = self._baseline_ttft, self._waits
+        if baseline is not None and waits and sum(waits) / len(waits) > TTFT_FACTOR * baseline:
+            self._lower(RECENT_SECONDS, now)
+        elif in_flight >= self._limit:
+            self._growth += 1
+            self._limit += self._growth
+            self._raised_at = now
+        self._waits = []
+
+
+def waits_for_slot(speed: SpeedEstimator, queue: "QueueDetector", now: float) -> bool:
+    """Whether this router's requests show queueing: one has waited for its first token much longer
+    than its prefill explains, no later one overtook it, others run, and the engine does not say
+    that none waits."""
+    waiting = speed.oldest_waiting
+    if waiting is None or not speed.all_streams or speed.is_stalled:
+        return False
+    since, work = waiting
+    prefill = PREFILL_SLACK * (speed.best_per_prompt_token or 0.0) * work
+    least = max(QUEUE_SECONDS, QUEUE_STEPS * (speed.per_token or 0.0), prefill)
+    return now - since > least and queue.allows(since, now)
+
+
+class QueueDetector:
+    """Detects queueing by the engine's gauges, for requests whose TTFT is not seen here: unary
+    ones, and those of other routers."""
+
+    __slots__ = ("_at", "_before", "_queued", "is_queueing")
+
+    def __init__(self) -> None:
+        self._before: Gauges | None = None
+        self._at = -math.inf
+        self._queued: int | None = None
+        """Requests that wait for capacity by the last scrape; None if it does not tell."""
+        self.is_queueing = False
+
+    def observe(self, gauges: Gauges | None, now: float, *, has_transfers: bool) -> None:
+        """Update from a scrape. Requests queue if, in two scrapes in a row, some wait for capacity
+        while the number that run is steady (if it grows, the engine is still admitting them), or
+        preemptions show a full KV cache.
+
+        `has_transfers`: requests may wait for KV transfers. From 0.20.2 on vLLM counts those that
+        wait for capacity separately (`num_requests_waiting_by_reason`); before, its gauge of
+        waiting requests is not used for such engines.
+        """
+        before, queued_before = self._before, self._queued
+        self._before, self._at = gauges, now
+        self._queued = None if gauges is None else _queued(gauges, has_transfers)
+        self.is_queueing = (
+            before is not None
+            and gauges is not None
+            and bool(queued_before)
+            and bool(self._queued)
+            and (_is_steady(before, gauges) or _has_preempted(before, gauges))
+        )
+
+    def allows(self, since: float, now: float) -> bool:
+        """Whether a request that was sent at `since` may wait for a slot, by the engine's own word:
+        a slow prefill looks the same from outside. It may if the engine has not told lately, and
+        after `SURE_SECONDS` in any case."""
+        if self._queued is None or now - self._at > FRESH_SECONDS or now - since >= SURE_SECONDS:
+            return True
+        return self._queued > 0
+
+
+def _queued(gauges: Gauges, has_transfers: bool) -> int | None:
+    if gauges.queued is not None:
+        return gauges.queued
+    return None if has_transfers else gauges.waiting
+
+
+def _is_steady(before: Gauges, now: Gauges) -> bool:
+    if not before.running or not now.running:
+        return False
+    return abs(now.running - before.running) <= max(1.0, STEADY * before.running)
+
+
+def _has_preempted(before: Gauges, now: Gauges) -> bool:
+    if before.preemptions is None or now.preemptions is None:
+        return False
+    return now.preemptions > before.preemptions

@@ -1,0 +1,149 @@
+"""An engine's speed by its own counter of generated tokens, for where its events do not tell it.
+
+Parsers (of tool calls, reasoning, structured output) may hold tokens back for a minute, and send
+them as one event: the streams are open, the engine generates, and nothing comes. Between two
+scrapes the counter tells how many tokens there were, and the gauge of running requests in how many
+sequences. That is a second or two late, so it is used only where events contradict it.
+"""
+
+from router.core.speed.speed_estimator import EventCounts, SpeedEstimator
+from router.core.values import Gauges
+
+__all__ = ["CountedSpeed"]
+
+KEPT = 0.5
+"""Weight of all scrapes before the last: a speed spans some two seconds."""
+
+LEAST_SEEN = 0.75
+"""Share of the tokens generated for open streams from which events tell the speed. The counter is
+some steps ahead of them."""
+
+BLIND_SHARE = 0.25
+"""If fewer of this router's running requests are streams with a token, events tell too little."""
+
+RELIABLE_TOKENS = 32.0
+"""Tokens that make the comparison reliable."""
+
+SURE_TOKENS = 8.0
+"""Tokens that did not come from which an engine is sure to have generated since the last that did;
+half of all at least."""
+
+TOKENS_PER_REQUEST = 16.0
+"""Fewest tokens per request: of fewer the time for the prompt is a large part."""
+
+DIFFERED_SCRAPES = 2
+"""Scrapes in a row in which they do not: requests that begin in step may look so in one."""
+
+AGREED_SCRAPES = 8
+"""Scrapes in a row in which events and counter agree, after which events tell the speed again."""
+
+FRESH_WINDOWS = 3.0
+"""Times the time between its last two scrapes for which a speed counts."""
+
+
+class CountedSpeed:
+    """One engine's."""
+
+    __slots__ = (
+        "_agreed",
+        "_at",
+        "_before",
+        "_counts",
+        "_differed",
+        "_expected",
+        "_generated",
+        "_own",
+        "_prompts_beside",
+        "_seconds",
+        "_seen",
+        "_sequence_seconds",
+        "_starts",
+        "_streams",
+    )
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: the engine was restarted or replaced."""
+        self._before: Gauges | None = None
+        self._at = self._seconds = 0.0
+        self._counts = EventCounts()
+        self._streams = self._own = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._agreed, self._differed = AGREED_SCRAPES, 0
+        self._sequence_seconds = self._generated = self._expected = self._seen = 0.0
+        self._starts = self._prompts_beside = 0.0
+
+    def _note(self, *, agrees: bool) -> None:
+        self._agreed = self._agreed + 1 if agrees else self._agreed
+        self._differed = 0 if agrees else self._differed + 1
+        if self._differed >= DIFFERED_SCRAPES:
+            self._agreed = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether events tell how many tokens are generated."""
+        return self._agreed >= AGREED_SCRAPES
+
+    def per_token(
+        self, now: float, prompt_share: float = 0.0, usual: float | None = None
+    ) -> float | None:
+        """Seconds between two tokens of a sequence, without what prompts took; None where events
+        tell it, or nothing does.
+
+        `prompt_share`: tokens that take as long as a prompt token beside them. `usual`: what others
+        take. An engine that is so slow that it generates few tokens is judged by those that others
+        would have generated.
+        """
+        generated, seconds = self._generated, self._sequence_seconds
+        least = max(RELIABLE_TOKENS, TOKENS_PER_REQUEST * self._starts)
+        if (
+            self.agrees
+            or (generated < least and (usual is None or seconds < least * usual))
+            or now - self._at > FRESH_WINDOWS * self._seconds
+        ):
+            return None
+        return seconds / max(1.0, generated + prompt_share * self._prompts_beside) or None
+
+    def observe(self, gauges: Gauges | None, speed: SpeedEstimator, own: int, now: float) -> bool:
+        """Learn from a scrape. `gauges`: None if it failed; `own`: this router's requests there.
+
+        Returns whether many tokens have been generated since the last one that did not come: the
+        engine is alive.
+        """
+        before, self._before = self._before, gauges
+        counts, self._counts = self._counts, speed.counted
+        streams = 0.5 * (self._streams + speed.all_streams)
+        requests = 0.5 * (self._own + own)
+        self._streams, self._own = speed.all_streams, own
+        self._seconds, self._at = now - self._at, now
+        if (
+            before is None
+            or gauges is None
+            or before.generated is None
+            or gauges.generated is None
+            or before.generated > gauges.generated
+        ):
+            self._forget()
+            return False
+        running = 0.5 * ((before.running or 0) + (gauges.running or 0))
+        generated = gauges.generated - before.generated
+        begun = self._counts.begun - counts.begun
+        computed = self._counts.computed - counts.computed
+        events = self._counts.events - counts.events
+        seen = events * speed.calibration.tokens_per_event + begun
+        expected = generated * min(1.0, streams / running) if running else 0.0
+        self._sequence_seconds = KEPT * self._sequence_seconds + running * self._seconds
+        self._generated = KEPT * self._generated + generated
+        self._prompts_beside = KEPT * self._prompts_beside + running * computed
+        self._expected = KEPT * self._expected + expected
+        self._seen = KEPT * self._seen + seen
+        self._starts = KEPT * self._starts + begun + (self._counts.untracked - counts.untracked)
+        is_blind = streams < BLIND_SHARE * min(running, requests)
+        if is_blind or self._expected >= RELIABLE_TOKENS:
+            self._note(agrees=not is_blind and self._seen >= LEAST_SEEN * self._expected)
+        own_generated = generated * min(1.0, requests / running) if running else 0.0
+        return own_generated - seen > max(SURE_TOKENS, 0.5 * own_generated)

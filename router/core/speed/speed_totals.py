@@ -1,0 +1,80 @@
+"""The speed measurements of an endpoint that the worker processes of one host share.
+
+Each publishes sums since its start and current values; the difference between two readings is what
+was added. `core/shared/shared_table.py` keeps them in shared memory.
+"""
+
+from typing import NamedTuple, Protocol
+
+__all__ = ["SharedTotals", "SpeedTotals"]
+
+
+class SpeedTotals(NamedTuple):
+    """One process's sums since its start, and its current values, for an endpoint."""
+
+    tokens: float = 0.0
+    """Stream events after the first token."""
+    whole_tokens: float = 0.0
+    begun: float = 0.0
+    first_seconds: float = 0.0
+    untracked: float = 0.0
+    stream_seconds: float = 0.0
+    prompt_work: float = 0.0
+    prompt_seconds: float = 0.0
+    answers: float = 0.0
+    """Short unary answers; the prompt tokens ahead of them; what they took."""
+    answer_work: float = 0.0
+    answer_seconds: float = 0.0
+    answer_squares: float = 0.0
+    computed_tokens: float = 0.0
+    """Prompt tokens computed there."""
+    streams: float = 0.0
+    surplus: float = 0.0
+    """Sequences of `streams` beyond the first one of each request."""
+    open: float = 0.0
+    last_token_at: float = 0.0
+    busy_since: float = 0.0
+    waiting_since: float = 0.0
+    """When the longest-waiting request was sent; 0: none waits."""
+    waiting_work: float = 0.0
+    newest_begun: float = 0.0
+    """When the newest request that has had its first token was sent."""
+
+    def plus(self, other: "SpeedTotals") -> "SpeedTotals":
+        """The sum of both."""
+        sums = (one + more for one, more in zip(self, other, strict=True))
+        return SpeedTotals(*sums).with_moments_of(self, other)
+
+    def since(self, before: "SpeedTotals") -> "SpeedTotals":
+        """What was added after `before`; not negative, although a restarted process begins at 0."""
+        added = (max(0.0, now - was) for now, was in zip(self, before, strict=True))
+        return (
+            SpeedTotals(*added)
+            ._replace(streams=self.streams, surplus=self.surplus, open=self.open)
+            .with_moments_of(self, NOTHING)
+        )
+
+    def with_moments_of(self, one: "SpeedTotals", other: "SpeedTotals") -> "SpeedTotals":
+        """This, with the times of two others: the latest ones, and the longest wait."""
+        waits = [totals for totals in (one, other) if totals.waiting_since]
+        longest = min(waits, key=lambda totals: totals.waiting_since, default=NOTHING)
+        return self._replace(
+            last_token_at=max(one.last_token_at, other.last_token_at),
+            busy_since=max(one.busy_since, other.busy_since),
+            waiting_since=longest.waiting_since,
+            waiting_work=longest.waiting_work,
+            newest_begun=max(one.newest_begun, other.newest_begun),
+        )
+
+
+NOTHING = SpeedTotals()
+
+
+class SharedTotals(Protocol):
+    """Publishes a process's totals, and reads those of the others."""
+
+    def publish(self, totals: SpeedTotals) -> None:
+        """Publish the sums since this process's start."""
+
+    def others(self) -> SpeedTotals:
+        """What all others have added since the last call."""

@@ -1,0 +1,87 @@
+"""Stall detection: an engine with open streams has stopped producing tokens.
+
+Independent of health probes and of speed. Only engines that have produced tokens before can stall:
+a first token after 42 s is a warm-up (CUDA graphs are captured then).
+"""
+
+import math
+from dataclasses import dataclass
+
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.values import Gauges
+
+__all__ = ["CLEAR", "Stall", "after", "has_generated"]
+
+GAP_FACTOR = 20.0
+"""Times the expected gap between tokens: a step that prefills a long prompt takes several."""
+
+PREFILL_FACTOR = 4.0
+"""Times the expected prefill time of all pending prompts."""
+
+UNKNOWN_PREFILL_SECONDS = 0.001
+"""Per token, of an engine that has not computed a prompt whose first token was seen: it has loaded
+KV caches, or given unary answers. Slow ones take less."""
+
+HUNG_SECONDS = 5.0
+"""Without an answer after which a stalled engine is seen to hang still, however patient the setting
+is: a probe waits for twice as long, users' requests do not come."""
+
+TRANSFER_SECONDS = 10.0
+"""Grace for an engine on which all that waits is KV caches being loaded: nothing can be computed
+until they are there, and 4 GB over 10 Gb/s take 3.4 s."""
+
+RETRY_SECONDS = 30.0
+"""A stalled engine is tried again after this long in which it left no request unanswered, not even
+a probe: nobody can have seen that it has recovered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Since when the endpoint is stalled, None if it is not."""
+
+    since: float | None = None
+    silent_at: float = -math.inf
+    """When requests were last seen to wait there in vain."""
+
+
+CLEAR = Stall()
+
+
+def after(
+    stall: Stall,
+    speed: SpeedEstimator,
+    expected_gap: float,
+    pending: int,
+    now: float,
+    seconds: float,
+) -> Stall:
+    """The state after a tick.
+
+    `seconds`: shortest time without tokens that is a stall (0: never). `expected_gap`: the longer
+    of the engine's own and its pool's seconds per token. `pending`: prompt tokens to compute there.
+    """
+    if not seconds:
+        return CLEAR
+    if stall.since is not None:
+        if speed.last_token_at > stall.since:
+            return CLEAR
+        if speed.silence(now) > min(seconds, HUNG_SECONDS):
+            return Stall(stall.since, now)
+        is_due = now - max(stall.since, stall.silent_at) > RETRY_SECONDS
+        return CLEAR if is_due and speed.all_open == 0 else stall
+    if speed.all_open == 0 or not speed.is_warm:
+        return CLEAR
+    limit = max(seconds, GAP_FACTOR * expected_gap * speed.calibration.tokens_per_event)
+    if speed.all_streams == 0:  # all wait for a first token
+        per_token = speed.last_per_prompt_token or UNKNOWN_PREFILL_SECONDS
+        computing = PREFILL_FACTOR * per_token * pending
+        limit = max(limit, computing if pending else TRANSFER_SECONDS)
+    return Stall(now) if speed.silence(now) > limit else CLEAR
+
+
+def has_generated(before: Gauges | None, now: Gauges | None) -> bool:
+    """Whether the engine has generated tokens between two scrapes: it is alive, also where a parser
+    (of tool calls, say) holds them back."""
+    if before is None or now is None or before.generated is None or now.generated is None:
+        return False
+    return now.generated > before.generated

@@ -1,0 +1,257 @@
+"""Probes /health and /v1/models of every engine, now and then its /version, and scrapes its
+/metrics.
+
+Each probe uses a new connection: an engine that shuts down stops listening first, and still answers
+on old connections while its streams last (vLLM with --shutdown-timeout).
+
+Each engine has two loops of its own, with jitter, so that a slow engine delays no other. Results
+leave as events; nothing is decided here.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable
+from random import Random
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from router.core.events import Event, Probed, Scraped
+from router.core.fleet import probing
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
+from router.core.health import HealthSignal
+from router.core.urls import split_rank, with_rank
+from router.core.values import Endpoint, Gauges, Role
+from router.core.wire import exposition
+from router.core.wire.jsonspan import engine_json
+from router.net.background.member_loops import MemberLoops
+from router.net.engine.diagnosis import ERRORS, OWN, Diagnosis, Trouble
+from router.net.engine.engine_session import read_bounded
+from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
+
+__all__ = ["Prober"]
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWER_BYTES = 4 << 20
+"""Largest answer that is read; vLLM's /metrics has 50 kB for each data-parallel rank. It is read on
+the event loop, a megabyte in 10 ms."""
+
+MAX_VERSION = 64
+"""Characters of an engine's version that are kept."""
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
+class Prober:
+    """Probes /health and /v1/models, and scrapes /metrics, until it is closed."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        observe: Callable[[Event], None],
+        *,
+        health_seconds: float,
+        stats_seconds: float,
+        timeout_seconds: float,
+        diagnosis: Diagnosis,
+        sessions: Callable[[], tuple[aiohttp.ClientSession, aiohttp.ClientSession]],
+        tls: TLSFiles,
+        rng: Random,
+        tasks: TaskSet,
+        on_ranks: Callable[[str, tuple[int, ...]], None] | None = None,
+    ) -> None:
+        """`on_ranks` gets the URL and the data-parallel ranks of an engine whose ranks are not
+        those of the fleet; None: engines are taken as a whole."""
+        self._on_ranks = on_ranks
+        self._ranks: dict[tuple[str, Role], list[Endpoint]] = {}
+        """The ranks of each engine that has several: one scrape tells of all of them."""
+        self._fleet = fleet
+        self._observe = observe
+        self._health_seconds = health_seconds
+        self._stats_seconds = stats_seconds
+        self._timeout_seconds = timeout_seconds
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._diagnosis = diagnosis
+        self._make_sessions = sessions
+        self._tls = tls
+        self._rng = rng
+        self._loops = MemberLoops(
+            tasks, {"health probe": self._probe_for_ever, "metrics scrape": self._scrape_for_ever}
+        )
+        self._is_started = False
+        self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
+        """One with a new connection for each probe, one that keeps connections for scrapes."""
+
+    async def probe_all(self) -> None:
+        """Probe all engines once, concurrently, within the time-out of one probe."""
+        self._open()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_seconds):
+                await asyncio.gather(*map(self._probe_member, self._fleet))
+
+    async def _probe_member(self, member: Member, number: int = 1) -> None:
+        asks_version = probing.asks_version(member, number)
+        probed = await self._probe(member.endpoint, asks_version=asks_version)
+        if probed is not None:
+            self._observe(probed)
+
+    def _open(self) -> None:
+        if self._sessions is None:
+            self._sessions = self._make_sessions()
+
+    def start(self) -> None:
+        """Start the loops; the next probes follow after one interval."""
+        self._open()
+        self._is_started = True
+        self.follow()
+
+    def follow(self) -> None:
+        """The fleet has changed: probe who is in it now, if the loops were started."""
+        self._ranks = {}
+        for member in self._fleet:
+            url, rank = split_rank(member.endpoint.url)
+            if rank is not None:
+                self._ranks.setdefault((url, member.endpoint.role), []).append(member.endpoint)
+        if self._is_started:
+            self._loops.follow(self._fleet)
+
+    async def close(self) -> None:
+        """Close the connections; the tasks must have ended."""
+        for session in self._sessions or ():
+            await session.close()
+
+    async def _probe_for_ever(self, member: Member) -> None:
+        if member.since is None:  # it has joined since the start
+            await self._probe_member(member)
+        for number in itertools.count(1):
+            await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
+            await self._probe_member(member, number)
+
+    async def _scrape_for_ever(self, member: Member) -> None:
+        while True:
+            if member.health.is_usable and self._is_first(member):
+                await self._scrape(member.endpoint)
+            await self._sleep(self._stats_seconds)
+
+    async def _probe(self, endpoint: Endpoint, *, asks_version: bool) -> Probed | None:
+        """What the engine answers; None if it could not be asked."""
+        assert self._sessions is not None
+        fresh, _ = self._sessions
+        health = await self._get(fresh, endpoint, "/health")
+        if isinstance(health, Trouble):
+            if health.health == OWN:
+                return None
+            return Probed(endpoint, HealthSignal.FAILED, error=health.advice)
+        if not 200 <= health.status < 300:  # who redirects does not serve
+            signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED
+            trouble = self._diagnosis.of_status(health.status, "/health")
+            return Probed(endpoint, signal, error=trouble and trouble.advice)
+        models = await self._get(fresh, endpoint, "/v1/models")
+        version = await self._get(fresh, endpoint, "/version") if asks_version else None
+        return Probed(endpoint, HealthSignal.OK, _cards(models), version=_version(version))
+
+    def _is_first(self, member: Member) -> bool:
+        """Whether it is the first usable rank of its engine; an engine without ranks is."""
+        return self._of_engine(member.endpoint)[0] == member.endpoint
+
+    def _of_engine(self, endpoint: Endpoint) -> list[Endpoint]:
+        """The usable ranks of an endpoint's engine; itself, if it has none."""
+        url, rank = split_rank(endpoint.url)
+        ranks = [] if rank is None else self._ranks.get((url, endpoint.role), [])
+        return [e for e in ranks if self._fleet.member(e).health.is_usable] or [endpoint]
+
+    async def _scrape(self, endpoint: Endpoint) -> None:
+        ledger, endpoints = self._fleet.ledger, self._of_engine(endpoint)
+        before = [ledger.known(each) for each in endpoints]
+        assert self._sessions is not None
+        _, kept = self._sessions
+        answer = await self._get(kept, endpoint, "/metrics")
+        text, error = _good(answer), self._why_not(answer)
+        for each, known in zip(endpoints, before, strict=True):
+            # The gauges are from some moment between: with the larger own count, no own request is
+            # taken for another client's.
+            own = max(known, ledger.known(each))
+            gauges = None if text is None else _gauges(text, each)
+            self._observe(Scraped(each, gauges, own, error))
+        if text is not None and self._on_ranks is not None:
+            self._compare_ranks(text, endpoint, self._on_ranks)
+
+    def _why_not(self, answer: _Answer | Trouble) -> str | None:
+        """What is wrong with an answer to /metrics; None if nothing is."""
+        trouble: Trouble | None
+        if isinstance(answer, Trouble):
+            trouble = answer
+        else:
+            trouble = self._diagnosis.of_status(answer.status, "/metrics")
+        return trouble and trouble.advice
+
+    def _compare_ranks(
+        self, text: bytes, endpoint: Endpoint, on_ranks: Callable[[str, tuple[int, ...]], None]
+    ) -> None:
+        """Tell of ranks that the fleet does not have, or has no more."""
+        url, rank = split_rank(endpoint.url)
+        found = exposition.ranks(text)
+        known = self._ranks.get((url, endpoint.role), []) if rank is not None else []
+        if not found or (rank is None and len(found) == 1):
+            return
+        if {with_rank(url, each) for each in found} != {each.url for each in known}:
+            on_ranks(url, found)
+
+    async def _get(
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
+    ) -> _Answer | Trouble:
+        """The answer, or why there was none."""
+        try:
+            async with session.get(
+                split_rank(endpoint.url)[0] + path,
+                timeout=self._timeout,
+                allow_redirects=False,
+                ssl=self._tls.context,
+            ) as response:
+                return _Answer(response.status, await read_bounded(response, MAX_ANSWER_BYTES))
+        except ERRORS as error:
+            log.debug("%s%s: %s", endpoint.url, path, error)
+            return self._diagnosis.of_error(error, path)
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds * self._rng.uniform(1 - probing.JITTER, 1 + probing.JITTER))
+
+
+def _gauges(text: bytes, endpoint: Endpoint) -> Gauges:
+    """Those of an engine, or of one rank of it."""
+    rank = split_rank(endpoint.url)[1]
+    return exposition.read(text if rank is None else exposition.of_rank(text, rank))
+
+
+def _good(answer: _Answer | Trouble | None) -> bytes | None:
+    """The body of an answer with status 200; None of any other."""
+    return answer.body if isinstance(answer, _Answer) and answer.status == 200 else None
+
+
+def _member(answer: _Answer | Trouble | None, name: str) -> Any:
+    """A member of a good answer that is a JSON object; None when it is not one."""
+    try:
+        return engine_json(_good(answer) or b"")[name]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _version(answer: _Answer | Trouble | None) -> str | None:
+    version = _member(answer, "version")
+    return version[:MAX_VERSION] if isinstance(version, str) else None
+
+
+def _cards(answer: _Answer | Trouble) -> tuple[dict[str, Any], ...] | None:
+    """The entries of a /v1/models answer; None when it is not one."""
+    listed = _member(answer, "data")
+    if not isinstance(listed, list):
+        return None
+    return tuple(c for c in listed if isinstance(c, dict) and isinstance(c.get("id"), str))

@@ -1,0 +1,154 @@
+"""Makes speed probes: tiny generations on stalled or slow engines, to see their recovery.
+
+Which engines are probed, and how, is decided in `core/fleet/probing.py`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from random import Random
+
+from router.core.fleet import probing
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.leg_timer import LegTimer
+from router.core.fleet.member import Member
+from router.core.values import Endpoint, Failure, Role
+from router.core.wire import usage
+from router.core.wire.sse import DONE
+from router.net.background.member_loops import MemberLoops
+from router.net.engine.answer_head import AnswerHead
+from router.net.engine.pool import EnginePool
+from router.net.tasks import TaskSet
+
+__all__ = ["SpeedProber"]
+
+JITTER = 0.2
+
+
+class SpeedProber:
+    """Probes each engine that needs it about every `seconds`; 0: never.
+
+    `speed_roles`: the roles whose policy avoids slow engines.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        pools: Mapping[Endpoint, EnginePool],
+        *,
+        seconds: float,
+        speed_roles: frozenset[Role],
+        engine_api_key: str | None,
+        rng: Random,
+        count: Callable[[Endpoint, str], None],
+        tasks: TaskSet,
+    ) -> None:
+        self._fleet = fleet
+        self._pools = pools
+        self._seconds = seconds
+        self.speed_roles = speed_roles
+        self._key = engine_api_key
+        self._rng = rng
+        self._count = count
+        self._loops = MemberLoops(tasks, {"speed probe": self._watch})
+        self._is_started = False
+
+    def start(self) -> None:
+        """Start the loops."""
+        self._is_started = bool(self._seconds)
+        self.follow()
+
+    def follow(self) -> None:
+        """The fleet has changed: watch who is in it now, if the loops were started."""
+        if self._is_started:
+            self._loops.follow(self._fleet)
+
+    async def _watch(self, member: Member) -> None:
+        while True:
+            await asyncio.sleep(self._seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
+            if probing.needs_speed_probe(member, self.speed_roles, time.monotonic()):
+                self._count(member.endpoint, await self._probe(member))
+
+    async def _probe(self, member: Member) -> str:
+        """Probe once; returns ok, failed or timeout."""
+        pool = self._pools[member.endpoint]  # the loop ends before the engine is forgotten
+        connection = pool.take(replay=False) or await pool.connect()
+        if isinstance(connection, Failure):
+            return "failed"
+        leg = probing.speed_probe_leg(member, time.monotonic())
+        sink = _Sink(leg)
+        body = probing.speed_probe_body(member, self._rng)
+        try:
+            async with asyncio.timeout(probing.SPEED_PROBE_TIMEOUT_SECONDS):
+                connection.start(self._head(pool, len(body)), body, sink)
+                return await sink.outcome
+        except TimeoutError:
+            return "timeout"
+        finally:
+            if not sink.is_over:
+                connection.abort()
+            leg.end(time.monotonic())
+
+    def _head(self, pool: EnginePool, length: int) -> bytes:
+        key = b"" if self._key is None else b"authorization: Bearer %b\r\n" % self._key.encode()
+        return (
+            b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n%b%b"
+            b"x-request-id: pd-router-probe-%08x\r\ncontent-length: %d\r\n\r\n"
+        ) % (
+            pool.prefix,
+            probing.SPEED_PROBE_PATH.encode(),
+            pool.authority,
+            pool.rank_line,
+            key,
+            self._rng.getrandbits(32),
+            length,
+        )
+
+
+class _Sink:
+    """Counts the tokens of a probe."""
+
+    def __init__(self, leg: LegTimer) -> None:
+        self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_over = False
+        """Whether the connection is back in its pool, or closed."""
+        self._leg = leg
+        self._events = 0
+        self._end = b""
+        self._is_good = False
+
+    def on_head(self, head: AnswerHead, _length: int | None, *, has_body: bool) -> None:
+        """Errors are not measured."""
+        self._is_good = head.status == 200
+
+    def on_chunk(self, _chunk: bytes, _size: int) -> bool:
+        """Refuse it, so that it comes by `on_data`."""
+        return False
+
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
+        """Count events with tokens, not usage and [DONE]; the first is the first token."""
+        if not self._is_good:
+            return
+        self._end = self._end[-usage.TAIL_BYTES :] + data
+        events = data.count(b"\n\n") - data.count(b'"choices":[]') - data.count(DONE)
+        if not self._events:
+            self._leg.first_token(time.monotonic())
+            events -= 1
+            self._events = 1
+        self._events += events
+
+    def on_end(self) -> None:
+        """The answer is complete."""
+        if self._is_good:
+            tokens = usage.generated_tokens(self._end) or self._events
+            self._leg.speed.on_probe_end(max(0, tokens - 1))
+        self._finish("ok" if self._is_good else "failed")
+
+    def on_lost(self, _failure: Failure) -> None:
+        """The answer broke off."""
+        self._finish("failed")
+
+    def _finish(self, outcome: str) -> None:
+        self.is_over = True
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)

@@ -1,0 +1,191 @@
+"""Parses what a client sends: heads and bodies of one request after the other.
+
+Requests whose head is known go around it (`known_heads.py`).
+"""
+
+from typing import Any, Final, Protocol, cast
+
+import httptools
+
+from router.core.wire.headers import HeaderPairs
+from router.net.client.client_request import RequestHead
+
+__all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "ParserListener", "RequestParser"]
+
+MAX_HEAD_BYTES: Final = 64 << 10
+"""Request line and headers together; nginx and Node.js allow 32 and 16 KiB, tokens are long."""
+
+MAX_HEADERS: Final = 256
+"""Of one request; Apache and Envoy take 100. Each costs far more memory and time than its bytes."""
+
+FIELD_BYTES: Final = len(b": \r\n")
+"""Of a header line, beside its name and value."""
+
+VERSIONS: Final = frozenset({"1.0", "1.1"})
+"""Of HTTP that are answered; the parser takes 0.9 and 2.0 as well."""
+
+
+class ParserListener(Protocol):
+    """Takes what was found. `is_idle` says whether every request is answered."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is there that is not answered."""
+
+    def on_head(self, head: RequestHead) -> None:
+        """A request's head is whole."""
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body of the request that came last."""
+
+    def on_message_complete(self) -> None:
+        """That body is whole."""
+
+
+class RequestParser:
+    """Of one connection."""
+
+    __slots__ = (
+        "_declined",
+        "_headers",
+        "_is_over",
+        "_listener",
+        "_parser",
+        "_target",
+        "head_bytes",
+        "in_head",
+        "unparsed",
+    )
+
+    def __init__(self, listener: ParserListener) -> None:
+        self._listener = listener
+        self._parser: Any = None
+        """Made when it is needed: most connections bring known heads only."""
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self.head_bytes = 0
+        """Of the head that is being parsed."""
+        self.unparsed = 0
+        """Bytes read since something was found in them."""
+        self.in_head = False
+        """Whether a head has begun and is not whole."""
+        self._declined: bytes | None = None
+        """The head of a request that offered to upgrade, without the offer."""
+        self._is_over = False
+        """Whether nothing more is parsed: bytes for a tunnel are no requests."""
+
+    def feed(self, data: bytes) -> None:
+        """Parse. Raises HttpParserError for what is not HTTP."""
+        if self._is_over:
+            return
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
+            # A client may send its last requests together, each with `Connection: close`.
+            self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.unparsed += len(data)
+        self._feed(data)
+
+    def close(self) -> None:
+        """Nothing is parsed any more. Its parser refers to it, and it to the connection, which
+        would be left to the garbage collector."""
+        self._parser = None
+        self._is_over = True
+        self._listener = cast("ParserListener", None)
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            head, self._declined = self._declined, None
+            if head is None:  # it was CONNECT
+                self._is_over = True
+                return
+            # Java's HTTP client offers h2c with its requests. The offer is declined by answering as
+            # usual; httptools ends such a request at its head, so it is parsed again without it.
+            rest = data[upgrade.args[0] :]
+            self._parser = httptools.HttpRequestParser(self)
+            self._feed(head + rest)
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._target = b""
+        self._headers = []
+        self.in_head = True
+        self.head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """Keep and count the request target."""
+        self._count(len(url))
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep and count a header; one that follows the body is counted only."""
+        self._count(len(name) + len(value) + FIELD_BYTES)
+        if self.in_head:
+            self._headers.append((name.lower(), value))
+            if len(self._headers) > MAX_HEADERS:
+                raise ValueError("too many headers")  # httptools turns it into a parser error
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self.in_head = False
+        self.unparsed = 0
+        parser = self._parser
+        method: bytes = parser.get_method()
+        version: str = parser.get_http_version()
+        if version not in VERSIONS:
+            raise ValueError("another version of HTTP")
+        is_tunnel = method == b"CONNECT"
+        if parser.should_upgrade() and not is_tunnel:
+            self._decline_upgrade(method, version)
+            return
+        is_old = version == "1.0"
+        keep_alive = not (is_old or is_tunnel) and parser.should_keep_alive()
+        head = RequestHead(
+            method, self._target, self._headers, is_http_1_0=is_old, keep_alive=keep_alive
+        )
+        if b"transfer-encoding" in head.fields and (is_old or not _is_chunked(head.headers)):
+            raise ValueError("a transfer coding that nobody decodes")
+        self._listener.on_head(head)
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on a piece of body."""
+        self.unparsed = 0
+        self._listener.on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The body is whole, unless the request is to be parsed again."""
+        if self._declined is None:
+            self._listener.on_message_complete()
+
+    @property
+    def has_too_many_headers(self) -> bool:
+        """Whether that is why the head was refused."""
+        return len(self._headers) > MAX_HEADERS
+
+    def _count(self, size: int) -> None:
+        self.unparsed = 0
+        self.head_bytes += size
+        if self.head_bytes > MAX_HEAD_BYTES:
+            raise ValueError("request head too large")  # httptools turns it into a parser error
+
+    def _decline_upgrade(self, method: bytes, version: str) -> None:
+        if not self._listener.is_idle:
+            raise ValueError("an upgrade behind another request")  # becomes a parser error
+        lines = [b"%b %b HTTP/%b" % (method, self._target, version.encode())]
+        for name, value in self._headers:
+            if name == b"connection":
+                tokens = [token.strip().lower() for token in value.split(b",")]
+                kept = b", ".join(token for token in tokens if token != b"upgrade")
+                lines.append(b"connection: %b" % kept)
+            elif name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+        self._declined = b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _is_chunked(headers: HeaderPairs) -> bool:
+    """Whether the only transfer coding is chunked. The parser accepts others before it."""
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    return codings == [b"chunked"]

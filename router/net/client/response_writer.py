@@ -1,0 +1,133 @@
+"""Writes one HTTP/1.1 response at a time to a client's transport."""
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+from router.core.errors import RouterError
+from router.core.values import RouteKind
+from router.core.wire.sse import error_frame
+
+__all__ = ["STATUS_LINES", "ResponseWriter"]
+
+STATUS_LINES: Final = {
+    status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+    for status in HTTPStatus
+}
+
+BODILESS: Final = frozenset({204, 304})
+
+
+class ResponseWriter:
+    """The response under way. A head is sent together with the first bytes of its body.
+
+    While `is_corked`, what is written is kept for `end`, so that both go out in one system call.
+    """
+
+    __slots__ = (
+        "_has_body",
+        "_head",
+        "_is_chunked",
+        "_is_http_1_0",
+        "_stream_of",
+        "closes",
+        "extra",
+        "is_corked",
+        "is_started",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._head = b""
+        self._has_body = True
+        self._is_chunked = self._is_http_1_0 = False
+        self._stream_of: RouteKind | None = None
+        self.is_corked = False
+        self.is_started = False
+        """Whether the head is decided on, sent or not."""
+        self.closes = False
+        """Whether the connection ends with this response."""
+        self.extra = b""
+        """Header lines of this response, whatever becomes of the request."""
+
+    def begin(self, method: bytes, *, is_http_1_0: bool, closes: bool) -> None:
+        """Get ready for the response to a request. One to HEAD has no body, whatever is written."""
+        self._head = b""
+        self._has_body = method != b"HEAD"
+        self._is_http_1_0 = is_http_1_0
+        self._is_chunked = self.is_corked = self.is_started = False
+        self.closes = closes
+        self.extra = b""
+
+    def start(
+        self,
+        status: int,
+        block: bytes,
+        length: int | None,
+        stream_of: RouteKind | None = None,
+    ) -> None:
+        """Decide on the head. `block` is its header lines; without `length` the body is chunked.
+
+        `stream_of` says that the body is an event stream, of which kind of route. Nothing is sent
+        before the first `write`, `flush` or `end`.
+        """
+        self.is_started = True
+        if self.extra:
+            block += self.extra
+        self._stream_of = stream_of
+        line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+        if status in BODILESS:
+            framing = b""
+        elif length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif not self._is_http_1_0:
+            self._is_chunked = self._has_body
+            framing = b"transfer-encoding: chunked\r\n"
+        else:  # the end of the connection ends the body
+            self.closes = True
+            framing = b""
+        end = b"connection: close\r\n\r\n" if self.closes else b"\r\n"
+        self._head = line + block + framing + end
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of body."""
+        if not (data and self._has_body):
+            return
+        if self._is_chunked:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._head:
+            data = self._head + data
+            self._head = b""
+        if self.is_corked:
+            self._head = data
+        else:
+            self.transport.write(data)
+
+    def chunk_writer(self) -> Callable[[bytes], None] | None:
+        """Where whole chunks can be written as they stand; None before the head is sent, and for a
+        body that is not chunked."""
+        return self.transport.write if self._is_chunked and not self._head else None
+
+    def flush(self) -> None:
+        """Send the head if it still waits for a body."""
+        if self._head:
+            self.transport.write(self._head)
+            self._head = b""
+
+    def end(self) -> None:
+        """End the body."""
+        if self._is_chunked:
+            self.transport.write(self._head + b"0\r\n\r\n")
+            self._head = b""
+        elif self._head:
+            self.flush()
+
+    def write_error_frame(self, error: RouterError) -> bool:
+        """End an event stream's content with an error frame; False if this is no event stream."""
+        if self._stream_of is None:
+            return False
+        self.write(error_frame(error, self._stream_of))
+        return True

@@ -1,0 +1,1 @@
+"""The engine's side: connections, and what takes an answer."""

@@ -1,0 +1,88 @@
+"""Reads an engine's whole reply into memory: a prefill's, or a tokenizer's."""
+
+import time
+
+from router.core.fleet.leg_timer import LegTimer
+from router.core.routing.patience import Patience, given_up
+from router.core.values import Endpoint, Failure, Reply
+from router.core.wire.headers import HeaderPairs
+from router.net.engine.answer_head import AnswerHead
+from router.net.engine.engine_leg import EngineLeg, LegListener
+from router.net.limits.idle_sweep import IdleTimeoutSweep
+
+__all__ = ["Collector"]
+
+MAX_COLLECTED_BYTES = 16 << 20
+"""Of a reply that the router reads itself: the token ids of a prompt of a million tokens, and the
+blocks of its KV cache, take 8 MB."""
+
+
+class Collector(EngineLeg):
+    """An attempt whose reply goes to the plan. `asked_at`: when the plan asked for it, in seconds
+    on the event loop's clock."""
+
+    __slots__ = ("_asked_at", "_headers", "_parts", "_patience")
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        timer: LegTimer,
+        sweep: IdleTimeoutSweep,
+        listener: LegListener,
+        patience: Patience,
+        asked_at: float,
+    ) -> None:
+        super().__init__(endpoint, timer, sweep, listener)
+        self._patience = patience
+        self._asked_at = asked_at
+        self._headers: HeaderPairs = []
+        self._parts: list[bytes] = []
+
+    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
+        """Keep the head."""
+        if self._listener is not None:
+            self.status = head.status
+            self._headers = head.headers
+            failure = self._listener.on_answer(head.status)
+            if failure is not None:
+                self._give_up(failure)
+
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
+        """Keep a piece of body."""
+        self._parts.append(data)
+        self._count_kept(len(data), MAX_COLLECTED_BYTES)
+
+    def on_chunk(self, _chunk: bytes, _size: int) -> bool:
+        """Body bytes are wanted without their framing."""
+        return False
+
+    def on_end(self) -> None:
+        """The reply is whole."""
+        body = b"".join(self._parts)
+        if self.status < 400:
+            self.timer.unary_answer(time.monotonic())
+            if (feedback := self.timer.feedback) is not None:
+                feedback.begun(body)
+                feedback.ended(body)
+        self._settle(Reply(self.status, tuple(self._headers), body))
+
+    def on_lost(self, failure: Failure) -> None:
+        """There will be no reply."""
+        self.failure = failure
+        self._settle(failure)
+
+    def check_idle(self, now: float) -> None:
+        """Leave an engine that is late, or that has stopped answering everybody."""
+        listener = self._listener
+        if listener is None:  # it ended in this very sweep
+            return
+        failure = given_up(
+            self._patience,
+            self._asked_at,
+            None,
+            now,
+            is_stalled=self.timer.speed.is_stalled,
+            may_leave=listener.may_leave_stalled_engine,
+        )
+        if failure is not None:
+            self._give_up(failure)

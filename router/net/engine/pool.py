@@ -1,0 +1,232 @@
+"""Keep-alive connections to one engine: the most recently used first, none kept too long."""
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from typing import ClassVar
+
+from router.core.urls import Origin
+from router.core.values import Failure, FailureKind
+from router.net.addresses import Addresses
+from router.net.client.known_heads import KnownHeads
+from router.net.engine.answer_head import AnswerHead
+from router.net.engine.diagnosis import trouble_of
+from router.net.engine.engine_connection import EngineConnection
+from router.net.exhaustion import is_exhaustion, remedy
+from router.net.limits.read_limiter import ReadLimiter
+from router.net.tls_files import TLSFiles
+
+__all__ = ["RANK_HEADER", "EnginePool"]
+
+log = logging.getLogger(__name__)
+
+MAX_HEADS = 32
+"""Of answers that are kept, by engine: with Date there is a new one each second."""
+
+UNLIMITED = 1 << 62
+"""Bytes to be read, for commands that ask one engine."""
+
+RANK_HEADER = b"x-data-parallel-rank"
+
+UNREPLAYABLE_SECONDS = 1.0
+"""Longest idle time of a connection for requests that must not be sent twice: a fifth of vLLM's
+keep-alive limit."""
+
+
+COMPLAINT_SECONDS = 1.0
+"""Between two lines of a process that it has nothing left for connections."""
+
+
+class EnginePool:
+    """Connections to one engine. Any number may be in use; at most `max_idle` wait for reuse.
+
+    `idle_seconds` must be below the engine's own limit (uvicorn: 5 s), or a request is sent into
+    a connection that the engine is closing.
+    """
+
+    _complains_at: ClassVar[float] = -math.inf
+    """When this process may next log that it has nothing left for connections."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        connect_seconds: float,
+        idle_seconds: float,
+        max_idle: int,
+        tls: TLSFiles | None,
+        read_limiter: ReadLimiter | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """`rank`: of a data-parallel engine, to which requests are pinned."""
+        self.origin = origin
+        self.read_limiter = read_limiter or ReadLimiter(UNLIMITED)
+        self.authority = origin.authority.encode()
+        """The value of the Host header."""
+        self.rank_line = b"" if rank is None else b"%b: %d\r\n" % (RANK_HEADER, rank)
+        """The header line that pins a request to its rank; empty without ranks."""
+        self.prefix = origin.prefix.encode("latin-1")
+        """The path prefix of the engine's URL."""
+        self._addresses = Addresses(origin.host, origin.port)
+        self._connect_seconds = connect_seconds
+        self._idle_seconds = idle_seconds
+        self._max_idle = max_idle
+        self._tls = tls if origin.tls else None
+        self.known_heads: KnownHeads[AnswerHead] = KnownHeads(MAX_HEADS)
+        self._idle: deque[EngineConnection] = deque()
+        self._open: set[EngineConnection] = set()
+        self._reaper: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<EnginePool {self.origin.url} [{self.open} open, {self.idle} idle]>"
+
+    def configure(self, *, connect_seconds: float, idle_seconds: float, max_idle: int) -> None:
+        """Keep to these limits from now on."""
+        self._connect_seconds = connect_seconds
+        self._idle_seconds = idle_seconds
+        self._max_idle = max_idle
+
+    @property
+    def open(self) -> int:
+        """Connections that exist, idle ones included."""
+        return len(self._open)
+
+    @property
+    def idle(self) -> int:
+        """Connections that wait for reuse."""
+        return len(self._idle)
+
+    def take(self, *, replay: bool) -> EngineConnection | None:
+        """An idle connection, or None. `replay`: the request may be sent twice.
+
+        If not, only a connection that was in use a moment ago will do: no engine closes it so soon.
+        """
+        seconds = self._idle_seconds if replay else min(self._idle_seconds, UNREPLAYABLE_SECONDS)
+        oldest = time.monotonic() - seconds
+        if not replay and (not self._idle or self._idle[-1].idle_since <= oldest):
+            return None
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since > oldest and not connection.is_closing():
+                return connection
+            connection.abort()
+        return None
+
+    async def connect(self) -> EngineConnection | Failure:
+        """A new connection, or why there is none."""
+        tried: list[str] = []
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                connection = await self._connect(tried)
+        except TimeoutError:
+            if tried:
+                self._addresses.forget(tried[-1])
+            text = f"The engine did not accept a connection in {self._connect_seconds:g} s."
+            cause = f"no connection in {self._connect_seconds:g} s: check host and network"
+            return Failure(FailureKind.REFUSED, text, cause)
+        except (OSError, UnicodeError) as error:  # UnicodeError: what is no host name
+            if is_exhaustion(error):
+                return self._exhausted(error)
+            cause = trouble_of(error).advice or ""
+            return Failure(FailureKind.REFUSED, "The engine cannot be reached.", cause)
+        # Counted only now: if the connecting task is cancelled, uvloop does not call the protocol's
+        # connection_lost.
+        if not connection.is_closing():
+            self._open.add(connection)
+        return connection
+
+    @staticmethod
+    def _exhausted(error: OSError) -> Failure:
+        now = time.monotonic()
+        if now >= EnginePool._complains_at:
+            EnginePool._complains_at = now + COMPLAINT_SECONDS
+            log.error("cannot connect to engines: %s; %s", error.strerror, remedy(error))
+        return Failure(FailureKind.EXHAUSTED, "The router cannot open a connection now.")
+
+    async def _connect(self, tried: list[str]) -> EngineConnection:
+        """Try each address, the current one last in `tried`. Raises OSError or UnicodeError."""
+        is_cached = self._addresses.is_cached
+        try:
+            return await self._connect_to_one_of(await self._addresses.get(), tried)
+        except OSError as error:
+            if not is_cached or is_exhaustion(error):
+                raise
+            # The cached addresses may be outdated: the engine may have moved.
+            found = [each for each in await self._addresses.get() if each not in tried]
+            if not found:
+                raise
+        return await self._connect_to_one_of(found, tried)
+
+    async def _connect_to_one_of(self, addresses: list[str], tried: list[str]) -> EngineConnection:
+        failure = OSError("it has no address")
+        for address in addresses:
+            tried.append(address)
+            try:
+                return await self._connect_to(address)
+            except OSError as error:
+                if is_exhaustion(error):
+                    raise
+                self._addresses.forget(address)
+                failure = error
+        raise failure
+
+    async def _connect_to(self, address: str) -> EngineConnection:
+        origin = self.origin
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: EngineConnection(self),
+            address,
+            origin.port,
+            ssl=None if self._tls is None else self._tls.context,
+            # The certificate is checked against the name, not the address.
+            server_hostname=None if self._tls is None else origin.host,
+        )
+        return connection
+
+    def put(self, connection: EngineConnection) -> None:
+        """Keep a connection for reuse."""
+        if len(self._idle) >= self._max_idle:
+            connection.abort()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+        if self._reaper is None:
+            loop = asyncio.get_running_loop()
+            self._reaper = loop.call_later(self._idle_seconds, self._reap)
+
+    def forget(self, connection: EngineConnection) -> None:
+        """The connection is closed."""
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def retire(self) -> None:
+        """The engine has left: keep no connection for reuse. Answers under way are not cut."""
+        self._max_idle = 0
+        self._stop_reaping()
+        while self._idle:
+            self._idle.popleft().abort()
+
+    def close(self) -> None:
+        """Close everything at once."""
+        self._addresses.close()
+        self._stop_reaping()
+        for connection in list(self._open):
+            connection.abort()
+        self._idle.clear()
+
+    def _stop_reaping(self) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
+
+    def _reap(self) -> None:
+        """Close what has waited too long; idle connections are ordered by age."""
+        self._reaper = None
+        now = time.monotonic()
+        while self._idle and self._idle[0].idle_since + self._idle_seconds <= now:
+            self._idle.popleft().abort()
+        if self._idle:
+            delay = self._idle[0].idle_since + self._idle_seconds - now
+            self._reaper = asyncio.get_running_loop().call_later(delay, self._reap)

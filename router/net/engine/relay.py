@@ -1,0 +1,305 @@
+"""Passes one engine's answer on to the client, or keeps it back as the plan's step demands.
+
+Bytes go from the engine's read callback to the client's transport with no task switch in between.
+The current handler of body bytes is the relay's state: keep, hold, events, whole body, or as it
+comes.
+"""
+
+import time
+from typing import Final
+
+from router.core.errors import EngineFailed, RouterError
+from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
+from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream
+from router.core.wire.redact import MARK, redact
+from router.core.wire.sse import (
+    ABORTED,
+    DONE,
+    ERROR,
+    MAX_EVENT_BYTES,
+    PREAMBLE,
+    EventSplitter,
+    data_of,
+    error_in,
+    event_kind,
+    events,
+    has_data,
+    keep_alive,
+    status_of,
+)
+from router.core.wire.token_ratios import MIN_BYTES
+from router.core.wire.usage import generated_tokens, is_usage_only, prompt_tokens
+from router.net.engine.answer_head import AnswerHead
+from router.net.engine.relay_leg import RelayLeg
+
+__all__ = ["Relay"]
+
+MAX_HELD_EVENTS = 64
+"""Events without content, comments aside, that wait for the first one with some. /v1/responses
+begins with four, a chat of n choices with n; a token may have no text, but not so many in a row."""
+
+MAX_HELD_BYTES = MAX_EVENT_BYTES
+"""The first of them can hold the prompt's token ids."""
+
+JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
+
+
+class Relay(RelayLeg):
+    """An attempt whose answer goes to the client."""
+
+    __slots__ = ()
+
+    # What the engine's connection calls.
+
+    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
+        """Choose what becomes of the body. `has_body`: its first bytes follow at once."""
+        listener = self._listener
+        if listener is None:
+            return
+        status = head.status
+        failure = listener.on_answer(status)
+        self.status = status
+        self._head = head
+        if failure is None and status in self._step.keep:
+            return
+        generates = self._kind is not PASS_THROUGH
+        is_stream = generates and head.is_event_stream
+        if head.is_redirect or head.is_compressed or self._response.is_started:
+            failure = failure or self._unusable(head, generates=generates, is_stream=is_stream)
+        if failure is not None:
+            self._give_up(failure)
+        elif is_stream:
+            self._is_stream = True
+            if self._response.is_started:
+                self._response.write(listener.moved_comment())
+            self._splitter = EventSplitter()
+            self._on_data = Relay._hold
+            self._on_end = Relay._end_events
+            if not self._step.hold:
+                self._start(None)
+                if not has_body:
+                    self._response.flush()
+        elif generates or status >= 400:  # an error is read for the log
+            self._on_end = Relay._end_whole
+        else:
+            self._length = length
+            self._on_data = Relay._pass_first
+            self._on_end = Relay._end_empty
+
+    def on_data(self, data: bytes, *, is_last: bool) -> None:
+        """Take one read's worth of body."""
+        if self._listener is None:  # the client left in this very turn of the event loop
+            return
+        if not is_last and (not data.startswith(b":") or has_data(data)):
+            self._heard_at = self._client.loop.time()
+        self._response.is_corked = is_last
+        self._on_data(self, data)
+
+    def on_chunk(self, chunk: bytes, size: int) -> bool:
+        """Pass on a chunk as it stands: a whole event, with nothing in it to take out.
+
+        The shortest way through the router, and the one that nearly every token takes.
+        """
+        forward = self._forward
+        if forward is None or not chunk.endswith(b"}\n\n\r\n") or chunk.find(MARK) >= 0:
+            return False
+        if self._listener is not None:
+            record = self._record
+            record.chunks += 1
+            record.bytes_out += size
+            if self._is_single:
+                self._counter.tokens += 1
+            else:
+                self._counter.tokens += chunk.count(b"\n\n")
+                self._count_ended(chunk)
+            self._last = chunk
+            forward(chunk)
+        return True
+
+    def on_end(self) -> None:
+        """The engine's answer is complete."""
+        if self._listener is not None:
+            self._on_end(self)
+
+    def on_lost(self, failure: Failure) -> None:
+        """The engine broke off: an error frame if the client has seen a stream, else its plan."""
+        self._break_off(EngineFailed(failure.message), failure)
+
+    def _unusable(self, head: AnswerHead, *, generates: bool, is_stream: bool) -> Failure | None:
+        """What is wrong with a head that cannot be passed on, or whose body cannot be searched."""
+        if head.is_redirect or (generates and head.is_compressed):
+            what = "a redirect" if head.is_redirect else "compressed data, not asked for"
+            return Failure(FailureKind.BROKEN, f"The engine answered with {what}.")
+        if self._response.is_started and not (is_stream and head.status == 200):
+            text = (
+                f"A second engine answered with status {head.status} behind the head of a stream."
+            )
+            return Failure(FailureKind.BROKEN, text)
+        return None
+
+    # Handlers of body bytes, and of their end.
+
+    def _end_whole(self) -> None:
+        parts, now = self._parts, time.monotonic()
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        if self.status < 400:
+            tokens = generated_tokens(body)
+            if not tokens and body.find(ABORT) >= 0:
+                self.failure = DROPPED
+                self._settle(DROPPED)
+                return
+            self.timer.unary_answer(now, tokens)
+            self._record.generated = tokens
+            if self._record.text_bytes >= MIN_BYTES:
+                self._record.prompt_tokens = prompt_tokens(body)
+            if (feedback := self.timer.feedback) is not None:
+                feedback.begun(body)
+                feedback.ended(body)
+        body = redact(body)
+        if self.status >= 400:
+            self._record.error = engine_error(self.endpoint.role, self.status, body)
+        elif self._step.splice is not None:
+            body = self._step.splice.body(body)
+        self._start(len(body))
+        self._record.first_byte = now
+        self._send(body)
+        self._end()
+
+    def _pass_first(self, data: bytes) -> None:
+        """Up to now another engine could answer instead."""
+        self._start(self._length)
+        self._on_data = Relay._write
+        self._on_end = Relay._end
+        self._write(data)
+
+    def _end_empty(self) -> None:
+        self._start(self._length)
+        self._end()
+
+    def _pass_events(self, data: bytes) -> None:
+        splitter = self._splitter
+        assert splitter is not None
+        # Nearly every read is whole events with nothing to take out.
+        if not (
+            self._is_plain and splitter.is_empty and data.endswith(b"\n\n") and data.find(MARK) < 0
+        ):
+            data = splitter.feed(data)
+            data = data and self._clean(data)
+        if data:
+            self._is_done = data.endswith(DONE)
+            self._write(data)
+        is_clear = self._is_plain and not self._is_done and splitter.is_empty
+        self._forward = self._response.chunk_writer() if is_clear else None
+
+    def _hold(self, data: bytes) -> None:
+        """Keep events back until one has content: up to then another engine can answer instead.
+
+        With the step's `hold` the head waits too; without it the client has had the head, and gets
+        comments, which keep its connection alive.
+        """
+        assert self._splitter is not None
+        size = len(data)
+        data = self._splitter.feed(data)
+        found = events(data)
+        for event in found:
+            sign = event_kind(event)
+            if sign is ERROR and self._is_settled_by(event):
+                return
+            if sign is ABORTED:
+                self._give_up(DROPPED)
+                return
+            if sign is not PREAMBLE:
+                self._parts.append(data)
+                self._release_hold()
+                return
+        if not self._step.hold and (alive := b"".join(map(keep_alive, found))):
+            self._send(alive)
+            size -= len(alive)
+            data = b"".join(event for event in found if data_of(event))
+        self._parts.append(data)
+        self._events_held += sum(1 for event in found if data_of(event))
+        if self._events_held > MAX_HELD_EVENTS or self._kept + size > MAX_HELD_BYTES:
+            self._release_hold()
+            return
+        if not self._step.hold:
+            self._response.flush()
+        self._count_kept(size, MAX_HELD_BYTES)
+
+    def _is_settled_by(self, event: bytes) -> bool:
+        """Whether an error event in place of the first token goes to the plan: what is the engine's
+        own fault, or the step keeps, or was never shown as a stream. Else it passes."""
+        self.timer.end(time.monotonic())  # a failure is no token to be timed
+        status, keep = status_of(event), self._step.keep
+        if status >= 500 and status not in keep:
+            self._give_up(failed_stream(event))
+            return True
+        if self._step.hold or status in keep:
+            self._abort()
+            self.status = status  # whoever gets it gets it as an error response
+            self._settle(Reply(status, JSON_HEADERS, data_of(event)))
+            return True
+        return False
+
+    def _release_hold(self) -> None:
+        self._start(None)
+        self._on_data = Relay._pass_events
+        held, self._parts = b"".join(self._parts), []
+        if self.timer.feedback is not None:
+            self.timer.feedback.begun(held)
+        if held:
+            self._is_done = held.endswith(DONE)
+            self._write(self._clean(held))
+
+    def _end_events(self) -> None:
+        assert self._splitter is not None
+        if self._on_data is Relay._hold:
+            self._release_hold()
+        rest = self._splitter.rest()
+        if rest:
+            self._write(self._clean(rest))
+        self._calibrate()
+        if self.timer.feedback is not None:
+            self.timer.feedback.ended(self._last)
+        self._end()
+
+    def _calibrate(self) -> None:
+        """Tell the timer what the engine says that the stream took, beside what was counted."""
+        tokens = self._record.generated = generated_tokens(self._last)
+        if tokens and self._record.text_bytes >= MIN_BYTES:
+            self._record.prompt_tokens = prompt_tokens(self._last)
+        if tokens and self._is_single and self._counter is self.timer.speed:
+            passed = self._record.chunks - self._first_chunk - self._sent
+            if self._last.endswith(b"\r\n") and is_usage_only(self._last):
+                passed -= 1  # it was passed on as it came, and is no token
+            self.timer.calibrate(tokens, 1 + passed + self._sent_events)
+
+    def _end(self) -> None:
+        if self._is_stream and (event := error_in(self._last)):
+            self._note_error(event)
+        self._client.end_response()
+        self._settle(None)
+
+    def _note_error(self, event: bytes) -> None:
+        """The client has had tokens and then this error, which ended the stream."""
+        status = status_of(event)
+        if status >= 500:
+            self.failure = failed_stream(event)
+            self._record.error = engine_error(self.endpoint.role, status, data_of(event))
+
+    def _clean(self, data: bytes) -> bytes:
+        data = redact(data)
+        return data if self._step.splice is None else self._step.splice.events(data)
+
+    def _break_off(self, error: RouterError, failure: Failure) -> None:
+        if self._listener is None:
+            return
+        if self._is_done:  # nothing is missing but the end of the framing
+            self._end()
+            return
+        self.failure = failure
+        if not self._response.is_started or self._on_data is Relay._hold:
+            self._settle(failure)  # the client has had a head at most: its plan knows what to do
+            return
+        self._record.error = error.message
+        self._client.fail(self._request, error)
+        self._settle(None)

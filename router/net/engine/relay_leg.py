@@ -1,0 +1,250 @@
+"""An attempt whose answer goes to the client: its time-outs, its back-pressure, what it writes.
+
+What becomes of the answer's bytes is `Relay`'s.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from router.core.errors import EngineTimedOut, RouterError
+from router.core.events import RequestEnded
+from router.core.fleet.leg_timer import MAX_TIMED_SEQUENCES, LegTimer
+from router.core.plans.steps import Stream
+from router.core.routing.patience import Patience, given_up
+from router.core.values import Failure, FailureKind, Reply, RouteKind
+from router.core.wire.sse import DONE, EventSplitter, data_events
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import ClientRequest
+from router.net.engine.answer_head import AnswerHead
+from router.net.engine.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener
+from router.net.limits.idle_sweep import IdleTimeoutSweep
+
+__all__ = ["RelayLeg"]
+
+NO_HEAD: Final = AnswerHead(0, [])
+"""Of an answer that has not begun."""
+
+
+FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
+"""In the last event of each answer; in all others it is null. Within a text quotes are escaped."""
+
+
+class TokenCount(Protocol):
+    """Where the tokens of a stream are counted."""
+
+    tokens: int
+
+
+class Uncounted:
+    """Where they are counted while they tell nothing of the engine."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+
+def counter_of(timer: LegTimer) -> TokenCount:
+    """Where the tokens of a leg are counted."""
+    return timer.speed if timer.sequences <= MAX_TIMED_SEQUENCES else Uncounted()
+
+
+class RelayLeg(EngineLeg):
+    """The state of an attempt, and all that does not depend on what its answer is. (It has no
+    `super()`, which costs as much as what it calls.)"""
+
+    __slots__ = (
+        "_client",
+        "_counter",
+        "_events_held",
+        "_first_chunk",
+        "_forward",
+        "_head",
+        "_heard_at",
+        "_is_done",
+        "_is_paused",
+        "_is_plain",
+        "_is_single",
+        "_is_stream",
+        "_kind",
+        "_last",
+        "_length",
+        "_on_data",
+        "_on_end",
+        "_parts",
+        "_passed_before",
+        "_patience",
+        "_record",
+        "_request",
+        "_response",
+        "_sent",
+        "_sent_events",
+        "_splitter",
+        "_started_at",
+        "_step",
+    )
+
+    def __init__(
+        self,
+        step: Stream,
+        kind: RouteKind,
+        client: ClientConnection,
+        request: ClientRequest,
+        record: RequestEnded,
+        timer: LegTimer,
+        patience: Patience,
+        sweep: IdleTimeoutSweep,
+        listener: LegListener,
+    ) -> None:
+        EngineLeg.__init__(self, step.endpoint, timer, sweep, listener)
+        self._step = step
+        self._kind = kind
+        self._client = client
+        self._request = request
+        self._response = client.response
+        self._record = record
+        self._patience = patience
+        self._is_single = timer.sequences == 1
+        """Whether a chunk is one event: the tokens of several answers may come in one."""
+        self._counter: TokenCount = timer.speed if self._is_single else counter_of(timer)
+        self._is_plain = step.splice is None
+        self._is_stream = self._is_done = False
+        self._is_paused = False
+        self._head = NO_HEAD
+        self._length: int | None = None
+        """Of a body that passes as it comes, where the engine states it."""
+        self._parts: list[bytes] = []
+        self._events_held = 0
+        self._splitter: EventSplitter | None = None
+        self._last = b""
+        """What was passed on last, but for the terminator: it may hold the usage."""
+        self._first_chunk = self._passed_before = record.chunks
+        """Chunks that were passed on before this answer; with those that were passed on as they
+        came up to the last sweep."""
+        self._sent = self._sent_events = 0
+        """Of `record.chunks`: those that were not passed on as they came, and the events in them
+        that were counted as tokens."""
+        self._forward: Callable[[bytes], None] | None = None
+        """Where whole chunks go with their framing, while nothing needs to be done to them."""
+        self._started_at = client.loop.time()
+        self._heard_at: float | None = None
+        """When something came that was no comment."""
+        # Functions, not methods of this object: a cycle would leave every request, its body
+        # included, to the garbage collector.
+        self._on_data: Callable[[Any, bytes], None] = RelayLeg._keep
+        """What becomes of body bytes, and at their end; the relay's state."""
+        self._on_end: Callable[[Any], None] = RelayLeg._end_kept
+
+    # What the request calls.
+
+    def close(self, now: float) -> None:
+        """Stop the engine's work if it is not over."""
+        if self._is_paused:
+            self.on_write_resumed()
+        EngineLeg.close(self, now)
+
+    def on_write_paused(self, now: float) -> None:
+        """The client reads slower than its engine writes: that says nothing of the engine."""
+        self._is_paused = True
+        self._counter = Uncounted()
+        self.timer.client_stopped(now)
+        if self.connection is not None:
+            self.connection.pause_reading()
+
+    def on_write_resumed(self) -> None:
+        """The client reads again. It is timed when it has kept up for a while."""
+        self._is_paused = False
+        if self.connection is not None:
+            self.connection.resume_reading()
+
+    # What the sweep calls.
+
+    def check_idle(self, now: float) -> None:
+        """Give up on an engine that has been silent for too long."""
+        listener = self._listener
+        if listener is None:  # it ended in this very sweep
+            return
+        timer = self.timer
+        if timer.sweeps_to_wait and not self._is_paused and timer.catches_up(time.monotonic()):
+            self._counter = counter_of(timer)
+        passed = self._record.chunks - self._sent
+        if self._is_paused:  # it is the client that everybody waits for
+            self._started_at = self._heard_at = now
+        elif passed != self._passed_before:
+            self._heard_at, self._passed_before = now, passed
+        is_silent = self._record.first_byte is None
+        failure = given_up(
+            self._patience,
+            self._started_at,
+            None if is_silent and self._is_stream else self._heard_at,
+            now,
+            is_stalled=is_silent and timer.speed.is_stalled,
+            may_leave=listener.may_leave_stalled_engine,
+        )
+        if failure is None:
+            return
+        if failure.kind is FailureKind.STALLED:
+            self._give_up(failure)
+        else:
+            self._abort()
+            self._break_off(EngineTimedOut(failure.message), failure)
+
+    def _break_off(self, error: RouterError, failure: Failure) -> None:
+        """End an answer that will not be complete."""
+        raise NotImplementedError
+
+    # An answer for the plan.
+
+    def _keep(self, data: bytes) -> None:
+        parts = self._parts
+        parts.append(data)
+        if len(parts) > 1 or not self._response.is_corked:  # else it is whole, and goes on at once
+            self._count_kept(len(data), MAX_REPLY_BYTES)
+
+    def _end_kept(self) -> None:
+        self._settle(Reply(self.status, tuple(self._head.headers), b"".join(self._parts)))
+
+    # What it writes.
+
+    def _start(self, length: int | None) -> None:
+        response = self._response
+        if not response.is_started:  # else by an engine that stalled: this one goes on
+            block = self._head.lines_for_client()
+            if self._listener is not None:
+                block = self._listener.response_headers(block)
+            kind = self._kind if self._is_stream else None
+            response.start(self.status, block, length, kind)
+            self._record.status = self.status
+        if self._client.write_paused:
+            self.on_write_paused(time.monotonic())
+
+    def _write(self, data: bytes) -> None:
+        record = self._record
+        if record.first_byte is None:
+            record.first_byte = time.monotonic()
+            if self._is_stream:
+                self.timer.first_token(record.first_byte)
+                if self._listener is not None:
+                    self._listener.on_first_token()
+        elif self._is_stream and not self._response.is_corked:
+            # What comes with the end is for the most part no token but usage and [DONE].
+            found = data_events(data)
+            self._counter.tokens += found
+            self._sent_events += found
+            if not self._is_single:
+                self._count_ended(data)
+        if data != DONE:
+            self._last = data
+        self._send(data)
+
+    def _count_ended(self, data: bytes) -> None:
+        """Several answers come in one stream: those that are complete are not waited for."""
+        if ended := sum(map(data.count, FINISHED)):
+            self.timer.sequences_ended(ended, time.monotonic())
+
+    def _send(self, data: bytes) -> None:
+        self._sent += 1
+        self._record.chunks += 1
+        self._record.bytes_out += len(data)
+        self._response.write(data)

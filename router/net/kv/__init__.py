@@ -1,0 +1,1 @@
+"""KV caches: notifications and events of engines."""

@@ -1,0 +1,211 @@
+"""Finds the engines' KV-cache events: named by the operator, told by the engines themselves, or by
+whoever names the engines.
+
+vLLM from 0.32 on answers GET /kv_event_sources with its publishers, one per data-parallel rank. Of
+older ones a pod's annotation may say the port.
+"""
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from router.core.fleet.cache_log import CacheLog
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.member import Member
+from router.core.prefix.kv_source import EngineCache
+from router.core.urls import split_rank
+from router.core.wire.jsonspan import engine_json
+from router.net.background.member_loops import MemberLoops
+from router.net.engine.diagnosis import ERRORS
+from router.net.engine.engine_session import read_bounded
+from router.net.kv.kv_events import KVEventSubscriber
+from router.net.kv.kv_subscription import KVAddress
+from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
+
+__all__ = ["KVSourceFinder", "sources_in"]
+
+log = logging.getLogger(__name__)
+
+ASK_SECONDS: Final = 10.0
+"""Between two questions to an engine that is up: it may use other ports after a restart."""
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at what is to be logged, and at whether an engine is up."""
+
+MAX_ANSWER_BYTES: Final = 1 << 16
+MAX_RANKS: Final = 64
+"""Data-parallel ranks of one engine."""
+
+_TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]*@]+):(\d{1,5})")
+ANY_HOST: Final = ("*", "0.0.0.0", "[::]")
+
+
+class KVSourceFinder:
+    """Tells the subscriber whom to follow, and the log how that goes."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        subscriber: KVEventSubscriber,
+        named: Mapping[str, Sequence[KVAddress]] | None,
+        *,
+        timeout_seconds: float,
+        session: Callable[[], aiohttp.ClientSession],
+        tls: TLSFiles,
+        tasks: TaskSet,
+    ) -> None:
+        """`named`: addresses by engine URL; None: engines are asked."""
+        self._fleet = fleet
+        self._subscriber = subscriber
+        self._named = named
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._make_session = session
+        self._tls = tls
+        self._tasks = tasks
+        self._loops = MemberLoops(tasks, {"KV event sources": self._watch})
+        self._is_started = False
+        self._session: aiohttp.ClientSession | None = None
+
+    def start(self, *, logs: bool) -> None:
+        """Begin. Of several workers one `logs`."""
+        if self._named is None:
+            self._session = self._make_session()
+        self._is_started = True
+        self.follow()
+        if logs:
+            self._tasks.spawn(self._log_for_ever, "KV events log")
+
+    def follow(self) -> None:
+        """The fleet has changed: watch the engines that are in it now."""
+        if self._is_started:
+            self._loops.follow(self._fleet)
+
+    async def close(self) -> None:
+        """End all; the tasks must have ended."""
+        self._subscriber.close()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _watch(self, member: Member) -> None:
+        """Until the engine leaves the fleet."""
+        cache = member.cache
+        assert cache is not None, "each has one where events are used"
+        try:
+            if self._named is None:
+                await self._ask_for_ever(member, cache)
+            else:
+                self._subscriber.watch(cache, self._named_of(self._named, member.endpoint.url))
+                await asyncio.Event().wait()
+        finally:
+            self._subscriber.forget(cache)
+
+    def _named_of(self, named: Mapping[str, Sequence[KVAddress]], name: str) -> Sequence[KVAddress]:
+        """What the operator names for an engine; of an engine with ranks in the ranks' order, which
+        need not begin at 0: an engine of several nodes may have an API server on each."""
+        url, rank = split_rank(name)
+        sources = named.get(url, ())
+        if rank is None:
+            return sources
+        names = [m.endpoint.url for m in self._fleet if m.leaving_since is None]
+        ranks = [other for base, other in map(split_rank, names) if base == url]
+        place = sum(other is not None and other < rank for other in ranks)
+        return sources[place : place + 1]
+
+    async def _ask_for_ever(self, member: Member, cache: EngineCache) -> None:
+        while True:
+            if member.health.is_usable:
+                found = await self._ask(member.endpoint.url)
+                if found is not None:
+                    self._subscriber.watch(cache, found or told_by_source(member))
+                    await asyncio.sleep(ASK_SECONDS)
+                    continue
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _ask(self, name: str) -> list[KVAddress] | None:
+        """Its sources, none if it has no such route; None if it could not be asked."""
+        assert self._session is not None
+        url, rank = split_rank(name)
+        try:
+            async with self._session.get(
+                f"{url}/kv_event_sources",
+                timeout=self._timeout,
+                allow_redirects=False,
+                ssl=self._tls.context,
+            ) as response:
+                body = await read_bounded(response, MAX_ANSWER_BYTES)
+        except ERRORS as error:
+            log.debug("%s/kv_event_sources: %s", url, error)
+            return None
+        return sources_in(body, url, rank) if response.status == 200 else []
+
+    async def _log_for_ever(self) -> None:
+        cache_log = CacheLog()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            for notice in cache_log.notices(self._fleet, time.monotonic()):
+                level = logging.WARNING if notice.is_bad else logging.INFO
+                log.log(level, "%s", notice.text)
+
+
+def told_by_source(member: Member) -> list[KVAddress]:
+    """Where whoever named the engine says that it publishes: a pod's annotation. For engines that
+    do not say it themselves."""
+    if member.kv_events_port is None:
+        return []
+    url, rank = split_rank(member.endpoint.url)
+    port = member.kv_events_port + (rank or 0)  # as vLLM's ranks choose theirs
+    return [KVAddress(f"tcp://{_host_of(url)}:{port}", None, "")]
+
+
+def sources_in(body: bytes, url: str, rank: int | None = None) -> list[KVAddress]:
+    """The sources in an answer of /kv_event_sources: a map by rank (0.32) or a list (0.33). With
+    `rank` only those of that data-parallel rank."""
+    try:
+        told: Any = engine_json(body)
+    except ValueError:
+        return []
+    if isinstance(told, dict):
+        entries = [each for name, each in told.items() if rank is None or name == str(rank)]
+    elif isinstance(told, list):
+        entries = [each for each in told if rank is None or _rank(each) == rank]
+    else:
+        return []
+    found = (_address(entry, url) for entry in entries[:MAX_RANKS])
+    return [address for address in found if address is not None]
+
+
+def _rank(entry: object) -> object:
+    return entry.get("data_parallel_rank") if isinstance(entry, dict) else None
+
+
+def _address(entry: object, url: str) -> KVAddress | None:
+    if not isinstance(entry, dict) or entry.get("enable_kv_cache_events") is False:
+        return None
+    endpoint = _reachable(entry.get("endpoint"), url)
+    topic = entry.get("topic")
+    if endpoint is None:
+        return None
+    replay = _reachable(entry.get("replay_endpoint"), url)
+    return KVAddress(endpoint, replay, topic if isinstance(topic, str) else "")
+
+
+def _reachable(endpoint: object, url: str) -> str | None:
+    """A TCP endpoint as others reach it: where it is bound to all addresses, on the engine's."""
+    found = _TCP.fullmatch(endpoint) if isinstance(endpoint, str) else None
+    if found is None:
+        return None
+    host = _host_of(url) if found[1] in ANY_HOST else found[1]
+    return f"tcp://{host}:{found[2]}"
+
+
+def _host_of(url: str) -> str:
+    """An engine's host, as it stands in a URL."""
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,300 @@
+"""One source of KV-cache events over ZeroMQ, vLLM's ZmqEventPublisher.
+
+A SUB socket, and a DEALER to its replay socket while something is missing. It does its work in
+small steps, when its owner says so.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, Protocol
+
+from router.core.prefix.block_index import BlockIndex
+from router.core.prefix.kv_events import BadBatch, read_event
+from router.core.prefix.kv_source import KVSource
+from router.core.prefix.kv_stream import Apply, Clear, Step
+from router.net.kv.kv_batch import read_batch
+
+__all__ = ["KVAddress", "KVSubscription"]
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES: Final = 4 << 20
+"""A step of 64,000 prompt tokens takes a third of a megabyte; senders of more are disconnected."""
+
+LIVE_MESSAGES: Final = 4_096
+REPLAYED_MESSAGES: Final = 20_000
+"""Messages that wait unread. vLLM keeps 10,000 for replay, and its socket drops what does not fit
+(before 0.33)."""
+
+REPLAY_IDLE_SECONDS: Final = 3.0
+"""Without a message, after which a replay is over: vLLM's publisher looks for requests ten times a
+second, but between its steps only."""
+
+REPLAY_SECONDS: Final = 60.0
+"""For a whole replay."""
+
+SEQ_BYTES: Final = 8
+END_OF_REPLAY: Final = b"\xff" * SEQ_BYTES
+
+
+class KVAddress(NamedTuple):
+    """Where a source publishes, and where it answers replay requests, if it does."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    topic: str = ""
+
+
+class Owner(Protocol):
+    """Whoever has all subscriptions."""
+
+    index: BlockIndex
+
+    @property
+    def zmq(self) -> Any:
+        """The package."""
+
+    @property
+    def monitor(self) -> Any:
+        """The module zmq.utils.monitor."""
+
+    @property
+    def msgpack(self) -> Any:
+        """The package."""
+
+    @property
+    def context(self) -> Any:
+        """ZeroMQ's."""
+
+    def ready(self, subscription: "KVSubscription") -> None:
+        """It has something to do."""
+
+    def may_replay(self, subscription: "KVSubscription", start: int) -> bool:
+        """Whether it may ask now; else it is told when it may."""
+
+    def replay_over(self, subscription: "KVSubscription") -> None:
+        """It asks no more."""
+
+
+class KVSubscription:
+    """One source's sockets. `step` does a little work at a time."""
+
+    def __init__(self, owner: Owner, address: KVAddress) -> None:
+        self.address = address
+        self.is_ready = False
+        self._owner = owner
+        self._zmq = owner.zmq
+        self.source = KVSource(
+            owner.index, address.endpoint, can_replay=address.replay_endpoint is not None
+        )
+        self._steps: deque[Step] = deque()
+        self._batch: Iterator[None] | None = None
+        """The batch that is being read and applied; each `next` does a little of it."""
+        self._replay: Any = None
+        self._replay_ends = self._replay_idle = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        zmq = self._zmq
+        self._live = owner.context.socket(zmq.SUB)
+        self._live.linger = 0
+        self._live.rcvhwm = LIVE_MESSAGES
+        self._live.maxmsgsize = MAX_MESSAGE_BYTES
+        self._live.ipv6 = True
+        self._live.subscribe(address.topic)
+        # Connections that end without a FIN: a host that is gone, a firewall that forgot them.
+        self._live.tcp_keepalive = 1
+        self._live.tcp_keepalive_idle = 30
+        self._monitor = self._live.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._listen(self._live)
+        self._listen(self._monitor)
+        try:
+            self._live.connect(address.endpoint)
+        except zmq.ZMQError as error:
+            self.source.error = f"{address.endpoint}: {error}"
+            log.warning("KV-cache events: cannot connect to %s: %s", address.endpoint, error)
+
+    def close(self) -> None:
+        """End it."""
+        self._end_replay()
+        self._unlisten(self._monitor)
+        self._unlisten(self._live)
+        self._live.disable_monitor()
+        self._monitor.close(linger=0)
+        self._live.close(linger=0)
+        self._steps.clear()
+        self._batch = None
+
+    def _listen(self, socket: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(socket.fileno(), self._owner.ready, self)
+        # The descriptor does not signal what came before.
+        self._owner.ready(self)
+
+    def _unlisten(self, socket: Any) -> None:
+        asyncio.get_running_loop().remove_reader(socket.fileno())
+
+    # Work.
+
+    def step(self) -> bool:
+        """Take a piece of a batch, a step or a message; False if there is nothing to do.
+
+        ZeroMQ's descriptors signal again only when all messages have been read.
+        """
+        if self._live.closed:
+            return False
+        if self._batch is not None:
+            self._go_on(self._batch)
+        elif self._steps:
+            self._take(self._steps.popleft())
+        else:
+            return self._read_monitor() or self._read_live() or self._read_replay()
+        return True
+
+    def _go_on(self, batch: Iterator[None]) -> None:
+        try:
+            next(batch)
+        except StopIteration:
+            self._batch = self.source.error = None
+        except (BadBatch, RecursionError) as error:
+            self._misunderstood(str(error))
+
+    def _pieces(self, payload: bytes) -> Iterator[None]:
+        """Read a batch and apply it. Raises BadBatch."""
+        source = self.source
+        for raw in read_batch(self._owner.msgpack, payload):
+            is_known = False
+            for event in () if raw is None else read_event(raw):
+                is_known = True
+                source.blocks.apply(event)
+                yield
+            if is_known:
+                source.events += 1
+                source.form = "arrays" if isinstance(raw, list) else "maps"
+            else:
+                yield
+
+    def _take(self, step: Step) -> None:
+        if isinstance(step, Apply):
+            self.source.batches += 1
+            self._batch = self._pieces(step.payload)
+        elif isinstance(step, Clear):
+            self.source.blocks.clear()
+        elif self._owner.may_replay(self, step.start):
+            self.ask(step.start)
+
+    def _misunderstood(self, error: str) -> None:
+        """A message could not be read, and may have announced a removal: drop what is known."""
+        source = self.source
+        source.unreadable += 1
+        source.blocks.clear()
+        source.stream.unreadable()
+        self._batch = None
+        if source.error is None:
+            log.warning("KV-cache events of %s cannot be read: %s", source.endpoint, error)
+        source.error = error
+
+    # Messages.
+
+    def _read_monitor(self) -> bool:
+        frames = self._received(self._monitor)
+        if frames is None:
+            return False
+        event = self._owner.monitor.parse_monitor_message(frames)["event"]
+        source = self.source
+        source.is_connected = event == self._zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if source.is_connected:
+            self._end_replay()
+            self._steps.extend(source.stream.connected())
+        return True
+
+    def _read_live(self) -> bool:
+        frames = self._received(self._live)
+        if frames is None:
+            return False
+        if len(frames) == 3 and len(frames[1]) == SEQ_BYTES:
+            self._steps.extend(self.source.stream.live(_number(frames[1]), frames[2]))
+        else:
+            self._misunderstood("a message is not topic, number and batch")
+        return True
+
+    def _read_replay(self) -> bool:
+        frames = None if self._replay is None else self._received(self._replay)
+        if frames is None:
+            return False
+        # To vLLM 0.25 ["", number, batch], from 0.26 ["", topic, number, batch].
+        if len(frames) not in (3, 4) or len(frames[-2]) != SEQ_BYTES:
+            self._misunderstood("a replayed message is not number and batch")
+        elif frames[-2] == END_OF_REPLAY:
+            self._replay_over(is_complete=True)
+        else:
+            self._replay_idle = time.monotonic() + REPLAY_IDLE_SECONDS
+            self._steps.extend(self.source.stream.replayed(_number(frames[-2]), frames[-1]))
+            if not self.source.stream.is_replaying:  # too much has come live meanwhile
+                self._end_replay()
+        return True
+
+    def _received(self, socket: Any) -> list[bytes] | None:
+        try:
+            frames: list[bytes] = socket.recv_multipart(self._zmq.NOBLOCK)
+        except self._zmq.Again:
+            return None
+        return frames
+
+    # Replays.
+
+    def ask(self, start: int) -> None:
+        """Ask for the batches from `start` on."""
+        zmq, loop = self._zmq, asyncio.get_running_loop()
+        self._drop_replay()
+        self._replay = self._owner.context.socket(zmq.DEALER)
+        self._replay.linger = 0
+        self._replay.rcvhwm = REPLAYED_MESSAGES
+        self._replay.maxmsgsize = MAX_MESSAGE_BYTES
+        self._replay.ipv6 = True
+        try:
+            self._replay.connect(self.address.replay_endpoint)
+            self._replay.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.warning("KV-cache events: no replay at %s: %s", self.address, error)
+            self._replay_over(is_complete=False)
+            return
+        now = time.monotonic()
+        self._replay_ends = now + REPLAY_SECONDS
+        self._replay_idle = now + REPLAY_IDLE_SECONDS
+        self._timer = loop.call_later(REPLAY_IDLE_SECONDS, self._check_replay)
+        self._listen(self._replay)
+
+    def _check_replay(self) -> None:
+        due = min(self._replay_idle, self._replay_ends)
+        left = due - time.monotonic()
+        if left > 0:
+            self._timer = asyncio.get_running_loop().call_later(left, self._check_replay)
+        else:
+            self._timer = None
+            self._replay_over(is_complete=False)
+
+    def _replay_over(self, *, is_complete: bool) -> None:
+        self._end_replay()
+        self._steps.extend(self.source.stream.replay_ended(is_complete=is_complete))
+        self._owner.ready(self)
+
+    def _end_replay(self) -> None:
+        self._drop_replay()
+        self._owner.replay_over(self)
+
+    def _drop_replay(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._replay is not None:
+            self._unlisten(self._replay)
+            self._replay.close(linger=0)
+            self._replay = None
+
+
+def _number(frame: bytes) -> int:
+    return int.from_bytes(frame, "big")

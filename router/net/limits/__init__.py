@@ -1,0 +1,1 @@
+"""What holds requests and bytes back for a while."""

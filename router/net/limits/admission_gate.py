@@ -1,0 +1,247 @@
+"""Lets requests in, up to a limit, and keeps the others waiting (`core/limits/admission.py`)."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, cast
+
+from router.core.admitted import Count, LocalCount
+from router.core.errors import Overloaded, QueueFull, RouterError
+from router.core.limits.admission import IN_FLIGHT, WAITING, Admission, Ticket
+from router.core.limits.places import Group, Place, Places, group_of
+from router.core.values import Candidate, Facts
+from router.net.limits.start_limiter import StartLimiter
+
+__all__ = ["AdmissionGate", "AdmissionLimits", "QueueMetrics", "Waiter"]
+
+SWEEP_SECONDS: Final = 0.1
+"""Between two looks for requests that have waited too long, and for engines that have joined."""
+
+POLL_SECONDS: Final = 0.005
+"""The same where other processes may give places back: a quarter of a decode step."""
+
+UNLIMITED: Final = 1 << 30
+
+REQUEST_COST: Final = 256
+"""Tokens that a request costs in addition to its prompt: for its slot, and for the beginning of its
+answer, whose length nobody knows yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Of requests in flight of all processes, and of one's queue. None: no limit."""
+
+    in_flight: int | None
+    in_flight_per_engine: int | None
+    """On each decode engine."""
+    queue_size: int
+    queue_seconds: float
+    tenant_header: bytes
+    """The header whose value names the tenant, unless the API key does."""
+    priority_from: str
+    """`none`, `body`, or a header's name."""
+
+
+class QueueMetrics(Protocol):
+    """Counts what happens."""
+
+    def queue_length(self, waiting: int) -> None:
+        """The number of requests that wait now."""
+
+    def queue_waited(self, seconds: float) -> None:
+        """A request was let in after a wait."""
+
+    def queue_rejected(self, reason: str) -> None:
+        """A request was rejected, with reason full, pushed_out or timeout."""
+
+
+class Waiter(Protocol):
+    """A request that waits."""
+
+    def on_turn(self, waited: float) -> None:
+        """It is its turn, after so many seconds."""
+
+    def on_refused(self, error: RouterError) -> None:
+        """It waits no longer."""
+
+
+class AdmissionGate:
+    """`engines_for`: the decode engines that may take a group's requests at a time; `merged`: what
+    stands for all groups for which these are the same; `total`: the requests that it and its like
+    in other processes have let in."""
+
+    def __init__(
+        self,
+        limits: AdmissionLimits,
+        engines_for: Callable[[Group, float], Sequence[Candidate]],
+        merged: Callable[[Group], Group],
+        start_limiter: StartLimiter,
+        metrics: QueueMetrics,
+        total: Count | None = None,
+    ) -> None:
+        self.limits = limits
+        self.admission = Admission(
+            limits.queue_size, cast("Callable[[Hashable], Hashable]", merged)
+        )
+        self.places = Places(limits.in_flight_per_engine)
+        self._total = total or LocalCount()
+        self._awaited: set[Count] = set()
+        """Those for whose places requests wait here, as other processes know."""
+        self._engines_for = engines_for
+        self._start_limiter = start_limiter
+        self._metrics = metrics
+        self._waiters: dict[Ticket, Waiter] = {}
+        self._is_due = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def configure(self, limits: AdmissionLimits) -> None:
+        """Keep to these limits from now on; whoever waits goes on waiting, if there is no room."""
+        self.limits = limits
+        self.admission.queue_size = limits.queue_size
+        self.places.per_engine = limits.in_flight_per_engine
+        self._let_in()
+
+    def ticket(self, facts: Facts, fields: Mapping[bytes, bytes], tenant: str | None) -> Ticket:
+        """A request's ticket; `fields` are its headers, `tenant` is the name of its API key."""
+        key: Hashable = tenant
+        if key is None:
+            # Of a credential only a hash is kept.
+            key = hash(fields.get(self.limits.tenant_header, b""))
+        priority, cost = self._priority(facts, fields), float(REQUEST_COST + facts.tokens)
+        return Ticket(key, priority, cost, _now(), group_of(facts), Place(self.places))
+
+    def _priority(self, facts: Facts, fields: Mapping[bytes, bytes]) -> int:
+        source = self.limits.priority_from
+        if source == "none":
+            return 0
+        if source == "body":
+            given = facts.body.get("priority")
+            return given if type(given) is int else 0
+        try:
+            return int(fields.get(source.encode(), b"0")[:8])
+        except ValueError:
+            return 0
+
+    def enter(self, ticket: Ticket, waiter: Waiter) -> bool:
+        """Whether a request is let in at once; else `waiter` is told when. Raises QueueFull
+        if it cannot even wait."""
+        admission = self.admission
+        refused = admission.offer(ticket, self._limit(), self._has_room)
+        if refused is ticket:
+            self._metrics.queue_rejected("full")
+            raise self._full()
+        if refused is not None:
+            self._metrics.queue_rejected("pushed_out")
+            self._waiters.pop(refused).on_refused(self._full())
+        if ticket.state != WAITING:
+            self._begin(ticket)
+            return True
+        self._waiters[ticket] = waiter
+        self._metrics.queue_length(admission.waiting)
+        self._watch()
+        return False
+
+    def leave(self, ticket: Ticket, answer_tokens: int = 0) -> None:
+        """A request has ended after so many tokens, or waits no longer."""
+        if ticket.state == IN_FLIGHT:
+            self._total.add(-1)
+        self.admission.leave(ticket, float(max(0, answer_tokens - REQUEST_COST)))
+        if ticket.place is not None:
+            ticket.place.move(None)
+        if self._waiters.pop(ticket, None) is not None:
+            self._metrics.queue_length(self.admission.waiting)
+        if self._waiters and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._let_in)
+
+    def close(self) -> None:
+        """Stop the timer that looks after waiting requests."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _limit(self) -> int:
+        """How many this process may serve at a time, now."""
+        limit = self.limits.in_flight
+        if limit is None:
+            return UNLIMITED
+        return self.admission.in_flight + self._total.room(limit, _now())
+
+    def _has_room(self, group: Hashable) -> bool:
+        """Whether an engine can take one more of a group. Where none may take any all are let in,
+        to get 503."""
+        if self.places.per_engine is None:
+            return True
+        engines, now = self._engines(group)
+        return not engines or self.places.with_room(engines, now) is not None
+
+    def _engines(self, group: Hashable) -> tuple[Sequence[Candidate], float]:
+        """Those that may take a group's requests, now."""
+        now = _now()
+        return self._engines_for(cast("Group", group), now), now
+
+    def _begin(self, ticket: Ticket) -> None:
+        """It is let in. Until its plan has leased an engine, a place on one is kept for it."""
+        self._total.add(1)
+        if ticket.place is None or self.places.per_engine is None:
+            return
+        engine = self.places.with_room(*self._engines(ticket.group))
+        if engine is not None:
+            ticket.place.move(engine.load)
+
+    def _full(self) -> QueueFull:
+        seconds = math.ceil(self.admission.longest_wait(_now()))
+        return QueueFull("Too many requests are waiting.", retry_after=max(1, seconds))
+
+    def _let_in(self) -> None:
+        self._is_due = False
+        now, loop = _now(), asyncio.get_running_loop()
+        while (ticket := self.admission.next(self._limit(), self._has_room)) is not None:
+            self._begin(ticket)
+            waited = now - ticket.since
+            self._metrics.queue_waited(waited)
+            waiter = self._waiters.pop(ticket)
+            self._start_limiter.submit(loop, partial(waiter.on_turn, waited))
+        self._metrics.queue_length(self.admission.waiting)
+        if self._total.is_shared:
+            self._tell_others(now)
+
+    def _tell_others(self, now: float) -> None:
+        """Tell other processes for which places requests wait here."""
+        groups = self.admission.groups
+        awaited: set[Count] = set()
+        if any(map(self._has_room, groups)):  # what an engine could take waits for the limit of all
+            awaited.add(self._total)
+        if self.places.per_engine is not None:
+            for group in groups:
+                awaited.update(each.load.own.admitted for each in self._engines(group)[0])
+        for count in self._awaited - awaited:
+            count.stop_waiting()
+        for count in awaited:
+            count.wait(now)
+        self._awaited = awaited
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            seconds = POLL_SECONDS if self._total.is_shared else SWEEP_SECONDS
+            self._timer = loop.call_later(seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        self._timer = None
+        seconds, loop = self.limits.queue_seconds, asyncio.get_running_loop()
+        for ticket in self.admission.came_before(_now() - seconds):
+            self._metrics.queue_rejected("timeout")
+            error = Overloaded(f"The request waited {seconds:g} s for its turn.")
+            # A thousand that came together are late together; each answer takes some 0.1 ms.
+            refuse = partial(self._waiters.pop(ticket).on_refused, error)
+            self._start_limiter.submit(loop, refuse)
+        self._let_in()
+        if self._waiters:
+            self._watch()
+
+
+def _now() -> float:
+    return time.monotonic()

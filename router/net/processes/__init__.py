@@ -1,0 +1,1 @@
+"""Other processes: workers, successors, sibling replicas."""

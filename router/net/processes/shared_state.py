@@ -1,0 +1,191 @@
+"""The state that the worker processes of one host share: tables, records, and events of engines.
+
+Created by the parent before it forks, so that a restarted worker has the same, the fleet as it
+was last changed included. Events go through
+unnamed sockets, to which only these processes can write. A worker that is too busy to read misses
+some, and learns of the change from the next probe.
+"""
+
+import asyncio
+import contextlib
+import logging
+import mmap
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+
+from router.core.events import Event, Ordered, SharedEvent
+from router.core.fleet.worker_events import for_workers
+from router.core.limits.key_usage_table import NAMES_BYTES, KeyRows, KeyUsageTable
+from router.core.limits.shared_record import SharedRecord
+from router.core.membership.roster import Roster
+from router.core.shared.peer_messages import PeerHistory, PeerReport
+from router.core.shared.shared_table import SharedTable, WorkerColumn
+from router.net.processes.event_codec import decode, encode
+
+__all__ = ["SharedState", "WorkerBus", "WorkerContext", "WorkerEvent"]
+
+log = logging.getLogger(__name__)
+
+WorkerEvent = SharedEvent | Ordered | PeerReport | PeerHistory
+"""What workers send each other."""
+
+ROSTER_BYTES = 32 << 20
+"""Room for two rosters: with the longest names, a thousand engines of three sources take 13 MB."""
+
+SETTINGS_BYTES = 4 << 20
+"""Room for two sets of settings: a registry of a thousand engines takes some 200 kB."""
+
+BUFFER_BYTES = 512 << 10
+"""Size of a socket's send buffer; the kernel may cap it (net.core.wmem_max)."""
+
+
+class SharedState:
+    """The state shared by all workers, owned by their parent."""
+
+    def __init__(self, workers: int, roster: Roster) -> None:
+        self.workers = workers
+        self.began = time.monotonic()
+        """When the router was started, in seconds; all processes of a host have the same clock."""
+        self.replica = uuid.uuid4().hex
+        """The name of all workers together, for sibling replicas."""
+        # Anonymous and shared: forked processes see the same pages, which take memory when they
+        # are first written to.
+        sizes = (
+            SharedTable.size(workers, roster.rows),
+            ROSTER_BYTES,
+            SETTINGS_BYTES,
+            KeyUsageTable.size(workers),
+            NAMES_BYTES,
+        )
+        self._memory = mmap.mmap(-1, sum(sizes))
+        ends = list(accumulate(sizes))
+        memory = memoryview(self._memory)
+        table, record, settings, usage, names = (
+            memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
+        )
+        self.table = SharedTable(table, workers, roster.rows)
+        self.roster = SharedRecord(record)
+        self.settings = SharedRecord(settings)
+        """Those that have taken the place of the first ones, as the parent encoded them."""
+        self._key_usage = KeyUsageTable(usage, workers)
+        self._key_names = SharedRecord(names)
+        self.roster.write(roster.encode())
+        self._pairs = [
+            socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers)
+        ]
+        for inbox, outbox in self._pairs:
+            inbox.setblocking(False)
+            outbox.setblocking(False)
+            outbox.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+
+    def join(self, number: int, pid: int) -> "WorkerContext":
+        """The context of worker `number`, from 0 on; call it in that worker."""
+        self.table.register(number, pid)
+        others = [outbox for place, (_, outbox) in enumerate(self._pairs) if place != number]
+        return WorkerContext(
+            number,
+            self.table.column(number),
+            WorkerBus(self._pairs[number][0], others),
+            self.roster,
+            self.settings,
+            self.began,
+            self.key_rows(number),
+            self.replica,
+        )
+
+    def key_rows(self, number: int) -> KeyRows:
+        """Where worker `number` counts what is taken with API keys."""
+        return KeyRows(self._key_usage, self._key_names, number)
+
+    def worker_left(self, number: int) -> None:
+        """A worker has ended, and its requests with it. Its parent has not waited for it yet."""
+        used = _cpu_seconds(self.table.pid(number))
+        self.table.clear(number)
+        self._key_usage.clear_streams(number)
+        self.table.ended_cpu_seconds[0] += used
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for inbox, outbox in self._pairs:
+            inbox.close()
+            outbox.close()
+
+
+class WorkerContext:
+    """One worker's access to the shared state."""
+
+    def __init__(
+        self,
+        number: int,
+        column: WorkerColumn,
+        bus: "WorkerBus",
+        roster: SharedRecord,
+        settings: SharedRecord,
+        began: float,
+        key_rows: KeyRows,
+        replica: str = "",
+    ) -> None:
+        self.number = number
+        self.column = column
+        self.bus = bus
+        self.roster = roster
+        self.settings = settings
+        self.began = began
+        """When the first workers were started: monotonic seconds."""
+        self.key_rows = key_rows
+        self.replica = replica
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker probes the engines and runs discovery, for all workers."""
+        return self.number == 0
+
+
+class WorkerBus:
+    """Sends events to the other workers, and receives theirs."""
+
+    def __init__(self, inbox: socket.socket, others: Sequence[socket.socket]) -> None:
+        self._inbox = inbox
+        self._others = others
+
+    def observe(self, event: Event) -> None:
+        """Publish the events that matter to other workers."""
+        told = for_workers(event)
+        if told is not None:
+            self.publish(told)
+
+    def publish(self, event: WorkerEvent) -> None:
+        """Send an event to all others; those whose buffers are full miss it."""
+        data = encode(event)
+        for other in self._others:
+            with contextlib.suppress(OSError):
+                other.send(data)
+
+    def subscribe(self, handler: Callable[[WorkerEvent], None]) -> None:
+        """Pass the others' events to `handler`, until `close`. Needs a running event loop."""
+
+        def readable() -> None:
+            with contextlib.suppress(BlockingIOError):
+                while data := self._inbox.recv(BUFFER_BYTES):
+                    handler(decode(data))
+
+        asyncio.get_running_loop().add_reader(self._inbox.fileno(), readable)
+
+    def close(self) -> None:
+        """Stop receiving."""
+        asyncio.get_running_loop().remove_reader(self._inbox.fileno())
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What a process has used, also one that has ended and was not waited for; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return 0.0
+    user, system = fields[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

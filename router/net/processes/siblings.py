@@ -1,0 +1,186 @@
+"""Tells the sibling replicas of this router its own requests and prompts, and notes what they tell
+of theirs.
+
+One process of each replica tells, for all of its workers; any worker may get what siblings send,
+and passes it on to the others.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from router.core.events import PrefixesHeld
+from router.core.fleet.fleet import Fleet
+from router.core.shared.peer_loads import (
+    SAME_SECONDS,
+    STALE_SECONDS,
+    PeerBoard,
+    seconds_between_reports,
+)
+from router.core.shared.peer_messages import PeerHistory, PeerReport, encode, encode_history
+from router.net.processes.sibling_stream import PEERS_PATH, SiblingStream
+from router.net.tasks import TaskSet
+from router.net.tls_files import TLSFiles
+
+__all__ = ["PEERS_PATH", "Siblings"]
+
+log = logging.getLogger(__name__)
+
+FORGET_SECONDS: Final = STALE_SECONDS / 20
+"""Between two looks for siblings that have fallen silent."""
+
+JITTER: Final = 0.1
+
+
+class Siblings:
+    """The other replicas, by the URLs of their admin listeners. `session` opens the connections,
+    over `tls` to https; `pass_on` gets what was heard, for the other workers. `scheme` is that of
+    the keys of prompts (`prefix.keys.scheme`); None: prompts are not told."""
+
+    def __init__(
+        self,
+        board: PeerBoard,
+        fleet: Fleet,
+        *,
+        session: Callable[[], aiohttp.ClientSession],
+        tls: TLSFiles,
+        pass_on: Callable[[PeerReport | PeerHistory], None],
+        scheme: str | None,
+        tasks: TaskSet,
+        rng: Random,
+    ) -> None:
+        self._board = board
+        self._fleet = fleet
+        self._make_session = session
+        self._tls = tls
+        self._pass_on = pass_on
+        self.scheme = scheme
+        self._tasks = tasks
+        self._rng = rng
+        self._session: aiohttp.ClientSession | None = None
+        self._streams: dict[str, tuple[SiblingStream, asyncio.Task[None]]] = {}
+        self._has_changed = asyncio.Event()
+        self._prompts: list[PrefixesHeld] = []
+        """That are not told yet."""
+
+    @property
+    def replica(self) -> str:
+        """This replica's own name."""
+        return self._board.replica
+
+    # Hearing.
+
+    def hear(self, told: PeerReport | PeerHistory) -> None:
+        """A sibling has told of its requests, or of its prompts."""
+        if self._take(told):
+            self._pass_on(told)
+
+    def hear_passed_on(self, told: PeerReport | PeerHistory) -> None:
+        """The same, by way of another worker."""
+        self._take(told)
+
+    def _take(self, told: PeerReport | PeerHistory) -> bool:
+        """Returns whether it is of use."""
+        now = time.monotonic()
+        if isinstance(told, PeerReport):
+            return self._board.hear(told, now)
+        if told.scheme != self.scheme or told.replica == self._board.replica:
+            return False
+        for held in told.held:
+            self._fleet.observe_shared(held, now)
+        return True
+
+    async def forget_for_ever(self) -> None:
+        """Forget siblings that have fallen silent, until cancelled."""
+        while True:
+            await asyncio.sleep(FORGET_SECONDS)
+            for name in self._board.tick(time.monotonic()):
+                log.warning("sibling replica %.8s is silent: its requests are not known", name)
+
+    def shown(self) -> dict[str, object]:
+        """For operators: who tells, and who is told."""
+        heard = self._board.siblings(time.monotonic())
+        return {
+            "replica": self._board.replica,
+            "heard": [
+                {"replica": name, "age_seconds": age, "requests": requests}
+                for name, (age, requests) in heard.items()
+            ],
+            "told": [
+                {
+                    "url": url,
+                    "is_self": stream.is_self,
+                    "error": stream.error,
+                    "prompts": stream.takes_prompts,
+                    "dropped": stream.dropped,
+                }
+                for url, (stream, _) in self._streams.items()
+            ],
+        }
+
+    # Telling.
+
+    def follow(self, urls: Iterable[str]) -> None:
+        """These are the replicas from now on; this one may be among them."""
+        if self._session is None:
+            self._session = self._make_session()
+        wanted = set(urls)
+        for url in self._streams.keys() - wanted:
+            _, task = self._streams.pop(url)
+            task.cancel()
+        for url in sorted(wanted - self._streams.keys()):
+            stream = SiblingStream(
+                url, self._session, self._tls, self._board.replica, self.scheme, self._rng
+            )
+            self._streams[url] = stream, self._tasks.spawn(stream.run, "peers", url)
+
+    def note(self, held: PrefixesHeld) -> None:
+        """Engines have computed these prompts for this replica: tell of them."""
+        if any(stream.takes_prompts for stream, _ in self._streams.values()):
+            self._prompts.append(held)
+            self._has_changed.set()
+
+    async def close(self) -> None:
+        """Close the connections; the tasks must have ended."""
+        if self._session is not None:
+            await self._session.close()
+
+    def report(self) -> PeerReport:
+        """This replica's own requests, now."""
+        # Of two leaders, one after the other, the later one has the larger numbers.
+        return PeerReport(self._board.replica, time.monotonic_ns(), self._fleet.ledger.own())
+
+    async def tell_for_ever(self, poll_seconds: float = SAME_SECONDS) -> None:
+        """Tell what changes, until cancelled. After `poll_seconds` it looks for changes of which
+        this process has not heard: those of other workers."""
+        told: object = None
+        due = 0.0
+        self._board.on_change = self._has_changed.set
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(poll_seconds):
+                    await self._has_changed.wait()
+            self._has_changed.clear()
+            report, now = self.report(), time.monotonic()
+            if self._streams and (report.loads != told or now >= due):
+                told, due = report.loads, now + SAME_SECONDS
+                line = encode(report)
+                for stream, _ in self._streams.values():
+                    stream.tell(line)
+            self._tell_prompts()
+            seconds = seconds_between_reports(len(report.loads))
+            await asyncio.sleep(seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
+
+    def _tell_prompts(self) -> None:
+        news, self._prompts = self._prompts, []
+        if not news or self.scheme is None:
+            return
+        for line in encode_history(self._board.replica, self.scheme, news):
+            for stream, _ in self._streams.values():
+                stream.tell_prompts(line)

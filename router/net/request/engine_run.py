@@ -1,0 +1,317 @@
+"""A request's run that makes its own calls to engines.
+
+`RequestRun` says which engine is to be asked for what; `EngineRun` asks it, on a pooled connection
+or a new one, and hands on what came of it. Nothing in it awaits: what an engine sends drives the
+run on, from the very read that brought it.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, cast
+
+from router.core.events import RequestEnded
+from router.core.limits.admission import Ticket
+from router.core.limits.key_limits import KeyUsage
+from router.core.plans.steps import Call, Outcome, Stream
+from router.core.routing.request_run import RequestRun
+from router.core.values import Failure, FailureKind, Reply, Route
+from router.core.wire import headers as http
+from router.core.wire.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import NO_HEAD, ClientRequest
+from router.net.engine.collector import Collector
+from router.net.engine.engine_connection import EngineConnection
+from router.net.engine.engine_head import (
+    DROP_FOR_ENGINE,
+    DROP_WHEN_READING,
+    KEY_HEADERS,
+    lines_for_engine,
+)
+from router.net.engine.engine_leg import EngineLeg
+from router.net.engine.pool import RANK_HEADER, EnginePool
+from router.net.engine.relay import Relay
+from router.net.request.network import Network
+
+__all__ = ["EngineRun"]
+
+GONE = Failure(FailureKind.REFUSED, "The engine has left.", "it has left the fleet")
+"""Its requests had not ended when it was forgotten; this one had not even been sent."""
+
+
+class EngineRun(RequestRun):
+    """Listens to its engine leg."""
+
+    __slots__ = (
+        "_client",
+        "_engine_id",
+        "_held",
+        "_is_over",
+        "_is_reused",
+        "_kept",
+        "_kept_for_plan",
+        "_left",
+        "_leg",
+        "_network",
+        "_query",
+        "_request",
+        "_route",
+        "_sent",
+        "_ticket",
+        "_usage",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        network: Network,
+        client: ClientConnection,
+        request: ClientRequest,
+        route: Route,
+        query: bytes,
+    ) -> None:
+        rng = network.rng
+        given = request.head.fields.get(b"x-request-id")
+        own = None if given is None else http.clean_request_id(given)
+        # Unique, not secret: uuid4 asks the kernel for every one.
+        request_id = own or rng.getrandbits(128).to_bytes(16).hex()
+        record = RequestEnded(request_id, route.path, time.monotonic())
+        # Not super(), which costs as much as what it calls.
+        RequestRun.__init__(self, network.scheduler, network.observe, record, rng, network.sample)
+        self._network = network
+        self._client = client
+        self._request = request
+        self._route = route
+        self._query = query
+        self._leg: EngineLeg | None = None
+        """The attempt at an engine that is under way."""
+        self._waiting: asyncio.Task[Any] | None = None
+        """What cannot be had at once: the facts of a large body, a connection, or word of a KV
+        cache."""
+        self._is_reused = False
+        """Whether the attempt is on a connection that has served others."""
+        self._is_over = False
+        # A client may use one request id twice at a time; engines must not see that (vllm#10583).
+        self._engine_id = b"%b-%08x" % (request_id.encode(), rng.getrandbits(32))
+        self._sent = 0
+        """Engine requests so far; it numbers their ids."""
+        self._held = 0
+        """Bytes of body that are taken from the budget."""
+        self._kept = 0
+        """Bytes of engines' answers that are taken from theirs."""
+        self._kept_for_plan = 0
+        """Those of them that the plan has been given."""
+        self._ticket: Ticket | None = None
+        """Its place among those that are served, or its wait for one; None without a limit."""
+        self._usage: KeyUsage | None = None
+        """Where it counts as a stream of its API key."""
+        self._left: tuple[bytes, ...] = ()
+        """Engines that this request waited for in vain, where answers name engines."""
+
+    # What follows from it: see `PlanRunner`.
+
+    def _settle(
+        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
+    ) -> None:
+        """Report what became of the engine request, and go on."""
+        raise NotImplementedError
+
+    def _finish(self, error: Exception | None) -> None:
+        """End the request, unless it has ended: it was answered, or `error` is to be the answer."""
+        raise NotImplementedError
+
+    def _await(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
+        """Do what takes time, and go on with its result. It is cancelled if the request ends, but
+        a result that is there already comes even then."""
+        self._waiting = self._client.loop.create_task(work)
+        self._waiting.add_done_callback(partial(self._on_awaited, then))
+
+    def _on_awaited(self, then: Callable[[Any], None], task: "asyncio.Task[Any]") -> None:
+        self._waiting = None
+        if task.cancelled():
+            return
+        failure = task.exception()
+        if failure is not None:
+            self._finish(cast("Exception", failure))
+            return
+        try:
+            then(task.result())
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+
+    # Asking an engine.
+
+    def _ask(self) -> None:
+        """Send the run's engine request on an idle connection or a new one."""
+        pool = self._network.pools.get(self.step.endpoint)
+        if pool is not None:
+            connection = pool.take(replay=self.may_replay())
+            if connection is not None:
+                self._is_reused = True
+                self._ask_on(connection, pool)
+                return
+        self._connect()
+
+    def _connect(self) -> None:
+        pool = self._network.pools.get(self.step.endpoint)
+        if pool is None:
+            self._settle(GONE, GONE, 0, time.monotonic())
+        else:
+            self._await(pool.connect(), partial(self._on_connected, pool))
+
+    def _on_connected(self, pool: EnginePool, fresh: EngineConnection | Failure) -> None:
+        if isinstance(fresh, Failure):
+            self._settle(fresh, fresh, 0, time.monotonic())
+        elif self._is_over:  # it ended in the moment in which the connection came
+            fresh.abort()
+        else:
+            self._is_reused = False
+            self._ask_on(fresh, pool)
+
+    def _ask_on(self, connection: EngineConnection, pool: EnginePool) -> None:
+        step, now = self.step, time.monotonic()
+        leg = self._relay(step, now) if isinstance(step, Stream) else self._collector(step, now)
+        self._leg = leg
+        leg.connection = connection
+        length = len(step.body)
+        if step.lead:
+            length += sum(map(len, step.lead))
+        connection.start(self._head(pool, step.path, length), step.body, leg, step.lead)
+
+    def _relay(self, step: Stream, now: float) -> Relay:
+        network = self._network
+        return Relay(
+            step,
+            self._route.kind,
+            self._client,
+            self._request,
+            self.record,
+            self.leg(now),
+            network.timeouts.stream,
+            network.idle_sweep,
+            self,
+        )
+
+    def _collector(self, step: Call, now: float) -> Collector:
+        network = self._network
+        asked_at = self._client.loop.time() - (now - self.asked_at)
+        return Collector(
+            step.endpoint,
+            self.leg(now),
+            network.idle_sweep,
+            self,
+            network.timeouts.prefill,
+            asked_at,
+        )
+
+    def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
+        """The head of a request to an engine; each attempt has an id of its own."""
+        client_head = self._request.head
+        lines = client_head.engine_lines
+        if lines is None:
+            drop = self._not_for_engines()
+            if self._network.api_keys is not None:
+                drop |= KEY_HEADERS
+            lines = lines_for_engine(client_head, drop, self._network.engine_api_key)
+            client_head.engine_lines = lines
+        if pool.rank_line:  # the choice of a rank is the router's
+            lines = pool.rank_line + http.without(lines, RANK_HEADER)
+        self._sent += 1
+        return (
+            b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\nx-request-id: %b-%d\r\n\r\n"
+        ) % (
+            pool.prefix,
+            path.encode("latin-1"),
+            pool.authority,
+            lines,
+            length,
+            self._engine_id,
+            self._sent,
+        )
+
+    def _not_for_engines(self) -> frozenset[bytes]:
+        """The client's headers that do not go on to engines."""
+        return DROP_WHEN_READING if self._route.generates else DROP_FOR_ENGINE
+
+    # What the engine leg reports.
+
+    def on_answer(self, status: int) -> Failure | None:
+        """The engine's answer begins; a failure where the engine refuses the router's key."""
+        self.answered(status, time.monotonic())
+        if status in UNAUTHORIZED_STATUSES and self._network.withholds_client_keys:
+            return UNAUTHORIZED
+        return None
+
+    def response_headers(self, lines: bytes) -> bytes:
+        """The header lines of an answer: the engine's `lines`, and what the router adds."""
+        own = b"x-request-id: %b\r\n" % self.record.request_id.encode()
+        if self._network.names_engines:
+            own += b"x-pd-router-endpoint: %b\r\n" % self.step.endpoint.url.encode()
+            if self._left:
+                own += b"x-pd-router-left: %b\r\n" % b", ".join(self._left)
+        gateway = self._network.gateway
+        if gateway is not None:
+            fields, transport = self._request.head.fields, self._client.transport
+            fleet = self._network.scheduler.fleet
+            own += gateway.lines(fields, transport, fleet, self.step.endpoint)
+        if self._network.api_keys is not None and (limits := self._limit_lines()):
+            return http.without_rate_limits(lines) + own + limits
+        return lines + own
+
+    def _limit_lines(self) -> bytes:
+        """What answers say of the API key's limits; nothing where it has none."""
+        keys = self._network.api_keys
+        usage = None if keys is None else keys.usages.get(self.record.api_key or "")
+        return b"" if usage is None else usage.header_lines(time.monotonic())
+
+    def moved_comment(self) -> bytes:
+        """What the router says in a stream whose head named another engine: a comment, which
+        clients of event streams ignore. Nothing where answers do not name engines."""
+        if not self._network.names_engines:
+            return b""
+        named = self.step.endpoint.url.encode()
+        return b": x-pd-router-endpoint %b left %b\n\n" % (named, b", ".join(self._left))
+
+    def may_keep(self, size: int) -> bool:
+        """Whether the engine's answer may take `size` bytes more of memory."""
+        if not self._network.answer_budget.try_take(size):
+            return False
+        self._kept += size
+        return True
+
+    def on_first_token(self) -> None:
+        """The client has had a first token: what another attempt would take is not needed."""
+        self.begun()
+        self._request.head = NO_HEAD
+        self._drop_body()
+        if self._kept:
+            self._kept_for_plan = 0
+            self._drop_answer()
+
+    def _drop_body(self) -> None:
+        self._network.byte_budget.give(self._held)
+        self._held = 0
+
+    def _drop_answer(self) -> None:
+        """The last answer is not kept any more; those that the plan was given are."""
+        self._network.answer_budget.give(self._kept - self._kept_for_plan)
+        self._kept = self._kept_for_plan
+
+    def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
+        """It is known what became of the answer."""
+        self._leg = None
+        now = time.monotonic()
+        leg.close(now)
+        if isinstance(outcome, Reply):
+            self._kept_for_plan = self._kept
+        elif self._kept:
+            self._drop_answer()
+        if outcome is not None and self.replays(outcome, is_reused=self._is_reused):
+            self._connect()
+        else:
+            self._settle(outcome, leg.failure, leg.status, now)
+
+    def may_leave_stalled_engine(self) -> bool:
+        """Whether another engine could take a request that waits for a stalled one."""
+        return self.may_leave_stalled(time.monotonic())

@@ -1,0 +1,170 @@
+"""Runs a request's plan to its end: what the run asks for, step by step, and the one exit.
+
+Whatever happens, `_end` is called: everything is given back, and the record is observed.
+"""
+
+import asyncio
+import logging
+import time
+
+from router.core.errors import EngineFailed, InternalError, QueueFull, RouterError, ShuttingDown
+from router.core.limits.admission import Ticket
+from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
+from router.core.routing.request_run import ENGINE_REQUESTS, Action
+from router.core.values import Failure, Reply
+from router.core.wire import headers as http
+from router.core.wire.engine_error import engine_error
+from router.core.wire.redact import redact
+from router.net.request.engine_run import EngineRun
+from router.net.request.network import KVReady
+
+__all__ = ["PlanRunner"]
+
+log = logging.getLogger(__name__)
+
+
+class PlanRunner(EngineRun):
+    """Every one ends with one answer, unless the client left, and with one record."""
+
+    __slots__ = ()
+
+    def abort(self) -> None:
+        """The router is going: say so."""
+        self._tell(ShuttingDown("The router is shutting down."))
+        self._end("aborted")
+
+    # The run.
+
+    def _perform(self, action: Action | None) -> None:
+        """Do what the run asks for, up to what takes time or to its end."""
+        try:
+            while action is not None:
+                if isinstance(action, ENGINE_REQUESTS):
+                    self._ask()
+                    return
+                if isinstance(action, Send):
+                    self._send(action.reply)
+                    action = self.answer(None, time.monotonic())
+                elif isinstance(action, BackOff):
+                    self._await(asyncio.sleep(action.seconds), self._on_back_off_end)
+                    return
+                elif (kv_ready := self._network.kv_ready) is not None:
+                    self._await_kv(action, kv_ready)
+                    return
+                else:  # no notifications: assume that the KV cache is ready
+                    action = self.answer(True, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+        else:
+            self._finish(None)
+
+    def _await_kv(self, step: AwaitKV, kv_ready: KVReady) -> None:
+        seconds = self._network.timeouts.kv_ready
+        self._await(kv_ready.wait(step.transfer_id, step.count, seconds), self._on_kv_ready)
+
+    def _on_kv_ready(self, is_ready: bool) -> None:
+        self._perform(self.answer(is_ready, time.monotonic()))
+
+    def _on_back_off_end(self, _: None) -> None:
+        self._perform(self.answer(None, time.monotonic()))
+
+    def _send(self, reply: Reply) -> None:
+        client, record = self._client, self.record
+        if client.response.is_started:  # with the head of a stream
+            raise EngineFailed(f"The engine answered with status {reply.status}.")
+        body = redact(reply.body)
+        lines = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
+        block = self.response_headers(lines)
+        client.response.start(reply.status, block, len(body))
+        record.status = reply.status
+        if reply.status >= 400:
+            record.error = engine_error(self.step.endpoint.role, reply.status, body)
+        record.first_byte = time.monotonic()
+        client.response.write(body)
+        client.end_response()
+
+    def _settle(
+        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
+    ) -> None:
+        if self._is_over:
+            return
+        if failure is not None and self._network.names_engines:
+            # Nothing waits at an engine that refuses connections.
+            self._left += () if failure.is_unseen else (self.step.endpoint.url.encode(),)
+        try:
+            action = self.settle(outcome, failure, status, now)
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+            return
+        if action is None:  # as nearly always
+            self._finish(None)
+        else:
+            self._perform(action)
+
+    # The end.
+
+    def _finish(self, error: Exception | None) -> None:
+        if self._is_over:
+            return
+        record = self.record
+        if error is None:
+            is_good = record.error is None and record.status < 400
+            self._end("ok" if is_good else record.failure)
+            return
+        if not isinstance(error, RouterError):
+            log.error("request %s failed inside the router", record.request_id, exc_info=error)
+            error = InternalError(f"The router failed: {type(error).__name__}.")
+        self._tell(error)
+        self._end(record.failure)
+
+    def _end(self, outcome: str) -> None:
+        """The one exit: everything is given back, and the record is observed."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._request.listener = None
+        if self._leg is not None or self._waiting is not None:
+            self._stop_leg()
+        self.close()
+        if self._held:
+            if self.facts is None:  # it has not begun
+                self._request.take_pieces()
+            self._drop_body()
+        if self._kept:
+            self._kept_for_plan = 0
+            self._drop_answer()
+        self._network.active.discard(self)
+        record = self.record
+        record.outcome = outcome
+        record.asked_at = self.asked_at
+        record.ended = time.monotonic()
+        self._network.observe(record)
+        if self._ticket is not None:
+            self._leave(self._ticket, record.answer_tokens)
+        if self._usage is not None:
+            self._usage.leave(record.answer_tokens, record.ended, is_stream=record.stream)
+
+    def _leave(self, ticket: Ticket, answer_tokens: int) -> None:
+        self._ticket = None
+        if self._network.admission is not None:
+            self._network.admission.leave(ticket, answer_tokens)
+
+    def _stop_leg(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        leg, self._leg = self._leg, None
+        if leg is not None:
+            leg.close(time.monotonic())
+
+    def _tell(self, error: RouterError) -> None:
+        """Tell the client, if it is there, and the record."""
+        client, record = self._client, self.record
+        if client.active is self._request:
+            if not client.response.is_started:
+                record.status = error.status
+            record.error = record.error or error.message
+            block = b"x-request-id: %b\r\n" % record.request_id.encode()
+            if not isinstance(error, QueueFull):  # which says that none are left
+                block += self._limit_lines()
+            client.fail(self._request, error, block)

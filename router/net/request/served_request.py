@@ -1,0 +1,190 @@
+"""One request on its way through the router: from its head to its record.
+
+`RequestRun` decides; a `ServedRequest` is that run with sockets: the sole owner of the request's
+record, leases, plan and outcome. Here is its way in, from the head to the start of its plan.
+`PlanRunner` takes it to its one exit, `EngineRun` asks engines. Nothing awaits: what clients and
+engines send drives it on, from the very read that brought it.
+"""
+
+import time
+from typing import Final
+
+from router.core.errors import BodyTooSlow, LimitReached, RouterError
+from router.core.events import KeyRefused
+from router.core.limits.api_keys import check_key
+from router.core.routing.large_body import LARGE_BYTES, SMALL_BYTES, is_large
+from router.core.values import Facts
+from router.core.wire import facts as facts_of
+from router.core.wire.request_head import check_head, check_size, declared_size
+from router.net.key_file import KeyFile
+from router.net.limits.admission_gate import AdmissionGate
+from router.net.request.plan_runner import PlanRunner
+
+__all__ = ["ServedRequest"]
+
+BYTES_PER_START: Final = 2048
+"""Of a body, for which its request counts as one more of those that may begin in a turn of the
+event loop: of 64 KiB, which take 17 ms at worst, one or two begin."""
+
+
+class ServedRequest(PlanRunner):
+    """Listens to its client's connection."""
+
+    __slots__ = ()
+
+    # What the client's connection reports.
+
+    def on_head(self) -> None:
+        """Refuse by the head what need not be read."""
+        head, network = self._request.head, self._network
+        try:
+            if network.api_keys is not None:
+                self.record.api_key = check_key(network.api_keys.keys, head.fields)
+            if head.is_accepted:
+                return
+            check_head(head.method, self._route.path, head.fields, self._max_bytes())
+            network.byte_budget.check(declared_size(head.fields))
+        except RouterError as error:
+            self._finish(error)
+        else:
+            head.is_accepted = True
+
+    def on_body_progress(self, size: int) -> None:
+        """Refuse a body that is too large as soon as it is."""
+        try:
+            self._hold(size)
+        except RouterError as error:
+            self._finish(error)
+
+    def on_body_timeout(self) -> None:
+        """Refuse a body that takes too long."""
+        seconds = self._network.limits.body_seconds
+        self._finish(BodyTooSlow(f"The body did not arrive within {seconds:g} s."))
+
+    def on_body_complete(self) -> None:
+        """Its turn comes now, or when others that came with it have had theirs."""
+        size = self._request.size
+        try:
+            self._hold(size)
+        except RouterError as error:
+            self._finish(error)
+        else:
+            cost = 1 + size // BYTES_PER_START
+            self._network.start_limiter.submit(self._client.loop, self._begin, cost)
+
+    def on_write_paused(self) -> None:
+        """The client does not read: neither does the leg."""
+        if self._leg is not None:
+            self._leg.on_write_paused(time.monotonic())
+
+    def on_write_resumed(self) -> None:
+        """The client reads again."""
+        if self._leg is not None:
+            self._leg.on_write_resumed()
+
+    def on_disconnect(self) -> None:
+        """The client is gone: stop working for it."""
+        self._end("client_left")
+
+    # The run.
+
+    def _begin(self) -> None:
+        """Decide, and start the plan."""
+        if self._is_over:  # the client left, or the router goes
+            return
+        request = self._request
+        try:
+            if request.size > LARGE_BYTES:
+                self._read_apart(request.take_pieces())
+                return
+            raw = request.take_body()
+            if request.size > SMALL_BYTES and is_large(raw):
+                self._read_apart([raw])
+                return
+            kind = request.head.fields.get(b"content-type", b"")
+            facts = facts_of.read(self._route, kind, raw, self._query)
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+        else:
+            self._start(facts)
+
+    def _start(self, facts: Facts) -> None:
+        """It is known what is asked."""
+        if self._is_over:  # it ended while its body was read
+            return
+        network, record = self._network, self.record
+        try:
+            record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
+            record.text_bytes = facts.learnable_bytes
+            if network.gateway is not None:
+                head, transport = self._request.head, self._client.transport
+                facts.destinations = network.gateway.destinations(head.fields, transport)
+            now = time.monotonic()
+            decision = network.scheduler.decide(facts, now)
+            if network.api_keys is not None and self._ticket is None:
+                self._count(facts, network.api_keys, now)
+            if network.admission is not None and not self._enter(facts, network.admission):
+                return
+            self.decided(decision)
+            action = self.start(facts, network.plans(facts, decision), now)
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+        else:
+            self._perform(action)
+
+    # Admission.
+
+    def _count(self, facts: Facts, keys: KeyFile, now: float) -> None:
+        """Count the request by its API key. Raises LimitReached where that has a limit, and
+        has reached it."""
+        name = self.record.api_key or ""
+        usage = keys.usages.get(name)
+        if usage is None:
+            return
+        try:
+            usage.enter(facts.tokens, now, is_stream=facts.stream)
+        except LimitReached as error:
+            self._network.observe(KeyRefused(name, error.limit))
+            raise
+        self._usage = usage
+
+    def _enter(self, facts: Facts, gate: AdmissionGate) -> bool:
+        """Whether the request is let in; else it waits, or QueueFull is raised."""
+        if self._ticket is not None:  # it has waited
+            return True
+        ticket = self._ticket = gate.ticket(facts, self._request.head.fields, self.record.api_key)
+        self.place = ticket.place
+        is_in = gate.enter(ticket, self)
+        if not is_in:
+            self.facts = facts
+        return is_in
+
+    def on_turn(self, waited: float) -> None:
+        """Begin, after a wait."""
+        if self._is_over:
+            return
+        self.record.queue_seconds = waited
+        assert self.facts is not None, "it waited with them"
+        self._start(self.facts)  # the engines may have changed
+
+    def on_refused(self, error: RouterError) -> None:
+        """End: it waited too long, or had to make room."""
+        self._finish(error)
+
+    def _read_apart(self, pieces: list[bytes]) -> None:
+        """Have the body read by another process."""
+        kind = self._request.head.fields.get(b"content-type", b"")
+        reading = self._network.body_parser.read(self._route, kind, pieces, self._query)
+        self._await(reading, self._start)
+
+    # The body's bytes.
+
+    def _max_bytes(self) -> int:
+        return min(self._network.limits.body_bytes, self._route.max_body_bytes)
+
+    def _hold(self, size: int) -> None:
+        """Take the body's bytes, `size` so far, from the budget. Raises a RouterError."""
+        if size > self._route.max_body_bytes or size > self._network.limits.body_bytes:
+            check_size(size, self._max_bytes())
+        self._network.byte_budget.take(size - self._held)
+        self._held = size

@@ -1,0 +1,103 @@
+"""What failures say of an engine: those of a crash count as one."""
+
+from router.core.events import (
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    Probed,
+)
+from router.core.fleet.member import Exclusion
+from router.core.health import HealthSignal, State
+from router.core.membership.roster import Entry
+from router.core.speed.outlier import FINE
+from router.core.values import FailureKind
+from tests.core.fixtures import D0, D1
+from tests.core.fleets import break_stream, fleet_up, up
+
+
+def test_an_engine_that_breaks_every_stream_is_ejected_under_load() -> None:
+    """However close together they break: what was asked for after the first counts."""
+    fleet = fleet_up(D0, D1)
+    for number in range(6):
+        break_stream(fleet, asked_at=number * 0.1, now=number * 0.1 + 0.05)
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
+
+
+def test_an_engine_that_breaks_the_streams_of_clients_that_come_back_is_ejected() -> None:
+    fleet = fleet_up(D0, D1)
+    for asked_at in (0.0, 2.0):
+        for _ in range(48):
+            break_stream(fleet, asked_at, asked_at + 1.0)
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
+
+
+def test_streams_that_break_together_are_one_failure() -> None:
+    fleet = fleet_up(D0, D1)
+    for number in range(100):
+        break_stream(fleet, asked_at=number / 100, now=1.0 + number / 1000)
+        fleet.observe(LegDone(D0), 1.0 + number / 1000)
+    assert fleet.member(D0).exclusion is None
+    assert fleet.member(D0).outlier.total == 101
+
+
+def test_requests_that_leave_a_stalled_engine_do_not_eject_it() -> None:
+    """It is excluded for as long as it is silent, not for thirty seconds more."""
+    fleet = fleet_up(D0, D1)
+    for _ in range(50):
+        fleet.observe(LegFailed(D0, FailureKind.STALLED), 1.0)
+    assert fleet.member(D0).exclusion is None
+    assert fleet.member(D0).outlier == FINE
+
+
+def test_an_engine_that_breaks_half_of_its_long_streams_is_ejected() -> None:
+    """Each breaks 10 s after it was asked for, and every other one ends well."""
+    fleet = fleet_up(D0, D1)
+    for tenth in range(300):
+        now = tenth / 10
+        fleet.observe(LegDone(D1), now)
+        if tenth % 2:
+            fleet.observe(LegDone(D0), now)
+        else:
+            break_stream(fleet, now - 10.0, now)
+        fleet.tick(now)
+    assert fleet.member(D0).outlier.ejections > 0
+
+
+def test_a_crash_is_one_failure_whatever_its_answers_end_in() -> None:
+    """What had no token yet is reset, what had some breaks off."""
+    fleet = fleet_up(D0, D1)
+    for number in range(10):
+        kind = FailureKind.RESET if number == 0 else FailureKind.BROKEN
+        fleet.observe(LegFailed(D0, kind, asked_at=number / 10), 2.0)
+    assert fleet.member(D0).outlier.streak == 1
+
+
+def test_requests_that_time_out_together_count_one_by_one() -> None:
+    """Each waited for its whole time: an engine that answers none of them is no single crash."""
+    fleet = fleet_up(D0, D1)
+    for _ in range(5):
+        fleet.observe(LegFailed(D0, FailureKind.TIMEOUT, asked_at=0.0), 60.0)
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED
+
+
+def test_requests_of_the_engine_before_are_no_failures_of_the_one_now() -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.apply([Entry(D0, 7), Entry(D1, 1)], 5.0)
+    fleet.observe(up(D0), 5.0)
+    for _ in range(9):
+        fleet.observe(LegFailed(D0, FailureKind.RESET, asked_at=4.0), 6.0)
+    assert fleet.member(D0).health.state is State.UP
+    fleet.observe(LegFailed(D0, FailureKind.RESET, asked_at=5.5), 6.0)
+    assert fleet.member(D0).outlier.streak == 1
+
+
+def test_errors_of_an_engine_are_not_blamed_on_the_one_that_took_its_place() -> None:
+    fleet = fleet_up(D0, D1)
+    fleet.apply([Entry(D0, 5, "new"), Entry(D1, 1)], 10.0)
+    fleet.observe(Probed(D0, HealthSignal.OK), 10.0)
+    for _ in range(20):
+        fleet.observe(LegAnswered(D0, 500, 3.0), 12.0)  # asked before it came
+    assert (fleet.member(D0).exclusion, fleet.member(D0).last_error) == (None, None)
+    for _ in range(20):
+        fleet.observe(LegAnswered(D0, 500, 1.0), 12.0)
+    assert fleet.member(D0).exclusion is Exclusion.EJECTED

@@ -1,0 +1,168 @@
+"""A member's exclusion: the gravest reason wins."""
+
+import pytest
+
+from router.core.fleet.leg_timer import LegTimer
+from router.core.fleet.member import Exclusion, Member
+from router.core.speed.outlier import FINE, Outlier
+from router.core.speed.stall import CLEAR, Stall
+from router.core.values import Candidate, Gauges
+from tests.core.fixtures import D0
+
+
+@pytest.mark.parametrize("ejected", [False, True])
+@pytest.mark.parametrize("stalled", [False, True])
+@pytest.mark.parametrize("slow", [False, True])
+def test_the_gravest_reason_is_told(ejected: bool, stalled: bool, slow: bool) -> None:
+    member = Member(
+        Candidate(D0, 3),
+        outlier=Outlier(until=9.0) if ejected else FINE,
+        stall=Stall(1.0) if stalled else CLEAR,
+        slow_since=1.0 if slow else None,
+    )
+    reasons = [(ejected, Exclusion.EJECTED), (stalled, Exclusion.STALLED), (slow, Exclusion.SLOW)]
+    assert member.exclusion == next((reason for holds, reason in reasons if holds), None)
+    assert member.is_blocked == (ejected or stalled)
+    assert (member.endpoint, member.ordinal, member.other_requests) == (D0, 3, None)
+
+
+# What an event is worth, by the engine's counter of generated tokens.
+
+
+def scraped(member: Member, generated: int | None, others: int = 0) -> float:
+    """Tokens per event after a scrape with this counter."""
+    member.calibrate(Gauges(generated=generated), others)
+    return member.speed.calibration.tokens_per_event
+
+
+def stream(member: Member, events: int) -> None:
+    """A stream of this router begins and has so many events more."""
+    LegTimer(member.speed, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
+    member.speed.tokens += events
+
+
+def test_the_engines_counter_tells_what_an_event_is_worth() -> None:
+    member = Member(Candidate(D0, 0))
+    assert scraped(member, 5000) == 1.0
+    stream(member, 200)
+    assert scraped(member, 5000 + 1 + 8 * 200) == 8.0
+
+
+def test_a_few_events_between_two_scrapes_tell_nothing() -> None:
+    """The counter is some steps ahead of what came here."""
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    stream(member, 199)
+    assert scraped(member, 1600) == 1.0
+
+
+def test_few_events_add_up_over_several_scrapes() -> None:
+    """An engine with few streams would never learn, and look as many times too slow."""
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    stream(member, 70)
+    assert scraped(member, 1 + 3 * 70) == 1.0
+    member.speed.tokens += 70
+    assert scraped(member, 1 + 3 * 140) == 1.0
+    member.speed.tokens += 70
+    assert scraped(member, 1 + 3 * 210) == 3.0
+
+
+def test_tokens_of_probes_are_no_tokens_of_events() -> None:
+    """A slow engine is probed for a minute; then a user's stream comes."""
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    generated = 0
+    for _ in range(60):
+        probe = LegTimer(member.speed, None, 3, 0.0, tracks_first_token=True)
+        probe.first_token(0.0)
+        probe.end(0.0)
+        member.speed.on_probe_end(7)
+        generated += 8
+        assert scraped(member, generated) == 1.0
+    stream(member, 200)
+    assert scraped(member, generated + 1 + 200) == 1.0
+
+
+def test_a_tick_between_two_scrapes_loses_no_event() -> None:
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    stream(member, 150)
+    member.speed.tick(0.25)
+    member.speed.tokens += 50
+    assert scraped(member, 1 + 4 * 200) == 4.0
+
+
+@pytest.mark.parametrize("others", [(1, 0), (0, 1)])
+def test_what_others_asked_for_tells_nothing(others: tuple[int, int]) -> None:
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0, others[0])
+    stream(member, 200)
+    assert scraped(member, 1600, others[1]) == 1.0
+
+
+def test_while_something_is_open_that_gives_no_events_the_counter_tells_nothing() -> None:
+    """A unary answer that began long ago, or a stream whose client does not read."""
+    member = Member(Candidate(D0, 0))
+    member.view.load.add(2, 0, 0)
+    scraped(member, 0)
+    stream(member, 200)
+    assert scraped(member, 1600) == 1.0
+
+
+def test_where_unary_answers_were_generated_the_counter_tells_nothing() -> None:
+    member = Member(Candidate(D0, 0))
+    scraped(member, 0)
+    stream(member, 200)
+    LegTimer(member.speed, None, 10, 0.0, tracks_first_token=False)
+    assert scraped(member, 1600) == 1.0
+
+
+@pytest.mark.parametrize("generated", [None, 0])
+def test_a_counter_that_is_missing_or_began_anew_tells_nothing(generated: int | None) -> None:
+    member = Member(Candidate(D0, 0))
+    scraped(member, 5000)
+    stream(member, 200)
+    assert scraped(member, generated) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("last_token", "stalled_since", "expected"),
+    [
+        (5.0, None, 11.0),  # nothing has come since the first scrape: tokens are held back
+        (10.5, None, 10.5),  # the counter may have grown before the last token came
+        (5.0, 7.0, 11.0),
+        (5.0, 10.5, 5.0),  # and before the stall was found
+    ],
+)
+def test_a_counter_that_grows_during_a_silence_is_a_sign_of_life(
+    last_token: float, stalled_since: float | None, expected: float
+) -> None:
+    member = Member(Candidate(D0, 0), stall=Stall(stalled_since))
+    member.speed.last_token_at = last_token
+    for now, generated in ((10.0, 5), (11.0, 6)):
+        member.observe_gauges(Gauges(running=1, generated=generated), 1, now, has_transfers=False)
+    assert member.speed.last_token_at == expected
+
+
+def test_a_prompt_is_computed_when_nobody_waits_and_tokens_are_generated() -> None:
+    member = Member(Candidate(D0, 0))
+    leg = LegTimer(member.speed, None, 10, 0.5, tracks_first_token=True)
+    for now, waiting, generated, is_held in (
+        (1.0, 0, 5, False),
+        (2.0, 1, 9, False),
+        (3.0, 0, 9, False),
+        (4.0, 0, 12, True),
+    ):
+        gauges = Gauges(running=2, waiting=waiting, generated=generated)
+        member.observe_gauges(gauges, 1, now, has_transfers=False)
+        assert leg.is_held == is_held
+
+
+def test_tokens_that_are_held_back_since_the_last_scrape_are_a_sign_of_life() -> None:
+    """The last event came just after it."""
+    member = Member(Candidate(D0, 0))
+    LegTimer(member.speed, None, 10, 0.0, tracks_first_token=True).first_token(10.1)
+    for now, generated in ((10.0, 0), (11.0, 50)):
+        member.observe_gauges(Gauges(running=1, generated=generated), 1, now, has_transfers=False)
+    assert member.speed.last_token_at == 11.0

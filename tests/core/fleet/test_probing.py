@@ -1,0 +1,163 @@
+"""What the router asks engines of its own account, and when."""
+
+from random import Random
+
+import orjson
+import pytest
+
+from router.core.fleet.leg_timer import LegTimer
+from router.core.fleet.member import Member
+from router.core.fleet.probing import (
+    DOUBT_SECONDS,
+    HUNG_STREAM_SECONDS,
+    PREFILL_PROBE_TOKENS,
+    SPEED_PROBE_TOKENS,
+    asks_version,
+    needs_speed_probe,
+    roles_that_use_speed,
+    seconds_to_health_probe,
+    speed_probe_body,
+    speed_probe_leg,
+    speed_probe_tokens,
+    speed_probe_work,
+)
+from router.core.health import Health, State
+from router.core.policies import POLICIES
+from router.core.speed import outlier
+from router.core.speed.stall import Stall
+from router.core.values import Endpoint, Role
+from tests.core.fixtures import D0, P0, candidate
+
+NO_ROLE: frozenset[Role] = frozenset()
+BOTH = frozenset(Role)
+
+
+NOW = 100.0
+
+
+def member(endpoint=D0, **known) -> Member:
+    """An engine that is up and idle."""
+    return Member(candidate(endpoint), health=Health(State.UP), **known)
+
+
+@pytest.mark.parametrize(
+    ("health", "seconds"),
+    [
+        (Health(State.UP), 5.0),
+        (Health(State.UP, 1, State.DOWN), DOUBT_SECONDS),
+        (Health(State.STARTING), DOUBT_SECONDS),
+        (Health(State.DRAINING), DOUBT_SECONDS),
+        (Health(State.DOWN), DOUBT_SECONDS),
+    ],
+)
+def test_an_engine_in_doubt_is_probed_more_often(health: Health, seconds: float) -> None:
+    assert seconds_to_health_probe(health, 5.0) == seconds
+    assert seconds_to_health_probe(health, 0.1) == 0.1
+
+
+def test_an_engine_that_is_up_is_asked_for_its_version_by_every_tenth_probe() -> None:
+    numbers = range(1, 31)
+    known = member(version="1")
+    assert [n for n in numbers if asks_version(known, n)] == [10, 20, 30]
+    down = Member(candidate(D0), version="1")
+    for other in (member(), down):
+        assert all(asks_version(other, number) for number in numbers)
+
+
+def test_only_one_policy_uses_speed() -> None:
+    sed, other = POLICIES["shortest_expected_delay"], POLICIES["least_loaded"]
+    assert roles_that_use_speed({Role.PREFILL: other, Role.DECODE: sed}) == {Role.DECODE}
+
+
+@pytest.mark.parametrize("roles", [NO_ROLE, BOTH])
+def test_a_stalled_engine_is_probed_under_every_policy(roles: frozenset[Role]) -> None:
+    assert needs_speed_probe(member(stall=Stall(1.0)), roles, NOW)
+
+
+def test_a_stalled_engine_is_probed_beside_a_stream_that_hangs() -> None:
+    """The engine may be well, and the stream hangs for two minutes."""
+    stalled = member(stall=Stall(1.0))
+    LegTimer(stalled.speed, None, 0, 0.0, tracks_first_token=True).first_token(0.0)
+    assert not needs_speed_probe(stalled, NO_ROLE, 1.0 + HUNG_STREAM_SECONDS - 0.1)
+    assert needs_speed_probe(stalled, NO_ROLE, 1.0 + HUNG_STREAM_SECONDS)
+    stalled.outlier = outlier.Outlier(until=9.0)
+    assert not needs_speed_probe(stalled, NO_ROLE, NOW)
+
+
+@pytest.mark.parametrize("endpoint", [P0, D0])
+def test_a_slow_engine_is_probed_only_where_its_role_spares_it(endpoint) -> None:
+    slow = member(endpoint, slow_since=1.0)
+    slow.view.slowdown = 4.0
+    other = Role.PREFILL if endpoint.role is Role.DECODE else Role.DECODE
+    assert needs_speed_probe(slow, frozenset({endpoint.role}), NOW)
+    assert not needs_speed_probe(slow, frozenset({other}), NOW)
+    assert not needs_speed_probe(slow, NO_ROLE, NOW)
+
+
+def test_an_engine_that_is_not_spared_is_measured_by_its_users() -> None:
+    assert not needs_speed_probe(member(), BOTH, NOW)
+
+
+def test_an_engine_somewhat_slower_is_probed_while_it_has_nothing() -> None:
+    slower = member()
+    slower.view.slowdown = 1.5
+    assert needs_speed_probe(slower, BOTH, NOW)
+    LegTimer(slower.speed, None, 0, 0.0, tracks_first_token=True)
+    assert not needs_speed_probe(slower, BOTH, NOW)
+
+
+def test_an_ejected_an_absent_and_an_empty_engine_are_not_probed() -> None:
+    ejected = member(outlier=outlier.Outlier(until=9.0), stall=Stall(1.0))
+    absent = member(stall=Stall(1.0))
+    absent.health = Health(State.DOWN)
+    serves_nothing = member(stall=Stall(1.0), models=frozenset())
+    assert not any(needs_speed_probe(one, BOTH, NOW) for one in (ejected, absent, serves_nothing))
+
+
+def test_a_probe_is_a_short_stream_of_a_model_that_the_engine_serves() -> None:
+    body = orjson.loads(speed_probe_body(member(models=frozenset({"b", "a"})), Random(1)))
+    assert body["model"] == "a"
+    assert body["stream"] is True
+    assert body["min_tokens"] == body["max_tokens"] == SPEED_PROBE_TOKENS
+    assert "model" not in orjson.loads(speed_probe_body(member(), Random(1)))
+
+
+def test_a_prefill_engine_is_asked_for_one_token() -> None:
+    assert speed_probe_tokens(Role.PREFILL) == 1
+    engine = member(P0)
+    body = orjson.loads(speed_probe_body(engine, Random(1)))
+    assert body["max_tokens"] == 1
+    # As much as a step of the engine computes, and never what its prefix cache has.
+    assert len(body["prompt"]) == speed_probe_work(engine) == PREFILL_PROBE_TOKENS
+    assert body["prompt"] != orjson.loads(speed_probe_body(engine, Random(2)))["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens"),
+    [(512, 256), (1, 1), (10**6, PREFILL_PROBE_TOKENS), (None, PREFILL_PROBE_TOKENS), ("8", 2048)],
+)
+def test_a_prefill_engines_probe_fits_its_shortest_model(length: object, tokens: int) -> None:
+    engine = member(P0)
+    engine.set_cards(({"id": "a", "max_model_len": 10**6}, {"id": "b", "max_model_len": length}))
+    assert speed_probe_work(engine) == tokens
+    assert speed_probe_work(member()) == 3
+
+
+def test_an_engine_that_is_drained_needs_no_speed_probe() -> None:
+    stalled = member(stall=Stall(1.0))
+    assert needs_speed_probe(stalled, NO_ROLE, NOW)
+    stalled.is_drained = True
+    assert not needs_speed_probe(stalled, NO_ROLE, NOW)
+
+
+@pytest.mark.parametrize(("endpoint", "is_known"), [(D0, False), (P0, True)])
+def test_a_probe_of_a_few_letters_tells_nothing_of_prompts(
+    endpoint: Endpoint, is_known: bool
+) -> None:
+    """Its time is that of a step, and would be some hundred times what a token takes."""
+    asked = member(endpoint)
+    leg = speed_probe_leg(asked, NOW)
+    leg.first_token(NOW + 0.04)
+    leg.end(NOW + 0.2)
+    asked.speed.tick(NOW + 0.25)
+    assert (asked.speed.per_prompt_token is not None) is is_known

@@ -1,0 +1,63 @@
+"""What worker processes tell each other."""
+
+import pytest
+
+from router.core.events import Ejected, Event, LegAnswered, LegDone, LegFailed, PrefixesHeld
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.fleet.worker_events import FleetNews, for_workers
+from router.core.health import HealthThresholds
+from router.core.values import FailureKind, PrefixKeys
+from tests.core.fixtures import D0, D1
+from tests.core.fleets import eject, fleet_up, up
+
+
+@pytest.mark.parametrize(
+    ("event", "is_told"),
+    [
+        (up(D0), True),
+        (LegFailed(D0, FailureKind.REFUSED, 0.0), True),
+        (LegFailed(D0, FailureKind.BROKEN, 0.0), False),
+        (LegAnswered(D0, 500, 0.1), False),
+        (LegDone(D0), False),
+    ],
+)
+def test_probes_and_connections_that_fail_are_told_and_each_counts_its_own_answers(
+    event: Event, is_told: bool
+) -> None:
+    assert for_workers(event) is (event if is_told else None)
+
+
+def test_an_ejection_is_told_once() -> None:
+    fleet = fleet_up(D0, D1)
+    news = FleetNews(fleet)
+    fleet.tick(0.0)
+    assert list(news.take()) == []
+    eject(fleet, D0)
+    fleet.tick(0.25)
+    [told] = news.take()
+    assert isinstance(told, Ejected)
+    assert (told.endpoint, told.since, told.until) == (D0, 0.0, 30.0)
+    assert told.cause == "it answered a request with 500"
+    assert list(news.take()) == []
+
+
+def test_an_exclusion_that_all_see_by_themselves_and_an_end_are_not_told() -> None:
+    fleet = fleet_up(D0, D1)
+    eject(fleet, D0)
+    fleet.tick(0.25)
+    news = FleetNews(fleet)
+    for second in range(1, 40):
+        fleet.tick(float(second))
+    assert fleet.member(D0).exclusion is None
+    assert list(news.take()) == []
+
+
+def test_prompts_that_an_engine_has_computed_are_told() -> None:
+    fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
+    fleet.observe(up(D0), 0.0)
+    news = FleetNews(fleet)
+    prefix = PrefixKeys((1, 2), (16, 32))
+    fleet.lease(D0, 40, 40, prefix).prefilled()
+    assert list(news.take()) == [PrefixesHeld(D0, (prefix,))]
+    assert list(news.take()) == []

@@ -1,0 +1,487 @@
+"""Who is in the fleet: what sources name, what operators order, and what is left of the others."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Lease, Ledger
+from router.core.health import Health, HealthThresholds, State
+from router.core.membership.membership import Target
+from router.core.membership.roster import OPERATOR, Entry, Order, Roster
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.values import Endpoint, Role
+from tests.core.fixtures import D0, D1, D2, P0
+
+LEAVE_SECONDS = 60.0
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
+
+
+def roster_of(*targets: Target, rows: int = 8) -> Roster:
+    """A roster with what one source names."""
+    roster = Roster(rows, LEAVE_SECONDS)
+    roster.set_targets("file", targets, 0.0)
+    return roster
+
+
+def busy(row: int, version: int) -> bool:
+    """All rows have requests."""
+    return False
+
+
+def idle(row: int, version: int) -> bool:
+    """No row has."""
+    return True
+
+
+def named(roster: Roster) -> list[Endpoint]:
+    """Who is in it and does not leave."""
+    return [entry.endpoint for entry in roster.entries if entry.leaving_since is None]
+
+
+def entry_of(roster: Roster, endpoint: Endpoint) -> Entry:
+    """An engine's entry."""
+    return next(entry for entry in roster.entries if entry.endpoint == endpoint)
+
+
+def test_each_engine_has_a_row_of_its_own() -> None:
+    roster = roster_of(Target(P0), Target(D0), Target(D1))
+    assert [(e.endpoint, e.row, e.source) for e in roster.entries] == [
+        (P0, 0, "file"),
+        (D0, 1, "file"),
+        (D1, 2, "file"),
+    ]
+
+
+def test_what_nobody_changes_stays_the_same_entry() -> None:
+    roster = roster_of(Target(D0), Target(D1), Target(D2))
+    before = {entry.endpoint: entry for entry in roster.entries}
+    roster.set_targets("file", [Target(D0), Target(D1, is_draining=True), Target(D2)], 1.0)
+    after = {entry.endpoint: entry for entry in roster.entries}
+    assert [after[each] is before[each] for each in (D0, D1, D2)] == [True, False, True]
+
+
+def test_where_kv_events_are_published_follows_the_source() -> None:
+    roster = roster_of(Target(D0, kv_events_port=5557))
+    assert entry_of(roster, D0).kv_events_port == 5557
+    heir = Roster(8, LEAVE_SECONDS)
+    heir.restore(roster.encode())
+    assert entry_of(heir, D0).kv_events_port == 5557
+    heir.set_targets("file", (Target(D0),), 1.0)
+    assert entry_of(heir, D0).kv_events_port is None
+
+
+def test_the_same_set_again_changes_nothing() -> None:
+    roster = roster_of(Target(D0))
+    version = roster.version
+    assert not roster.set_targets("file", [Target(D0)], 1.0)
+    assert roster.version == version
+
+
+def test_an_engine_that_nobody_names_leaves_when_its_requests_have_ended() -> None:
+    roster = roster_of(Target(D0), Target(D1))
+    assert roster.set_targets("file", [Target(D1)], 5.0)
+    left = entry_of(roster, D0)
+    assert (left.leaving_since, left.changed_in) == (5.0, roster.version)
+    assert not roster.settle(6.0, busy)
+    assert roster.settle(7.0, lambda row, version: (row, version) == (0, left.changed_in))
+    assert named(roster) == [D1] == [entry.endpoint for entry in roster.entries]
+
+
+def test_or_after_a_time_out_with_requests() -> None:
+    roster = roster_of(Target(D0))
+    roster.set_targets("file", [], 5.0)
+    assert not roster.settle(5.0 + LEAVE_SECONDS - 0.1, busy)
+    assert roster.settle(5.0 + LEAVE_SECONDS, busy)
+    assert roster.entries == ()
+
+
+def test_its_row_is_used_again_only_when_it_is_idle() -> None:
+    roster = roster_of(Target(D0), rows=1)
+    roster.set_targets("file", [], 0.0)
+    roster.settle(LEAVE_SECONDS, busy)
+    roster.set_targets("file", [Target(D1)], LEAVE_SECONDS)
+    assert (roster.entries, roster.left_out) == ((), 1)
+    roster.settle(LEAVE_SECONDS, idle)
+    roster.set_targets("file", [Target(D1)], LEAVE_SECONDS)
+    assert (named(roster), roster.left_out) == ([D1], 0)
+
+
+def test_an_engine_that_is_named_again_in_time_stays_the_one_that_it_was() -> None:
+    roster = roster_of(Target(D0, "uid"))
+    before = entry_of(roster, D0)
+    roster.set_targets("file", [], 5.0)
+    roster.set_targets("file", [Target(D0, "uid")], 6.0)
+    assert entry_of(roster, D0) == before
+
+
+def test_another_identity_is_another_engine_at_once() -> None:
+    roster = roster_of(Target(D0, "old"))
+    roster.set_targets("file", [Target(D0, "new")], 5.0)
+    [entry] = roster.entries
+    assert (entry.identity, entry.row, entry.leaving_since) == ("new", 1, None)
+
+
+def test_who_is_left_out_comes_in_when_there_is_room() -> None:
+    roster = roster_of(Target(D0, "old"), rows=1)
+    assert roster.set_targets("file", [Target(D0, "new")], 5.0)
+    assert (named(roster), roster.left_out) == ([], 1)
+    assert roster.settle(6.0, idle)  # the one before has left
+    assert roster.settle(7.0, idle)  # its row is free
+    assert entry_of(roster, D0).identity == "new"
+    assert (named(roster), roster.left_out) == ([D0], 0)
+
+
+def test_of_a_source_that_names_far_too_many_no_more_is_kept_than_there_is_room_for() -> None:
+    def named_by_dns(number: int) -> list[Target]:
+        return [Target(Endpoint(f"http://e{each}", Role.DECODE)) for each in range(number)]
+
+    roster = roster_of(*named_by_dns(100_000))
+    assert (len(named(roster)), roster.left_out) == (8, 99_992)
+    assert len(roster.encode()) < 4096
+    roster.set_targets("file", named_by_dns(9), 1.0)
+    assert (len(named(roster)), roster.left_out) == (8, 1)
+
+
+def test_a_source_may_drain_an_engine() -> None:
+    roster = roster_of(Target(D0, is_draining=True))
+    assert entry_of(roster, D0).is_draining
+    roster.set_targets("file", [Target(D0)], 1.0)
+    assert not entry_of(roster, D0).is_draining
+
+
+def test_where_an_engine_takes_kv_caches_is_told_to_all_processes() -> None:
+    before, after = Receiver("d0", (1,), (2,)), Receiver("d0", (3,), (4,))
+    roster = roster_of(Target(D0, receiver=before))
+    roster.set_targets("file", [Target(D0, receiver=after)], 1.0)
+    other = Roster(8, LEAVE_SECONDS)
+    other.restore(roster.encode())
+    assert entry_of(other, D0).receiver == after
+    other.obey(Order.ADD, D0, 2.0)
+    other.set_targets("file", [], 3.0)
+    assert entry_of(other, D0).receiver == after, "who stays by order stays as it was"
+
+
+def test_of_two_sources_that_name_an_engine_the_first_counts_and_one_is_enough() -> None:
+    roster = roster_of(Target(D0))
+    roster.set_targets("dns", [Target(D0), Target(D1)], 1.0)
+    assert [entry.source for entry in roster.entries] == ["file", "dns"]
+    roster.set_targets("file", [], 2.0)
+    assert entry_of(roster, D0).source == "dns"
+    assert entry_of(roster, D0).leaving_since is None
+
+
+def test_what_a_source_named_last_is_known_in_the_next_process_too() -> None:
+    roster = roster_of(Target(P0), Target(D0))
+    roster.set_targets("file", (Target(D0),), 1.0)
+    heir = Roster(8, LEAVE_SECONDS)
+    heir.restore(roster.encode())
+    assert heir.named_by("file") == (Target(D0),)
+    assert heir.named_by("dns") is None
+
+
+def test_a_name_that_is_too_long_is_left_out() -> None:
+    long = Endpoint(f"http://{'a' * 2000}", Role.DECODE)
+    roster = roster_of(Target(long), Target(D0, "x" * 2000), Target(D1))
+    assert named(roster) == [D1]
+    assert roster.refusal(Order.ADD, long)
+
+
+def test_what_an_operator_adds_stays_whatever_sources_name() -> None:
+    roster = roster_of()
+    roster.obey(Order.ADD, D0, 0.0)
+    assert [(e.endpoint, e.source) for e in roster.entries] == [(D0, OPERATOR)]
+    roster.set_targets("file", [Target(D1)], 1.0)
+    assert named(roster) == [D1, D0]
+    roster.set_targets("file", [], 2.0)
+    assert named(roster) == [D0]
+
+
+def test_an_engine_that_was_added_too_stays_the_same_when_its_source_drops_it() -> None:
+    roster = roster_of(Target(D0, "uid"))
+    roster.obey(Order.ADD, D0, 0.0)
+    before = entry_of(roster, D0)
+    roster.set_targets("file", [], 1.0)
+    assert entry_of(roster, D0) == before._replace(source=OPERATOR)
+
+
+def test_an_order_to_drain_stands_above_the_source() -> None:
+    roster = roster_of(Target(D0))
+    roster.obey(Order.DRAIN, D0, 0.0)
+    assert entry_of(roster, D0).is_draining
+    roster.set_targets("file", [Target(D0), Target(D1)], 1.0)
+    assert entry_of(roster, D0).is_draining
+    assert roster.orders() == [(D0, Order.DRAIN)]
+    roster.obey(Order.UNDRAIN, D0, 2.0)
+    assert not entry_of(roster, D0).is_draining
+    assert roster.orders() == []
+
+
+def test_it_outlives_a_source_that_forgets_the_engine_for_a_moment() -> None:
+    roster = roster_of(Target(D0, "uid"))
+    roster.obey(Order.DRAIN, D0, 0.0)
+    roster.set_targets("file", [], 1.0)
+    roster.settle(2.0, idle)
+    assert roster.refusal(Order.UNDRAIN, D0) is None
+    roster.set_targets("file", [Target(D0, "uid")], 3.0)
+    assert entry_of(roster, D0).is_draining
+
+
+def test_it_is_not_for_another_engine_at_that_url() -> None:
+    roster = roster_of(Target(D0, "old"))
+    roster.obey(Order.DRAIN, D0, 0.0)
+    roster.set_targets("file", [Target(D0, "new")], 1.0)
+    assert not entry_of(roster, D0).is_draining
+
+
+def test_what_is_removed_by_order_is_not_used_until_it_is_added() -> None:
+    roster = roster_of(Target(D0), Target(D1))
+    roster.obey(Order.REMOVE, D0, 0.0)
+    assert named(roster) == [D1]
+    roster.set_targets("file", [Target(D0), Target(D2)], 1.0)
+    assert named(roster) == [D2]
+    roster.settle(2.0, idle)
+    roster.obey(Order.ADD, D0, 3.0)
+    assert set(named(roster)) == {D0, D2}
+    assert roster.orders() == []
+
+
+def test_adding_does_not_undrain() -> None:
+    roster = roster_of(Target(D0))
+    roster.obey(Order.DRAIN, D0, 0.0)
+    roster.obey(Order.ADD, D0, 1.0)
+    assert entry_of(roster, D0).is_draining
+
+
+def test_undraining_does_not_bring_back_what_was_removed() -> None:
+    roster = roster_of(Target(D0))
+    roster.obey(Order.REMOVE, D0, 0.0)
+    roster.obey(Order.UNDRAIN, D0, 1.0)
+    roster.obey(Order.UNDRAIN, D1, 1.0)
+    assert named(roster) == []
+
+
+def test_what_was_added_and_removed_leaves_no_order() -> None:
+    roster = roster_of()
+    roster.obey(Order.ADD, D0, 0.0)
+    roster.obey(Order.REMOVE, D0, 1.0)
+    assert (named(roster), roster.orders()) == ([], [])
+
+
+def test_orders_for_engines_that_nobody_knows_are_refused() -> None:
+    roster = roster_of(Target(D0))
+    for order in (Order.DRAIN, Order.UNDRAIN, Order.REMOVE):
+        assert roster.refusal(order, D0) is None
+        assert "no such engine" in (roster.refusal(order, D1) or "")
+
+
+def test_what_was_removed_cannot_be_drained() -> None:
+    roster = roster_of(Target(D0))
+    roster.obey(Order.REMOVE, D0, 0.0)
+    assert "add it first" in (roster.refusal(Order.DRAIN, D0) or "")
+    assert roster.refusal(Order.ADD, D0) is None
+
+
+def test_another_engine_at_the_url_of_one_that_was_removed_can_be_drained() -> None:
+    roster = roster_of(Target(D0, "old"))
+    roster.obey(Order.REMOVE, D0, 0.0)
+    roster.set_targets("file", [Target(D0, "new")], 1.0)
+    assert roster.refusal(Order.DRAIN, D0) is None
+    roster.obey(Order.DRAIN, D0, 2.0)
+    entry = entry_of(roster, D0)
+    assert (entry.identity, entry.is_draining, entry.leaving_since) == ("new", True, None)
+
+
+@pytest.mark.parametrize("order", [Order.DRAIN, Order.REMOVE])
+def test_an_order_that_is_given_again_while_the_engine_is_away_is_for_the_same_one(
+    order: Order,
+) -> None:
+    roster = roster_of(Target(D0, "uid"))
+    for _ in range(2):
+        assert roster.refusal(order, D0) is None
+        roster.obey(order, D0, 0.0)
+        roster.set_targets("file", [], 1.0)
+        roster.settle(1.0, idle)
+        roster.settle(1.0, idle)
+        roster.set_targets("file", [Target(D0, "uid")], 2.0)
+        assert all(entry.is_draining for entry in roster.entries)
+        roster.set_targets("file", [], 3.0)
+        roster.settle(3.0, idle)
+
+
+def test_a_removed_engine_does_not_come_back_under_the_identity_that_another_source_gives() -> None:
+    roster = roster_of(Target(D0, "uid"))
+    roster.set_targets("dns", [Target(D0)], 0.0)
+    roster.obey(Order.REMOVE, D0, 0.0)
+    assert named(roster) == []
+
+
+def test_a_full_fleet_takes_no_more() -> None:
+    roster = roster_of(Target(D0), rows=1)
+    assert roster.refusal(Order.ADD, D0) is None
+    assert "1 endpoints already" in (roster.refusal(Order.ADD, D1) or "")
+    roster.set_targets("file", [Target(D0), Target(D1), Target(D2)], 1.0)
+    assert (named(roster), roster.left_out) == ([D0], 2)
+
+
+def test_old_orders_are_forgotten_before_they_fill_the_memory() -> None:
+    roster = roster_of(rows=2)
+    for number in range(5):
+        endpoint = Endpoint(f"http://e{number}", Role.DECODE)
+        roster.set_targets("file", [Target(endpoint)], 0.0)
+        roster.obey(Order.DRAIN, endpoint, 0.0)
+        roster.set_targets("file", [], 0.0)
+        roster.settle(0.0, idle)
+        roster.settle(0.0, idle)
+    assert [endpoint.url for endpoint, _ in roster.orders()] == ["http://e3", "http://e4"]
+
+
+def test_a_worker_is_told_that_its_order_was_obeyed() -> None:
+    roster = roster_of()
+    version = roster.version
+    assert not roster.has_obeyed(3, 17)
+    roster.acknowledge(3, 17)
+    assert roster.has_obeyed(3, 17)
+    assert not roster.has_obeyed(3, 18)
+    assert roster.version == version + 1
+
+
+ENDPOINTS = (P0, D0, D1, D2)
+targets = st.builds(
+    Target,
+    st.sampled_from(ENDPOINTS),
+    st.sampled_from(["", "a", "b"]),
+    st.booleans(),
+    st.sampled_from([None, Receiver("d0", (1, 2), (3, 4))]),
+)
+
+
+class Fleets(RuleBasedStateMachine):
+    """Sources and operators change the fleet while requests come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.roster = Roster(5, LEAVE_SECONDS)
+        self.fleet = Fleet((), Ledger(), HealthThresholds(), 5.0)
+        self.open: list[tuple[Lease, object]] = []
+        """Leases, with the member that each is on."""
+        self.rows: Counter[int] = Counter()
+        """Open leases by row."""
+        self.places: dict[int, int] = {}
+        """The row of each lease's member, by the lease's id."""
+        self.sources: dict[str, tuple[Target, ...]] = {}
+
+    def is_idle(self, row: int, _: int) -> bool:
+        """There is one process, which has seen every version."""
+        return not self.rows[row]
+
+    def apply(self) -> None:
+        """As FleetSync does."""
+        self.fleet.apply(self.roster.entries, self.now)
+        for member in self.fleet:
+            member.health = Health(State.UP)
+
+    @rule(source=st.sampled_from(["file", "dns"]), found=st.lists(targets, max_size=5))
+    def name(self, source: str, found: list[Target]) -> None:
+        """A source names its set."""
+        self.sources[source] = tuple(found)
+        taken = {entry.endpoint: entry for entry in self.roster.entries}
+        self.roster.set_targets(source, found, self.now)
+        for entry in self.roster.entries:
+            if taken.get(entry.endpoint, entry).row != entry.row or entry.endpoint not in taken:
+                assert not self.rows[entry.row], "a row is given away that has requests"
+        self.apply()
+
+    @rule(order=st.sampled_from(Order), endpoint=st.sampled_from(ENDPOINTS))
+    def order(self, order: Order, endpoint: Endpoint) -> None:
+        """An operator orders."""
+        if self.roster.refusal(order, endpoint) is None:
+            self.roster.obey(order, endpoint, self.now)
+            self.apply()
+
+    @rule(role=st.sampled_from(Role), chance=st.integers(0, 99))
+    def lease(self, role: Role, chance: int) -> None:
+        """A request begins."""
+        found = self.fleet.candidates(role, None, NO_ENDPOINTS, self.now)
+        if found:
+            endpoint = Random(chance).choice(found).endpoint
+            member = self.fleet.member(endpoint)
+            lease = self.fleet.lease(endpoint, 10)
+            self.open.append((lease, member))
+            self.places[id(lease)] = member.row
+            self.rows[member.row] += 1
+
+    @precondition(lambda self: self.open)
+    @rule(chance=st.integers(0, 99))
+    def release(self, chance: int) -> None:
+        """A request ends."""
+        lease, _ = self.open.pop(chance % len(self.open))
+        lease.release()
+        self.rows[self.places.pop(id(lease))] -= 1
+
+    @rule(seconds=st.sampled_from([0.25, LEAVE_SECONDS]))
+    def settle(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += seconds
+        if self.roster.settle(self.now, self.is_idle):
+            self.apply()
+
+    @rule()
+    def succeed(self) -> None:
+        """Another leader goes on with what the one before has written."""
+        data = self.roster.encode()
+        heir = Roster(5, LEAVE_SECONDS)
+        heir.restore(data)
+        assert (heir.encode(), heir.entries) == (data, self.roster.entries)
+        self.roster = heir
+
+    @invariant()
+    def rows_are_unique(self) -> None:
+        """No two engines share one, and there are only so many."""
+        rows = [entry.row for entry in self.roster.entries]
+        assert len(set(rows)) == len(rows)
+        assert all(0 <= row < 5 for row in rows)
+
+    @invariant()
+    def the_fleet_is_the_roster(self) -> None:
+        """Also in what is counted."""
+        entries = {entry.endpoint: entry for entry in self.roster.entries}
+        assert {member.endpoint for member in self.fleet} == entries.keys()
+        assert self.fleet.ledger._loads.keys() == entries.keys()
+        for member in self.fleet:
+            assert member.row == entries[member.endpoint].row
+            assert member.view.load.requests == sum(m is member for _, m in self.open)
+
+    @invariant()
+    def only_wanted_engines_take_requests(self) -> None:
+        """Those that are named or added, and that nobody drains."""
+        wanted = {t.endpoint for found in self.sources.values() for t in found}
+        wanted |= self.roster._added.keys()
+        for role in Role:
+            for found in self.fleet.candidates(role, None, NO_ENDPOINTS, self.now):
+                assert found.endpoint in wanted
+                member = self.fleet.member(found.endpoint)
+                assert not member.is_drained
+                standing = self.roster._standing.get(found.endpoint)
+                assert standing is None or standing[1] != member.identity
+
+    def teardown(self) -> None:
+        """When all requests have ended nothing of engines that have left remains."""
+        for lease, _ in self.open:
+            lease.release()
+        self.rows.clear()
+        while self.roster.settle(self.now, self.is_idle) or self.roster._given_up:
+            pass
+        self.apply()
+        assert not self.roster._given_up
+        assert all(entry.leaving_since is None for entry in self.roster.entries)
+        assert self.fleet.ledger.total() == 0
+
+
+TestFleets = Fleets.TestCase
+TestFleets.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,211 @@
+"""A body that another process reads routes like one that the router reads itself."""
+
+import json
+from array import array
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.errors import BadRequest
+from router.core.plans.prefill import body_for_prefill
+from router.core.prefix.cache_events import given_ids
+from router.core.prefix.keys import prefix_keys
+from router.core.retry import may_replay
+from router.core.routes import ROUTES
+from router.core.routing.large_body import (
+    FEW_VALUES,
+    LIGHT_BYTES,
+    MAX_SALT,
+    MAX_VALUES,
+    SMALL_BYTES,
+    digest,
+    facts_of,
+    is_large,
+)
+from router.core.values import Facts
+from router.core.wire.contents import has_media
+from router.core.wire.facts import read
+from router.core.wire.token_ratios import MIN_BYTES
+from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TRANSCRIPTIONS
+
+
+def apart(path: str, raw: bytes, prefill_from: int | None = None, kind: bytes = JSON) -> Facts:
+    """The facts by way of the other process, without the process."""
+    route = ROUTES[path]
+    found = digest(route, kind, raw, prefill_from, wants_ids=True)
+    summary = orjson.loads(orjson.dumps(found.summary))
+    pieces = [raw[:7], raw[7:]] if found.raw is None else [found.raw]
+    prefill = [found.prefill] if found.prefill else []
+    return facts_of(route, b"q=1", summary, pieces, prefill, found.ids)
+
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"model": "m", "stream": True, "messages": [{"content": "x" * 4000}]}),
+    "text": (CHAT, {"messages": [{"content": "x" * MIN_BYTES}]}),
+    "tools": (CHAT, {"messages": [{"content": "x" * MIN_BYTES}], "tools": [{}]}),
+    "ids": (COMPLETIONS, {"prompt": list(range(5000)), "n": 3}),
+    "prompts": (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "priority": -3}),
+    "salted": (COMPLETIONS, {"prompt": [1, 2, 3], "cache_salt": "tenant-a"}),
+    "image": (CHAT, {"messages": [{"content": [{"type": "image_url", "image_url": {}}]}]}),
+    "stored": (CHAT, {"messages": [], "store": True, "background": {"a": 1}}),
+    "embeddings": (EMBEDDINGS, {"model": "e", "input": ["x"] * 100}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
+def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
+    raw = orjson.dumps(body)
+    own, other = read(ROUTES[path], JSON, raw, b"q=1"), apart(path, raw, 0)
+    names = ["route", "model", "stream", "tokens", "rule", "direct_reason", "path"]
+    names += ["text_bytes", "learnable_bytes"]
+    for name in names:
+        assert getattr(other, name) == getattr(own, name), name
+    assert b"".join((*other.lead, other.raw)) == raw
+    assert other.sequences == own.sequences
+    assert may_replay(other) == may_replay(own)
+    assert other.prefix == prefix_keys(own)
+    assert other.body.get("priority") == own.body.get("priority")
+    assert other.body.get("cache_salt") == own.body.get("cache_salt")
+    assert given_ids(other) == given_ids(own)
+    if own.route.generates:
+        assert has_media(other) == has_media(own)
+
+
+def test_its_body_is_left_out() -> None:
+    facts = apart(CHAT, orjson.dumps({"messages": [{"content": "x" * 10**6}], "priority": "x"}))
+    assert facts.body == {}
+
+
+def test_forbidden_keys_are_removed() -> None:
+    facts = apart(CHAT, b'{"messages":[],"kv_transfer_params":{"remote_host":"evil"}}')
+    assert facts.raw == b'{"messages":[]}'
+    assert facts.lead == ()
+
+
+@pytest.mark.parametrize(("prefill_from", "is_made"), [(None, False), (0, True), (3, False)])
+def test_the_prefill_request_is_made_where_there_may_be_one(
+    prefill_from: int | None, is_made: bool
+) -> None:
+    raw = b'{"prompt":"eight by","min_tokens":4}'
+    facts = apart(COMPLETIONS, raw, prefill_from)
+    made = [body_for_prefill(read(ROUTES[COMPLETIONS], JSON, raw))]
+    assert list(facts.prefill) == (made if is_made else [])
+    # What has none must not be prefilled, whatever the threshold has become meanwhile.
+    assert facts.direct_reason == (None if is_made else "below_threshold")
+
+
+@pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"prompt": "a", "n": 2}])
+def test_what_must_not_be_prefilled_remotely_has_none(body: dict[str, Any]) -> None:
+    assert apart(COMPLETIONS, orjson.dumps(body), 0).prefill == ()
+
+
+@pytest.mark.parametrize("prefill_from", [None, 0])
+def test_what_is_nested_too_deeply_to_be_written_is_served_directly(
+    prefill_from: int | None,
+) -> None:
+    deep = b'{"prompt":"x","a":' + b"[" * 300 + b"]" * 300 + b"}"
+    facts = apart(COMPLETIONS, deep, prefill_from)
+    assert facts.prefill == ()
+    assert facts.direct_reason == ("below_threshold" if prefill_from is None else "nested_too_deep")
+
+
+def test_integers_beyond_64_bits_reach_the_prefill_engine_as_the_client_wrote_them() -> None:
+    raw = b'{"prompt":"x","tools":[{"maximum":%d}]}' % (2**256 - 1)
+    [body] = apart(COMPLETIONS, raw, 0).prefill
+    assert json.loads(body)["tools"] == [{"maximum": 2**256 - 1}]
+
+
+def test_ids_are_passed_on_only_where_somebody_wants_them() -> None:
+    raw = b'{"prompt":[1,2,3]}'
+    assert digest(ROUTES[COMPLETIONS], JSON, raw).ids is None
+    wanted = digest(ROUTES[COMPLETIONS], JSON, raw, wants_ids=True)
+    assert wanted.ids == array("I", [1, 2, 3]).tobytes()
+
+
+def test_of_a_prompt_with_a_salt_of_any_length_nothing_is_looked_up_or_learned() -> None:
+    facts = apart(COMPLETIONS, orjson.dumps({"prompt": [1, 2], "cache_salt": "x" * (MAX_SALT + 1)}))
+    assert facts.body == {}
+    assert given_ids(facts) is None
+    assert has_media(facts)
+
+
+def test_the_last_piece_holds_the_end_of_the_object() -> None:
+    route = ROUTES[COMPLETIONS]
+    summary = digest(route, JSON, b'{"prompt":"x"}').summary
+    facts = facts_of(route, b"", summary, [b'{"prompt"', b':"x"}', b" \n", b"\n"], [])
+    assert (facts.lead, facts.raw) == ((b'{"prompt"',), b':"x"}')
+
+
+def test_a_recording_is_passed_on_whole() -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n--x--\r\n'
+    facts = apart(TRANSCRIPTIONS, form, None, b"multipart/form-data; boundary=x")
+    assert facts.model == "whisper"
+    assert b"".join((*facts.lead, facts.raw)) == form
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"model":1}'])
+def test_a_bad_one_is_refused_in_the_same_words(raw: bytes) -> None:
+    with pytest.raises(BadRequest) as own:
+        read(ROUTES[CHAT], JSON, raw)
+    with pytest.raises(BadRequest) as other:
+        digest(ROUTES[CHAT], JSON, raw)
+    assert (own.value.message, own.value.param) == (other.value.message, other.value.param)
+
+
+def test_more_values_than_any_prompt_has_are_refused_before_they_are_read() -> None:
+    raw = b'{"messages":[' + b"{}," * MAX_VALUES + b"{}]}"
+    with pytest.raises(BadRequest, match="values"):
+        digest(ROUTES[CHAT], JSON, raw)
+    digest(ROUTES[TRANSCRIPTIONS], b"audio/wav", b"," * (MAX_VALUES + 1))
+
+
+@given(
+    st.sampled_from([b"1,", b"[],", b"{},", b'"x",', b"[[]],", b'{"a":1},']),
+    st.integers(FEW_VALUES, 2 * FEW_VALUES),
+)
+def test_many_small_values_are_large(unit: bytes, number: int) -> None:
+    assert is_large(b"[" + unit * number + b"1]" + b" " * LIGHT_BYTES)
+
+
+def test_a_long_text_is_not_large() -> None:
+    prose = "It was the best of times, it was the worst of times, and it was long. " * 1000
+    assert not is_large(orjson.dumps({"prompt": prose}))
+
+
+@pytest.mark.parametrize("unit", [b"{},", b"[],", b'{"a":1},', b'"x",', b'["x"],'])
+def test_what_would_take_many_times_its_size_is_large_even_if_it_is_light(unit: bytes) -> None:
+    assert is_large(b"[" + unit * (SMALL_BYTES // len(unit) + 1) + b"1]")
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "hi"}] * 500},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}] * 300},
+        {"messages": [], "tools": [TOOL] * 50},
+        {"prompt": list(range(8000))},
+        {"prompt": "if (a[0]) {\n  return call(b);\n}\n" * 1000},
+        {"prompt": 'he said "yes", she said "no"; ' * 1000},
+        {"prompt": ["a", "b"] * 20 + ["a longer prompt"] * 300},
+    ],
+)
+def test_usual_bodies_that_are_light_are_read_at_once(body: dict[str, Any]) -> None:
+    raw = orjson.dumps(body)
+    assert SMALL_BYTES < len(raw) <= 64 << 10
+    assert not is_large(raw)

@@ -1,0 +1,684 @@
+"""A request's run: what is leased and recorded, what is tried again, what is left at its end."""
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.errors import EngineFailed, NoEngine
+from router.core.events import (
+    Decided,
+    Event,
+    FellBack,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    Probed,
+    RequestEnded,
+)
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.health import HealthSignal, HealthThresholds
+from router.core.limits.retry_budget import RetryBudget
+from router.core.plans.direct import direct
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, Plan, Send, Stream
+from router.core.policies import POLICIES
+from router.core.retry import AT_ONCE_SECONDS, ATTEMPTS, BACK_OFF_SECONDS, FULL_SECONDS
+from router.core.routing.request_run import RequestRun
+from router.core.routing.schedule import Scheduler
+from router.core.values import (
+    Decision,
+    Endpoint,
+    Facts,
+    Failure,
+    FailureKind,
+    Mode,
+    PromptDelay,
+    Reply,
+    Role,
+)
+from tests.core.fixtures import (
+    D0,
+    D1,
+    D2,
+    D3,
+    P0,
+    P1,
+    REFUSED,
+    RESET,
+    RESPONSES,
+    reply,
+    request,
+    sample,
+)
+from tests.core.fleets import full
+
+FACTS = request(prompt="x" * 400, stream=True)
+STORED = request(RESPONSES, input="x", store=True, stream=True)
+STALLED = Failure(FailureKind.STALLED, "stalled")
+PREFILLED = reply(200, b'{"kv_transfer_params":{"remote_host":"p0"}}')
+FULL = reply(503, sample("queue_full.json"))
+LOAD_FAILED = reply(500, b'{"error":{"message":"Internal server error","code":500}}')
+ALL = (P0, P1, D0, D1, D2)
+
+
+class Shell:
+    """What a run needs around it; engines are chosen in turn."""
+
+    def __init__(
+        self, *endpoints: Endpoint, facts: Facts = FACTS, budget: RetryBudget | None = None
+    ) -> None:
+        self.events: list[Event] = []
+        self.waits: list[float] = []
+        """Seconds of each back-off."""
+        self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), stale_after=5.0)
+        for endpoint in endpoints:
+            self.up(endpoint)
+        policies = dict.fromkeys(Role, POLICIES["round_robin"])
+        self.scheduler = Scheduler(
+            self.fleet, policies, threshold=1, rng=Random(0), retry_budget=budget
+        )
+        self.record = RequestEnded("id", "/v1/completions", 0.0)
+        self._facts = facts
+        self.run = RequestRun(self.scheduler, self.events.append, self.record, Random(0))
+
+    def up(self, endpoint: Endpoint, signal: HealthSignal = HealthSignal.OK) -> None:
+        """A probe saw this."""
+        self.fleet.observe(Probed(endpoint, signal), 0.0)
+
+    def start(self, plan: Plan) -> Endpoint:
+        """The first engine that is asked."""
+        return self.asked(self.run.start(self._facts, plan, 0.0))
+
+    def fails(self, outcome: Failure) -> Endpoint:
+        """The engine that is asked after this failure."""
+        return self.asked(self.run.settle(outcome, outcome, 0, 1.0))
+
+    def replies(self, answer: Reply) -> Endpoint:
+        """The engine that is asked after this reply."""
+        return self.asked(self.run.settle(answer, None, answer.status, 1.0))
+
+    def asked(self, action: object) -> Endpoint:
+        """The engine of a call or a stream, after a back-off perhaps."""
+        if isinstance(action, BackOff):
+            self.waits.append(action.seconds)
+            action = self.run.answer(None, 1.0)
+        assert isinstance(action, Call | Stream)
+        return action.endpoint
+
+    def pending(self, endpoint: Endpoint) -> int:
+        """Prompt tokens that the engine is thought to compute."""
+        return self.fleet.ledger.load(endpoint).pending
+
+    @property
+    def held(self) -> set[Endpoint]:
+        """Where the request counts."""
+        ledger = self.fleet.ledger
+        return {m.endpoint for m in self.fleet if ledger.in_flight(m.endpoint)}
+
+
+def test_an_answer_ends_the_run_and_its_lease() -> None:
+    shell = Shell(D0)
+    assert shell.start(direct(FACTS)) == D0
+    assert shell.held == {D0}
+    shell.run.answered(200, 0.5)
+    assert shell.run.settle(None, None, 200, 2.0) is None
+    shell.run.close()
+    shell.run.close()
+    assert shell.held == set()
+    assert shell.events == [LegAnswered(D0, 200, 0.5), LegDone(D0)]
+    assert shell.record.decode == D0
+
+
+def test_a_decision_is_recorded_and_of_those_that_were_compared_some_are_told() -> None:
+    shell = Shell(D0)
+    rule = Decision(Mode.DIRECT, "below_threshold")
+    compared = Decision(Mode.REMOTE, "cheaper_remote", PromptDelay(0.5, 0.25))
+    for decision in (rule, compared):
+        shell.run.decided(decision)
+    assert (shell.record.mode, shell.record.reason) == (Mode.REMOTE, "cheaper_remote")
+    assert shell.events == []
+    sampled = RequestRun(shell.scheduler, shell.events.append, shell.record, Random(0), sample=1.0)
+    for decision in (rule, compared):
+        sampled.decided(decision)
+    assert shell.events == [Decided("id", compared)]
+
+
+def test_a_prefill_engine_says_how_long_the_prompt_is() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.replies(reply(200, b'{"usage":{"prompt_tokens":123},"kv_transfer_params":{"a":1}}'))
+    assert shell.record.prompt_tokens == 123
+
+
+def test_the_blocks_of_a_long_prompt_do_not_hide_how_long_it_is() -> None:
+    """As vLLM has them: behind the usage."""
+    blocks = b",".join(b"%d" % number for number in range(100_000, 101_000))
+    usage = b'{"usage":{"prompt_tokens":16000,"total_tokens":16001,"completion_tokens":1}'
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.replies(
+        reply(200, usage + b',"kv_transfer_params":{"remote_block_ids":[[%b]]}}' % blocks)
+    )
+    assert shell.record.prompt_tokens == 16_000
+
+
+def test_a_prefill_engine_may_not_say_how_long_the_prompt_is() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.replies(reply(200, b'{"prompt_tokens":123,"kv_transfer_params":{"a":1}}'))
+    assert shell.record.prompt_tokens == 0
+
+
+def test_a_prefill_that_failed_says_nothing() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.fails(REFUSED)
+    assert shell.record.prompt_tokens == 0
+
+
+def test_prompts_count_where_they_are_computed() -> None:
+    shell = Shell(P0, D0)
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.held == {P0}
+    assert (shell.pending(P0), shell.pending(D0)) == (FACTS.tokens, 0)
+    assert shell.replies(PREFILLED) == D0
+    assert shell.held == {D0}
+    assert shell.pending(D0) == 0
+    assert shell.record.prefill_seconds == 1.0
+
+
+def test_a_prompt_that_no_prefill_engine_takes_counts_on_the_decode_engine() -> None:
+    shell = Shell(D0)
+    assert shell.start(nixl(FACTS)) == D0
+    assert shell.pending(D0) == FACTS.tokens
+    assert shell.record.fallbacks == (FellBack(Role.PREFILL, "no_prefill_engine"),)
+    assert shell.run.leg(0.0).speed.open == 1
+
+
+def test_a_prompt_whose_prefill_failed_counts_on_the_decode_engine() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    assert shell.fails(REFUSED) == D0
+    assert (shell.pending(P0), shell.pending(D0)) == (0, FACTS.tokens)
+    assert shell.events[0] == LegFailed(P0, FailureKind.REFUSED, 0.0)
+
+
+def test_a_decode_pool_that_empties_during_the_prefill_is_a_503() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.up(D0, HealthSignal.UNAVAILABLE)
+    with pytest.raises(NoEngine):
+        shell.replies(PREFILLED)
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_no_prompt_is_prefilled_that_no_engine_could_decode() -> None:
+    shell = Shell(P0, D0)
+    shell.up(D0, HealthSignal.UNAVAILABLE)
+    with pytest.raises(NoEngine):
+        shell.start(nixl(FACTS))
+    assert shell.events == []
+
+
+def test_prefills_do_not_count_as_decode_engines_tried() -> None:
+    shell = Shell(*ALL)
+    shell.start(nixl(FACTS))
+    assert shell.fails(RESET) == P1
+    assert shell.replies(PREFILLED) == D0
+    assert shell.run.may_leave_stalled(2.0)
+    assert shell.fails(STALLED) == P0
+    assert shell.replies(PREFILLED) == D1
+    assert shell.run.may_leave_stalled(3.0)
+
+
+def test_the_second_engine_is_asked_at_once_and_the_third_after_a_random_wait() -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    assert shell.fails(REFUSED) == D1
+    assert shell.waits == []
+    assert shell.fails(REFUSED) == D2  # not one that has failed
+    [seconds] = shell.waits
+    assert 0.0 < seconds <= 2 * BACK_OFF_SECONDS
+    assert shell.held == {D2}
+
+
+def test_during_the_wait_nothing_is_leased_and_what_fails_after_it_is_told() -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    shell.fails(REFUSED)
+    assert isinstance(shell.run.settle(REFUSED, REFUSED, 0, 1.0), BackOff)
+    assert D2 not in shell.held
+    shell.up(D2, HealthSignal.FAILED)
+    for _ in range(3):
+        shell.up(D2, HealthSignal.FAILED)
+    with pytest.raises(EngineFailed):
+        shell.run.answer(None, 1.1)
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind() -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    shell.fails(REFUSED)
+    assert isinstance(shell.run.settle(REFUSED, REFUSED, 0, 1.0), BackOff)
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_who_has_waited_for_an_engine_waits_no_longer() -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    shell.fails(REFUSED)
+    action = shell.run.settle(REFUSED, REFUSED, 0, 1.0 + AT_ONCE_SECONDS)
+    assert shell.asked(action) == D2
+    assert shell.waits == []
+
+
+def test_the_third_decode_engine_is_the_last() -> None:
+    shell = Shell(D0, D1, D2, Endpoint("http://d9", Role.DECODE))
+    shell.start(direct(FACTS))
+    assert shell.fails(STALLED) == D1
+    assert shell.run.may_leave_stalled(1.0)
+    assert shell.fails(STALLED) == D2
+    assert not shell.run.may_leave_stalled(1.0)
+
+
+def test_after_two_failed_loads_the_next_decode_engine_is_the_last() -> None:
+    shell = Shell(*ALL)
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    assert shell.replies(LOAD_FAILED) == P1
+    assert shell.replies(PREFILLED) == D1
+    assert shell.run.may_leave_stalled(1.0)
+    assert shell.replies(LOAD_FAILED) == D2
+    assert not shell.run.may_leave_stalled(1.0)
+
+
+def test_a_request_does_not_leave_for_an_engine_that_has_failed_it() -> None:
+    shell = Shell(D0, D1)
+    shell.start(direct(FACTS))
+    assert shell.fails(REFUSED) == D1
+    assert not shell.run.may_leave_stalled(1.0)
+
+
+def test_a_request_that_leaves_traces_waits_for_a_stalled_engine() -> None:
+    shell = Shell(D0, D1, facts=STORED)
+    shell.start(direct(STORED))
+    assert not shell.run.may_leave_stalled(1.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "outcome", "is_reused", "again"),
+    [
+        (FACTS, RESET, True, True),
+        (FACTS, RESET, False, False),
+        (FACTS, REFUSED, True, False),
+        (FACTS, None, True, False),
+        (STORED, RESET, True, False),
+    ],
+)
+def test_only_a_reset_of_a_reused_connection_is_replayed(
+    facts: Facts, outcome: Failure | None, is_reused: bool, again: bool
+) -> None:
+    shell = Shell(D0, facts=facts)
+    shell.start(direct(facts))
+    assert shell.run.replays(outcome, is_reused=is_reused) is again
+
+
+def test_a_prefill_may_always_be_replayed() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    assert shell.run.replays(RESET, is_reused=True)
+
+
+def test_what_nobody_can_mend_is_raised() -> None:
+    shell = Shell(D0)
+    shell.start(direct(FACTS))
+    with pytest.raises(EngineFailed, match="refused"):
+        shell.fails(REFUSED)
+
+
+def test_an_engines_own_answer_is_sent_from_memory() -> None:
+    shell = Shell(D0)
+    shell.start(direct(FACTS))
+    busy = reply(503)
+    assert shell.run.settle(busy, None, 503, 1.0) == Send(busy)
+    assert shell.run.answer(None, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "is_fault", "seconds"),
+    [
+        (b'{"error":{"message":"full"}}', False, FULL_SECONDS),
+        *((body, True, 0.0) for body in (b"<html>", b"[]", b"{}")),
+    ],
+)
+def test_an_engine_that_is_full_is_at_no_fault(body: bytes, is_fault: bool, seconds: float) -> None:
+    shell = Shell(D0)
+    shell.start(direct(FACTS))
+    shell.run.answered(503, 0.5)
+    assert shell.events == []
+    shell.run.settle(reply(503, body), None, 503, 1.0)
+    assert shell.events == [LegAnswered(D0, 503, 1.0, is_fault, full_seconds=seconds)]
+
+
+def test_an_errors_doer_is_the_engine_unless_it_loads_anothers_cache() -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.run.answered(500, 1.0)
+    shell.replies(PREFILLED)
+    shell.run.answered(500, 1.0)
+    assert [event.is_own_doing for event in shell.events if isinstance(event, LegAnswered)] == [
+        True,
+        False,
+    ]
+
+
+def test_a_stream_that_has_begun_keeps_nothing_of_its_prompt_and_breaks_for_good() -> None:
+    shell = Shell(D0, D1)
+    shell.start(direct(FACTS))
+    shell.run.begun()
+    assert shell.run.facts is None
+    assert shell.run.step.body == b""
+    broken = Failure(FailureKind.BROKEN, "broken off")
+    assert shell.run.settle(None, broken, 200, 1.0) is None
+    assert shell.events == [LegFailed(D0, FailureKind.BROKEN, 0.0)]
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_a_kv_cache_is_waited_for() -> None:
+    shell = Shell(D0)
+
+    def plan() -> Plan:
+        ready = yield AwaitKV("t", 1)
+        assert ready is True
+        yield Send(reply(200))
+
+    assert shell.run.start(FACTS, plan(), 0.0) == AwaitKV("t", 1)
+    assert shell.run.answer(True, 1.0) == Send(reply(200))
+
+
+def test_a_sample_of_the_choices_is_told_in_full() -> None:
+    shell = Shell(D0, D1)
+    shell.run._sample = 1.0
+    shell.start(direct(FACTS))
+    (chosen,) = shell.events
+    assert len(chosen.candidates) == 2  # type: ignore[union-attr]
+
+
+def test_a_prefill_is_one_sequence_and_its_decode_as_many_as_answers() -> None:
+    facts = replace(FACTS, body={**FACTS.body, "n": 4})
+    shell = Shell(P0, D0, facts=facts)
+    assert shell.start(nixl(facts)) == P0
+    assert shell.run.leg(0.0).sequences == 1
+    assert shell.replies(PREFILLED) == D0
+    assert shell.run.leg(1.0).sequences == 4
+
+
+def test_tokenizing_is_not_timed_and_leaves_the_prompt_to_be_computed() -> None:
+    shell = Shell(P0)
+
+    def plan() -> Plan:
+        endpoint = yield Lease(Role.PREFILL)
+        yield Call(endpoint, "/tokenize", b"", is_prefill=False)
+        yield Call(endpoint, "/v1/completions", b"")
+
+    shell.run.start(FACTS, plan(), 0.0)
+    tokenizing = shell.run.leg(0.0)
+    tokenizing.unary_answer(1.0)
+    tokenizing.end(1.0)
+    shell.run.settle(Reply(200), None, 200, 1.0)
+    assert shell.record.prefill_seconds is None
+    assert shell.run.leg(1.0).work == FACTS.tokens
+
+
+# The budget for retries.
+
+
+def spent(share: float = 0.0) -> RetryBudget:
+    """One that is used up, until later than these tests' times."""
+    budget = RetryBudget(share)
+    while budget.take(1000.0):
+        pass
+    return budget
+
+
+def test_with_a_budget_a_request_moves_and_brings_its_share() -> None:
+    budget = spent(1.0)
+    shell = Shell(D0, D1, budget=budget)
+    assert shell.start(direct(FACTS)) == D0
+    assert shell.fails(REFUSED) == D1
+    assert not budget.has_one(1.0)
+
+
+def test_without_any_left_the_client_gets_the_engines_own_failure() -> None:
+    shell = Shell(D0, D1, budget=spent())
+    shell.start(direct(FACTS))
+    with pytest.raises(EngineFailed):
+        shell.fails(REFUSED)
+    assert shell.record.decode == D0
+    assert FellBack(Role.DECODE, "retry_budget") in shell.events
+
+
+def test_without_any_left_nothing_is_prefilled_for_another_engine() -> None:
+    shell = Shell(P0, D0, D1, budget=spent())
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    with pytest.raises(EngineFailed):
+        shell.fails(RESET)
+    assert FellBack(Role.DECODE, "retry_budget") in shell.events
+
+
+def test_each_further_try_after_a_failed_load_takes_one() -> None:
+    budget = spent(2.0)
+    shell = Shell(P0, D0, budget=budget)
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    assert shell.replies(LOAD_FAILED) == P0
+    assert budget.has_one(1.0)
+    assert shell.replies(PREFILLED) == D0
+    assert shell.replies(LOAD_FAILED) == D0
+    assert not budget.has_one(1.0)
+
+
+def test_without_any_left_the_client_hears_of_a_failed_load() -> None:
+    shell = Shell(P0, D0, budget=spent())
+    shell.start(nixl(FACTS))
+    shell.replies(PREFILLED)
+    assert shell.run.settle(LOAD_FAILED, None, 500, 1.0) == Send(LOAD_FAILED)
+    assert FellBack(Role.DECODE, "retry_budget") in shell.events
+
+
+def test_a_failed_load_that_is_not_tried_again_is_a_failure_of_the_decode_engine() -> None:
+    for budget, failures in ((spent(), 1), (None, 0)):
+        shell = Shell(P0, D0, budget=budget)
+        shell.start(nixl(FACTS))
+        shell.replies(PREFILLED)
+        shell.run.answered(500, 0.5)
+        shell.run.settle(LOAD_FAILED, None, 500, 1.0)
+        failed = [event for event in shell.events if isinstance(event, LegFailed)]
+        assert failed == [FAILED_LOAD] * failures
+
+
+FAILED_LOAD = LegFailed(D0, FailureKind.BROKEN, 1.0, "it answered a request with 500")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(("engines", "failures"), [((P0, D0), 0), ((P0, D0, D1), 1)])
+def test_of_a_failed_load_the_decode_engine_is_accused_when_another_one_serves_the_request(
+    engines: tuple[Endpoint, ...], failures: int, is_stream: bool
+) -> None:
+    shell = Shell(*engines)
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    assert shell.replies(LOAD_FAILED) == P0
+    assert shell.replies(PREFILLED) == engines[-1]
+    assert not any(isinstance(event, LegFailed) for event in shell.events)
+    if is_stream:
+        shell.run.begun()
+    shell.run.settle(None, None, 200, 2.0)
+    failed = [event for event in shell.events if isinstance(event, LegFailed)]
+    assert failed == [FAILED_LOAD] * failures
+
+
+def test_where_the_prompt_is_computed_in_the_end_the_transfers_may_be_at_fault() -> None:
+    shell = Shell(*ALL)
+    shell.start(nixl(FACTS))
+    for decode in (D0, D1):
+        assert shell.replies(PREFILLED) == decode
+        shell.replies(LOAD_FAILED)
+    shell.run.settle(None, None, 200, 2.0)
+    assert shell.record.decode == D2
+    assert not any(isinstance(event, LegFailed) for event in shell.events)
+
+
+def test_an_error_of_the_clients_accuses_nobody() -> None:
+    shell = Shell(P0, D0, D1)
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    shell.replies(LOAD_FAILED)
+    assert shell.replies(PREFILLED) == D1
+    shell.run.settle(None, None, 400, 2.0)
+    assert not any(isinstance(event, LegFailed) for event in shell.events)
+
+
+@pytest.mark.parametrize(("status", "is_own_doing"), [(500, False), (501, True), (502, True)])
+def test_behind_a_prefill_only_a_500_may_be_the_prefill_engines_fault(
+    status: int, is_own_doing: bool
+) -> None:
+    shell = Shell(P0, D0)
+    shell.start(nixl(FACTS))
+    shell.replies(PREFILLED)
+    shell.run.answered(status, 1.5)
+    assert shell.events[-1] == LegAnswered(D0, status, 0.5, is_own_doing)
+
+
+def test_without_any_left_nothing_leaves_a_stalled_engine() -> None:
+    for budget, may_leave in ((spent(), False), (RetryBudget(0.0), True), (None, True)):
+        shell = Shell(D0, D1, budget=budget)
+        shell.start(direct(FACTS))
+        assert shell.run.may_leave_stalled(1.0) is may_leave
+
+
+def test_a_stalled_prefill_engine_may_always_be_left() -> None:
+    """There is another way to serve the request: the decode engine computes the prompt."""
+    shell = Shell(P0, D0, budget=spent())
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.run.may_leave_stalled(1.0)
+    assert shell.replies(PREFILLED) == D0
+    assert not shell.run.may_leave_stalled(1.0)
+
+
+def test_a_first_attempt_needs_none() -> None:
+    shell = Shell(P0, D0, budget=spent())
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.replies(PREFILLED) == D0
+
+
+@pytest.mark.parametrize("are_full", [False, True])
+def test_to_leave_an_engine_that_is_full_takes_none(are_full: bool) -> None:
+    shell = Shell(D0, D1, D2, D3, budget=spent())
+    for engine in (D0, D1, D2, D3) if are_full else ():
+        full(shell.fleet, engine, 1.0)
+    assert shell.start(direct(FACTS)) == D0
+    assert shell.replies(FULL) == D1
+    assert shell.replies(FULL) == D2
+    assert shell.run.settle(FULL, None, 503, 1.0) == Send(FULL)  # the third try is the last one
+    assert FellBack(Role.DECODE, "retry_budget") not in shell.events
+
+
+def test_to_leave_a_full_prefill_engine_takes_none() -> None:
+    shell = Shell(P0, P1, D0, budget=spent())
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.replies(FULL) == P1
+    assert shell.replies(PREFILLED) == D0
+
+
+def test_a_failure_after_a_full_engine_takes_one_still() -> None:
+    shell = Shell(D0, D1, D2, budget=spent())
+    shell.start(direct(FACTS))
+    assert shell.replies(FULL) == D1
+    with pytest.raises(EngineFailed):
+        shell.fails(REFUSED)
+    assert FellBack(Role.DECODE, "retry_budget") in shell.events
+
+
+@pytest.mark.parametrize("are_full", [False, True])
+def test_without_any_left_another_prefill_is_for_a_decode_engine_that_is_not_full(
+    are_full: bool,
+) -> None:
+    shell = Shell(P0, D0, D1, budget=spent())
+    shell.start(nixl(FACTS))
+    assert shell.replies(PREFILLED) == D0
+    if are_full:
+        full(shell.fleet, D1, 1.0)
+        assert shell.run.settle(FULL, None, 503, 1.0) == Send(FULL)
+    else:
+        assert shell.replies(FULL) == P0
+        assert shell.replies(PREFILLED) == D1
+
+
+# Engines that are full.
+
+POOL = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(40)]
+
+
+@given(
+    engines=st.integers(2, 40),
+    room=st.integers(0, 39),
+    strategy=st.sampled_from(sorted(POLICIES)),
+    gaps=st.lists(st.floats(0.0, 3.0), min_size=30, max_size=60),
+)
+def test_no_request_fails_while_an_engine_has_room_once_the_others_have_said_that_they_are_full(
+    engines: int, room: int, strategy: str, gaps: list[float]
+) -> None:
+    pool, has_room = POOL[:engines], POOL[room % engines]
+    shell = Shell(*pool, budget=spent())
+    policies = dict.fromkeys(Role, POLICIES[strategy])
+    scheduler = Scheduler(shell.fleet, policies, 0, Random(0), retry_budget=spent())
+    now, failed, asked = 0.0, 0, 0
+    for gap in gaps:
+        now += gap
+        shell.fleet.tick(now)
+        run = RequestRun(
+            scheduler,
+            partial(observe, shell.fleet, now),
+            RequestEnded("id", "/v1/completions", now),
+            Random(0),
+        )
+        facts = request(prompt="x", stream=True)
+        action = run.start(facts, direct(facts), now)
+        tries = 0
+        while not isinstance(action, Send | None):
+            if isinstance(action, BackOff):
+                action = run.answer(None, now)
+                continue
+            assert isinstance(action, Stream)
+            tries += 1
+            if action.endpoint == has_room:
+                run.answered(200, now)
+                action = run.settle(None, None, 200, now)
+            else:
+                asked += 1
+                action = run.settle(FULL, None, 503, now)
+        failed += isinstance(action, Send)
+        assert tries <= ATTEMPTS
+        run.close()
+    # Each that fails tells of two engines, at least, of which it was not known.
+    assert failed <= (engines - 1) / 2
+    # Each that does not asks one that was full some time ago, at most, and two of which it was not
+    # known.
+    assert asked <= len(gaps) + engines - 1
+
+
+def observe(fleet: Fleet, now: float, event: Event) -> None:
+    """The router's way of an event to its fleet, without a clock."""
+    fleet.observe(event, now)

@@ -1,0 +1,419 @@
+"""The scheduler: the way, the engine, and the refusals."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.errors import BadRequest, NoEngine, NotFound
+from router.core.events import LegFailed, Probed
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.fleet.member import Exclusion
+from router.core.health import HealthSignal, HealthThresholds
+from router.core.membership.roster import Entry
+from router.core.policies import POLICIES, Policy
+from router.core.routing.auto_threshold import COLD_THRESHOLD, AutoThreshold
+from router.core.routing.schedule import LOAD_FACTOR, Scheduler
+from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.values import Candidate, Decision, Endpoint, FailureKind, Mode, Role
+from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
+from tests.core.fleets import full
+
+NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
+FACTS = request(prompt="x" * 40)
+
+
+def fleet_of(*endpoints: Endpoint, models: Sequence[str] | None = None) -> Fleet:
+    """A fleet of engines that are up and serve these models; None: they have not told."""
+    fleet = Fleet(endpoints, Ledger(), HealthThresholds(), stale_after=5.0)
+    cards = None if models is None else tuple({"id": name} for name in models)
+    for endpoint in endpoints:
+        fleet.observe(Probed(endpoint, HealthSignal.OK, cards), 0.0)
+    return fleet
+
+
+def scheduler_of(
+    fleet: Fleet, policy: Policy = POLICIES["round_robin"], threshold: int = 512
+) -> Scheduler:
+    """A scheduler with one policy for both roles."""
+    return Scheduler(fleet, dict.fromkeys(Role, policy), threshold, Random(0))
+
+
+def auto_scheduler(fleet: Fleet) -> Scheduler:
+    """One whose threshold follows the engines, without tries."""
+    policies = dict.fromkeys(Role, POLICIES["round_robin"])
+    return Scheduler(fleet, policies, 0, Random(0), auto=AutoThreshold(fleet, 1.0, tries=False))
+
+
+def chosen(
+    scheduler: Scheduler, times: int, exclude: frozenset[Endpoint] = NO_ENDPOINTS
+) -> list[Endpoint]:
+    """The decode engines of so many requests, each of them over before the next."""
+    endpoints = []
+    for _ in range(times):
+        with scheduler.lease(Role.DECODE, FACTS, exclude, 0.0) as lease:
+            endpoints.append(lease.endpoint)
+    return endpoints
+
+
+# Which engine.
+
+
+def test_a_check_finds_out_whether_a_lease_would_find_an_engine_and_takes_none() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet)
+    scheduler.check(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+    assert fleet.ledger.total() == 0
+    assert chosen(scheduler, 2) == [D0, D1]
+    with pytest.raises(NoEngine, match="decode"):
+        scheduler.check(Role.DECODE, FACTS, frozenset({D0, D1}), 0.0)
+    with pytest.raises(NoEngine, match="prefill"):
+        scheduler.check(Role.PREFILL, FACTS, NO_ENDPOINTS, 0.0)
+
+
+def test_who_succeeds_a_scheduler_goes_on_in_its_order() -> None:
+    fleet = fleet_of(D0, D1)
+    before, after = scheduler_of(fleet), scheduler_of(fleet)
+    assert chosen(before, 3) == [D0, D1, D0]
+    after.succeed(before)
+    assert chosen(after, 3) == [D1, D0, D1]
+
+
+def test_round_robin_visits_all_in_order() -> None:
+    assert chosen(scheduler_of(fleet_of(D0, D1, D2)), 7) == [D0, D1, D2, D0, D1, D2, D0]
+
+
+def test_each_role_has_its_own_turn() -> None:
+    scheduler = scheduler_of(fleet_of(P0, P1, D0, D1))
+    assert scheduler.lease(Role.PREFILL, FACTS, NO_ENDPOINTS, 0.0).endpoint == P0
+    assert chosen(scheduler, 2) == [D0, D1]
+    assert scheduler.lease(Role.PREFILL, FACTS, NO_ENDPOINTS, 0.0).endpoint == P1
+
+
+def test_an_excluded_engine_is_passed_over_and_the_turn_goes_on() -> None:
+    scheduler = scheduler_of(fleet_of(D0, D1, D2))
+    assert chosen(scheduler, 1) == [D0]
+    assert chosen(scheduler, 1, frozenset({D1})) == [D2]
+    assert chosen(scheduler, 3) == [D1, D0, D2]
+
+
+def test_requests_for_two_models_that_alternate_reach_all_engines_of_both() -> None:
+    fleet = fleet_of(D0, D1, D2, D3)
+    for endpoint, model in ((D0, "a"), (D1, "a"), (D2, "b"), (D3, "b")):
+        fleet.observe(Probed(endpoint, HealthSignal.OK, ({"id": model},)), 0.0)
+    scheduler = scheduler_of(fleet)
+    turns = [
+        scheduler.lease(Role.DECODE, replace(FACTS, model=model), NO_ENDPOINTS, 0.0).endpoint
+        for model in "ab" * 4
+    ]
+    assert turns == [D0, D2, D1, D3] * 2
+
+
+def test_the_least_loaded_engine_is_chosen_and_equals_take_turns() -> None:
+    scheduler = scheduler_of(fleet_of(D0, D1, D2), POLICIES["least_loaded"])
+    leases = [scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0) for _ in range(6)]
+    assert [lease.endpoint for lease in leases] == [D0, D1, D2, D0, D1, D2]
+    leases[4].release()
+    leases[5].release()
+    assert chosen(scheduler, 3) == [D1, D2, D1]
+
+
+def test_a_lease_counts_the_requests_tokens_at_once() -> None:
+    fleet = fleet_of(D0)
+    scheduler_of(fleet).lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0)
+    assert (fleet.ledger.in_flight(D0), fleet.ledger.tokens(D0)) == (1, FACTS.tokens)
+
+
+def test_ranking_takes_nothing_and_does_not_end_the_turn() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet)
+    ranking = scheduler.rank(Role.DECODE, FACTS)
+    assert ranking == scheduler.rank(Role.DECODE, FACTS)
+    assert ranking.endpoint == D0
+    assert [it.endpoint for it in ranking.candidates] == [D0, D1]
+    assert ranking.scores == (0.0, 0.0)
+    assert fleet.ledger.total() == 0
+
+
+@pytest.mark.parametrize("role", Role)
+def test_without_an_engine_the_client_is_told_to_come_back(role: Role) -> None:
+    with pytest.raises(NoEngine, match=f"No {role} engine"):
+        scheduler_of(fleet_of()).lease(role, FACTS, NO_ENDPOINTS, 0.0)
+
+
+def test_a_policy_sees_the_prompts_tokens_the_time_and_the_random_source() -> None:
+    seen = []
+
+    def policy(
+        candidates: Sequence[Candidate], uncached: Sequence[int], now: float, rng: Random
+    ) -> Sequence[float]:
+        seen.append((uncached, now, rng.random()))
+        return [0.0] * len(candidates)
+
+    scheduler_of(fleet_of(D0), policy).lease(Role.DECODE, FACTS, NO_ENDPOINTS, 3.5)
+    assert seen == [((FACTS.tokens,), 3.5, Random(0).random())]
+
+
+decodes = [Endpoint(f"http://d{number}", Role.DECODE) for number in range(5)]
+
+
+@given(
+    st.lists(st.floats(min_value=0, max_value=3), min_size=1, max_size=5),
+    st.lists(st.frozensets(st.sampled_from(decodes), max_size=3), max_size=12),
+)
+def test_the_best_score_is_chosen_whoever_was_chosen_before(
+    scores: list[float], exclusions: list[frozenset[Endpoint]]
+) -> None:
+    engines = decodes[: len(scores)]
+    score_of = dict(zip(engines, scores, strict=True))
+    scheduler = scheduler_of(
+        fleet_of(*engines), lambda candidates, *_: [score_of[it.endpoint] for it in candidates]
+    )
+    for exclude in exclusions:
+        free = [engine for engine in engines if engine not in exclude]
+        if not free:
+            continue
+        (choice,) = chosen(scheduler, 1, exclude)
+        assert choice in free
+        assert score_of[choice] == min(score_of[engine] for engine in free)
+
+
+@given(st.integers(1, 5), st.integers(0, 23))
+def test_equals_are_chosen_equally_often(engines: int, times: int) -> None:
+    counts = Counter(chosen(scheduler_of(fleet_of(*decodes[:engines])), times))
+    assert max(counts.values(), default=0) - min(counts.get(e, 0) for e in decodes[:engines]) <= 1
+
+
+# Which way.
+
+
+def test_the_threshold_and_the_prefill_pool_decide_the_way() -> None:
+    remote = Decision(Mode.REMOTE, "at_or_above_threshold")
+    assert scheduler_of(fleet_of(P0, D0), threshold=10).decide(FACTS, 0.0) == remote
+    assert scheduler_of(fleet_of(P0, D0), threshold=11).decide(FACTS, 0.0).mode is Mode.DIRECT
+    alone = scheduler_of(fleet_of(D0), threshold=10).decide(FACTS, 0.0)
+    assert alone == Decision(Mode.DIRECT, "no_prefill_pool")
+
+
+@pytest.mark.parametrize("gone", [P0, D0])
+def test_an_automatic_threshold_is_never_remote_without_engines_for_both(gone: Endpoint) -> None:
+    fleet = fleet_of(P0, D0)
+    scheduler = auto_scheduler(fleet)
+    facts = request(prompt="x" * 40_000)
+    assert scheduler.decide(facts, 0.0) == Decision(Mode.REMOTE, "cold_default")
+    fleet.observe(Probed(gone, HealthSignal.UNAVAILABLE), 0.0)
+    decision = scheduler.decide(facts, 0.0)
+    assert decision == Decision(Mode.DIRECT, f"no_{gone.role}_engine")
+
+
+def test_an_automatic_threshold_leaves_alone_what_must_be_direct() -> None:
+    long = "x" * 40_000
+    alone = auto_scheduler(fleet_of(D0)).decide(request(prompt=long), 0.0)
+    assert alone == Decision(Mode.DIRECT, "no_prefill_pool")
+    several = auto_scheduler(fleet_of(P0, D0)).decide(request(prompt=long, n=2), 0.0)
+    assert several == Decision(Mode.DIRECT, "several_answers")
+
+
+def test_what_is_loaded_is_known_where_it_is_measured() -> None:
+    facts = request(prompt="x" * 40_000)
+    for scheduler, loads in (
+        (scheduler_of(fleet_of(P0, D0)), 0),
+        (auto_scheduler(fleet_of(P0, D0)), 10_000),
+    ):
+        lease = scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0, computes=False)
+        assert lease.loads == pytest.approx(loads, abs=LOAD_FACTOR)
+        assert scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0).loads == 0
+
+
+def test_the_threshold_of_the_moment_is_told() -> None:
+    assert scheduler_of(fleet_of(P0, D0), threshold=512).threshold_now == 512.0
+    assert auto_scheduler(fleet_of(P0, D0)).threshold_now == COLD_THRESHOLD
+
+
+# How long a prompt is.
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("x" * 4000, 1000), ("\u4e2d" * 4000, 3000)])
+def test_work_is_counted_by_bytes_and_a_constant_compared_with_characters(
+    text: str, tokens: int
+) -> None:
+    fleet = fleet_of(P0, D0)
+    facts = request(prompt=text)
+    decision = scheduler_of(fleet, threshold=1001).decide(facts, 0.0)
+    assert decision == Decision(Mode.DIRECT, "below_threshold")
+    scheduler_of(fleet).lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+    assert fleet.ledger.load(D0).pending == tokens
+    assert fleet.ledger.tokens(D0) == 1000
+
+
+def test_an_automatic_threshold_is_compared_with_the_tokens_that_there_probably_are() -> None:
+    cjk = request(prompt="\u4e2d" * 4000)
+    assert cjk.tokens < COLD_THRESHOLD
+    assert auto_scheduler(fleet_of(P0, D0)).decide(cjk, 0.0).mode is Mode.REMOTE
+
+
+def test_what_a_prefix_cache_does_not_hold_is_counted_by_bytes_too() -> None:
+    fleet = fleet_of(D0)
+    policies = dict.fromkeys(Role, POLICIES["shortest_expected_delay"])
+    scheduler = Scheduler(fleet, policies, 0, Random(0), frozenset(Role))
+    text = "\u4e2d" * 5120
+    for prompt, pending in ((text, 3840), (text + "\u6587" * 5120, 3840)):
+        facts = request(prompt=prompt)
+        scheduler.decide(facts, 0.0)
+        with scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0) as lease:
+            assert fleet.ledger.load(D0).pending == pending
+            lease.prefilled()
+
+
+def test_what_usage_told_counts_as_work() -> None:
+    fleet = fleet_of(D0, models=["m"])
+    for _ in range(10):
+        fleet.token_ratios.learn("m", 8000, 4000)
+    facts = request(prompt="x" * 8000, model="m")
+    scheduler = scheduler_of(fleet)
+    scheduler.decide(facts, 0.0)
+    scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+    assert fleet.ledger.load(D0).pending == 4000
+
+
+# Which model.
+
+
+def decide(fleet: Fleet, model: str | None) -> Decision:
+    """The decision for a request that names a model, or none."""
+    return scheduler_of(fleet).decide(request(prompt="x", model=model), 0.0)
+
+
+def test_an_unknown_model_is_not_found_in_vllms_words() -> None:
+    with pytest.raises(NotFound, match=r"The model `big` does not exist\.") as refusal:
+        decide(fleet_of(D0, models=["tiny"]), "big")
+    assert refusal.value.param == "model"
+
+
+@pytest.mark.parametrize("model", ["tiny", "alias"])
+def test_a_listed_model_is_served(model: str) -> None:
+    assert decide(fleet_of(D0, models=["tiny", "alias"]), model).mode is Mode.DIRECT
+
+
+def test_while_nothing_is_known_any_model_may_exist() -> None:
+    assert decide(fleet_of(D0), "big").mode is Mode.DIRECT
+
+
+def test_while_a_usable_engine_has_not_told_any_model_may_exist() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "tiny"},)), 0.0)
+    assert decide(fleet, "big").mode is Mode.DIRECT
+
+
+def test_an_engine_that_is_away_and_never_told_leaves_no_doubt() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "tiny"},)), 0.0)
+    fleet.observe(Probed(D1, HealthSignal.UNAVAILABLE), 0.0)
+    with pytest.raises(NotFound):
+        decide(fleet, "big")
+
+
+def test_while_every_engine_is_away_any_model_may_exist() -> None:
+    fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
+    assert decide(fleet, "big").mode is Mode.DIRECT
+
+
+def test_a_model_whose_engine_is_away_is_known_and_has_no_engine() -> None:
+    fleet = fleet_of(D0, models=["tiny"])
+    fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 0.0)
+    scheduler = scheduler_of(fleet)
+    facts = request(prompt="x", model="tiny")
+    assert scheduler.decide(facts, 0.0).mode is Mode.DIRECT
+    with pytest.raises(NoEngine):
+        scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+
+
+def test_a_request_without_a_model_goes_to_the_only_one() -> None:
+    assert decide(fleet_of(D0, models=["tiny"]), None).mode is Mode.DIRECT
+    assert decide(fleet_of(D0), None).mode is Mode.DIRECT
+
+
+def test_a_request_without_a_model_is_refused_where_there_are_several() -> None:
+    with pytest.raises(BadRequest, match="serves a, b") as refusal:
+        decide(fleet_of(D0, models=["b", "a"]), None)
+    assert refusal.value.param == "model"
+
+
+# What is told of a choice, and where else a request could go.
+
+
+def test_a_choice_is_explained_best_first_and_takes_nothing() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet, POLICIES["least_loaded"])
+    lease = scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0)
+    first, second = scheduler.explained(Role.DECODE, FACTS, 0.0)
+    assert first.startswith(
+        f"{D1.url} score=0 uncached=10 in_flight=0 other_requests=0 slowdown=1 slow_start_weight=1"
+    )
+    assert second.startswith(f"{lease.endpoint.url} score=1 uncached=10 in_flight=1")
+    assert fleet.ledger.total() == 1
+
+
+def test_a_request_could_go_to_an_engine_that_is_not_blocked() -> None:
+    fleet = fleet_of(D0, D1)
+    scheduler = scheduler_of(fleet)
+    assert scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+    full(fleet, D1)
+    assert not scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+    assert scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.5)
+    for _ in range(5):
+        fleet.observe(LegFailed(D1, FailureKind.TIMEOUT), 0.5)
+    assert not scheduler.has_other(Role.DECODE, FACTS, frozenset({D0}), 0.5)
+    assert not scheduler_of(fleet_of(D0)).has_other(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+
+
+@pytest.mark.parametrize(("computes", "pending"), [(True, FACTS.tokens), (False, 0)])
+def test_only_who_computes_the_prompt_has_it_ahead(computes: bool, pending: int) -> None:
+    fleet = fleet_of(D0)
+    scheduler = scheduler_of(fleet)
+    lease = scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0, computes=computes)
+    assert fleet.ledger.load(D0).pending == lease.pending_there == pending
+    leg = scheduler.fleet.leg(lease, 0.0, tracks_first_token=True)
+    leg.first_token(0.1)
+    assert fleet.ledger.load(D0).pending == 0
+    lease.release()
+    leg.end(0.2)
+    assert (fleet.ledger.load(D0).pending, fleet.member(D0).speed.open) == (0, 0)
+
+
+def test_a_prompt_of_a_few_letters_waits_for_an_engine_that_hangs_no_longer_than_others() -> None:
+    fleet = fleet_of(D0, D1)
+    fleet.member(D0).speed.is_warm = True
+    lease = scheduler_of(fleet).lease(Role.DECODE, request(prompt="Hi!"), frozenset({D1}), 0.0)
+    fleet.leg(lease, 0.0, tracks_first_token=True)
+    for tick in range(1, 10):
+        fleet.tick(TICK_SECONDS * tick)
+    assert fleet.member(D0).exclusion is Exclusion.STALLED  # 2 s are over
+
+
+def test_who_has_tried_all_engines_is_told_so() -> None:
+    with pytest.raises(NoEngine, match="1 failed this request"):
+        scheduler_of(fleet_of(D0)).lease(Role.DECODE, FACTS, frozenset({D0}), 0.0)
+
+
+def test_who_asks_for_a_model_that_no_engine_in_use_serves_is_told_so() -> None:
+    facts = request(prompt="x", model="big")
+    with pytest.raises(NoEngine, match="none of these serves the model"):
+        scheduler_of(fleet_of(D0, models=["tiny"])).lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+
+
+def test_before_discovery_has_named_an_engine_requests_are_told_so() -> None:
+    with pytest.raises(NoEngine, match=r"can take this request now: none is known yet\."):
+        scheduler_of(fleet_of()).lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0)
+
+
+def test_without_a_prefill_engine_that_takes_requests_all_go_directly() -> None:
+    fleet = fleet_of(P0, D0)
+    assert scheduler_of(fleet, threshold=10).decide(FACTS, 0.0).mode is Mode.REMOTE
+    fleet.apply([Entry(P0, 0, is_draining=True), Entry(D0, 1)], 1.0)
+    assert scheduler_of(fleet, threshold=10).decide(FACTS, 0.0).mode is Mode.DIRECT

@@ -1,0 +1,77 @@
+"""Tokens, not events: what an event is worth, by an engine's own words."""
+
+import pytest
+
+from router.core.speed.calibration import MAX_TOKENS_PER_EVENT
+from router.core.speed.speed_estimator import SpeedEstimator
+from tests.core.speed.test_speed_estimator import open_leg, run
+
+
+def test_an_event_is_worth_the_tokens_that_the_engine_says_of_its_answers() -> None:
+    """--stream-interval 8: the first token comes alone, then eight at a time."""
+    speed = SpeedEstimator()
+    leg = open_leg(speed)
+    leg.calibrate(1 + 8 * 20, 21)
+    run(speed, 4.0, gap=0.16)
+    assert speed.calibration.tokens_per_event == pytest.approx(8)
+    assert speed.per_token == pytest.approx(0.02, rel=0.15)
+
+
+def test_a_few_tokens_tell_nothing() -> None:
+    speed = SpeedEstimator()
+    open_leg(speed).calibrate(12, 4)
+    assert speed.calibration.tokens_per_event == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "events"), [(0, 0), (1, 1), (0, 50), (50, 0), (1, 90), (30, 90)]
+)
+def test_usage_that_cannot_be_is_not_believed(tokens: int, events: int) -> None:
+    speed = SpeedEstimator()
+    for _ in range(3):
+        open_leg(speed).calibrate(tokens, events)
+    assert speed.calibration.tokens_per_event == 1.0
+
+
+def test_an_engine_cannot_claim_any_speed() -> None:
+    speed = SpeedEstimator()
+    open_leg(speed).calibrate(10**9, 50)
+    assert speed.calibration.tokens_per_event == MAX_TOKENS_PER_EVENT
+
+
+def test_what_answers_say_counts_for_more_than_the_engines_counter() -> None:
+    speed = SpeedEstimator()
+    speed.calibration.learn(4000, 1000, by_usage=False)
+    assert speed.calibration.tokens_per_event == 4.0
+    open_leg(speed).calibrate(41, 21)
+    assert speed.calibration.tokens_per_event == 2.0
+    speed.calibration.learn(9000, 1000, by_usage=False)
+    assert speed.calibration.tokens_per_event == 2.0
+
+
+def test_a_change_of_the_engine_is_learned() -> None:
+    speed = SpeedEstimator()
+    for tokens in (100, 400):
+        for _ in range(400):
+            speed.calibration.learn(tokens, 100, by_usage=True)
+    assert speed.calibration.tokens_per_event == pytest.approx(4, rel=0.01)
+    speed.reset()
+    assert speed.calibration.tokens_per_event == 1.0
+
+
+def test_answers_whose_tokens_are_held_back_do_not_change_what_others_events_are_worth() -> None:
+    """Every third answer is a tool call of 600 tokens that a parser sends as one event."""
+    speed = SpeedEstimator()
+    open_leg(speed).calibrate(100, 100)
+    for _ in range(20):
+        open_leg(speed).calibrate(100, 100)
+        open_leg(speed).calibrate(100, 100)
+        open_leg(speed).calibrate(600, 2)
+    assert speed.calibration.tokens_per_event == pytest.approx(1.0, abs=0.02)
+
+
+def test_where_all_answers_are_held_back_an_event_is_worth_many_tokens() -> None:
+    speed = SpeedEstimator()
+    for _ in range(200):
+        open_leg(speed).calibrate(600, 2)
+    assert speed.calibration.tokens_per_event == MAX_TOKENS_PER_EVENT

@@ -1,0 +1,141 @@
+"""An engine's own counter: it tells the speed where events do not, and only there."""
+
+import pytest
+
+from router.core.fleet.leg_timer import LegTimer
+from router.core.speed.counted_speed import AGREED_SCRAPES, FRESH_WINDOWS, CountedSpeed
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.values import Gauges
+
+GAP = 0.02
+
+
+class Engine:
+    """It generates for streams of which some show their tokens as they come."""
+
+    def __init__(self, shown: int, held: int = 0, whole: int = 0) -> None:
+        self.counted, self.speed = CountedSpeed(), SpeedEstimator()
+        self.shown, self.held, self.whole = shown, held, whole
+        self.now = self.generated = 0.0
+        for _ in range(shown + held):
+            LegTimer(self.speed, None, 1, 0.0, tracks_first_token=True).first_token(0.0)
+        self.speed.tick(0.0)
+        self.scrape()
+
+    def scrape(self) -> bool:
+        """Read its gauges."""
+        running = self.shown + self.held + self.whole
+        gauges = Gauges(running=running, generated=int(self.generated))
+        return self.counted.observe(gauges, self.speed, running, self.now)
+
+    def run(self, scrapes: int, gap: float = GAP) -> bool:
+        """A second for each scrape; returns what the last one said."""
+        is_alive = False
+        for _ in range(scrapes):
+            self.now += 1.0
+            self.speed.tokens += round(self.shown / gap)
+            self.generated += (self.shown + self.held + self.whole) / gap
+            is_alive = self.scrape()
+        return is_alive
+
+    @property
+    def per_token(self) -> float | None:
+        """What it tells now."""
+        return self.counted.per_token(self.now)
+
+
+@pytest.mark.parametrize(("shown", "held", "whole"), [(1, 3, 0), (0, 4, 0), (0, 0, 4), (1, 0, 9)])
+def test_tokens_that_are_held_back_count(shown: int, held: int, whole: int) -> None:
+    """In streams after their first token, in streams before it, and in unary answers."""
+    engine = Engine(shown, held, whole)
+    engine.run(3)
+    assert engine.per_token == pytest.approx(GAP)
+    engine.run(3, gap=8 * GAP)
+    assert engine.per_token == pytest.approx(8 * GAP, rel=0.5)
+
+
+@pytest.mark.parametrize("whole", [0, 2])
+def test_where_tokens_come_as_they_are_generated_events_tell_the_speed(whole: int) -> None:
+    engine = Engine(4, whole=whole)
+    engine.run(5)
+    assert engine.per_token is None
+    engine.run(1, gap=8 * GAP)  # sooner than any counter
+    assert engine.per_token is None
+
+
+def test_events_are_believed_again_when_they_have_agreed_for_a_while() -> None:
+    engine = Engine(1, held=3)
+    engine.run(3)
+    engine.shown, engine.held = 4, 0
+    engine.run(AGREED_SCRAPES)
+    assert engine.per_token is not None
+    engine.run(4)
+    assert engine.per_token is None
+
+
+def test_an_engine_that_holds_tokens_back_is_alive() -> None:
+    assert Engine(1, held=3).run(1)
+    assert not Engine(4).run(1)
+
+
+def test_a_speed_that_is_old_does_not_count() -> None:
+    engine = Engine(0, held=4)
+    engine.run(3)
+    engine.now += FRESH_WINDOWS
+    assert engine.per_token is not None
+    engine.now += 0.1
+    assert engine.per_token is None
+
+
+def test_answers_of_few_tokens_tell_the_speed_of_prompts() -> None:
+    engine = Engine(0, held=4)
+    for _ in range(3):
+        engine.speed.untracked += 100
+        engine.run(1)
+    assert engine.per_token is None
+
+
+@pytest.mark.parametrize(
+    "gauges",
+    [None, Gauges(running=4), Gauges(running=4, generated=0)],
+    ids=["unread", "no-counter", "restarted"],
+)
+def test_without_a_counter_that_goes_on_nothing_is_told(gauges: Gauges | None) -> None:
+    engine = Engine(0, held=4)
+    engine.run(3)
+    assert not engine.counted.observe(gauges, engine.speed, 4, engine.now + 1.0)
+    assert engine.per_token is None
+    engine.counted.observe(Gauges(running=4, generated=9), engine.speed, 4, engine.now + 2.0)
+    assert engine.per_token is None
+
+
+def test_an_engine_whose_requests_are_not_seen_to_run_tells_nothing() -> None:
+    engine = Engine(0, held=4)
+    for second, generated in ((1.0, 100), (2.0, 200)):
+        gauges = Gauges(running=0, generated=generated)
+        engine.counted.observe(gauges, engine.speed, 4, second)
+        engine.counted._sequence_seconds = 0.0
+    assert engine.counted.per_token(2.0) is None
+
+
+def test_an_engine_that_generates_few_tokens_is_judged_by_those_that_others_would_have() -> None:
+    engine = Engine(0, held=4)
+    engine.run(3)
+    engine.run(8, gap=1.0)
+    assert engine.per_token is None
+    assert engine.counted.per_token(engine.now, usual=GAP) == pytest.approx(1.0, rel=0.3)
+    engine.run(6, gap=1000.0)
+    seconds = engine.counted.per_token(engine.now, usual=GAP)
+    assert seconds is not None
+    assert seconds > 2.0
+    assert engine.counted.per_token(engine.now, usual=1.0) is None
+
+
+def test_what_prompts_took_does_not_count() -> None:
+    engine = Engine(0, held=4)
+    for _ in range(6):
+        engine.speed.computed += 4000
+        engine.run(1, gap=2 * GAP)
+    share = 1 / (2 * GAP) / 4000  # as much as the tokens of one sequence
+    assert engine.per_token == pytest.approx(2 * GAP)
+    assert engine.counted.per_token(engine.now, share) == pytest.approx(GAP)

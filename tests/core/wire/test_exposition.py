@@ -1,0 +1,146 @@
+"""The gauges out of /metrics text; anything else in it is skipped."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.values import Gauges
+from router.core.wire.exposition import MAX_SERIES, read
+from tests.core.fixtures import sample
+
+NOTHING = Gauges()
+
+
+def test_a_recorded_idle_engine_has_no_load() -> None:
+    assert read(sample("metrics.txt")) == Gauges(
+        running=0, waiting=0, kv_usage=0.0, queued=0, cache_tokens=32_768, block_tokens=32
+    )
+
+
+RUNNING = b'vllm:num_requests_running{engine="0",model_name="tiny"} '
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"vllm:num_requests_running 3", Gauges(running=3)),
+        (b"vllm:num_requests_running{} 3.0\n", Gauges(running=3)),
+        (RUNNING + b"3.0\n", Gauges(running=3)),
+        (b'vllm:prefix_cache_queries_total{engine="0"} 90.0\n', Gauges(cache_queries=90)),
+        (b'vllm:prefix_cache_hits_total{engine="0"} 30.0\n', Gauges(cache_hits=30)),
+        (
+            b'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="10"} 1.0\n'
+            b'vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="20"} 1.0\n',
+            Gauges(cache_tokens=480, block_tokens=16),
+        ),
+        (
+            b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n',
+            Gauges(block_tokens=16),
+        ),
+        (
+            b'vllm:request_success_total{engine="0",finished_reason="stop"} 3.0\n'
+            b'vllm:request_success_total{engine="0",finished_reason="abort"} 1.0\n',
+            Gauges(finished=4),
+        ),
+        (RUNNING + b"3.0\r\n", Gauges(running=3)),
+        (RUNNING + b"3.0 1700000000000\n", Gauges(running=3)),
+        (RUNNING + b"3.0 -5 \n", Gauges(running=3)),
+        (b"vllm:num_requests_running\t3\n", Gauges(running=3)),
+        (RUNNING + b"1e2\n", Gauges(running=100)),
+        (b'vllm:num_requests_running{model_name="a}b{c\\"d e"} 3\n', Gauges(running=3)),
+        (b"vllm:num_requests_waiting 4\n", Gauges(waiting=4)),
+        (b'vllm:num_requests_waiting_by_reason{reason="capacity"} 4\n', Gauges(queued=4)),
+        (b'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"} 4\n', NOTHING),
+        (b"vllm:num_requests_waiting_by_reason 4\n", NOTHING),
+        (b'vllm:num_preemptions_total{engine="0"} 3.0\n', Gauges(preemptions=3)),
+        (b'vllm:generation_tokens_total{engine="0"} 1.5e+06\n', Gauges(generated=1_500_000)),
+        (b"vllm:kv_cache_usage_perc 0.25\n", Gauges(kv_usage=0.25)),
+        (b"vllm:gpu_cache_usage_perc 0.25\n", Gauges(kv_usage=0.25)),
+        (b"vllm:cpu_cache_usage_perc 0.25\n", NOTHING),
+        (b"# vllm:num_requests_running 3\n", NOTHING),
+        (b" vllm:num_requests_running 3\n", NOTHING),
+        (b"x_vllm:num_requests_running 3\n", NOTHING),
+        (b"vllm:num_requests_running_total 3\n", NOTHING),
+        (b"vllm:num_requests_running x} 3\n", NOTHING),
+        (b"", NOTHING),
+    ],
+)
+def test_a_gauge_is_known_by_its_whole_name(text: bytes, expected: Gauges) -> None:
+    assert read(text) == expected
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        b"",
+        b"NaN",
+        b"+Inf",
+        b"-Inf",
+        b"-1",
+        b"e",
+        b"1e+",
+        b"1e999",
+        b"1e12",
+        b"1 2 3",
+        b"1 x",
+        b"3x",
+        b"\n3",
+    ],
+)
+def test_an_unreadable_number_is_an_absent_gauge(number: bytes) -> None:
+    assert read(RUNNING + number + b"\n") == NOTHING
+
+
+def test_counts_of_ranks_are_summed_and_the_fullest_cache_counts() -> None:
+    text = b"".join(
+        b'%b{engine="%d"} %d\n' % (name, rank, value)
+        for name in (b"vllm:num_requests_running", b"vllm:num_requests_waiting")
+        for rank, value in enumerate((3, 4))
+    )
+    text += b'vllm:kv_cache_usage_perc{engine="0"} 0.9\nvllm:kv_cache_usage_perc{engine="1"} 0.5\n'
+    assert read(text) == Gauges(running=7, waiting=7, kv_usage=0.9)
+
+
+def test_an_unreadable_rank_leaves_the_others() -> None:
+    assert read(RUNNING + b"NaN\n" + RUNNING + b"2\n") == Gauges(running=2)
+
+
+def test_a_number_of_any_length_is_read_in_one_pass() -> None:
+    assert read(RUNNING + b"1" * 200_000 + b"x\n") == NOTHING
+
+
+fragments = st.sampled_from(
+    [
+        *(b"vllm:num_requests_running", b"vllm:num_requests_waiting", b"vllm:kv_cache_usage_perc"),
+        *(b"{", b"}", b'"', b" ", b"\n", b"\t", b"1", b"-", b"e", b".", b"+", b"NaN", b"\xff"),
+    ]
+)
+
+
+@given(st.binary(max_size=60) | st.lists(fragments, max_size=20).map(b"".join))
+def test_any_bytes_are_read(text: bytes) -> None:
+    gauges = read(text)
+    assert all(number is None or number >= 0 for number in (gauges.running, gauges.waiting))
+    assert gauges.kv_usage is None or gauges.kv_usage >= 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"vllm:num_requests_waiting_by_reason{" + b'reason="capacity"' * 20_000 + b"}" * 200_000,
+        b"vllm:num_requests_running" + b"{" * 200_000 + b" }" * 200_000,
+        b"vllm:num_requests_running" + b" 1" * 400_000 + b"x",
+        b"\n" * 1_000_000,
+        b"vllm:num_requests_running nan\n" * 30_000,
+    ],
+    ids=["labels", "braces", "numbers", "lines", "series"],
+)
+def test_text_made_to_take_long_takes_no_longer_than_its_bytes(text: bytes) -> None:
+    """With patterns that try again from each place the first one took a quarter of an hour."""
+    assert read(text + b"\n") == NOTHING
+
+
+def test_so_many_series_are_read_and_no_more() -> None:
+    assert read(RUNNING + b"1\n" + (RUNNING + b"1\n") * 2 * MAX_SERIES) == Gauges(
+        running=MAX_SERIES
+    )

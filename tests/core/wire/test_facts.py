@@ -1,0 +1,404 @@
+"""The one parse of a request: what is read, what is refused, and what is left as it was."""
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.errors import BadRequest
+from router.core.routes import ROUTES
+from router.core.values import Facts
+from router.core.wire import facts
+from tests.core.fixtures import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    JSON,
+    MESSAGES,
+    RESPONSES,
+    TRANSCRIPTIONS,
+    read,
+    request,
+)
+from tests.core.json_texts import objects, write_object
+
+GENERATION = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
+
+
+# What is read.
+
+
+def test_the_facts_of_a_completion_are_read_from_its_body() -> None:
+    raw = b'{"model":"tiny","prompt":"abcdefgh","stream":true}'
+    assert read(COMPLETIONS, raw) == Facts(
+        route=ROUTES[COMPLETIONS],
+        model="tiny",
+        stream=True,
+        tokens=2,
+        rule="characters / 4",
+        direct_reason=None,
+        raw=raw,
+        body=orjson.loads(raw),
+        text_bytes=8,
+    )
+
+
+@pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
+def test_the_bytes_stay_as_the_client_sent_them(path: str) -> None:
+    raw = b' {"unknown" : 123456789012345678901234567890, "temperature":0.10,\n"e":"\\u00e9"} '
+    assert read(path, raw).raw is raw
+
+
+@pytest.mark.parametrize("stream", [False, None, "true", 1])
+def test_only_true_asks_for_a_stream(stream: object) -> None:
+    assert not request(stream=stream).stream
+
+
+def test_a_missing_model_is_none() -> None:
+    assert request().model is None
+    assert request(model=None).model is None
+
+
+def test_the_query_is_part_of_the_path_that_the_engine_is_asked() -> None:
+    with_query = facts.read(ROUTES[COMPLETIONS], JSON, b"{}", b"a=%2F&b=\xe9")
+    assert with_query.path == "/v1/completions?a=%2F&b=\u00e9"
+    assert request().path == "/v1/completions"
+
+
+def test_bodies_do_not_flood_the_logs() -> None:
+    assert "secret" not in repr(request(prompt="secret"))
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b" ",
+        b"{",
+        b'{"a":1',
+        b'{"a":1}}',
+        b"{'a':1}",
+        b'{"a":NaN}',
+        b'{"a":"\\ud800"}',
+        b'{"a":"\xff"}',
+        b"\xef\xbb\xbf{}",
+        b"[" * 2000,
+    ],
+)
+@pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
+def test_what_is_not_json_is_a_bad_request(path: str, raw: bytes) -> None:
+    with pytest.raises(BadRequest, match="not valid JSON") as refusal:
+        read(path, raw)
+    assert refusal.value.param == "body"
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"1", b'"a"', b"null", b"true"])
+@pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
+def test_what_is_no_object_is_a_bad_request(path: str, raw: bytes) -> None:
+    with pytest.raises(BadRequest, match="must be a JSON object"):
+        read(path, raw)
+
+
+@pytest.mark.parametrize("model", [1, ["tiny"], {}, True])
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+def test_a_model_that_is_no_string_is_a_bad_request(path: str, model: object) -> None:
+    with pytest.raises(BadRequest, match="must be a string") as refusal:
+        request(path, model=model)
+    assert refusal.value.param == "model"
+
+
+# Whose KV cache is read is not for clients to say.
+
+
+@pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
+@pytest.mark.parametrize("key", TRANSFER_KEYS)
+def test_transfer_parameters_are_taken_out(path: str, key: str) -> None:
+    body = {"model": "tiny", key: {"remote_host": "evil"}, "seed": 7}
+    result = request(path, **body)
+    assert orjson.loads(result.raw) == {"model": "tiny", "seed": 7}
+    assert key not in result.body
+
+
+@pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
+@pytest.mark.parametrize("key", TRANSFER_KEYS)
+def test_transfer_parameters_are_taken_out_of_vllm_xargs(path: str, key: str) -> None:
+    result = request(path, vllm_xargs={key: {"remote_host": "evil"}, "kept": 1})
+    assert orjson.loads(result.raw) == {"vllm_xargs": {"kept": 1}}
+
+
+def test_vllm_xargs_without_them_stay_as_they_are() -> None:
+    raw = b'{"vllm_xargs": {"a": 1}}'
+    assert read(COMPLETIONS, raw).raw is raw
+
+
+def test_vllm_xargs_of_another_type_are_the_engines_business() -> None:
+    assert orjson.loads(request(vllm_xargs=[1], kv_transfer_params=1).raw) == {"vllm_xargs": [1]}
+
+
+@pytest.mark.parametrize("spelling", [b"kv\\u005ftransfer_params", b"\\u006bv_transfer_params"])
+def test_escapes_do_not_hide_them(spelling: bytes) -> None:
+    assert read(COMPLETIONS, b'{"%b":1}' % spelling).raw == b"{}"
+
+
+def test_a_second_one_does_not_hide_the_first() -> None:
+    raw = b'{"kv_transfer_params":{"remote_host":"evil"},"kv_transfer_params":null}'
+    assert read(COMPLETIONS, raw).raw == b"{}"
+
+
+def nested(levels: int) -> bytes:
+    """A body with transfer parameters and an array nested so deep."""
+    return b'{"kv_transfer_params":1,"a":' + b"[" * levels + b"]" * levels + b"}"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
+def test_a_body_too_deep_to_be_written_anew_is_a_bad_request(path: str) -> None:
+    assert read(path, nested(200)).raw == nested(200).replace(b'"kv_transfer_params":1,', b"")
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        read(path, nested(500))
+
+
+def test_vllm_xargs_in_vllm_xargs_do_not_exhaust_the_stack() -> None:
+    raw = b'{"kv_transfer_params":1,' + b'"vllm_xargs":{' * 900 + b"}" * 901
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        read(COMPLETIONS, raw)
+
+
+# Why a request must not be disaggregated.
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"n": 2}, "several_answers"),
+        ({"n": "2"}, "several_answers"),
+        ({"n": 1.5}, "several_answers"),
+        ({"n": 1}, None),
+        ({"n": "1"}, None),
+        ({"n": None}, None),
+        ({"n": [2]}, None),
+        ({"n": "two"}, None),
+        ({"n": True}, None),
+        ({"best_of": 2}, "best_of"),
+        ({"best_of": 1}, None),
+        ({"use_beam_search": True}, "beam_search"),
+        ({"use_beam_search": False}, None),
+        ({"prompt_embeds": "x"}, "prompt_embeds"),
+        ({"prompt_embeds": None}, None),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt_logprobs": 5}, "prompt_logprobs"),
+        ({"prompt_logprobs": None}, None),
+        ({"echo": True, "logprobs": 1}, "echo_logprobs"),
+        ({"echo": True, "logprobs": 0}, "echo_logprobs"),
+        ({"echo": True, "logprobs": None}, None),
+        ({"echo": True, "logprobs": False}, None),
+        ({"echo": True}, None),
+        ({"logprobs": 5}, None),
+        ({"echo": False, "logprobs": 5}, None),
+        ({"previous_response_id": "r"}, "stored_response"),
+        ({"previous_response_id": None}, None),
+        ({"background": True}, "background"),
+        ({"background": False}, None),
+        ({"truncate_prompt_tokens": -1}, "truncation"),
+        ({"truncate_prompt_tokens": "-1"}, "truncation"),
+        ({"truncate_prompt_tokens": -1.0}, "truncation"),
+        ({"truncate_prompt_tokens": 0}, None),
+        ({"truncate_prompt_tokens": 100}, None),
+        ({"truncate_prompt_tokens": None}, None),
+        ({"truncate_prompt_tokens": "x"}, None),
+        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": None}, "truncation"),
+        ({"truncation": "disabled"}, None),
+        ({}, None),
+    ],
+)
+def test_what_must_not_be_disaggregated_says_why(body: dict[str, Any], reason: str | None) -> None:
+    assert request(**body).direct_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ("required", "forced_tool"),
+        ("any", "forced_tool"),
+        ({"type": "function", "function": {"name": "f"}}, "forced_tool"),
+        ({"type": "function", "name": "f"}, "forced_tool"),
+        ({"type": "any"}, "forced_tool"),
+        ({"type": "tool", "name": "f"}, "forced_tool"),
+        ({}, "forced_tool"),
+        ("auto", None),
+        ("none", None),
+        ({"type": "auto"}, None),
+        ({"type": "none"}, None),
+        (None, None),
+        (7, None),
+    ],
+)
+@pytest.mark.parametrize("path", GENERATION)
+def test_a_request_that_forces_a_tool_must_not_be_disaggregated(
+    path: str, choice: object, reason: str | None
+) -> None:
+    assert request(path, tool_choice=choice).direct_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"echo": True}, "echo_logprobs"),
+        ({"echo": True, "top_logprobs": 3, "logprobs": True}, "echo_logprobs"),
+        ({"echo": True, "top_logprobs": None}, None),
+        ({"echo": False, "top_logprobs": 3}, None),
+    ],
+)
+def test_a_chat_that_echoes_has_prompt_logprobs_unless_told_otherwise(
+    body: dict[str, Any], reason: str | None
+) -> None:
+    assert request(CHAT, messages=[], **body).direct_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        (["a", "b"], "several_prompts"),
+        ([[1], [2]], "several_prompts"),
+        (["a", [1]], "several_prompts"),
+        (["a"], None),
+        ([[1, 2]], None),
+        ([1, 2], None),
+        ([], None),
+        ("a", None),
+        (None, None),
+    ],
+)
+def test_several_prompts_must_not_be_disaggregated(prompt: object, reason: str | None) -> None:
+    assert request(prompt=prompt).direct_reason == reason
+
+
+def test_a_prompt_means_nothing_on_other_routes() -> None:
+    assert request(CHAT, prompt=["a", "b"]).direct_reason is None
+
+
+# Routes that generate nothing.
+
+
+def test_of_a_pass_through_only_the_model_is_read() -> None:
+    raw = b'{"model":"tiny","input":"abcdefgh","stream":true}'
+    assert read(EMBEDDINGS, raw) == Facts(
+        ROUTES[EMBEDDINGS], "tiny", False, 0, "no text", "route", raw
+    )
+
+
+@pytest.mark.parametrize("kind", [b"application/json; charset=utf-8", b"Application/JSON"])
+def test_json_is_known_by_its_content_type(kind: bytes) -> None:
+    assert read(EMBEDDINGS, b'{"kv_transfer_params":1}', kind).raw == b"{}"
+
+
+@pytest.mark.parametrize("raw", [b"\x00\xff", b'{"model":"tiny","kv_transfer_params":1}'])
+def test_what_is_not_json_passes_unread(raw: bytes) -> None:
+    result = read(EMBEDDINGS, raw, b"application/octet-stream")
+    assert (result.raw, result.model) == (raw, None)
+
+
+def multipart(*parts: bytes) -> bytes:
+    """A form with these parts, as browsers write it."""
+    return b"".join(b"--x\r\n%b\r\n" % part for part in parts) + b"--x--\r\n"
+
+
+FILE = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x00RIFF\xff'
+
+
+@pytest.mark.parametrize(
+    ("part", "model"),
+    [
+        (b'Content-Disposition: form-data; name="model"\r\n\r\ntiny', "tiny"),
+        (b"content-disposition: form-data; name=model\r\n\r\ntiny", "tiny"),
+        (
+            b'Content-Disposition: form-data; name="model"\r\nContent-Type: text/plain\r\n\r\ntiny',
+            "tiny",
+        ),
+        (b'Content-Disposition: form-data; name="model"\r\n\r\nt\xc3\xadny', "tíny"),
+        (b'Content-Disposition: form-data; name="model"\r\n\r\nt\xff', "t\ufffd"),
+        (b'Content-Disposition: form-data; name="model"\r\n\r\n', None),
+        (b'Content-Disposition: form-data; name="model"\r\n\r\n' + b"x" * 513, None),
+        (b'Content-Disposition: form-data; name="language"\r\n\r\nen', None),
+        (b'Content-Disposition: form-data; filename="model"\r\n\r\nen', None),
+        (b'Content-Disposition: form-data; name="prompt"\r\n\r\nname=model\r\n\r\nen', None),
+    ],
+)
+def test_a_form_tells_its_model(part: bytes, model: str | None) -> None:
+    raw = multipart(FILE, part)
+    result = read(TRANSCRIPTIONS, raw, b"multipart/form-data; boundary=x")
+    assert (result.model, result.raw) == (model, raw)
+    assert read(TRANSCRIPTIONS, raw, b"text/plain").model is None
+
+
+# What holds for any bytes.
+
+any_route = st.sampled_from(sorted(ROUTES))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"content-disposition:form-data;name=model\r\n" * 40_000,
+        b"content-disposition:form-data;name=model\r\na: b\r\n" * 30_000,
+        b"content-disposition:form-data;name=model" + b" " * 1_000_000,
+        b"content-disposition:form-data;name=model\r\n" * 9 + b"x" * 1_000_000,
+        b"name=model\r\n" * 90_000,
+    ],
+    ids=["names", "names and headers", "spaces", "long lines", "no headers"],
+)
+def test_parts_made_to_take_long_take_no_longer_than_their_bytes(raw: bytes) -> None:
+    """A pattern that tried again from each line took minutes, and nobody was served meanwhile."""
+    assert read(TRANSCRIPTIONS, raw, b"multipart/form-data; boundary=x").model is None
+
+
+content_types = st.sampled_from([JSON, b"multipart/form-data; boundary=x", b"text/plain", b""])
+member_names = st.sampled_from(
+    [
+        *("model", "n", "prompt", "messages", "stream", "echo", "logprobs", "best_of"),
+        *("vllm_xargs", "kv_transfer_params", "input", "system", "background"),
+    ]
+).map(lambda name: f'"{name}"')
+bodies = st.builds(
+    write_object,
+    st.lists(st.tuples(member_names, objects | st.just('"2"')), max_size=4),
+    st.just([""]),
+)
+
+
+@given(any_route, content_types, st.binary(max_size=40) | bodies.map(str.encode))
+def test_any_bytes_are_read_or_refused_as_a_bad_request(path: str, kind: bytes, raw: bytes) -> None:
+    try:
+        result = read(path, raw, kind)
+    except BadRequest:
+        return
+    assert not (set(TRANSFER_KEYS) & set(result.body))
+
+
+@given(bodies.map(str.encode))
+def test_taking_transfer_parameters_out_changes_nothing_else(raw: bytes) -> None:
+    try:
+        result = read(CHAT, raw)
+    except BadRequest:
+        return
+    given_body = orjson.loads(raw)
+    expected = {key: value for key, value in given_body.items() if key not in TRANSFER_KEYS}
+    if isinstance(xargs := expected.get("vllm_xargs"), dict):
+        expected["vllm_xargs"] = {
+            key: value for key, value in xargs.items() if key not in TRANSFER_KEYS
+        }
+    assert orjson.loads(result.raw) == result.body == expected
+
+
+def test_a_model_has_a_name_that_can_be_told() -> None:
+    read(CHAT, orjson.dumps({"model": "m" * 512}))
+    with pytest.raises(BadRequest) as caught:
+        read(CHAT, orjson.dumps({"model": "m" * 513}))
+    assert caught.value.param == "model"
+    assert "mm" not in caught.value.message

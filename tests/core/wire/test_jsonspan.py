@@ -1,0 +1,218 @@
+"""A member's value by its bytes, against what the json module reads."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.wire.jsonspan import (
+    MAX_CONTAINERS,
+    MAX_VALUES,
+    engine_json,
+    member,
+    value_end,
+    with_member,
+)
+from tests.core.fixtures import sample
+from tests.core.json_texts import Pair, gaps, objects, pairs, spaces, values, write_object
+
+
+def last(members: list[Pair], name: str) -> str | None:
+    """The text of the last member of that name."""
+    return next((value for key, value in reversed(members) if json.loads(key) == name), None)
+
+
+@given(pairs, gaps, spaces, spaces, st.data())
+def test_a_members_bytes_are_those_that_were_written(
+    members: list[Pair], between: list[str], before: str, behind: str, data: st.DataObject
+) -> None:
+    document = (before + write_object(members, between) + behind).encode()
+    names = [json.loads(key) for key, _ in members]
+    name = data.draw(st.sampled_from([*names, "absent"]))
+    expected = last(members, name)
+    assert member(document, name) == (None if expected is None else expected.encode())
+
+
+@given(objects, st.sampled_from(["a", "b", "model", "n", "", "é"]))
+def test_a_member_is_the_one_that_json_reads(text: str, name: str) -> None:
+    found = member(text.encode(), name)
+    document = json.loads(text)
+    if found is None:
+        assert name not in document
+    else:
+        assert json.loads(found) == document[name]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (b'{"k":1}', b"1"),
+        (b'{"k":1.50}', b"1.50"),
+        (b'{"k":123456789012345678901234567890}', b"123456789012345678901234567890"),
+        (b'{"k":{ "a" : [1 ,2] }}', b'{ "a" : [1 ,2] }'),
+        (b'{"k":"\\u00e9"}', b'"\\u00e9"'),
+        ('{"k":"é"}'.encode(), '"é"'.encode()),
+        (b'{"k":1,"k":2}', b"2"),
+        (b'{"\\u006b":1}', b"1"),
+        (b'{"a":{"k":1}}', None),
+        (b'{"a":"\\"k\\":1"}', None),
+        (b"{}", None),
+        (b'{"k":null}', b"null"),
+        (b'\t{ "k" :\r\n-0 }\n', b"-0"),
+    ],
+)
+def test_a_member_is_found_at_the_top_level_only(document: bytes, expected: bytes | None) -> None:
+    assert member(document, "k") == expected
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"  ",
+        b"[1]",
+        b"1",
+        b'"k"',
+        b"{",
+        b'{"k"',
+        b'{"k":',
+        b'{"k":1',
+        b'{"k":1,',
+        b'{"k":1,}',
+        b'{,"k":1}',
+        b'{"k" 1}',
+        b'{"k":1 "a":2}',
+        b'{"k":}',
+        b'{"k":tru}',
+        b'{"k":1}}',
+        b'{"k":1} x',
+        b"{k:1}",
+        b'["k":1}',
+        b"{'k\":1}",
+        b'{"k"=1}',
+        b'{"k":1;"a":2}',
+        b'{"k',
+        b'{"k":"\n"}',
+        b'{"k\n":1}',
+        b'{"k":"\xff"}',
+        b"\xef\xbb\xbf{}",
+        b'{"k":' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json_object_is_a_value_error(document: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        member(document, "k")
+
+
+@given(st.binary(max_size=30) | objects.map(lambda text: text.encode()[:-1]))
+def test_any_bytes_have_a_member_or_not_or_are_a_value_error(document: bytes) -> None:
+    try:
+        found = member(document, "a")
+    except ValueError:
+        return
+    assert json.loads(document).get("a", ...) == (... if found is None else json.loads(found))
+
+
+@given(pairs, gaps, spaces, values)
+def test_an_added_member_leaves_the_others_byte_for_byte(
+    members: list[Pair], between: list[str], behind: str, value: str
+) -> None:
+    document = (write_object(members, between) + behind).encode()
+    added = with_member(document, "added", value.encode())
+    assert added.startswith(document.rstrip()[:-1])
+    assert json.loads(added) == {**json.loads(document), "added": json.loads(value)}
+    assert member(added, "added") == value.encode()
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (b"{}", b'{"k":1}'),
+        (b" { } \n", b' { "k":1}'),
+        (b'{"a":2}', b'{"a":2,"k":1}'),
+        (b'{"a":{}}', b'{"a":{},"k":1}'),
+        (b'{"a":"{"}', b'{"a":"{","k":1}'),
+        (b'{"a":2\n}', b'{"a":2\n,"k":1}'),
+    ],
+)
+def test_a_member_is_added_at_the_end(document: bytes, expected: bytes) -> None:
+    assert with_member(document, "k", b"1") == expected
+
+
+@given(spaces, values, st.sampled_from([",", "}", "]", " ", "\n", ""]), st.text(max_size=5))
+def test_a_value_ends_where_it_was_written_to_end(
+    before: str, value: str, stop: str, rest: str
+) -> None:
+    start, text = before.encode(), value.encode()
+    document = start + text + (stop + rest if stop else "").encode()
+    assert value_end(document, len(start)) == len(start) + len(text)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b'","', b'"}"', b'"]"', b'" "', b'"\\""', b'"["', b'"{"', b'["]"]', b'{"}":"]"}', b"[[]]"],
+)
+def test_what_stands_in_a_string_ends_no_value(value: bytes) -> None:
+    assert value_end(b'{"k":' + value + b',"a":1}', 5) == 5 + len(value)
+
+
+@pytest.mark.parametrize(
+    "cut", [b"", b"12", b"tru", b'"', b'"abc', b'"\\"', b"[", b"[1,[2]", b'{"a":', b'{"a":"}']
+)
+def test_a_value_that_is_cut_off_reaches_to_the_end(cut: bytes) -> None:
+    assert value_end(cut, 0) == len(cut)
+
+
+@pytest.mark.parametrize("piece", [b'"\\', b'\\"', b'"', b"[", b'["', b"x"])
+def test_a_large_value_that_is_cut_off_is_read_once(piece: bytes) -> None:
+    # Reading it once for each quote in it would take longer than any test may.
+    cut = b'["' + piece * 300_000
+    assert 0 < value_end(cut, 0) <= len(cut)
+
+
+@pytest.mark.parametrize("name", ["prefill_chat.json", "prefill_completions.json"])
+def test_a_recorded_reference_is_found(name: str) -> None:
+    document = sample(name)
+    found = member(document, "kv_transfer_params")
+    assert found is not None
+    assert b'"kv_transfer_params":%b,"ec_transfer_params":null' % found in document
+    assert json.loads(found)["remote_host"] == "127.0.0.1"
+
+
+# Documents of engines that would hold up the event loop.
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b'{"k":[' + b"{}," * MAX_CONTAINERS + b"{}]}",
+        b'{"k":[' + b"[]," * MAX_CONTAINERS + b"[]]}",
+        b'{"k":[1' + b",1" * (MAX_VALUES + 1) + b"]}",
+    ],
+    ids=["objects", "arrays", "numbers"],
+)
+def test_a_document_that_takes_too_long_is_not_read(document: bytes) -> None:
+    with pytest.raises(ValueError, match="too many values"):
+        engine_json(document)
+    with pytest.raises(ValueError, match="too many values"):
+        member(document, "k")
+
+
+def test_the_ids_of_a_prompt_of_a_million_tokens_are_read() -> None:
+    ids = b"[" + b"1," * 999_999 + b"1]"
+    assert len(engine_json(ids)) == 1_000_000
+    assert member(b'{"k":%b}' % ids, "k") == ids
+
+
+@pytest.mark.parametrize("document", [b"", b"{", b"\xff", b"NaN"])
+def test_what_is_no_json_is_a_value_error(document: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        engine_json(document)
+
+
+@pytest.mark.parametrize("value", [b"1e999", b"[-1e999]", b'{"port": 1e999}'])
+def test_a_number_that_no_reader_takes_is_no_member(value: bytes) -> None:
+    document = b'{"a": "b", "b": 1, "a": %b}' % value
+    with pytest.raises(ValueError, match="infinity"):
+        member(document, "a")

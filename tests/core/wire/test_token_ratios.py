@@ -1,0 +1,166 @@
+"""Tokens per byte: learned from what engines say, for the models that they serve only."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.events import Probed, RequestEnded
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.health import HealthSignal, HealthThresholds
+from router.core.wire.token_ratios import (
+    LEAST,
+    MAX_MODELS,
+    MEMORY_BYTES,
+    MIN_BYTES,
+    MOST,
+    WARM_BYTES,
+    TokenRatios,
+)
+from tests.core.fixtures import CHAT, COMPLETIONS, D0, MESSAGES, RESPONSES, request
+
+TEXT = 10 * WARM_BYTES
+"""Bytes that are enough."""
+
+
+def learned(tokens: int, text_bytes: int = TEXT) -> TokenRatios:
+    """Of the model m, from one text."""
+    ratios = TokenRatios()
+    ratios.learn("m", text_bytes, tokens)
+    return ratios
+
+
+def tokens_of(ratios: TokenRatios, text: str) -> float:
+    """What a prompt of this text is taken for."""
+    facts = request(CHAT, model="m", messages=[{"role": "user", "content": text}])
+    return ratios.scale(facts) * facts.tokens
+
+
+def test_before_anything_is_known_a_token_is_four_bytes() -> None:
+    ratios = TokenRatios()
+    assert tokens_of(ratios, "x" * 4000) == pytest.approx(1000)
+    assert tokens_of(ratios, "\u4e2d" * 4000) == pytest.approx(3000)
+    assert ratios.per_byte("m") is None
+
+
+def test_usage_tells_what_a_byte_is() -> None:
+    ratios = learned(tokens=TEXT // 2)
+    assert ratios.per_byte("m") == 0.5
+    assert tokens_of(ratios, "x" * 4000) == pytest.approx(2000)
+    assert ratios.per_byte("n") is None
+    assert ratios.per_byte(None) is None
+    assert ratios.of(["n", "m"]) == {"m": 0.5}
+
+
+LONG = "x" * MIN_BYTES
+ASKED = {"role": "user", "content": LONG}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:1"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [ASKED]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]}),
+        (CHAT, {"messages": [ASKED, "?"], "tools": [], "truncate_prompt_tokens": None}),
+        (COMPLETIONS, {"prompt": LONG}),
+        (MESSAGES, {"messages": [ASKED], "max_tokens": 9}),
+        (RESPONSES, {"input": LONG}),
+    ],
+)
+def test_tokens_per_byte_are_learned_from_prompts_of_text(path: str, body: dict[str, Any]) -> None:
+    assert request(path, **body).learnable_bytes == MIN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": LONG[1:]}]}),
+        (CHAT, {"messages": [ASKED], "tools": [{"type": "function"}]}),
+        (CHAT, {"messages": [ASKED], "documents": [{"text": "abc"}]}),
+        (CHAT, {"messages": [ASKED], "truncate_prompt_tokens": 100}),
+        (CHAT, {"messages": [ASKED, {"role": "user", "content": [IMAGE]}]}),
+        (CHAT, {"messages": [ASKED, {"role": "assistant", "content": "", "reasoning": "Hm."}]}),
+        (CHAT, {"messages": [{"role": "assistant", "content": "", "reasoning_content": LONG}]}),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}, ASKED]}),
+        (RESPONSES, {"input": LONG, "previous_response_id": "resp_1"}),
+        (COMPLETIONS, {"prompt": list(range(MIN_BYTES))}),
+        (COMPLETIONS, {"prompt": LONG, "prompt_embeds": "AAAA"}),
+    ],
+)
+def test_prompts_that_are_more_or_less_than_their_text_teach_nothing(
+    path: str, body: dict[str, Any]
+) -> None:
+    assert request(path, **body).learnable_bytes == 0
+
+
+def test_ids_are_as_many_as_they_are() -> None:
+    facts = request(model="m", prompt=[7] * 1000)
+    assert learned(tokens=TEXT // 2).scale(facts) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text_bytes", "tokens"),
+    [
+        (MIN_BYTES - 1, MIN_BYTES // 4),
+        (TEXT, int(LEAST * TEXT) - 1),
+        (TEXT, int(MOST * TEXT) + 1),
+        (0, 10),
+    ],
+)
+def test_what_is_no_text_of_the_prompt_tells_nothing(text_bytes: int, tokens: int) -> None:
+    ratios = learned(tokens, text_bytes)
+    assert ratios.per_byte("m") is None
+    ratios.learn(None, TEXT, TEXT)
+    assert ratios.of(["m", "n"]) == {}
+
+
+def test_a_few_texts_are_not_believed() -> None:
+    ratios = TokenRatios()
+    for _ in range(WARM_BYTES // MIN_BYTES - 1):
+        ratios.learn("m", MIN_BYTES, MIN_BYTES)
+        assert ratios.per_byte("m") is None
+    ratios.learn("m", MIN_BYTES, MIN_BYTES)
+    assert ratios.per_byte("m") == 1.0
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    ratios = learned(tokens=MEMORY_BYTES, text_bytes=2 * MEMORY_BYTES)
+    for _ in range(20):
+        ratios.learn("m", MEMORY_BYTES, MEMORY_BYTES // 4)
+    assert ratios.per_byte("m") == pytest.approx(0.25, rel=0.02)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("mn"), st.integers(0, 1 << 22), st.integers(0, 1 << 22))),
+    st.integers(1, 10_000),
+)
+def test_whatever_is_said_a_text_has_a_sensible_number_of_tokens(
+    said: list[tuple[str, int, int]], length: int
+) -> None:
+    ratios = TokenRatios()
+    for model, text_bytes, tokens in said:
+        ratios.learn(model, text_bytes, tokens)
+    text = "x" * (4 * length)
+    assert LEAST * len(text) <= tokens_of(ratios, text) <= MOST * len(text) + 1
+
+
+def test_models_that_come_and_go_do_not_fill_the_memory() -> None:
+    ratios = TokenRatios()
+    names = [str(number) for number in range(MAX_MODELS + 3)]
+    for name in names:
+        ratios.learn(name, TEXT, TEXT)
+    assert set(ratios.of(names)) == set(names[3:])
+
+
+def test_only_models_that_engines_serve_are_learned() -> None:
+    fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
+    fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "m"},)), 0.0)
+    for model in ("m", "no-such-model", None):
+        fleet.ended(
+            RequestEnded("id", CHAT, 0.0, model=model, text_bytes=TEXT, prompt_tokens=TEXT // 3)
+        )
+    fleet.ended(RequestEnded("id", CHAT, 0.0, model="m", text_bytes=TEXT))  # it did not say
+    assert fleet.token_ratios.of(["m", "no-such-model"]) == pytest.approx({"m": 1 / 3}, rel=0.01)

@@ -1,0 +1,238 @@
+"""Prompt sizes: the rule for each shape of prompt, and that malformed ones count nothing."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.values import RouteKind
+from router.core.wire.tokens import estimate, prompts
+
+TEXT = "characters / 4"
+IDS = "token ids"
+BOTH = "characters / 4 + token ids"
+NONE = "no text"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("", (0, TEXT)),
+        ("abc", (0, TEXT)),
+        ("abcd", (1, TEXT)),
+        ("abcdefg", (1, TEXT)),
+        ("é" * 8, (2, TEXT)),
+        ([1, 2, 3], (3, IDS)),
+        ([[1, 2, 3]], (3, IDS)),
+        (["abcdefgh"], (2, TEXT)),
+        (["abcdefgh", "abcd"], (3, TEXT)),
+        ([[1, 2], [3]], (3, IDS)),
+        (["abcd", [1, 2]], (3, BOTH)),
+        ([], (0, IDS)),
+        (None, (0, NONE)),
+        (7, (0, NONE)),
+        ({"a": 1}, (0, NONE)),
+        ([None], (0, NONE)),
+        ([{"a": 1}, "abcd"], (1, TEXT)),
+    ],
+)
+def test_a_completion_counts_characters_or_ids(prompt: object, expected: object) -> None:
+    assert estimate(RouteKind.COMPLETIONS, {"prompt": prompt})[:2] == expected
+
+
+def test_several_prompts_are_rounded_one_by_one() -> None:
+    assert estimate(RouteKind.COMPLETIONS, {"prompt": ["abc", "abc"]})[0] == 0
+
+
+def test_a_completion_without_a_prompt_has_no_tokens() -> None:
+    assert estimate(RouteKind.COMPLETIONS, {})[:2] == (0, NONE)
+
+
+def user(content: object) -> dict[str, object]:
+    """A message."""
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([user("abcdefgh")], 2),
+        ([user("abc"), user("abcde")], 2),
+        ([user([{"type": "text", "text": "abcdefgh"}])], 2),
+        ([user([{"type": "text", "text": "abcd"}, {"type": "text", "text": "abcd"}])], 2),
+        ([user([{"type": "image_url", "image_url": {"url": "x" * 99}}])], 0),
+        ([user([{"type": "image_url", "text": "abcdefgh"}])], 0),
+        ([user([{"type": "text", "text": 7}, {"type": "text"}, "abcd", None])], 0),
+        ([user([{"type": [], "text": "abcd"}, {"type": {}, "text": "abcd"}])], 0),
+        ([user(None), "abcd", None, {}], 0),
+        (user("abcd"), 0),
+        ("abcd", 0),
+        (None, 0),
+    ],
+)
+def test_a_chat_counts_the_text_of_its_messages(messages: object, expected: int) -> None:
+    rule = TEXT if expected else NONE
+    assert estimate(RouteKind.CHAT, {"messages": messages})[:2] == (expected, rule)
+
+
+@pytest.mark.parametrize("system", ["abcd", [{"type": "text", "text": "abcd"}]])
+def test_messages_count_the_system_prompt_too(system: object) -> None:
+    body = {"system": system, "messages": [user("abcd")]}
+    assert estimate(RouteKind.MESSAGES, body)[:2] == (2, TEXT)
+
+
+@pytest.mark.parametrize(
+    "given_input",
+    [
+        "abcd",
+        [user("abcd")],
+        [user([{"type": "input_text", "text": "abcd"}])],
+        [user([{"type": "output_text", "text": "abcd"}])],
+    ],
+)
+def test_responses_count_instructions_and_input(given_input: object) -> None:
+    body = {"instructions": "abcd", "input": given_input}
+    assert estimate(RouteKind.RESPONSES, body)[:2] == (2, TEXT)
+
+
+CALL = {"function": {"name": "f", "arguments": "abcd"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"tool_calls": [CALL, CALL]}, 2),
+        ({"content": "abcd", "tool_calls": [CALL]}, 2),
+        ({"content": [{"type": "text", "text": "abcd"}], "tool_calls": [CALL]}, 2),
+        ({"content": None, "reasoning": "abcdefgh"}, 2),
+        ({"content": "", "reasoning_content": "abcdefgh"}, 2),
+        ({"tool_calls": CALL, "reasoning": 7}, 0),
+        ({"tool_calls": ["abcd", {"function": "abcd"}, {"function": {"arguments": 7}}]}, 0),
+    ],
+)
+def test_a_chat_counts_thoughts_and_what_tools_are_called_with(
+    message: dict[str, object], expected: int
+) -> None:
+    messages = [{"role": "assistant", **message}]
+    assert estimate(RouteKind.CHAT, {"messages": messages})[0] == expected
+
+
+SAID = {"type": "text", "text": "abcd"}
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ({"type": "tool_use", "name": "f", "input": {"a": 12}}, 2),
+        ({"type": "tool_use", "name": "f"}, 0),
+        ({"type": "tool_result", "content": "abcdefgh"}, 2),
+        ({"type": "tool_result", "content": [SAID, {"type": "image"}, "abcd", SAID]}, 2),
+        ({"type": "tool_result", "content": [{"type": "tool_result", "content": "abcd"}]}, 0),
+        ({"type": "thinking", "thinking": "abcdefgh", "signature": "abcd"}, 2),
+        ({"type": "redacted_thinking", "data": "abcd"}, 0),
+    ],
+)
+def test_messages_count_thoughts_and_what_tools_are_called_with_and_answer(
+    part: dict[str, object], expected: int
+) -> None:
+    assert estimate(RouteKind.MESSAGES, {"messages": [user([part])]})[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ({"type": "function_call", "call_id": "c", "name": "f", "arguments": "abcd"}, 1),
+        ({"type": "function_call_output", "call_id": "c", "output": "abcdefgh"}, 2),
+        ({"type": "function_call_output", "call_id": "c", "output": [SAID, SAID]}, 2),
+        ({"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "abcd"}, 1),
+        ({"type": "custom_tool_call_output", "call_id": "c", "output": "abcd"}, 1),
+        ({"type": "reasoning", "content": [{"type": "reasoning_text", "text": "abcd"}]}, 1),
+        ({"type": "item_reference", "id": "abcd"}, 0),
+    ],
+)
+def test_so_do_responses(item: dict[str, object], expected: int) -> None:
+    assert estimate(RouteKind.RESPONSES, {"input": [item]})[0] == expected
+
+
+def test_what_is_nested_too_deeply_to_be_written_counts_nothing() -> None:
+    deep: list[object] = []
+    for _ in range(300):
+        deep = [deep]
+    part = {"type": "tool_use", "input": {"x": deep}}
+    assert estimate(RouteKind.MESSAGES, {"messages": [user([SAID, part])]})[0] == 1
+
+
+def test_responses_count_the_messages_before_their_input() -> None:
+    harmony = {"author": {"role": "user"}, "content": [{"type": "text", "text": "abcd"}]}
+    body = {"previous_input_messages": [user("abcd"), harmony], "input": "abcd"}
+    assert estimate(RouteKind.RESPONSES, body)[:2] == (3, TEXT)
+
+
+def test_a_route_that_generates_nothing_has_no_prompt() -> None:
+    given = {"prompt": "abcd", "input": "abcd"}
+    assert estimate(RouteKind.PASS_THROUGH, given) == (0, NONE, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (None, []),
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2]], [[1, 2]]),
+        ([[1], [2]], [[1], [2]]),
+        ([], [[]]),
+    ],
+)
+def test_a_list_of_ids_is_one_prompt(prompt: object, expected: list[object]) -> None:
+    assert prompts(prompt) == expected
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["content", "text", "type", "role", "tool_calls", "function"]),
+            inner,
+            max_size=3,
+        )
+    ),
+)
+bodies = st.dictionaries(
+    st.sampled_from(["prompt", "messages", "input", "instructions", "system"]), anything
+)
+
+
+@given(st.sampled_from(RouteKind), bodies)
+def test_no_body_is_malformed_enough_to_break_the_estimate(
+    kind: RouteKind, body: dict[str, Any]
+) -> None:
+    assert estimate(kind, body)[0] >= 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "size"),
+    [
+        ("abcdefg", 7),
+        ("\u00e9" * 8, 16),
+        ("\u4e2d\u6587", 6),
+        (["ab", "\u4e2d"], 5),
+        ("\ud800", 3),  # JSON cannot bring it
+        ([1, 2, 3], 0),
+        (["abcd", [1, 2]], 0),
+        (None, 0),
+    ],
+)
+def test_text_has_bytes_and_what_is_not_all_text_has_none(prompt: object, size: int) -> None:
+    assert estimate(RouteKind.COMPLETIONS, {"prompt": prompt})[2] == size
+
+
+@given(st.lists(st.text(max_size=20), max_size=5))
+def test_the_bytes_of_a_conversation_are_those_of_its_texts(texts: list[str]) -> None:
+    messages = [{"role": "user", "content": text} for text in texts]
+    size = sum(len(text.encode()) for text in texts)
+    assert estimate(RouteKind.CHAT, {"messages": messages})[2] == size
