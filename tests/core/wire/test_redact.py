@@ -89,6 +89,7 @@ def test_any_bytes_can_be_redacted(before: bytes, behind: bytes) -> None:
         (b'{"a":1,"kv_transfer_params":{"x":[1,"}"]},"b":2}', b'{"a":1,"b":2}'),
         (b'{"a":1 , "kv_transfer_params" : null , "b":2}', b'{"a":1  , "b":2}'),
         (b'{"a":1,"kv_transfer_params":null,"ec_transfer_params":null}', b'{"a":1}'),
+        (b'{"kv_transfer_params":null,"ec_transfer_params":null,"a":1}', b'{"a":1}'),
         (b'{"kv_transfer_params":"\\"","a":1}', b'{"a":1}'),
         (b'{"a":"kv_transfer_params"}', b'{"a":"kv_transfer_params"}'),
         (b'["kv_transfer_params","x"]', b'["kv_transfer_params","x"]'),
