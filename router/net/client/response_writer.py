@@ -119,11 +119,10 @@ class ResponseWriter:
 
     def end(self) -> None:
         """End the body."""
-        if self._is_chunked:
-            self.transport.write(self._head + b"0\r\n\r\n")
+        rest = self._head + b"0\r\n\r\n" if self._is_chunked else self._head
+        if rest:
+            self.transport.write(rest)
             self._head = b""
-        elif self._head:
-            self.flush()
 
     def write_error_frame(self, error: RouterError) -> bool:
         """End an event stream's content with an error frame; False if this is no event stream."""
