@@ -157,11 +157,12 @@ class _Sink:
         self.body += data
 
     def on_chunk(self, chunk: bytes, size: int) -> bool:
-        if self._takes_chunks:
-            head, _, rest = chunk.partition(b"\r\n")
-            assert int(head, 16) == size
-            self.on_data(rest[:size], is_last=False)
-        return self._takes_chunks
+        if not self._takes_chunks or not chunk.endswith(b"\r\n"):
+            return False
+        head, _, rest = chunk.partition(b"\r\n")
+        assert int(head, 16) == size
+        self.on_data(rest[:size], is_last=False)
+        return True
 
     def on_end(self) -> None:
         self.ends.append("end")
