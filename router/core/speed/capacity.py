@@ -12,7 +12,7 @@ from collections import deque
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 
-__all__ = ["Capacity", "QueueDetector", "waits_for_slot"]
+__all__ = ["DELAY_SECONDS", "Capacity", "QueueDetector", "waits_for_slot"]
 
 RECENT_SECONDS = 10
 """The limit is at least the most that ran in this time. Longer than the pause between two waves of
@@ -36,6 +36,9 @@ FORGET_SECONDS = 60.0
 QUEUE_SECONDS = 0.5
 """Shortest wait for a first token that counts as queueing, in seconds ..."""
 
+DELAY_SECONDS = 0.1
+"""The same where it only means that an engine of unknown limit may be full ..."""
+
 QUEUE_STEPS = 10.0
 """... and in the engine's seconds per token: a first token takes a few steps by itself."""
 
@@ -58,6 +61,7 @@ class Capacity:
 
     __slots__ = (
         "_baseline_ttft",
+        "_delayed_at",
         "_growth",
         "_limit",
         "_most",
@@ -66,6 +70,7 @@ class Capacity:
         "_raised_at",
         "_recent",
         "_stated",
+        "_ticked_at",
         "_waits",
     )
 
@@ -83,6 +88,7 @@ class Capacity:
         self._queued_at = self._raised_at = -math.inf
         self._queueing_since: float | None = None
         self._growth = 0
+        self._ticked_at = self._delayed_at = -math.inf
         self._baseline_ttft: float | None = None
         """Moving average of TTFT in seconds, before any raise."""
         self._waits: list[float] = []
@@ -98,12 +104,14 @@ class Capacity:
         """The same, beside engines whose highest limit is `known`, infinite if none is.
 
         That nobody knows a limit is no reason to send there all that others have no slots for: it
-        counts as high as theirs, or as some more than what was seen to run.
+        counts as high as theirs, or as some more than what was seen to run: none more if
+        requests were delayed there just now, for it may be full already.
         """
         slots = self.slots
         if slots != math.inf or known == math.inf:
             return slots
-        return max(known, float(ROOM_FACTOR * self._most))
+        was_delayed = self._ticked_at - self._delayed_at < SURE_SECONDS
+        return max(known, float((1 if was_delayed else ROOM_FACTOR) * self._most))
 
     def observe_running(self, running: int, now: float) -> None:
         """Count `running` sequences seen at `now`: the limit is at least that."""
@@ -119,10 +127,20 @@ class Capacity:
             self._limit = float(running)
 
     def tick(
-        self, in_flight: int, first_token_seconds: float | None, now: float, *, is_queueing: bool
+        self,
+        in_flight: int,
+        first_token_seconds: float | None,
+        now: float,
+        *,
+        is_queueing: bool,
+        is_delayed: bool = False,
     ) -> None:
-        """Update the limit. `is_queueing`: some of the `in_flight` requests wait for a slot.
-        `first_token_seconds`: mean TTFT since the last tick; None without one."""
+        """Update the limit. `is_queueing`: some of the `in_flight` requests wait for a slot;
+        `is_delayed`: perhaps. `first_token_seconds`: mean TTFT since the last tick; None without
+        one."""
+        self._ticked_at = now
+        if is_delayed:
+            self._delayed_at = now
         if is_queueing:
             since = self._queueing_since = self._queueing_since or now
             is_sure = now - since >= SURE_SECONDS
@@ -139,10 +157,14 @@ class Capacity:
 
     def _lower(self, seconds: int, now: float) -> None:
         """Set the limit to the most that ran in the last `seconds`."""
-        ran = (running for second, running in self._recent if second > int(now) - seconds)
-        self._limit = float(max(1, *ran, 1))
+        self._limit = float(self._ran(seconds, now))
         self._queued_at = self._raised_at = now
         self._growth = 0
+
+    def _ran(self, seconds: int, now: float) -> int:
+        """The most that ran in the last `seconds`; at least 1."""
+        ran = (running for second, running in self._recent if second > int(now) - seconds)
+        return max(1, *ran, 1)
 
     def _note_first(self, seconds: float | None) -> None:
         if seconds is None:
@@ -155,13 +177,18 @@ class Capacity:
             self._baseline_ttft += (seconds - self._baseline_ttft) / 4
 
     def _adjust(self, in_flight: int, now: float) -> None:
-        """Take a raise back that delayed first tokens, or raise a limit that is reached.
+        """Take a raise back that delayed first tokens or was of no use: no more ran than before,
+        though there were enough. Or raise a limit that is reached.
 
         By 1, 2, 3 ... each second: a limit that was learned under a full KV cache is left within
         seconds, and at the true limit a few requests wait for some hundredths of a second.
         """
         baseline, waits = self._baseline_ttft, self._waits
-        if baseline is not None and waits and sum(waits) / len(waits) > TTFT_FACTOR * baseline:
+        before = self._limit - self._growth
+        is_useless = in_flight >= self._limit > before >= self._ran(SURE_SECONDS, now)
+        if is_useless or (
+            baseline is not None and waits and sum(waits) / len(waits) > TTFT_FACTOR * baseline
+        ):
             self._lower(RECENT_SECONDS, now)
         elif in_flight >= self._limit:
             self._growth += 1
@@ -170,16 +197,18 @@ class Capacity:
         self._waits = []
 
 
-def waits_for_slot(speed: SpeedEstimator, queue: "QueueDetector", now: float) -> bool:
-    """Whether this router's requests show queueing: one has waited for its first token much longer
-    than its prefill explains, no later one overtook it, others run, and the engine does not say
-    that none waits."""
+def waits_for_slot(
+    speed: SpeedEstimator, queue: "QueueDetector", now: float, seconds: float = QUEUE_SECONDS
+) -> bool:
+    """Whether this router's requests show queueing: one has waited for its first token for
+    `seconds` and much longer than its prefill explains, no later one overtook it, others run, and
+    the engine does not say that none waits."""
     waiting = speed.oldest_waiting
     if waiting is None or not speed.all_streams or speed.is_stalled:
         return False
     since, work = waiting
     prefill = PREFILL_SLACK * (speed.best_per_prompt_token or 0.0) * work
-    least = max(QUEUE_SECONDS, QUEUE_STEPS * (speed.per_token or 0.0), prefill)
+    least = max(seconds, QUEUE_STEPS * (speed.per_token or 0.0), prefill)
     return now - since > least and queue.allows(since, now)
 
 

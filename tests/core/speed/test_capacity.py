@@ -322,3 +322,29 @@ def test_an_old_scrape_tells_nothing() -> None:
     ask(speed, 2.0)
     assert not waits_for_slot(speed, queue, 1.0 + FRESH_SECONDS)
     assert waits_for_slot(speed, queue, 1.1 + FRESH_SECONDS)
+
+
+def test_an_engine_of_unknown_limit_where_requests_are_delayed_has_no_more_room_than_it_runs():
+    capacity = Capacity()
+    capacity.observe_running(20, 1.0)
+    capacity.tick(24, None, 1.0, is_queueing=False, is_delayed=True)
+    assert capacity.room(16.0) == 20
+    capacity.tick(24, None, 1.25, is_queueing=False)
+    assert capacity.room(16.0) == 20  # a moment without delay proves nothing
+    capacity.tick(20, None, 4.0, is_queueing=False)
+    assert capacity.room(16.0) == 20 * ROOM_FACTOR
+
+
+def test_a_raise_after_which_no_more_run_is_taken_back():
+    """Though first tokens do not come much later: few wait."""
+    capacity = Capacity()
+    for now in range(3):
+        capacity.observe_running(4, float(now))
+        capacity.tick(6, None, float(now), is_queueing=True)
+    limits = []
+    for now in range(3, 11):
+        capacity.observe_running(4, float(now))
+        capacity.tick(6, 0.05, float(now), is_queueing=False)
+        limits.append(capacity.slots)
+    assert max(limits) == 5
+    assert limits[-1] == 4
