@@ -25,6 +25,7 @@ from router.simulator.virtual import (
     RouterRestart,
     Scenario,
     Speed,
+    Unread,
     Workload,
     simulate,
 )
@@ -35,6 +36,8 @@ EXAMPLES = 20
 """Of each test; one takes about a tenth of a second."""
 
 MODEL = EngineModel(max_num_seqs=16)
+
+MOST_WORKERS = 4
 
 STARVED_SECONDS = 10.0
 LONGEST_WAIT = (1 + JITTER) * SCRAPE_SECONDS + QUEUE_SECONDS
@@ -95,7 +98,11 @@ def workloads(draw: st.DrawFn, slots: int) -> Workload:
 def changes(draw: st.DrawFn, engine: int) -> Change:
     """Something that happens to an engine."""
     at = draw(st.sampled_from((0.0, 2.0, 5.0)))
-    kind = draw(st.sampled_from(("slow", "very slow", "frozen", "gone", "broken", "failing")))
+    kind = draw(
+        st.sampled_from(
+            ("slow", "very slow", "frozen", "gone", "broken", "failing", "slow clients")
+        )
+    )
     match kind:
         case "slow":
             return Speed(at, engine, 2.0)
@@ -107,13 +114,16 @@ def changes(draw: st.DrawFn, engine: int) -> Change:
             return Restart(at, engine, draw(st.sampled_from((2.0, 8.0))))
         case "broken":
             return Faults(at, engine, broken=1.0)
+        case "slow clients":
+            return Unread(at, engine, 3.0, draw(st.sampled_from((1 / 3, 1.0))))
         case _:
             return Faults(at, engine, failed=draw(st.sampled_from((0.2, 1.0))))
 
 
 @st.composite
 def clusters(draw: st.DrawFn, *, most_changes: int = 1, most_replicas: int = 1) -> Scenario:
-    """Three to eight engines, of which some have trouble: fewer than half of them."""
+    """Three to eight engines, of which some have trouble: fewer than half of them; and one router,
+    or more, or one of up to four worker processes."""
     engines = draw(st.integers(3, 8))
     some = st.lists(
         st.integers(0, engines - 1), unique=True, max_size=min(most_changes, (engines - 1) // 2)
@@ -121,8 +131,9 @@ def clusters(draw: st.DrawFn, *, most_changes: int = 1, most_replicas: int = 1) 
     happens = tuple(draw(changes(engine)) for engine in draw(some))
     # What the others can carry.
     work = draw(workloads(MODEL.max_num_seqs * (engines - len(happens))))
-    replicas = draw(st.integers(1, most_replicas))
-    return Scenario("random", engines, MODEL, work, replicas, happens)
+    has_workers = draw(st.booleans())
+    replicas = draw(st.integers(1, MOST_WORKERS if has_workers else most_replicas))
+    return Scenario("random", engines, MODEL, work, replicas, happens, has_workers=has_workers)
 
 
 @st.composite
