@@ -149,6 +149,17 @@ def test_a_size_that_is_written_otherwise_is_left_to_the_parser(size: bytes) -> 
     assert sink.whole == []
 
 
+@pytest.mark.parametrize("length", [21, 262])
+@pytest.mark.parametrize("first", [b"?", b"??", b"1", b"\n"])
+def test_a_read_of_a_length_that_no_chunk_has_is_no_chunk(length: int, first: bytes) -> None:
+    """Whatever it begins and ends with: passed on as it is, it would break the client's framing."""
+    read = (first + bytes(length))[: length - 6] + b"\r\n\n\n\r\n"
+    assert len(read) == length
+    sink = answered(HEAD + chunk(EVENT), read)
+    assert sink.whole == []
+    assert isinstance(sink.ended, Failure)
+
+
 @pytest.mark.parametrize("begun", [b"f", b"f\r", b"f\r\n", b"f\r\ndata", b"0", b"0\r\n"])
 def test_behind_a_begun_chunk_nothing_goes_around_the_parser(begun: bytes) -> None:
     sink = answered(HEAD + chunk(EVENT) + begun, chunk(EVENT))

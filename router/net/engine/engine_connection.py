@@ -35,9 +35,9 @@ again before it does anything else, up to 49,000 times."""
 
 
 def _chunk_heads() -> list[bytes]:
-    """By the length of a whole chunk in its framing: the size line that it must begin with, or
-    what no chunk begins with. A table, because most tokens pass here."""
-    heads = [b"?"] * MAX_WHOLE_CHUNK
+    """By the length of a whole chunk in its framing: the size line that it must begin with; for a
+    length that no chunk has, more than the read holds. A table, because most tokens pass here."""
+    heads = [b"?" * MAX_WHOLE_CHUNK] * MAX_WHOLE_CHUNK
     for size in range(1, MAX_WHOLE_CHUNK):
         head = b"%x\r\n" % size
         length = len(head) + size + len(b"\r\n")
