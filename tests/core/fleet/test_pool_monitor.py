@@ -664,6 +664,20 @@ def test_an_engine_is_full_when_streams_go_on_waiting() -> None:
         leg.first_token(pool.now)
 
 
+def test_an_engine_of_unknown_limit_gets_no_more_while_requests_are_delayed_there() -> None:
+    pool = Pool(0.02, 0.02)
+    pool.streams(4)
+    pool.run(1.0)
+    for _ in range(2):
+        LegTimer(pool.members[0].speed, None, 10, pool.now, tracks_first_token=True)
+    pool.run(QUEUE_SECONDS + 2 * TICK_SECONDS)
+    assert [member.view.slots for member in pool.members] == [4, 4 * ROOM_FACTOR]
+    LegTimer(pool.members[1].speed, None, 10, pool.now, tracks_first_token=True)
+    pool.run(TICK_SECONDS)  # too short to say that it is full
+    assert pool.members[1].capacity.slots == math.inf
+    assert pool.members[1].view.slots == 4
+
+
 def test_engines_that_were_always_slower_are_no_outliers_when_they_are_many() -> None:
     pool = Pool(*[0.06] * 4, *[0.02] * 4)
     pool.streams()
