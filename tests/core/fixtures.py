@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+from router.core.errors import NoEngine
 from router.core.routes import ROUTES
 from router.core.values import (
     Candidate,
@@ -63,3 +64,9 @@ def reply(status: int, body: bytes = b"") -> Reply:
 def sample(name: str) -> bytes:
     """Bytes recorded from a vLLM 0.32 engine."""
     return (Path(__file__).parent / "samples" / name).read_bytes()
+
+
+NO_ENGINE = NoEngine("no such engine")
+BUSY = reply(503, sample("queue_full.json"))
+LOAD_FAILED = reply(500, b'{"error":{"message":"Internal server error","code":500}}')
+"""What the relay makes of an error event that came first, and of a plain 500 alike."""

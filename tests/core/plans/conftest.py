@@ -1,15 +1,15 @@
 """Conversations that must be heard to their end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from router.core.plans.steps import Plan
-from tests.core.plans.conversation import Conversation
+from tests.core.plans.conversation import Conversation, Converse
 
 
 @pytest.fixture
-def converse() -> Iterator[Callable[[Plan], Conversation]]:
+def converse() -> Iterator[Converse]:
     """Begin a conversation with a plan; the test fails if it leaves one unfinished."""
     begun: list[Conversation] = []
 

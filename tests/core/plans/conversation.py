@@ -1,15 +1,15 @@
 """A plan's talk with the shell, written down and played back.
 
-`<<` is what the plan must say next, `>>` what it is answered:
+`<<` is the step that the plan must yield next, in a pair with the shell's answer:
 
-    converse(plan) << Lease(Role.DECODE) >> D0 << Stream(D0, path, body) >> None << END
+    converse(plan) << (Lease(Role.DECODE), D0) << (Stream(D0, path, body), None) << END
 
-Steps that are answered with nothing (`Release`, `FellBack`, `Send`) need no `>>`. An answer that is
-an exception is raised inside the plan. In the background the conversation keeps the books that a
-shell keeps, so that every dialogue also shows that its plan holds what it uses and gives back what
-it holds.
+Steps that have no answer (`Release`, `FellBack`, `Send`) stand alone. So does a step whose answer
+is given later, by `>>`. An answer that is an exception is raised inside the plan. Meanwhile `Books`
+checks that the plan leases every engine that it uses, and releases what it leases.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -29,7 +29,7 @@ from router.core.plans.steps import (
 )
 from router.core.values import Endpoint, Role
 
-__all__ = ["END", "Books", "Conversation", "Raises"]
+__all__ = ["END", "Books", "Conversation", "Converse", "Raises"]
 
 
 class _End:
@@ -107,8 +107,11 @@ class Conversation:
         self.is_over = False
         self._advance(None)
 
-    def __lshift__(self, expected: Step | _End | Raises) -> Self:
-        """The plan says this next."""
+    def __lshift__(self, expected: Step | tuple[Step, object] | _End | Raises) -> Self:
+        """The plan says this next; the second of a pair is what the shell answers."""
+        if isinstance(expected, tuple):
+            step, answer = expected
+            return self << step >> answer
         assert not self._waits_for_answer, f"{self._said} was not answered"
         said = self._said
         if isinstance(expected, Raises):
@@ -148,3 +151,7 @@ class Conversation:
         else:
             self._said = said
             self._books.check(said)
+
+
+Converse = Callable[[Plan], Conversation]
+"""The fixture `converse`: it begins a conversation with a plan."""

@@ -1,6 +1,5 @@
 """The dialogues of the direct plan: one decode engine, or the next one where that is safe."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -8,28 +7,24 @@ import pytest
 from router.core.errors import EngineFailed, EngineTimedOut, NoEngine
 from router.core.events import FellBack
 from router.core.plans.direct import decode_directly, direct
-from router.core.plans.steps import Lease, Plan, Release, Send, Stream
+from router.core.plans.steps import Lease, Release, Send, Stream
 from router.core.values import Endpoint, Facts, Failure, Reply, Role
 from tests.core.fixtures import (
     BROKEN,
+    BUSY,
     D0,
     D1,
     D2,
+    NO_ENGINE,
     REFUSED,
     RESET,
     RESPONSES,
     SILENT,
-    reply,
     request,
-    sample,
 )
-from tests.core.plans.conversation import END, Conversation, Raises
-
-Converse = Callable[[Plan], Conversation]
+from tests.core.plans.conversation import END, Converse, Raises
 
 FACTS = request(prompt="Hello", model="tiny")
-BUSY = reply(503, sample("queue_full.json"))
-NO_ENGINE = NoEngine("no decode engine")
 
 
 def asks(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:
@@ -54,16 +49,12 @@ def test_what_took_nothing_on_is_followed_by_another_engine(
 ) -> None:
     (
         converse(direct(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
-        << asks(D0)
-        >> outcome
+        << (Lease(Role.DECODE), D0)
+        << (asks(D0), outcome)
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
-        >> D1
+        << (Lease(Role.DECODE, frozenset({D0})), D1)
         << FellBack(Role.DECODE, reason)
-        << asks(D1)
-        >> None
+        << (asks(D1), None)
         << END
     )
 
@@ -71,10 +62,8 @@ def test_what_took_nothing_on_is_followed_by_another_engine(
 def test_a_silent_engine_is_not_followed_by_another(converse: Converse) -> None:
     (
         converse(direct(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
-        << asks(D0)
-        >> SILENT
+        << (Lease(Role.DECODE), D0)
+        << (asks(D0), SILENT)
         << Raises(EngineTimedOut, "sent nothing")
     )
 
@@ -85,10 +74,8 @@ def test_a_stored_response_is_not_sent_to_a_second_engine_after_a_reset(
     stored = request(RESPONSES, input="Hello", store=True)
     (
         converse(direct(stored))
-        << Lease(Role.DECODE)
-        >> D0
-        << replace(asks(D0, stored), replay=False)
-        >> RESET
+        << (Lease(Role.DECODE), D0)
+        << (replace(asks(D0, stored), replay=False), RESET)
         << Raises(EngineFailed, "reset")
     )
 
@@ -96,22 +83,16 @@ def test_a_stored_response_is_not_sent_to_a_second_engine_after_a_reset(
 def test_three_engines_are_tried_and_no_more(converse: Converse) -> None:
     (
         converse(direct(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
-        << asks(D0)
-        >> RESET
+        << (Lease(Role.DECODE), D0)
+        << (asks(D0), RESET)
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
-        >> D1
+        << (Lease(Role.DECODE, frozenset({D0})), D1)
         << FellBack(Role.DECODE, "reset")
-        << asks(D1)
-        >> RESET
+        << (asks(D1), RESET)
         << Release(D1)
-        << Lease(Role.DECODE, frozenset({D0, D1}))
-        >> D2
+        << (Lease(Role.DECODE, frozenset({D0, D1})), D2)
         << FellBack(Role.DECODE, "reset")
-        << asks(D2)
-        >> RESET
+        << (asks(D2), RESET)
         << Raises(EngineFailed)
     )
 
@@ -119,13 +100,10 @@ def test_three_engines_are_tried_and_no_more(converse: Converse) -> None:
 def test_with_no_other_engine_the_client_gets_the_engines_own_503(converse: Converse) -> None:
     (
         converse(direct(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
-        << asks(D0)
-        >> BUSY
+        << (Lease(Role.DECODE), D0)
+        << (asks(D0), BUSY)
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
-        >> NO_ENGINE
+        << (Lease(Role.DECODE, frozenset({D0})), NO_ENGINE)
         << Send(BUSY)
         << END
     )
@@ -134,13 +112,10 @@ def test_with_no_other_engine_the_client_gets_the_engines_own_503(converse: Conv
 def test_with_no_other_engine_a_refusal_becomes_a_502(converse: Converse) -> None:
     (
         converse(direct(FACTS))
-        << Lease(Role.DECODE)
-        >> D0
-        << asks(D0)
-        >> REFUSED
+        << (Lease(Role.DECODE), D0)
+        << (asks(D0), REFUSED)
         << Release(D0)
-        << Lease(Role.DECODE, frozenset({D0}))
-        >> NO_ENGINE
+        << (Lease(Role.DECODE, frozenset({D0})), NO_ENGINE)
         << Raises(EngineFailed, "connection refused")
     )
 

@@ -1,21 +1,16 @@
 """The dialogues of the pick plan: engines are leased for somebody else, and kept until the end."""
 
-from collections.abc import Callable
-
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.pick import pick
-from router.core.plans.steps import Lease, Plan, Release, Stream
+from router.core.plans.steps import Lease, Release, Stream
 from router.core.values import Decision, Mode, Role
-from tests.core.fixtures import COMPLETIONS, D0, D1, P0, request
-from tests.core.plans.conversation import END, Conversation, Raises
-
-Converse = Callable[[Plan], Conversation]
+from tests.core.fixtures import COMPLETIONS, D0, D1, NO_ENGINE, P0, request
+from tests.core.plans.conversation import END, Converse, Raises
 
 FACTS = request(prompt="x")
 DIRECT = Decision(Mode.DIRECT, "below_threshold")
 REMOTE = Decision(Mode.REMOTE, "at_or_above_threshold")
-NO_ENGINE = NoEngine("no such engine")
 LOADS = Lease(Role.DECODE, computes=False)
 ANSWER = Stream(D0, COMPLETIONS, b"")
 

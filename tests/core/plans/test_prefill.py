@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.errors import BadRequest, NoEngine
+from router.core.errors import BadRequest
 from router.core.events import FellBack
 from router.core.plans.prefill import body_for_prefill, prefill
 from router.core.plans.steps import Call, Lease, Release, Step
@@ -17,6 +17,7 @@ from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
     MESSAGES,
+    NO_ENGINE,
     P0,
     P1,
     REFUSED,
@@ -29,7 +30,6 @@ from tests.core.fixtures import (
 )
 from tests.core.json_texts import objects
 
-NO_ENGINE = NoEngine("no prefill engine")
 FACTS = request(prompt="Hello")
 
 

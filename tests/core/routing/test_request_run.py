@@ -46,6 +46,7 @@ from tests.core.fixtures import (
     D1,
     D2,
     D3,
+    LOAD_FAILED,
     P0,
     P1,
     REFUSED,
@@ -62,7 +63,6 @@ STORED = request(RESPONSES, input="x", store=True, stream=True)
 STALLED = Failure(FailureKind.STALLED, "stalled")
 PREFILLED = reply(200, b'{"kv_transfer_params":{"remote_host":"p0"}}')
 FULL = reply(503, sample("queue_full.json"))
-LOAD_FAILED = reply(500, b'{"error":{"message":"Internal server error","code":500}}')
 ALL = (P0, P1, D0, D1, D2)
 
 

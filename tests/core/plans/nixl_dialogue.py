@@ -1,0 +1,73 @@
+"""What a nixl plan asks of engines, and how its dialogues begin."""
+
+from router.core.events import FellBack
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import Call, Check, Lease, Release, Retry, Stream
+from router.core.values import Endpoint, Facts, Failure, Reply, Role
+from tests.core.fixtures import CHAT, D0, LOAD_FAILED, P0, P1, read, reply
+from tests.core.plans.conversation import Conversation, Converse
+
+RAW = b'{ "model":"tiny", "messages":[{"role":"user","content":"Hello"}], "stream":true }'
+FACTS = read(CHAT, RAW)
+
+PREFILL_BODY = (
+    b'{"model":"tiny","messages":[{"role":"user","content":"Hello"}],"stream":false,'
+    b'"max_tokens":1,"ignore_eos":true,"kv_transfer_params":{"do_remote_decode":true,'
+    b'"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
+    b'"remote_host":null,"remote_port":null}}'
+)
+
+# No JSON parser would give these bytes back: the space, the large integer and the float stay.
+REFERENCE = b'{"remote_block_ids": [[18446744073709551617]],"remote_host":"p0","expiry":1.50}'
+REFERENCE_2 = b'{"remote_block_ids":[[2]],"remote_host":"p1"}'
+
+
+def prefilled(reference: bytes) -> Reply:
+    """A prefill engine's reply with a KV reference."""
+    return reply(200, b'{"id":"x","choices":[],"kv_transfer_params":%b,"metrics":null}' % reference)
+
+
+def prefills(endpoint: Endpoint) -> Call:
+    """The prefill engine is asked for one token and to keep its blocks."""
+    return Call(endpoint, CHAT, PREFILL_BODY)
+
+
+def decodes(endpoint: Endpoint, reference: bytes = REFERENCE) -> Stream:
+    """The decode engine gets the client's bytes with the reference added at their end."""
+    body = RAW[:-1] + b',"kv_transfer_params":' + reference + b"}"
+    return Stream(endpoint, CHAT, body, keep=frozenset({429, 500, 503}), hold=True, replay=False)
+
+
+def computes(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:
+    """The decode engine gets the client's bytes and computes the prompt itself."""
+    return Stream(endpoint, facts.path, facts.raw, keep=frozenset({429, 503}))
+
+
+def p0_answers(converse: Converse, outcome: Reply | Failure) -> Conversation:
+    """A conversation up to where the prefill engine P0 has answered, and is released."""
+    return (
+        converse(nixl(FACTS))
+        << (Check(Role.DECODE), None)
+        << (Lease(Role.PREFILL), P0)
+        << (prefills(P0), outcome)
+        << Release(P0)
+    )
+
+
+def after_prefill(converse: Converse, reference: bytes = REFERENCE) -> Conversation:
+    """A conversation up to where the decode engine D0 is to be asked."""
+    return p0_answers(converse, prefilled(reference)) << (Lease(Role.DECODE, computes=False), D0)
+
+
+def after_failed_load(converse: Converse) -> Conversation:
+    """A conversation up to where the prompt is prefilled for the second time, for D0."""
+    return (
+        after_prefill(converse)
+        << (decodes(D0), LOAD_FAILED)
+        << Release(D0)
+        << (Check(Role.DECODE), None)
+        << (Retry(Role.DECODE), True)
+        << FellBack(Role.DECODE, "kv_load_failed")
+        << (Lease(Role.PREFILL), P1)
+        << prefills(P1)
+    )
