@@ -44,8 +44,7 @@ async def _good(call: Call, mark: str, chance: Random) -> None:
             await asyncio.sleep(chance.choice((0, 0, 0.001)))
         if call.connection.closed.is_set():
             return
-        call.events(token(mark, kv_transfer_params=KV), DONE)
-        call.end()
+        call.end(token(mark, kv_transfer_params=KV), DONE)
     else:
         await asyncio.sleep(chance.choice((0, 0, 0.003)))
         if not call.connection.closed.is_set():
@@ -156,8 +155,7 @@ async def _slow_head(call: Call, mark: str, _: Random) -> None:
 
 async def _error_event(call: Call, mark: str, chance: Random) -> None:
     code = chance.choice((400, 500, 503))
-    call.stream(event({"error": {"message": mark, "code": code}}), DONE)
-    call.end()
+    call.stream_whole(event({"error": {"message": mark, "code": code}}), DONE)
 
 
 async def _nothing(call: Call, _: str, __: Random) -> None:

@@ -9,11 +9,9 @@ from tests.clock import Clock, needs_faketime
 from tests.e2e.process import Process, serving
 from tests.e2e.test_workers import until
 from tests.net.client import request
-from tests.net.engine import ScriptedEngine, json_reply
+from tests.net.engine import ScriptedEngine
 from tests.net.harness import Harness
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
-
-OK = json_reply({"choices": [{"text": "ok"}]})
+from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, completion, token
 
 HOUR = 3600
 
@@ -59,8 +57,7 @@ async def test_nothing_changes_when_the_time_of_day_jumps(
             clock.set(jump)
             await probed_and_answered(process, engine)
         assert (await idle.get("/health")).status == 200  # it was not closed
-        call.events(token("b"), DONE)
-        call.end()
+        call.end(token("b"), DONE)
         await answer.rest()
         assert answer.body == token("a") + token("b") + DONE
         assert {record["level"] for record in process.records} == {"info"}

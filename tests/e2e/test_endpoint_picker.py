@@ -108,8 +108,7 @@ async def test_open_streams_are_spread_by_the_routers_count(
             await it.until_in_flight(len(calls))
         assert set((await it.in_flight()).values()) == {2}
         for call, answer in calls:
-            call.events(DONE)
-            call.end()
+            call.end(DONE)
             assert (await answer.rest()).body.endswith(DONE)
         await it.until_in_flight(0)
 
@@ -133,8 +132,7 @@ async def test_a_stream_outlives_the_picker_that_chose_its_engine(
         call, answer = await streaming(it, engine)
         it.router.signal(signal.SIGTERM)
         assert await it.router.status() == 0
-        call.events(token("b"), DONE)
-        call.end()
+        call.end(token("b"), DONE)
         assert (await answer.rest()).body == token("a") + token("b") + DONE
         assert (await it.record())["outcome"] == "aborted"
 
@@ -147,8 +145,7 @@ async def test_a_picker_that_is_told_to_end_counts_a_stream_to_its_end(
         call, answer = await streaming(it, engine)
         it.router.signal(signal.SIGTERM)
         await it.router.until("shutting down; a second signal ends at once")
-        call.events(token("b"), DONE)
-        call.end()
+        call.end(token("b"), DONE)
         assert (await answer.rest()).body.endswith(DONE)
         assert await it.router.status() == 0
         assert (await it.record())["outcome"] == "ok"
@@ -240,8 +237,7 @@ async def test_when_envoy_retries_the_lease_goes_to_the_engine_that_serves(
         assert (answer.status, answer.values(SERVED)) == (200, [at(other)])
         await it.until_in_flight(1)
         assert await it.in_flight() == {one.url: 0, other.url: 1}
-        call.events(DONE)
-        call.end()
+        call.end(DONE)
         assert (await answer.rest()).body.endswith(DONE)
         assert (await it.record())["fallbacks"] == "decode:gateway_retry"
 
@@ -333,8 +329,7 @@ async def test_without_the_answers_bodies_requests_count_until_answers_begin(
         assert (answer.status, answer.values(SERVED)) == (200, [at(engine)])
         await it.until_in_flight(0)
         assert (await it.record())["outcome"] == "ok"
-        call.events(DONE)
-        call.end()
+        call.end(DONE)
         assert (await answer.rest()).body.endswith(DONE)
 
 
@@ -404,5 +399,4 @@ async def test_speed_is_measured_by_what_envoy_passes_by(harness: Harness, tmp_p
 
 
 def _long_answer(call: Call) -> None:
-    call.stream(*(token("a") for _ in range(40)), DONE)
-    call.end()
+    call.stream_whole(*(token("a") for _ in range(40)), DONE)

@@ -50,8 +50,7 @@ async def test_probes_are_answered_while_a_thousand_streams_are_open(harness: Ha
             assert (await (await process.client()).get(path)).status == 200
         assert len(calls) == STREAMS
         for call in calls:
-            call.events(DONE)
-            call.end()
+            call.end(DONE)
         for answer in answers:
             assert (await answer.rest()).body == token("a") + DONE
 

@@ -9,11 +9,9 @@ import pytest
 from tests.e2e.process import Process, serving
 from tests.e2e.test_workers import everywhere, until, workers_of
 from tests.net.client import request
-from tests.net.engine import json_reply
 from tests.net.harness import Harness
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, completion, token
 
-OK = json_reply({"choices": [{"text": "ok"}]})
 LONG = completion("x" * 2000)
 
 
@@ -75,8 +73,7 @@ async def test_every_process_follows_the_file_and_streams_do_not_notice(
         write(file, "max_body_bytes: 1000000")
         process.signal(signal.SIGHUP)
         await everybody_says(process, 200)
-        call.events(token("b"), DONE)
-        call.end()
+        call.end(token("b"), DONE)
         await answer.rest()
         assert answer.body == token("a") + token("b") + DONE
         process.signal(signal.SIGTERM)

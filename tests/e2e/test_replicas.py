@@ -137,8 +137,7 @@ async def test_a_replica_sends_a_prompt_where_a_sibling_had_it_computed(
 
     def answer(engine: ScriptedEngine, call: Call) -> None:
         served.append(engine)
-        call.stream(token("a"))
-        call.end()
+        call.stream_whole(token("a"))
 
     engines = [await harness.engine() for _ in range(ENGINES)]
     for engine in engines:

@@ -39,15 +39,13 @@ async def test_what_is_under_way_finishes_within_the_grace(harness: Harness) -> 
         for text in "bcd":
             call.events(token(text))
             await answer.until(token(text))
-        call.events(DONE)
-        call.end()
+        call.end(DONE)
         await answer.rest()
         assert answer.body.endswith(token("d") + DONE)
         assert await client.ended() == b""
         answer_remotely(waiting[0])
         last = await decode.call()
-        last.stream(token("e"), DONE)
-        last.end()
+        last.stream_whole(token("e"), DONE)
         assert (await late.answer()).body == token("e") + DONE
         assert await process.status() == 0
     records = [r for r in process.records if r["message"] == "request"]
@@ -110,8 +108,7 @@ async def test_engines_may_be_absent_at_the_start_and_join_later(harness: Harnes
         await process.ready(200)
         await client.send(request(COMPLETIONS, STREAM))
         call = await engine.call()
-        call.stream(token("a"), DONE)
-        call.end()
+        call.stream_whole(token("a"), DONE)
         assert (await client.answer()).body == token("a") + DONE
         process.signal(signal.SIGINT)
         assert await client.ended() == b""

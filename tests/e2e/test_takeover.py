@@ -134,8 +134,7 @@ async def test_a_stream_goes_on_to_its_end_in_the_old_router(
         async with successor(old, *flags) as new:
             await old.until("another router has taken over")
             assert await idle.ended() == b""  # without a grace it is closed at once
-            call.events(token("b"), DONE)
-            call.end()
+            call.end(token("b"), DONE)
             await answer.rest()
             assert answer.body == token("a") + token("b") + DONE
             assert await old.status() == 0

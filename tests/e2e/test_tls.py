@@ -10,12 +10,10 @@ from router.certificates import server_tls
 from tests.e2e.process import Process, serving
 from tests.e2e.test_workers import served_by, until
 from tests.net.client import Client, Truncated
-from tests.net.engine import Call, ScriptedEngine, json_reply
+from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness
-from tests.net.payloads import COMPLETIONS, completion
+from tests.net.payloads import COMPLETIONS, OK, completion
 from tests.web.test_tls import Folder, serial
-
-OK = json_reply({"choices": [{"text": "ok"}]})
 
 WORKERS = pytest.mark.parametrize("workers", ["1", "2"])
 

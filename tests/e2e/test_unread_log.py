@@ -12,11 +12,8 @@ import pytest
 from tests.e2e.process import Process, serving
 from tests.e2e.test_workers import until, workers_of
 from tests.net.client import Truncated
-from tests.net.engine import json_reply
 from tests.net.harness import Harness
-from tests.net.payloads import COMPLETIONS
-
-OK = json_reply({"choices": [{"text": "ok"}]})
+from tests.net.payloads import COMPLETIONS, OK
 
 LONG_NAME = "\1" * 512
 """A model's: it makes three kilobytes of the request's line, and 1,300 lines fill a queue."""

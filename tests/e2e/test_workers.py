@@ -132,8 +132,7 @@ class Stream:
 
     def end(self) -> None:
         """The engine has said all."""
-        self.call.events(DONE)
-        self.call.end()
+        self.call.end(DONE)
 
 
 async def streams(process: Process, engines: Sequence[ScriptedEngine], number: int) -> list[Stream]:
@@ -417,8 +416,7 @@ async def ask_whole(process: Process, number: int) -> None:
 
 
 def _whole(call: Call) -> None:
-    call.stream(token("a"), DONE)
-    call.end()
+    call.stream_whole(token("a"), DONE)
 
 
 def _lives(pid: int) -> bool:

@@ -82,12 +82,19 @@ class Call:
         """Begin an event stream with these events, each in a chunk of its own."""
         self.send(sse_head(), *map(chunk, data))
 
+    def stream_whole(self, *data: bytes) -> None:
+        """Send an event stream of these events, and end it."""
+        self.stream(*data)
+        self.end()
+
     def events(self, *data: bytes) -> None:
         """Go on with it."""
         self.send(*map(chunk, data))
 
-    def end(self) -> None:
-        """End a chunked body."""
+    def end(self, *data: bytes) -> None:
+        """End a chunked body, after these events if there are any."""
+        if data:
+            self.events(*data)
         self.send(LAST_CHUNK)
 
     def close(self) -> None:

@@ -13,7 +13,9 @@ __all__ = [
     "EMBEDDINGS",
     "KV",
     "MESSAGES",
+    "OK",
     "RESPONSES",
+    "ROLE",
     "answer_remotely",
     "completion",
     "error_frame",
@@ -44,6 +46,13 @@ STREAM = completion(stream=True)
 def event(document: Any) -> bytes:
     """A server-sent event."""
     return b"data: %b\n\n" % orjson.dumps(document)
+
+
+ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+"""The first chunk of a chat completion."""
+
+OK = json_reply({"choices": [{"text": "ok"}]})
+"""A whole unary answer."""
 
 
 def token(text: str, **more: Any) -> bytes:

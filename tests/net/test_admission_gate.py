@@ -380,8 +380,7 @@ async def test_a_place_is_held_to_the_end_of_the_stream(harness: Harness) -> Non
     assert engine.seen == 1
     clients[0].leave()
     call = await engine.call()
-    call.stream(token("b"), DONE)
-    call.end()
+    call.stream_whole(token("b"), DONE)
     assert (await clients[1].answer()).status == 200
 
 

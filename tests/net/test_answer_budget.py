@@ -10,16 +10,7 @@ from router.core.values import FailureKind, Role
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import (
-    CHAT,
-    COMPLETIONS,
-    DONE,
-    STREAM,
-    completion,
-    event,
-    prefilled,
-    token,
-)
+from tests.net.payloads import CHAT, COMPLETIONS, DONE, STREAM, completion, event, prefilled, token
 
 ROOM = 10_000
 LONG = b"x" * 8000
@@ -105,8 +96,7 @@ async def test_the_reply_of_a_prefill_is_held_until_the_first_token(harness: Har
     await eventually(lambda: held(router) == kept + len(ROLE))
     call.events(token("a"))
     await eventually(lambda: held(router) == 0)
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     assert (await client.answer()).status == 200
     assert held(router) == 0
 
@@ -156,8 +146,7 @@ async def test_a_comment_needs_no_room(harness: Harness) -> None:
     answer = await client.begin()
     await answer.until(b": wait\n\n")
     assert held(router) == len(ROLE)
-    call.events(token("a"), DONE)
-    call.end()
+    call.end(token("a"), DONE)
     assert (await answer.rest()).body.endswith(token("a") + DONE)
     assert held(router) == 0
 
@@ -169,8 +158,7 @@ async def test_a_stream_that_has_begun_needs_no_room(harness: Harness) -> None:
     many = [token("a" * 5000) for _ in range(3)]
 
     def answer(call: Call) -> None:
-        call.stream(*many, DONE)
-        call.end()
+        call.stream_whole(*many, DONE)
 
     engine.answer_all(answer)
     assert (await router.ask(COMPLETIONS, STREAM)).body == b"".join(many) + DONE

@@ -248,13 +248,11 @@ async def test_a_stream_counts_until_it_ends_however_it_does(
     elif end == "left":
         one.leave()
     else:
-        call.stream(token("a"), DONE)
-        call.end()
+        call.stream_whole(token("a"), DONE)
     await router.is_quiet()
     await other.send(request(COMPLETIONS, STREAM, BEARER))
     call = await engine.call()
-    call.stream(token("b"), DONE)
-    call.end()
+    call.stream_whole(token("b"), DONE)
     assert (await other.answer()).body == token("b") + DONE
 
 

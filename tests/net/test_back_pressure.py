@@ -119,8 +119,7 @@ async def test_one_client_that_does_not_read_delays_nobody_else(harness: Harness
     other = await router.client()
     await other.send(request(COMPLETIONS, STREAM))
     second = await harness.engines[1].call()
-    second.stream(token("a"), DONE)
-    second.end()
+    second.stream_whole(token("a"), DONE)
     assert (await other.answer()).body == token("a") + DONE
 
 
@@ -150,8 +149,7 @@ async def test_a_reused_connection_is_read_from_after_a_slow_client(harness: Har
     await client.send(request(COMPLETIONS, STREAM))
     again = await engine.call()
     assert again.connection is call.connection
-    again.stream(DONE)
-    again.end()
+    again.stream_whole(DONE)
     assert (await client.answer()).body == DONE
 
 
@@ -184,8 +182,7 @@ async def test_a_stream_behind_an_answer_that_is_not_read_waits_for_its_client(
     await eventually(lambda: relay.status)
     assert not _is_read_from(router, engine)
     await client.answer()
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     assert (await client.answer()).body == EVENT + DONE
 
 

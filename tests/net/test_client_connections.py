@@ -25,16 +25,13 @@ from router.net.limits.read_limiter import ReadLimiter
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, completion, token
 from tests.net.wire import Silent, Wire
-
-OK = json_reply({"choices": [{"text": "ok"}]})
 
 
 def stream(call: Call) -> None:
     """A short stream that echoes the prompt."""
-    call.stream(token(call.json["prompt"]), DONE)
-    call.end()
+    call.stream_whole(token(call.json["prompt"]), DONE)
 
 
 async def test_a_connection_serves_streams_and_unary_answers_in_turn(harness: Harness) -> None:
@@ -145,8 +142,7 @@ async def test_bodies_behind_a_request_are_not_read_ahead(harness: Harness) -> N
     for _ in range(20):  # nothing more comes
         await asyncio.sleep(0)
     assert sum(each.size for each in connection._waiting) <= UNREAD_BYTES + (256 << 10)
-    call.stream(token("hi"), DONE)
-    call.end()
+    call.stream_whole(token("hi"), DONE)
     await client.answer()
     for _ in range(40):
         assert (await client.answer()).status == 400

@@ -13,6 +13,7 @@ from tests.net.payloads import (
     COMPLETIONS,
     DONE,
     EMBEDDINGS,
+    OK,
     STREAM,
     answer_remotely,
     completion,
@@ -21,7 +22,6 @@ from tests.net.payloads import (
     token,
 )
 
-OK = json_reply({"choices": [{"text": "ok"}]})
 BODY = b'{"choices":[{"text":"ok"}]}'
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 
@@ -350,8 +350,7 @@ async def test_a_stream_of_a_pass_through_route_passes_as_bytes(harness: Harness
     call.stream(b"data: half")
     answer = await client.begin()
     await answer.until(b"data: half")
-    call.events(b" an event\n\n")
-    call.end()
+    call.end(b" an event\n\n")
     assert (await answer.rest()).body == b"data: half an event\n\n"
 
 
@@ -399,8 +398,7 @@ async def test_an_event_of_a_megabyte_arrives_whole(harness: Harness) -> None:
     big = event({"prompt_token_ids": list(range(200_000))})
 
     def answer(call: Call) -> None:
-        call.stream(big, DONE)
-        call.end()
+        call.stream_whole(big, DONE)
 
     engine.answer_all(answer)
     assert (await router.ask(COMPLETIONS, STREAM)).body == big + DONE
@@ -444,8 +442,7 @@ async def test_a_connection_is_reused_for_any_request_to_its_engine(harness: Har
     def script(call: Call) -> None:
         seen.add(call.connection)
         if call.json.get("stream"):
-            call.stream(token("a"), DONE)
-            call.end()
+            call.stream_whole(token("a"), DONE)
         else:
             call.send(OK)
 
@@ -471,8 +468,7 @@ async def test_an_error_in_the_middle_of_a_stream_passes_as_the_engine_says_it(
     failed = event({"error": {"message": "out of memory", "code": 500}})
 
     def script(call: Call) -> None:
-        call.stream(token("a"), failed, DONE)
-        call.end()
+        call.stream_whole(token("a"), failed, DONE)
 
     engine.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)

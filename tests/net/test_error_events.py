@@ -13,14 +13,13 @@ from tests.net.harness import Harness
 from tests.net.payloads import (
     COMPLETIONS,
     DONE,
+    ROLE,
     STREAM,
     answer_remotely,
     error_frame,
     event,
     token,
 )
-
-ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 
 
 def error(code: object) -> bytes:
@@ -32,8 +31,7 @@ def sends(*events: bytes) -> Callable[[Call], None]:
     """The script of an engine whose streams are these events."""
 
     def script(call: Call) -> None:
-        call.stream(*events)
-        call.end()
+        call.stream_whole(*events)
 
     return script
 
@@ -207,8 +205,7 @@ async def test_after_a_prefill_an_engine_whose_streams_are_errors_has_not_answer
         call.stream(error(500), DONE)
         await call.left()
     call = await decode.call()
-    call.stream(token("a"), DONE)
-    call.end()
+    call.stream_whole(token("a"), DONE)
     assert (await client.answer()).body == token("a") + DONE
     assert [f.reason for f in router.all(FellBack)] == ["kv_load_failed"] * 2
     done = [leg.endpoint for leg in router.all(LegDone)]

@@ -80,8 +80,7 @@ async def test_a_stream_that_goes_on_elsewhere_names_the_engine_in_a_comment(
     assert answer.values(b"x-pd-router-endpoint") == [one.url.encode()]
     stall(router, one)
     second = await other.call()
-    second.stream(token("b"), DONE)
-    second.end()
+    second.stream_whole(token("b"), DONE)
     await answer.rest()
     comment = f": x-pd-router-endpoint {other.url} left {one.url}\n\n".encode()
     assert answer.body == comment + token("b") + DONE
@@ -112,8 +111,7 @@ async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
     answer = await client.begin()
     stall(router, one)
     second = await other.call()
-    second.stream(token("b"), DONE)
-    second.end()
+    second.stream_whole(token("b"), DONE)
     await answer.rest()
     assert (answer.status, answer.body) == (200, token("b") + DONE)
     await call.left()
@@ -145,8 +143,7 @@ async def test_a_stream_that_has_begun_stays(harness: Harness) -> None:
     answer = await client.begin()
     await answer.until(token("a"))
     stall(router, one)
-    call.events(token("b"), DONE)
-    call.end()
+    call.end(token("b"), DONE)
     await answer.rest()
     assert answer.body == token("a") + token("b") + DONE
     assert other.seen == 0
@@ -182,8 +179,7 @@ async def test_a_stalled_engine_gets_nothing_new_until_it_has_tokens(harness: Ha
     call.events(token("b"))
     await answer.until(token("b"))
     await eventually(lambda: member.exclusion is not Exclusion.STALLED)
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
 
 
@@ -219,14 +215,12 @@ async def test_a_decode_engine_that_fails_behind_prefills_is_ejected(
 
     def fail(call: Call) -> None:
         if is_event:
-            call.stream(event(error), DONE)
-            call.end()
+            call.stream_whole(event(error), DONE)
         else:
             call.send(json_reply(error, status))
 
     def answer(call: Call) -> None:
-        call.stream(token("a"), DONE)
-        call.end()
+        call.stream_whole(token("a"), DONE)
 
     bad.answer_all(fail)
     good.answer_all(answer)
@@ -250,8 +244,7 @@ async def test_kv_transfers_that_fail_everywhere_eject_no_decode_engine(
         if call.json.get("kv_transfer_params"):
             call.send(json_reply({"error": {"message": "load failed", "code": 500}}, 500))
         else:
-            call.stream(token("a"), DONE)
-            call.end()
+            call.stream_whole(token("a"), DONE)
 
     for each in decodes:
         each.answer_all(answer)
@@ -383,8 +376,7 @@ async def test_a_probe_tells_the_speed_and_not_how_many_tokens_events_carry(
     member.stall = Stall(time.monotonic())  # so that it is probed
     call = await engine.call()
     usage = b'data: {"choices":[],"usage":{"completion_tokens":8}}\n\n'
-    call.stream(token("a"), token("bcdefgh"), usage)
-    call.end()
+    call.stream_whole(token("a"), token("bcdefgh"), usage)
     await eventually(lambda: member.speed.counted.whole_tokens >= 7)
     assert member.speed.counted.whole_tokens % 7 == 0
     assert member.speed.counted.events == 0
@@ -397,8 +389,7 @@ async def _tokens(call: Call) -> None:
     for _ in range(7):
         await asyncio.sleep(0.001)
         call.events(token("a"))
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
 
 
 async def test_a_prefill_leaves_a_stalled_engine_for_another(harness: Harness) -> None:
@@ -452,8 +443,7 @@ async def test_what_an_engine_sent_before_another_one_took_over_counts_for_neith
     second = await other.call()
     second.send(sse_head())
     await _four_tokens_per_event(second, answer)
-    second.events(USAGE + DONE)
-    second.end()
+    second.end(USAGE + DONE)
     await answer.rest()
     assert [_tokens_per_event(router, engine) for engine in (one, other)] == [1, 4]
 

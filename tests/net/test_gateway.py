@@ -147,8 +147,7 @@ async def test_a_stream_reports_the_load_of_its_engine(harness: Harness) -> None
     await client.send(request(COMPLETIONS, STREAM, to(engine), load))
     call = await engine.call()
     assert call.values(b"endpoint-load-metrics-format") == []
-    call.stream(token("a"), DONE)
-    call.end()
+    call.stream_whole(token("a"), DONE)
     answer = await client.answer()
     assert answer.values(b"endpoint-load-metrics") == [b"TEXT named_metrics.num_requests_running=1"]
 

@@ -333,8 +333,7 @@ async def test_a_streams_headers_are_those_of_its_engine(harness: Harness) -> No
         lines = b"".join(line + b"\r\n" for line in [*ANSWER_LINES, *HOP_LINES])
         call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n", lines)
         call.send(b"transfer-encoding: chunked\r\n\r\n")
-        call.events(token("a"))
-        call.end()
+        call.end(token("a"))
 
     engine.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
@@ -392,8 +391,7 @@ async def test_an_answer_names_its_engine_where_that_is_wanted(
     await client.send(request(COMPLETIONS, body))
     call = await engine.call()
     if body is STREAM:
-        call.stream(token("a"), DONE)
-        call.end()
+        call.stream_whole(token("a"), DONE)
     else:
         call.send(OK)
     named = (await client.answer()).values(b"x-pd-router-endpoint")

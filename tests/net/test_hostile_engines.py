@@ -116,8 +116,7 @@ async def test_a_long_stream_has_more_framing_than_that(harness: Harness) -> Non
         for _ in range(tokens):
             data = token("a")
             call.send(b"%x%b\r\n%b\r\n" % (len(data), extension, data))
-        call.events(DONE)
-        call.end()
+        call.end(DONE)
 
     engine.answer_all(script)
     assert tokens * len(extension) > MAX_OVERHEAD_BYTES

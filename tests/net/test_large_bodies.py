@@ -15,15 +15,7 @@ from router.net.limits.body_parser import BodyParser
 from tests.net.client import Client, request
 from tests.net.engine import chunk, json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import (
-    CHAT,
-    COMPLETIONS,
-    DONE,
-    KV,
-    answer_remotely,
-    completion,
-    token,
-)
+from tests.net.payloads import CHAT, COMPLETIONS, DONE, KV, answer_remotely, completion, token
 
 LARGE = orjson.dumps(completion("x" * (LARGE_BYTES + 1)))
 MANY = orjson.dumps({"model": "m", "messages": [{}] * LIGHT_BYTES})
@@ -299,8 +291,7 @@ async def test_a_body_is_held_until_its_stream_begins(harness: Harness) -> None:
     assert held(router) == len(body)
     call.stream(token("a"))
     await eventually(lambda: held(router) == 0)
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     assert (await client.answer()).status == 200
 
 

@@ -18,14 +18,7 @@ from router.net.tls_files import TLSFiles
 from tests.net.client import SECONDS, Client, request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
-from tests.net.payloads import (
-    COMPLETIONS,
-    EMBEDDINGS,
-    STREAM,
-    answer_remotely,
-    completion,
-    token,
-)
+from tests.net.payloads import COMPLETIONS, EMBEDDINGS, STREAM, answer_remotely, completion, token
 
 BIG = "x" * 300_000
 """More than uvicorn takes in before it stops reading, and more than one read of the event loop."""
@@ -285,8 +278,7 @@ async def test_an_engine_that_goes_on_writing_meanwhile_is_not_heard(harness: Ha
         answer = await client.begin()
         await answer.until(token("a"))
         client.leave()
-        call.events(token("b"))
-        call.end()
+        call.end(token("b"))
     await router.is_quiet()
 
 

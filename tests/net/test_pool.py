@@ -289,8 +289,7 @@ async def test_an_engine_with_a_certificate_of_our_ca_is_talked_to_over_tls(
         call = await engine.call()
         assert call.json == body
         if stream:
-            call.stream(*[b"data: 1\n\n"] * 1000)
-            call.end()
+            call.stream_whole(*[b"data: 1\n\n"] * 1000)
             assert (await client.answer()).body == b"data: 1\n\n" * 1000
         else:
             call.send(OK)
@@ -329,8 +328,7 @@ async def test_a_slow_client_stops_a_tls_engine(harness: Harness) -> None:
     await client.send(request(COMPLETIONS, completion(stream=True)))
     call = await engine.call()
     piece = b"data: " + b"x" * 1000 + b"\n\n"
-    call.stream(*[piece] * 20_000)
-    call.end()
+    call.stream_whole(*[piece] * 20_000)
     (connection,) = router.connections
     await eventually(lambda: flow_of(connection).write_paused)
     assert (await client.answer()).body == piece * 20_000

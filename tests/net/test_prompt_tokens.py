@@ -34,8 +34,7 @@ async def test_a_stream_says_it_if_it_was_asked_to(harness: Harness, is_told: bo
 
     def script(call: Call) -> None:
         usage = event({"choices": [], "usage": USAGE}) if is_told else b""
-        call.stream(token("a"), token("b"), usage + DONE)
-        call.end()
+        call.stream_whole(token("a"), token("b"), usage + DONE)
 
     engine.answer_all(script)
     await router.ask(COMPLETIONS, completion(PROMPT, stream=True))
@@ -48,8 +47,7 @@ async def test_the_prefill_engine_says_it_always(harness: Harness) -> None:
     prefill.answer_all(lambda call: call.send(prefilled(usage=USAGE)))
 
     def script(call: Call) -> None:
-        call.stream(token("a"), DONE)
-        call.end()
+        call.stream_whole(token("a"), DONE)
 
     decode.answer_all(script)
     await router.ask(COMPLETIONS, completion(PROMPT, stream=True))

@@ -146,8 +146,7 @@ async def test_answers_that_wait_arrive_whole_and_in_order(harness: Harness) -> 
 
     def answer(call: Any) -> None:
         if call.json.get("stream"):
-            call.stream(*text, DONE)
-            call.end()
+            call.stream_whole(*text, DONE)
         else:
             call.send(json_reply({"text": "x" * 900_000}))
 
@@ -180,8 +179,7 @@ async def test_while_answers_wait_nobody_is_read_without_a_turn(harness: Harness
     assert connection._waits_for_turn
     assert limiter._held <= 1 << 18
     limiter._limit = 1 << 22
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert answer.body.count(b"\n\n") == 1002
 
@@ -202,8 +200,7 @@ async def test_tokens_have_no_turns_and_larger_events_have(harness: Harness) -> 
     call.events(token("x" * MAX_WHOLE_CHUNK))
     await eventually(lambda: limiter._waiting)
     limiter._limit = 1 << 22
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert answer.body.endswith(token("x" * MAX_WHOLE_CHUNK) + DONE)
 

@@ -21,7 +21,9 @@ from tests.net.payloads import (
     DONE,
     EMBEDDINGS,
     KV,
+    OK,
     RESPONSES,
+    ROLE,
     STREAM,
     answer_remotely,
     completion,
@@ -31,10 +33,8 @@ from tests.net.payloads import (
     token,
 )
 
-OK = json_reply({"choices": [{"text": "ok"}]})
 CREATED = event({"type": "response.created"})
 DELTA = event({"type": "response.output_text.delta", "delta": "a"})
-ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 FULL = {"error": {"message": "full", "type": "T", "param": None, "code": 503}}
 BUSY = json_reply(FULL, 503)
 BUSY_FOR_LONG = json_reply(FULL, 503, b"Retry-After: 60")
@@ -275,8 +275,7 @@ async def test_a_stream_that_breaks_before_its_first_content_goes_on_from_anothe
     answer = await client.begin()
     call.reset()
     second = await good.call()
-    second.stream(CREATED, DELTA, DONE)
-    second.end()
+    second.stream_whole(CREATED, DELTA, DONE)
     await answer.rest()
     assert answer.body.removeprefix(b": ping\n\n") == CREATED + DELTA + DONE
     assert [(m.leg, m.reason) for m in router.all(FellBack)] == [(Role.DECODE, "broken")]
@@ -299,14 +298,12 @@ async def test_a_request_that_an_engine_drops_before_its_first_token_moves(
     await client.send(request(COMPLETIONS, completion(stream=is_stream)))
     call, text = await bad.call(), dropped(text="")
     if is_stream:
-        call.stream(b"data: %b\n\n" % text, DONE)
-        call.end()
+        call.stream_whole(b"data: %b\n\n" % text, DONE)
     else:
         call.send(json_reply(text))
     second = await good.call()
     if is_stream:
-        second.stream(token("a"), DONE)
-        second.end()
+        second.stream_whole(token("a"), DONE)
     else:
         second.send(json_reply({"choices": [{"text": "a"}]}))
     answer = await client.answer()
@@ -322,8 +319,7 @@ async def test_an_answer_that_is_aborted_later_is_the_clients(harness: Harness) 
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
     aborted = b"data: %b\n\n" % dropped(text="")
-    call.stream(token("a"), aborted, DONE)
-    call.end()
+    call.stream_whole(token("a"), aborted, DONE)
     assert (await client.answer()).body == token("a") + aborted + DONE
     assert router.all(FellBack) == []
 
@@ -690,8 +686,7 @@ async def test_a_503_as_the_first_event_moves_like_a_503(harness: Harness) -> No
         call.send(sse_head(), chunk(event({"error": {"message": "full", "code": 503}})))
 
     def fine(call: Call) -> None:
-        call.stream(token("a"), DONE)
-        call.end()
+        call.stream_whole(token("a"), DONE)
 
     bad.answer_all(full)
     good.answer_all(fine)

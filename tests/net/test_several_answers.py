@@ -36,8 +36,7 @@ async def test_those_that_have_ended_are_not_waited_for(harness: Harness, spaced
     await eventually(lambda: speed(router, engine).streams == 2)
     call.events(part(0), part(2, "length").replace(b'":', spaced))
     await eventually(lambda: speed(router, engine).streams == 1)
-    call.events(part(0, "stop"), DONE)
-    call.end()
+    call.end(part(0, "stop"), DONE)
     answer = await client.answer()
     assert answer.body.count(b"finish_reason") == 7
     await router.is_quiet()
@@ -58,6 +57,5 @@ async def test_very_many_are_not_timed(harness: Harness, many: dict[str, Any]) -
     await answer.until(part(2))
     found = speed(router, engine)
     assert (found.open, found.streams, found.counted.events) == (0, 0, 0)
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()

@@ -23,6 +23,7 @@ from tests.net.payloads import (
     KV,
     MESSAGES,
     RESPONSES,
+    ROLE,
     STREAM,
     answer_remotely,
     completion,
@@ -32,7 +33,6 @@ from tests.net.payloads import (
     token,
 )
 
-ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 USAGE = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
 COMMENT = b": keep-alive\n\n"
 NAMED = b'event: response.created\ndata: {"type":"response.created"}\n\n'
@@ -64,8 +64,7 @@ async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
     for text in "abc":
         call.events(token(text))
         await answer.until(token(text))
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert answer.body == token("a") + token("b") + token("c") + DONE
 
@@ -82,8 +81,7 @@ async def test_comments_usage_and_named_events_survive(harness: Harness) -> None
     parts = [COMMENT, ROLE, token("a"), COMMENT, NAMED, CRLF, USAGE, DONE, COMMENT]
 
     def script(call: Call) -> None:
-        call.stream(*parts)
-        call.end()
+        call.stream_whole(*parts)
 
     engine.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
@@ -164,8 +162,7 @@ async def test_a_streams_content_type_and_headers_are_the_engines(
     await answer.until(token("a"))  # it is passed on as a stream
     assert answer.values(b"content-type") == [content_type.encode()]
     assert answer.values(b"x-own") == [b"1"]
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
 
 
@@ -187,8 +184,7 @@ async def test_an_event_stream_that_ends_without_a_terminator_passes_whole(
     router = await harness.router(engine)
 
     def script(call: Call) -> None:
-        call.stream(token("a"), b"data: no newline")
-        call.end()
+        call.stream_whole(token("a"), b"data: no newline")
 
     engine.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
@@ -199,8 +195,7 @@ async def test_a_stream_without_any_event_passes(harness: Harness) -> None:
     router, _, decode = await remote(harness)
 
     def script(call: Call) -> None:
-        call.stream()
-        call.end()
+        call.stream_whole()
 
     decode.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
@@ -255,8 +250,7 @@ async def test_the_first_token_is_the_first_content(harness: Harness, path: str)
     assert _timed(speed)[:2] == (1, 1)
     assert _has_first_byte(relay)
     assert relay._parts == []
-    call.events(CONTENTS[path], DONE)
-    call.end()
+    call.end(CONTENTS[path], DONE)
     await answer.rest()
     assert answer.body == PREAMBLES[path] + CONTENTS[path] * 2 + DONE
 
@@ -279,8 +273,7 @@ async def test_what_keeps_a_connection_alive_is_not_held_back(
         await answer.until(seen * number)
     relay = await _relay(router, engine)
     assert relay._record.first_byte is None
-    call.events(CONTENTS[path], DONE)
-    call.end()
+    call.end(CONTENTS[path], DONE)
     await answer.rest()
     held = PREAMBLES[path] + (PING * 3 if sent is PING else b"")
     assert answer.body == seen * 3 + held + CONTENTS[path] + DONE
@@ -309,8 +302,7 @@ async def test_comments_are_no_tokens_and_end_no_hold(
         call.events(alive)
         await answer.until(token("a") + number * alive)
     assert (speed.streams, speed.counted.events) == (1, before)
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
 
 
@@ -347,8 +339,7 @@ async def test_an_error_event_behind_a_direct_streams_head_passes_with_what_came
     call.events(failed)
     await answer.until(ROLE + failed)
     assert _timed(speed) == (0, 0, 0)  # it was no token
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert (answer.status, answer.body) == (200, ROLE + failed + DONE)
 
@@ -362,8 +353,7 @@ async def test_a_stream_without_content_passes_at_its_end(harness: Harness, mode
     client = await router.client()
     await client.send(request(CHAT, ASKED))
     call = await engine.call()
-    call.stream(ROLE)
-    call.end()
+    call.stream_whole(ROLE)
     answer = await client.answer()
     assert (answer.status, answer.body) == (200, ROLE)
 
@@ -398,8 +388,7 @@ async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(
     call.events(content)
     answer = await client.begin()
     await answer.until(COMMENT + ROLE + content)
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert answer.body == COMMENT + ROLE + content + DONE
     assert not sent.closed.is_set()
@@ -421,8 +410,7 @@ async def test_an_error_event_before_any_content_gets_its_true_status(
     failed = event({"error": {"message": "no", "type": "T", "param": None, "code": status}})
 
     def script(call: Call) -> None:
-        call.stream(ROLE, failed, DONE)
-        call.end()
+        call.stream_whole(ROLE, failed, DONE)
 
     decode.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
@@ -443,8 +431,7 @@ async def test_a_failed_kv_load_is_not_the_clients_business(harness: Harness) ->
     await first.left()
     second = await decode.call()
     assert second.json["kv_transfer_params"] == KV
-    second.stream(token("a"), DONE)
-    second.end()
+    second.stream_whole(token("a"), DONE)
     answer = await client.answer()
     assert (answer.status, answer.body) == (200, token("a") + DONE)
     assert prefill.seen == 2
@@ -604,8 +591,7 @@ async def test_done_inside_a_text_ends_no_stream(harness: Harness, text: str) ->
     await answer.until(token(text))
     call.events(token("b"))
     await answer.until(token("b"))
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert answer.body == token(text) + token("b") + DONE
     assert (await router.record()).outcome == "ok"
@@ -649,8 +635,7 @@ async def test_an_event_in_two_chunks_is_passed_on_whole(harness: Harness) -> No
     relay = await _relay(router, engine)
     for half in (token("b")[:20], token("b")[20:]):  # each in a read of its own
         relay.connection.data_received(chunk(half))
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert answer.body == token("a") + token("b") + DONE
 

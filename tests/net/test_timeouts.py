@@ -18,16 +18,15 @@ from tests.net.payloads import (
     COMPLETIONS,
     DONE,
     EMBEDDINGS,
+    ROLE,
     STREAM,
     answer_remotely,
     completion,
     error_frame,
-    event,
     token,
 )
 
 COMMENT = b": keep-alive\n\n"
-ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
 SOON = 0.05
 OK = json_reply({})
 
@@ -201,8 +200,7 @@ async def test_an_engine_that_sends_now_and_then_is_never_silent(harness: Harnes
         call.events(token(letter))
         await answer.until(token(letter))
         relay.check_idle(relay._heard_at + limit * 0.99)  # type: ignore[attr-defined]
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert answer.body.endswith(token("c") + DONE)
 
@@ -287,8 +285,7 @@ async def test_a_client_that_does_not_read_uses_up_no_patience_with_its_engine(
     relay.check_idle(late)
     relay.on_write_resumed()  # type: ignore[attr-defined]
     relay.check_idle(late)
-    call.events(token("a"), DONE)
-    call.end()
+    call.end(token("a"), DONE)
     assert (await client.answer()).body == ROLE + token("a") + DONE
 
 
@@ -302,8 +299,7 @@ async def test_a_token_behind_a_comment_is_heard(harness: Harness) -> None:
     call.events(COMMENT + token("b"))
     await answer.until(token("b"))
     assert relay._heard_at > 0.0  # type: ignore[attr-defined]
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
 
 

@@ -5,10 +5,7 @@ import pytest
 from tests.net.client import request
 from tests.net.engine import chunk
 from tests.net.harness import Harness, eventually
-from tests.net.payloads import (
-    COMPLETIONS,
-    STREAM,
-)
+from tests.net.payloads import COMPLETIONS, STREAM
 
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 NOT_HTTP = {
@@ -77,8 +74,7 @@ async def test_bytes_that_come_while_a_stream_runs_do_not_spoil_it(harness: Harn
     await client.send(b"this is not HTTP\r\n\r\n")
     (connection,) = router.connections
     await eventually(lambda: connection._discards_input)
-    call.events(b"data: 2\n\n")
-    call.end()
+    call.end(b"data: 2\n\n")
     await answer.rest()
     assert answer.body == b"data: 1\n\ndata: 2\n\n"
     assert await client.ended() == b""

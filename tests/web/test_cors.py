@@ -72,8 +72,7 @@ async def test_then_it_may_read_answers_and_streams(harness: Harness) -> None:
     engine.answer_all(None)
     await client.send(request(COMPLETIONS, STREAM, ORIGIN))
     call = await engine.call()
-    call.stream(token("a"), DONE)
-    call.end()
+    call.stream_whole(token("a"), DONE)
     assert cors(await client.answer())[b"access-control-allow-origin"] == PAGE
     other = await client.ask("/v1/nothing", {})
     assert cors(other) == {}  # it came from no page

@@ -214,8 +214,7 @@ async def test_drain_orders_all_replicas_and_waits_for_all(
     assert capsys.readouterr().out == (
         f"{admin_of(idle)}: {said}, 0 in flight\n{admin_of(busy)}: {said}, 1 in flight\n"
     )
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert await run(*words, "--wait", "60") == 0
 
@@ -280,8 +279,7 @@ async def test_drain_waits_until_requests_have_ended(
     waiting = asyncio.ensure_future(run(*words, "--wait", "60"))
     await eventually(lambda: router.router.fleet.member(router.endpoint(engine)).is_drained)
     assert not waiting.done()
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert await waiting == 0
     assert capsys.readouterr().out == f"decode {engine.url}: draining, 0 in flight\n"

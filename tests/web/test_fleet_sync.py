@@ -106,8 +106,7 @@ async def test_a_stream_of_an_engine_that_leaves_goes_on_and_then_nothing_is_lef
         assert (await router.ask(COMPLETIONS, completion())).status == 200
     router.router.sync.follow()
     assert has_series(router, one)
-    call.events(token("b"), DONE)
-    call.end()
+    call.end(token("b"), DONE)
     await answer.rest()
     assert token("b") in answer.body
     await router.is_quiet()
@@ -134,8 +133,7 @@ async def test_after_the_time_out_it_is_forgotten_and_its_stream_goes_on(
     answer = await client.begin()
     names(router)
     await eventually(lambda: follow(router) and not router.router.pools)
-    call.events(token("b"), DONE)
-    call.end()
+    call.end(token("b"), DONE)
     await answer.rest()
     assert token("b") in answer.body
     assert (await router.record()).outcome == "ok"

@@ -251,8 +251,7 @@ async def test_metrics_tell_of_requests_legs_and_connections(harness: Harness) -
     prefill.answer_all(answer_remotely)
 
     def script(call: Call) -> None:
-        call.stream(token("a"), DONE)
-        call.end()
+        call.stream_whole(token("a"), DONE)
 
     decode.answer_all(script)
     assert (await router.ask(COMPLETIONS, STREAM)).status == 200

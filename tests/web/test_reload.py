@@ -8,11 +8,9 @@ import pytest
 from router.settings import is_reloadable
 from router.web.reload import SCHEDULING
 from tests.net.client import request
-from tests.net.engine import json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, answer_remotely, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, answer_remotely, completion, token
 
-OK = json_reply({"choices": [{"text": "ok"}]})
 KEYED = (b"authorization", b"Bearer 0123456789abcdef")
 
 
@@ -44,8 +42,7 @@ async def test_a_stream_goes_on_while_all_that_can_change_changes(
         stall_timeout=9.0,
         api_key_file=keys,
     )
-    call.events(token("b"), DONE)
-    call.end()
+    call.end(token("b"), DONE)
     await answer.rest()
     assert answer.body == token("a") + token("b") + DONE
     new.answer_all(lambda call: call.send(OK))

@@ -76,8 +76,7 @@ async def test_a_replica_counts_its_siblings_requests(harness: Harness) -> None:
     assert told == [{"url": admin_url(one), "is_self": False, "error": None, **PROMPTS}]
     text = (await (await admin_client(one)).get("/metrics")).body.decode()
     assert f'pd_router_endpoint_peer_requests{{endpoint="{engine.url}",role="decode"}} 1.0' in text
-    call.stream(token("a"))
-    call.end()
+    call.stream_whole(token("a"))
     await client.answer()
     await eventually(lambda: known(one, engine) == 0)
 
@@ -97,8 +96,7 @@ async def test_a_replica_that_is_given_its_own_address_notices(
     await eventually(lambda: siblings.siblings.shown()["told"] == told)
     assert (await shown(router))["heard"] == []
     assert known(router, engine) == 1
-    call.stream(token("a"))
-    call.end()
+    call.stream_whole(token("a"))
     await client.answer()
 
 
@@ -144,8 +142,7 @@ async def test_replicas_are_found_by_the_name_of_a_headless_service_until_they_l
         # Its own requests count until it has ended.
         await eventually(lambda: known(one, engine) == 3)
         for call in calls:
-            call.stream(token("a"))
-            call.end()
+            call.stream_whole(token("a"))
         await other.stop()
         await eventually(lambda: not heard(one))
         assert known(one, engine) == 0

@@ -45,8 +45,7 @@ async def test_a_stream_in_flight_is_finished(harness: Harness) -> None:
     with pytest.raises(ConnectionRefusedError):
         await router.client()
     assert not ending.done()
-    call.events(DONE)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert answer.body == token("a") + DONE
     assert await client.ended() == b""

@@ -11,11 +11,9 @@ import trustme
 
 from router.certificates import engine_tls, server_tls
 from tests.net.client import Client, Truncated, request
-from tests.net.engine import Call, ScriptedEngine, json_reply
+from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
-
-OK = json_reply({"choices": [{"text": "ok"}]})
+from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, completion, token
 
 
 class Folder:
@@ -98,8 +96,7 @@ async def streaming(
 async def test_a_stream_goes_over_tls_as_it_does_without(harness: Harness, folder: Folder) -> None:
     engine, _, client, call = await streaming(harness, folder)
     answer = await (await client.begin()).until(token("a"))
-    call.events(token("b"), DONE)
-    call.end()
+    call.end(token("b"), DONE)
     await answer.rest()
     assert answer.body == token("a") + token("b") + DONE
     engine.answer_all(lambda call: call.send(OK))

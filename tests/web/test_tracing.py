@@ -71,8 +71,7 @@ async def stream(router: Running, engine: Any, *headers: tuple[bytes, bytes]) ->
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM, *headers))
     call = await engine.call()
-    call.stream(token("a"), token("b"), DONE)
-    call.end()
+    call.stream_whole(token("a"), token("b"), DONE)
     assert (await client.answer()).status == 200
     return call
 
@@ -132,8 +131,7 @@ async def test_a_remote_prefill_is_a_leg_of_its_own(receiver: Collector, harness
     await client.send(request(COMPLETIONS, STREAM))
     answer_remotely(first := await prefill.call())
     call = await decode.call()
-    call.stream(token("a"), DONE)
-    call.end()
+    call.stream_whole(token("a"), DONE)
     await client.answer()
     await spans(receiver, 3)
     asked = receiver.named("text_completion m")
@@ -277,8 +275,7 @@ async def test_the_first_token_of_a_prefill_engine_names_its_trace_too(
     await client.send(request(COMPLETIONS, STREAM, (b"traceparent", given)))
     answer_remotely(await prefill.call())
     call = await decode.call()
-    call.stream(token("a"), DONE)
-    call.end()
+    call.stream_whole(token("a"), DONE)
     await client.answer()
     named = [
         sample.exemplar.labels["trace_id"]
@@ -356,8 +353,7 @@ async def test_without_a_collector_nothing_is_traced_and_contexts_pass(harness: 
     assert not isinstance(served, TracedRequest)
     assert call.values(CONTEXT[0]) == [CONTEXT[1]]
     assert call.values(STATE[0]) == [STATE[1]]
-    call.stream(token("a"), DONE)
-    call.end()
+    call.stream_whole(token("a"), DONE)
     await client.answer()
 
 

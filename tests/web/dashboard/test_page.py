@@ -117,8 +117,7 @@ async def test_a_sample_tells_of_engines_requests_and_decisions(harness: Harness
         pass
     call.stream(token("a"))
     await (await client.begin()).until(token("a"))
-    call.events(token("b"), DONE)
-    call.end()
+    call.end(token("b"), DONE)
     while (sample := await viewer.sample())["totals"]["in_flight"]:
         pass
     while not sample["decisions"]:  # counted 0.05 s after the end
@@ -216,7 +215,6 @@ async def test_operators_see_the_router_drain(harness: Harness) -> None:
     ending = asyncio.ensure_future(router.server.shutdown())
     while not (await viewer.sample())["is_draining"]:
         pass
-    call.stream(token("a"), DONE)
-    call.end()
+    call.stream_whole(token("a"), DONE)
     await client.answer()
     await ending

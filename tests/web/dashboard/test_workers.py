@@ -27,8 +27,7 @@ async def test_a_sample_has_the_figures_of_all_workers(harness: Harness) -> None
         while (await viewer.sample())["totals"]["in_flight"] != len(clients):
             pass
         for call in calls:
-            call.stream(token("a"), token("b"))
-            call.end()
+            call.stream_whole(token("a"), token("b"))
         for client in clients:
             assert (await client.answer()).status == 200
         while True:
