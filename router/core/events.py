@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.core.health import HealthSignal
-from router.core.membership.roster import Order
+from router.core.membership.entry import Order
 from router.core.values import Decision, Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
 
 __all__ = [

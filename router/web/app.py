@@ -22,7 +22,7 @@ from router.core.events import (
     SharedEvent,
 )
 from router.core.membership.engine_networks import EngineNetworks
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.shared.peer_messages import PeerHistory, PeerReport
 from router.net.background.ticker import note_changes, tick_for_ever
 from router.net.limits.admission_gate import AdmissionGate

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from router.core.events import Event
 from router.core.fleet.fleet import Fleet
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.values import Endpoint
 from router.net.engine.pool import EnginePool
 from router.net.limits.body_parser import BodyParser

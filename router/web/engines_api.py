@@ -15,7 +15,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.fleet.status import cause, status
 from router.core.membership.engine_networks import EngineNetworks
-from router.core.membership.roster import Order
+from router.core.membership.entry import Order
 from router.core.urls import normalise, split_rank, with_rank
 from router.core.values import Endpoint, Role
 from router.web.fleet_sync import FleetSync

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver

@@ -10,7 +10,7 @@ from router.core.events import (
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.values import Endpoint, FailureKind, Role
 from tests.core.fixtures import D0
 

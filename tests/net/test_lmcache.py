@@ -7,8 +7,8 @@ import pytest
 import zmq
 
 from router.core.events import FellBack, LegFailed
+from router.core.membership.entry import Order
 from router.core.membership.membership import Target
-from router.core.membership.roster import Order
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.values import Endpoint, Role
 from router.settings import SettingsError

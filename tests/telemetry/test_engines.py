@@ -13,7 +13,7 @@ from router.core.events import Event, LegAnswered, LegFailed, RequestEnded
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.values import Endpoint, FailureKind, Mode, Role
 from router.telemetry import metrics as module
 from router.telemetry.metrics import Metrics, WorkerGroup

@@ -14,7 +14,7 @@ from router.core.events import FellBack, LegAnswered, LegFailed, Probed, Request
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds, State
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.speed.capacity import Capacity
 from router.core.values import Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
 from router.telemetry.metrics import Metrics

@@ -15,8 +15,9 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Member
 from router.core.health import HealthThresholds
+from router.core.membership.entry import Order
 from router.core.membership.membership import Target
-from router.core.membership.roster import Order, Roster
+from router.core.membership.roster import Roster
 from router.core.values import Candidate, Endpoint, Role
 from router.net.engine.pool import EnginePool
 from router.net.processes.shared_state import SharedState

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.steps import Call, Stream
 from router.core.values import DIRECT, REMOTE, Decision

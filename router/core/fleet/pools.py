@@ -14,7 +14,7 @@ from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Kind, Member
 from router.core.fleet.pool_monitor import ExclusionConfig, PoolMonitor
 from router.core.health import HealthSignal, HealthThresholds, State
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.prefix.cache_events import CacheEvents
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.recent_holders import RecentHolders

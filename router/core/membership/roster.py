@@ -12,15 +12,14 @@ place of another one at the same URL has another row. A row is used again only w
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from router.core.membership.entry import OPERATOR, Entry, Order, endpoint_of, fields_of
 from router.core.membership.membership import Target
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.urls import split_rank, with_rank
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint
 
-__all__ = ["MAX_ENDPOINTS", "OPERATOR", "Entry", "Order", "Roster"]
+__all__ = ["MAX_ENDPOINTS", "Roster"]
 
 MAX_ENDPOINTS: Final = 1024
 """Endpoints at a time, those that leave included: what a source or an operator can make the router
@@ -28,45 +27,6 @@ hold is bounded. A few times the largest pools of one router."""
 
 MAX_NAME: Final = 1024
 """Characters of a URL or an identity."""
-
-OPERATOR: Final = "operator"
-"""The source of what operators add."""
-
-
-class Order(StrEnum):
-    """What an operator says of an engine."""
-
-    ADD = "add"
-    DRAIN = "drain"
-    """No new requests, until `UNDRAIN`."""
-    UNDRAIN = "undrain"
-    REMOVE = "remove"
-    """It leaves although a source names it, until `ADD`."""
-
-
-class Entry(NamedTuple):
-    """An engine of the fleet, in one role."""
-
-    endpoint: Endpoint
-    row: int = 0
-    identity: str = ""
-    source: str = OPERATOR
-    """Who names it, or named it last."""
-    is_draining: bool = False
-    """Whether its source or an operator wants that it gets no new requests."""
-    leaving_since: float | None = None
-    """Since when nobody names it; monotonic seconds, the clock of all processes of a host."""
-    changed_in: int = 0
-    """The version in which it began to leave."""
-    receiver: Receiver | None = None
-    """Where its LMCache takes KV caches, if its source knows."""
-    kv_events_port: int | None = None
-    """As its source says."""
-
-    def left(self, now: float, version: int) -> "Entry":
-        """The same, when nobody names it any more."""
-        return self._replace(leaving_since=now, changed_in=version)
-
 
 Standing = tuple[Order, str]
 """An order that stands (DRAIN or REMOVE), and the identity of the engine that it is for."""
@@ -244,7 +204,7 @@ class Roster:
         """The entry of a target; None without a free row."""
         is_draining = target.is_draining or self._stands(Order.DRAIN, target)
         if before is not None and before.identity == target.identity:
-            if _is_as_wanted(before, source, target, is_draining=is_draining):
+            if before.is_as_wanted(source, target, is_draining=is_draining):
                 return before
             return before._replace(
                 source=source,
@@ -343,17 +303,18 @@ class Roster:
         state: dict[str, Any] = json.loads(data)
         self.version, self.left_out = state["version"], state["left_out"]
         self.entries = tuple(
-            Entry(_endpoint(endpoint), *_fields(others)) for endpoint, *others in state["entries"]
+            Entry(endpoint_of(endpoint), *fields_of(others))
+            for endpoint, *others in state["entries"]
         )
         self._sources = {
             source: tuple(
-                Target(_endpoint(endpoint), *_fields(others)) for endpoint, *others in targets
+                Target(endpoint_of(endpoint), *fields_of(others)) for endpoint, *others in targets
             )
             for source, targets in state["sources"].items()
         }
-        self._added = dict.fromkeys(map(_endpoint, state["added"]))
+        self._added = dict.fromkeys(map(endpoint_of, state["added"]))
         self._standing = {
-            _endpoint(endpoint): (Order(order), identity)
+            endpoint_of(endpoint): (Order(order), identity)
             for endpoint, (order, identity) in state["standing"]
         }
         self._given_up = dict(state["given_up"])
@@ -361,36 +322,7 @@ class Roster:
         self._ranks = {url: tuple(ranks) for url, ranks in state["ranks"]}
 
 
-def _is_as_wanted(entry: Entry, source: str, target: Target, *, is_draining: bool) -> bool:
-    """Whether nothing of an entry is to be changed: of a thousand, as a rule, all but one."""
-    return (
-        entry.leaving_since is None
-        and entry.is_draining == is_draining
-        and entry.source == source
-        and entry.receiver == target.receiver
-        and entry.kv_events_port == target.kv_events_port
-    )
-
-
 def _engine(endpoint: Endpoint) -> Endpoint:
     """The whole engine of which an endpoint may be a rank."""
     url, rank = split_rank(endpoint.url)
     return endpoint if rank is None else Endpoint(url, endpoint.role)
-
-
-def _endpoint(pair: list[str]) -> Endpoint:
-    url, role = pair
-    return Endpoint(url, Role(role))
-
-
-def _fields(encoded: list[Any]) -> list[Any]:
-    """Fields that follow an endpoint, the last two of them a receiver and a port."""
-    *others, receiver, port = encoded
-    return [*others, _receiver(receiver), port]
-
-
-def _receiver(found: list[Any] | None) -> Receiver | None:
-    if found is None:
-        return None
-    host, init_ports, alloc_ports = found
-    return Receiver(host, tuple(init_ports), tuple(alloc_ports))

@@ -7,7 +7,7 @@ from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Member
 from router.core.fleet.status import Notice
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.prefix.cache_events import CacheEvents
 from router.core.prefix.kv_source import EngineCache, KVSource
 from tests.core.fixtures import D0, D1

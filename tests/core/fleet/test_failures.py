@@ -8,7 +8,7 @@ from router.core.events import (
 )
 from router.core.fleet.member import Exclusion
 from router.core.health import HealthSignal, State
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.speed.outlier import FINE
 from router.core.values import FailureKind
 from tests.core.fixtures import D0, D1

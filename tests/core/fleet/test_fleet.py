@@ -6,7 +6,7 @@ from router.core.events import (
     LegFailed,
     Scraped,
 )
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.values import FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2, D3, D4
 from tests.core.fleets import (

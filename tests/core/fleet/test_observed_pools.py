@@ -20,7 +20,7 @@ from router.core.events import (
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Exclusion, Member
 from router.core.health import HealthSignal, HealthThresholds, State
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.speed.outlier import FINE
 from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Gauges, Role

@@ -17,7 +17,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Kind, Member
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl

@@ -19,7 +19,7 @@ from router.core.fleet.status import (
     pool_status,
 )
 from router.core.health import HealthSignal, HealthThresholds, State
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.speed.outlier import Outlier
 from router.core.speed.stall import Stall
 from router.core.values import Endpoint, FailureKind, Gauges, Role

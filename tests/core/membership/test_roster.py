@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease, Ledger
 from router.core.health import Health, HealthThresholds, State
+from router.core.membership.entry import OPERATOR, Entry, Order
 from router.core.membership.membership import Target
-from router.core.membership.roster import OPERATOR, Entry, Order, Roster
+from router.core.membership.roster import Roster
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, D2, P0

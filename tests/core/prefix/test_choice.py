@@ -9,7 +9,7 @@ from router.core.fleet.eligible import SUBSET_SIZE
 from router.core.fleet.fleet import MAX_NEWS, Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.policies import POLICIES
 from router.core.prefix.keys import prefix_keys
 from router.core.routing.schedule import Scheduler

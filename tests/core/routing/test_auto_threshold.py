@@ -13,7 +13,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.routing.auto_threshold import (
     CEILING,
     COLD_THRESHOLD,

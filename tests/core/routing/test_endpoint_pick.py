@@ -18,7 +18,7 @@ from router.core.events import (
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.policies import POLICIES
 from router.core.routing.endpoint_pick import EndpointPick
 from router.core.routing.schedule import Scheduler

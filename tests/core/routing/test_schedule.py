@@ -15,7 +15,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Exclusion
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.policies import POLICIES, Policy
 from router.core.routing.auto_threshold import COLD_THRESHOLD, AutoThreshold
 from router.core.routing.schedule import LOAD_FACTOR, Scheduler

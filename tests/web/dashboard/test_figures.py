@@ -11,7 +11,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.status import StatusLog
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.membership.roster import Entry
+from router.core.membership.entry import Entry
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from router.telemetry.totals import Totals
 from router.web.dashboard.figures import ENGINES_PER_TURN, PLOTTED, Figures

@@ -1,0 +1,77 @@
+"""An engine of the fleet as the roster lists it, and the orders that operators give."""
+
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from router.core.membership.membership import Target
+from router.core.plans.lmcache_receivers import Receiver
+from router.core.values import Endpoint, Role
+
+__all__ = ["OPERATOR", "Entry", "Order", "endpoint_of", "fields_of"]
+
+OPERATOR: Final = "operator"
+"""The source of what operators add."""
+
+
+class Order(StrEnum):
+    """What an operator says of an engine."""
+
+    ADD = "add"
+    DRAIN = "drain"
+    """No new requests, until `UNDRAIN`."""
+    UNDRAIN = "undrain"
+    REMOVE = "remove"
+    """It leaves although a source names it, until `ADD`."""
+
+
+class Entry(NamedTuple):
+    """An engine of the fleet, in one role."""
+
+    endpoint: Endpoint
+    row: int = 0
+    identity: str = ""
+    source: str = OPERATOR
+    """Who names it, or named it last."""
+    is_draining: bool = False
+    """Whether its source or an operator wants that it gets no new requests."""
+    leaving_since: float | None = None
+    """Since when nobody names it; monotonic seconds, the clock of all processes of a host."""
+    changed_in: int = 0
+    """The version in which it began to leave."""
+    receiver: Receiver | None = None
+    """Where its LMCache takes KV caches, if its source knows."""
+    kv_events_port: int | None = None
+    """As its source says."""
+
+    def left(self, now: float, version: int) -> "Entry":
+        """The same, when nobody names it any more."""
+        return self._replace(leaving_since=now, changed_in=version)
+
+    def is_as_wanted(self, source: str, target: Target, *, is_draining: bool) -> bool:
+        """Whether nothing of it is to be changed: of a thousand, as a rule, all but one."""
+        return (
+            self.leaving_since is None
+            and self.is_draining == is_draining
+            and self.source == source
+            and self.receiver == target.receiver
+            and self.kv_events_port == target.kv_events_port
+        )
+
+
+def endpoint_of(pair: list[str]) -> Endpoint:
+    """An endpoint as JSON has it."""
+    url, role = pair
+    return Endpoint(url, Role(role))
+
+
+def fields_of(encoded: list[Any]) -> list[Any]:
+    """The fields that follow an endpoint in JSON; the last two are a receiver and a port."""
+    *others, receiver, port = encoded
+    return [*others, _receiver(receiver), port]
+
+
+def _receiver(found: list[Any] | None) -> Receiver | None:
+    if found is None:
+        return None
+    host, init_ports, alloc_ports = found
+    return Receiver(host, tuple(init_ports), tuple(alloc_ports))
