@@ -12,7 +12,8 @@ from router.simulator.virtual.reporting.cost import selection_microseconds
 from router.simulator.virtual.reporting.plots import PlotsUnavailable, plot
 from router.simulator.virtual.reporting.results import EngineResult, Result
 from router.simulator.virtual.routing.policies import ORACLE, POLICY_NAMES, policies_for
-from router.simulator.virtual.scenarios import SCENARIOS, Size, replayed, scenario
+from router.simulator.virtual.scenarios.base import Size
+from router.simulator.virtual.scenarios.catalogue import SCENARIOS, replayed, scenario
 from router.simulator.virtual.values import (
     AUTO,
     Change,

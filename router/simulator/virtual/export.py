@@ -15,8 +15,9 @@ from pathlib import Path
 import orjson
 
 from router.simulator.virtual.loads import mooncake
-from router.simulator.virtual.prefix_scenarios import LOADS
-from router.simulator.virtual.scenarios import Size, replayed, scenario
+from router.simulator.virtual.scenarios.base import Size
+from router.simulator.virtual.scenarios.catalogue import replayed, scenario
+from router.simulator.virtual.scenarios.prefixes import LOADS
 from router.simulator.virtual.values import Scenario
 
 __all__ = ["lines", "main"]

@@ -23,7 +23,8 @@ from router.simulator.virtual.routing.policies import (
     power_of_two,
     random_choice,
 )
-from router.simulator.virtual.scenarios import Size, scenario
+from router.simulator.virtual.scenarios.base import Size
+from router.simulator.virtual.scenarios.catalogue import scenario
 from router.simulator.virtual.values import EngineModel
 from tests.core.fixtures import D0, D1, D2, candidate
 from tests.simulator.virtual.test_engine import Told

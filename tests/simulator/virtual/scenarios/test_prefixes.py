@@ -3,7 +3,7 @@
 import pytest
 
 from router.simulator.virtual import Size, scenario, simulate
-from router.simulator.virtual.prefix_scenarios import LOADS
+from router.simulator.virtual.scenarios.prefixes import LOADS
 
 
 @pytest.mark.parametrize("name", LOADS)
