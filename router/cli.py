@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from router import __version__
-from router.commands.anew import hide_secrets, keep_pipe
 from router.commands.flags import (
     Parser,
     add_admin_key,
@@ -18,6 +17,7 @@ from router.commands.flags import (
     add_simulation,
 )
 from router.commands.hash_seed import share_hash_seed
+from router.commands.reexec import hide_secrets, keep_pipe
 from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, load, sources, suggestion
 from router.telemetry import logs
@@ -68,7 +68,7 @@ def _serve(options: Options) -> int:
     file = options["config"]
     flags = {name: value for name, value in options.items() if name != "config"}
     settings = _settings(options)
-    share_hash_seed(settings)  # here the process may begin anew
+    share_hash_seed(settings)  # may re-execute the process
     from router.commands import serve  # noqa: PLC0415 - most of a second to import, for itself only
 
     logs.configure(settings.log_level, settings.log_format)
@@ -141,7 +141,7 @@ def _top(options: Options) -> int:
 
 def _settings(options: Options) -> Settings:
     settings = load(options, options.pop("config"))
-    hide_secrets()  # here the process may begin anew: what is wrong was told before, by its flag
+    hide_secrets()  # may re-execute the process; mistakes in flags have been reported by now
     return settings
 
 

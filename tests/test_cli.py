@@ -115,7 +115,7 @@ def test_a_reader_who_has_seen_enough_is_no_reason_for_a_traceback():
 
 @pytest.mark.parametrize("place", ["stdin", "fd"])
 def test_a_configuration_from_a_pipe_outlives_the_move_of_secrets_from_the_title(tmp_path, place):
-    """The process begins itself anew then; a pipe can be read once."""
+    """The process re-executes itself then; a pipe can be read only once."""
     body = tmp_path / "body.json"
     body.write_bytes(b'{"prompt": "a"}')
     out, into = os.pipe()

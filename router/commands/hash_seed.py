@@ -1,7 +1,7 @@
 """One hash seed for all replicas of a router, so that they make the same keys of a prompt.
 
-The keys are Python's own hashes (`core/prefix/keys.py`), and Python takes its seed when it starts:
-so the process begins anew, as itself, with one that follows from the replicas' common key.
+The keys are Python's own hashes (`core/prefix/keys.py`), and Python reads its seed at startup. So
+the process re-executes itself with a seed that is derived from the replicas' common key.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
-from router.commands.anew import begin_anew
+from router.commands.reexec import re_execute
 from router.settings import Settings
 
 __all__ = ["share_hash_seed"]
@@ -19,11 +19,11 @@ VARIABLE: Final = "PYTHONHASHSEED"
 
 
 def share_hash_seed(settings: Settings) -> None:
-    """Begin anew with the replicas' seed; returns where that is not needed, or done."""
+    """Re-execute with the replicas' seed; returns if that is done already, or not needed."""
     environment: Mapping[str, str] = os.environ  # noqa: TID251 - Python's own variable
     if settings.peer_key is None or not settings.shares_prompts or VARIABLE in environment:
         return
-    begin_anew(sys.argv[1:], {VARIABLE: str(_seed(settings.peer_key))})
+    re_execute(sys.argv[1:], {VARIABLE: str(_seed(settings.peer_key))})
 
 
 def _seed(key: str) -> int:

@@ -18,12 +18,12 @@ FLAGS = {
 
 
 class Begun(Exception):
-    """The process begins anew."""
+    """The process is re-executed."""
 
 
 @pytest.fixture
 def seeds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Those with which the process began anew."""
+    """Those with which the process was re-executed."""
     found: list[str] = []
 
     def begin(path: str, arguments: list[str], environment: dict[str, str]) -> None:
@@ -72,7 +72,7 @@ def test_a_seed_that_is_given_stays(seeds: list[str], monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("command", [["python", "-c", "..."], []])
-def test_within_another_program_it_does_not_begin_anew(
+def test_within_another_program_it_is_not_re_executed(
     seeds: list[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", command)

@@ -17,8 +17,8 @@ class Access(Group):
     api_key_file: Keys | None = Field(
         None,
         description="File of API keys, a line `NAME KEY` (or `NAME sha256:HEX`) for each: clients "
-        "need one of them. Behind the key may stand requests=N and tokens=N (per minute) and "
-        "streams=N (at a time). It is read again within seconds when it changes; names appear in "
+        "need one of them. Limits may follow the key: requests=N and tokens=N (per minute), "
+        "streams=N (concurrent). It is read again within seconds when it changes; names appear in "
         "logs and metrics, keys nowhere.",
         json_schema_extra=LIVE,
     )
@@ -31,9 +31,9 @@ class Access(Group):
     peers: Urls = Field(
         (),
         description="URLs of the admin listeners of all replicas of this router, itself included "
-        "or not: each tells the others of its requests as they change, so that they rarely meet on "
-        "one engine, and which prompts it has sent where. Needs --admin-port; docs/replicas.md "
-        "says how many replicas to run.",
+        "or not: each reports its requests to the others as they change, so that they rarely "
+        "choose the same engine at once, and which prompts it has sent where. Needs --admin-port; "
+        "docs/replicas.md says how many replicas to run.",
     )
     dns_peers: DnsNames = Field(
         (),
@@ -43,10 +43,10 @@ class Access(Group):
     peer_key: Key | None = Field(
         None,
         repr=False,
-        description="Sent to and asked of other replicas as the bearer token, the same for all; it "
-        "opens nothing else. The replicas' common hash seed follows from it, without which they "
-        "cannot tell each other of prompts. Needed with --admin-key-file. As a flag it is seen as "
-        "--engine-api-key is.",
+        description="The bearer token between replicas, the same for all; it authorizes nothing "
+        "else. The replicas' common hash seed is derived from it; without one they cannot report "
+        "prompts to each other. Required with --admin-key-file. As a flag it is as visible as "
+        "--engine-api-key.",
     )
     epp_port: Whole | None = Field(
         None,
@@ -63,13 +63,13 @@ class Access(Group):
     )
     trusted_gateways: Networks = Field(
         ("127.0.0.0/8", "::1/128"),
-        description="Networks of the gateways whose headers --direct-mode believes; a comma list "
+        description="Networks of the gateways whose headers --direct-mode trusts; a comma list "
         "like 10.1.0.0/16. Headers of others are ignored.",
         json_schema_extra=LIVE,
     )
     engine_header: Literal["off", "on"] = Field(
         "off",
         description="on: answers carry x-pd-router-endpoint, the URL of the engine that gave them, "
-        "for load tests. It tells clients your addresses.",
+        "for load tests. It shows clients your addresses.",
         json_schema_extra=LIVE,
     )

@@ -34,25 +34,25 @@ class Engines(Group):
     )
     engines_file: EnginesFile | None = Field(
         None,
-        description='JSON file that names engines, as {"prefill": [URL], "decode": [URL]}; it is '
-        "looked at every second, and what it names comes and goes while the router runs.",
+        description='JSON file that lists engines, as {"prefill": [URL], "decode": [URL]}; it is '
+        "checked every second, and its engines join and leave while the router runs.",
     )
     engine_networks: Networks = Field(
         (),
-        description="Networks (10.0.0.0/8, fd00::/8) in which engines must be that --engines-file, "
-        "discovery or the admin API names, and by their address: a name may come to mean another "
-        "one. Repeat the flag or give a comma list; default: anywhere. Not for --prefill and "
-        "--decode.",
+        description="Networks (10.0.0.0/8, fd00::/8) to which engines from --engines-file, "
+        "discovery and the admin API are restricted. They must be given by address, because a "
+        "name may come to mean another one. Repeat the flag or give a comma list; default: "
+        "anywhere. Not for --prefill and --decode.",
     )
     engine_leave_timeout: Seconds = Field(
         600.0,
-        description="Seconds after which an engine that was removed is forgotten although requests "
-        "are still there; they go on. As long as an answer may take to begin.",
+        description="Seconds after which a removed engine is forgotten although it still has "
+        "requests; they continue. The default is how long an answer may take to begin.",
     )
     k8s_prefill_selector: Selector | None = Field(
         None,
         description="Kubernetes: label selector of the prefill engines' pods, as app=vllm,"
-        "role=prefill. docs/discovery.md says what becomes of pods that come and go.",
+        "role=prefill. docs/discovery.md says what happens when pods come and go.",
     )
     k8s_decode_selector: Selector | None = Field(
         None, description="Kubernetes: label selector of the decode engines' pods."

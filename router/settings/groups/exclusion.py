@@ -29,22 +29,22 @@ class Exclusion(Group):
     )
     outlier_ejection_time: Seconds = Field(
         30.0,
-        description="Seconds of an engine's first ejection; each further one is as much longer, "
+        description="Seconds of an engine's first ejection; each further one is that much longer, "
         "up to 300 s.",
         json_schema_extra=LIVE,
     )
     retry_budget: Share = Field(
         retry_budget.SHARE,
         description="Retries per request, 0 to 1, in the long run: when engines fail, the others "
-        "get no more than that on top. A thousand at once and 10 a second are always allowed.",
+        "get at most that much extra load. A burst of 1000 and 10 a second are always allowed.",
         json_schema_extra=LIVE,
     )
     max_excluded_percent: Whole = Field(
         50,
         ge=0,
         le=100,
-        description="Share of a pool that may be stalled or ejected at a time; when more look so, "
-        "all are used.",
+        description="Percentage of a pool that may be excluded as stalled or ejected at a time; if "
+        "more are, all engines are used.",
         json_schema_extra=LIVE,
     )
     slow_start: SecondsOrZero = Field(

@@ -21,10 +21,10 @@ class Limits(Group):
     max_buffered_bytes: Whole = Field(
         256 << 20,
         ge=1024,
-        description="Bytes of request bodies that are held at a time, all connections together; "
-        "what comes beyond that gets 503. A body is held until its answer begins (a unary one: "
-        "until it ends), with its prefill request in up to three times its size. Answers that are "
-        "read whole may take as many again.",
+        description="Bytes of request bodies held at a time, over all connections; further ones "
+        "get 503. A body is held until its answer begins (a unary one: until it ends); with its "
+        "prefill request it takes up to three times its size. Answers that are read whole may "
+        "take as many again.",
         json_schema_extra=LIVE,
     )
     max_in_flight: Whole | None = Field(
@@ -37,16 +37,16 @@ class Limits(Group):
     max_in_flight_per_engine: Whole | None = Field(
         None,
         ge=1,
-        description="The same for each decode engine: a request waits while all that serve its "
-        "model have so many. --max-num-seqs of the engines, or a little more.",
+        description="The same for each decode engine: a request waits while all engines that serve "
+        "its model are at this limit. Use the engines' --max-num-seqs, or a little more.",
         json_schema_extra=LIVE,
     )
     queue_size: Whole = Field(
         1000,
         ge=0,
         description="Requests that may wait when --max-in-flight or --max-in-flight-per-engine is "
-        "reached; then the newest of whoever has most waiting gets 429. Each of --workers has its "
-        "share.",
+        "reached; beyond that the newest request of the tenant with the most waiting gets 429. "
+        "Each of --workers has its share.",
         json_schema_extra=LIVE,
     )
     queue_timeout: Seconds = Field(
@@ -57,8 +57,8 @@ class Limits(Group):
     )
     tenant_header: HeaderName = Field(
         "authorization",
-        description="Header by whose value places are shared fairly while requests wait. With "
-        "--api-key-file it is the key's name instead.",
+        description="Header whose value identifies a tenant: while requests wait, places are "
+        "shared fairly among tenants. With --api-key-file a tenant is the key's name instead.",
         json_schema_extra=LIVE,
     )
     queue_priority: HeaderName = Field(
@@ -71,7 +71,7 @@ class Limits(Group):
     max_idle_connections: Whole = Field(
         512,
         ge=0,
-        description="Idle connections kept per engine. In use there may be any number.",
+        description="Idle connections kept per engine. The number in use is not limited.",
         json_schema_extra=LIVE,
     )
     idle_connection_timeout: Seconds = Field(

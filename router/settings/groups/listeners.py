@@ -28,8 +28,8 @@ class Listeners(Group):
         None,
         ge=0,
         le=65535,
-        description="Port for operators: /metrics, /endpoints and /docs are there, and on --port "
-        "no more; 0 takes a free one. By default clients can read them.",
+        description="Port for operators: /metrics, /endpoints and /docs are served there instead "
+        "of on --port; 0 takes a free one. By default clients can read them.",
     )
     tls_cert_file: ExistingFile | None = Field(
         None,
@@ -42,8 +42,8 @@ class Listeners(Group):
     )
     tls_client_ca_file: Certificates | None = Field(
         None,
-        description="CA certificates (PEM): clients need a certificate of one of them (mutual TLS)."
-        " That goes for /health and /ready too: let a platform probe the admin listener.",
+        description="CA certificates (PEM): clients need a certificate of one of them (mutual "
+        "TLS), for /health and /ready too: let a platform probe the admin listener.",
     )
     admin_tls_cert_file: ExistingFile | None = Field(
         None, description="As --tls-cert-file, for the admin listener."
@@ -56,19 +56,19 @@ class Listeners(Group):
     )
     takeover: SocketPath | None = Field(
         None,
-        description="Unix socket by which a newer router takes over: started with the same path it "
-        "gets the listening sockets of the one that runs, which then serves what it has and ends. "
-        "docs/change.md says how.",
+        description="Unix socket by which a newer router takes over: started with the same path "
+        "it gets the listening sockets of the running one, which then finishes its requests and "
+        "exits. See docs/change.md.",
     )
     cors_allow_origin: Origins = Field(
         (),
         description="Origins (https://app.example.com) whose web pages may call the API, or * for "
-        "all; repeat the flag or give a comma list. By default browsers let none.",
+        "all; repeat the flag or give a comma list. By default browsers allow none.",
         json_schema_extra=LIVE,
     )
     workers: Workers = Field(
         1,
-        description="Processes that share the port and what they know of the engines; auto: one "
+        description="Processes that share the port and their knowledge of the engines; auto: one "
         "per core.",
     )
 

@@ -15,7 +15,7 @@ class Probing(Group):
     engine_stats_interval: Seconds = Field(
         probing.SCRAPE_SECONDS,
         description="Seconds between scrapes of each engine's /metrics. Own requests are counted "
-        "exactly; scrapes only add what others put there.",
+        "exactly; scrapes only add the requests of others.",
     )
     health_check_interval: Seconds = Field(
         probing.HEALTH_SECONDS,
@@ -30,9 +30,9 @@ class Probing(Group):
     engine_api_key: Key | None = Field(
         None,
         repr=False,
-        description="Sent to engines as the bearer token, in place of the client's. Better given "
-        "by the environment or --config: all users of a host can see the flag until the router, "
-        "within a second of its start, has begun anew without it.",
+        description="Sent to engines as the bearer token, in place of the client's. Set it by the "
+        "environment or --config: all users of a host can see the flag until the router, within "
+        "a second of its start, has re-executed itself without it.",
     )
     engine_ca_file: Certificates | None = Field(
         None,

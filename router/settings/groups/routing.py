@@ -18,8 +18,8 @@ class Routing(Group):
         0,
         description="Requests of at least this many estimated input tokens are prefilled "
         "remotely; 0 means always. Below a few thousand tokens a KV transfer costs more than "
-        "the prefill it saves. auto: where the first token is expected sooner, by the speed and "
-        "load of both engines and what transfers take.",
+        "the prefill it saves. auto: the mode in which the first token is expected sooner, by the "
+        "speed and load of both engines and the cost of transfers.",
         json_schema_extra=LIVE,
     )
     max_itl_impact: Impact = Field(
@@ -55,9 +55,9 @@ class Routing(Group):
     )
     prefix_cache: Literal["off", "history", "events"] = Field(
         "history",
-        description="How shortest_expected_delay knows what the engines' prefix caches hold, which "
-        "need not be computed again: history (what this router sent where), events (what the "
-        "engines themselves announce; history where they announce nothing), or off.",
+        description="How shortest_expected_delay learns which prompt tokens are in an engine's "
+        "prefix cache and need not be computed again: history (what this router sent where), "
+        "events (what the engines announce; history for those that announce nothing), or off.",
     )
     kv_events: KVEventSources = Field(
         None,
@@ -68,7 +68,7 @@ class Routing(Group):
     )
     engine_max_num_seqs: LimitByEngine = Field(
         {},
-        description="Sequences that a decode engine runs side by side, vLLM's --max-num-seqs: a "
+        description="Sequences that a decode engine runs concurrently, vLLM's --max-num-seqs: a "
         "number for all, or JSON (or @FILE) from decode URL (or *) to number. By default it is "
         "learned while requests queue; an engine's KV cache may hold fewer.",
     )

@@ -22,7 +22,7 @@ class Telemetry(Group):
     decision_log_sample: Share = Field(
         0.0,
         description="Share of choices that are logged with every candidate's figures, 0 to 1; "
-        "0.001 tells why without flooding anybody.",
+        "0.001 explains choices without flooding the log.",
         json_schema_extra=LIVE,
     )
     log_format: Literal["text", "json"] = Field(
@@ -35,6 +35,6 @@ class Telemetry(Group):
     )
     trace_sample: Share = Field(
         1.0,
-        description="Share of requests that are traced, 0 to 1; of those whose client traces them "
+        description="Share of requests that are traced, 0 to 1; for requests that a client traces, "
         "the client decides.",
     )

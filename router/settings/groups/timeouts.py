@@ -25,8 +25,8 @@ class Timeouts(Group):
     )
     first_byte_timeout: Seconds = Field(
         600.0,
-        description="Seconds to the first byte of an answer, of a stream to its first content. A "
-        "unary answer has none before all its tokens are made.",
+        description="Seconds to the first byte of an answer; for a stream, to its first content. A "
+        "unary answer has none before all its tokens are generated.",
         json_schema_extra=LIVE,
     )
     stream_idle_timeout: Seconds = Field(
@@ -37,14 +37,13 @@ class Timeouts(Group):
     )
     body_timeout: Seconds = Field(
         60.0,
-        description="Seconds for a request's body to arrive: the largest, 64 MiB, does at "
-        "10 Mbit/s.",
+        description="Seconds for a request's body to arrive; the largest, 64 MiB, needs 10 Mbit/s.",
         json_schema_extra=LIVE,
     )
     client_stall_timeout: Seconds = Field(
         300.0,
-        description="Seconds after which a client that reads nothing is cut off, at most twice "
-        "that: it holds a slot of its engine.",
+        description="Seconds after which a client that reads nothing is disconnected (at most "
+        "twice that), because it holds a slot of its engine.",
         json_schema_extra=LIVE,
     )
     shutdown_grace: SecondsOrZero = Field(

@@ -1,22 +1,22 @@
-"""Secrets that are given as flags are gone from the title once the process has begun anew."""
+"""Secrets given as flags are gone from the command line once the process has re-executed itself."""
 
 import os
 import sys
 
 import pytest
 
-from router.commands.anew import begin_anew, hide_secrets
+from router.commands.reexec import hide_secrets, re_execute
 
 PYTHON = ["python", "-X", "dev", "-m", "router.cli"]
 
 
 class Begun(Exception):
-    """The process begins anew."""
+    """The process is re-executed."""
 
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]]]:
-    """The commands and the new variables with which the process began anew."""
+    """The commands and the new variables with which the process was re-executed."""
     found: list[tuple[list[str], dict[str, str]]] = []
 
     def begin(path: str, arguments: list[str], environment: dict[str, str]) -> None:
@@ -76,5 +76,5 @@ def test_within_another_program_it_goes_on(
     called(monkeypatch, "serve", "--peer-key", "p")
     monkeypatch.setattr(sys, "orig_argv", command)
     hide_secrets()
-    begin_anew([], {})
+    re_execute([], {})
     assert begun == []

@@ -1,5 +1,5 @@
-"""Begins the process anew, as itself: with a hash seed that Python reads when it starts, and
-without secrets in its title."""
+"""Re-executes the process: with a hash seed, which Python reads only at startup, and without
+secrets in its command line."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from typing import Final
 
 from router.settings import ENV_PREFIX, Settings, flag
 
-__all__ = ["begin_anew", "hide_secrets", "keep_pipe"]
+__all__ = ["hide_secrets", "keep_pipe", "re_execute"]
 
 VARIABLES: Final[Mapping[str, str]] = {
     flag(name): ENV_PREFIX + name.upper()
@@ -27,9 +27,9 @@ _DESCRIPTOR: Final = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/(\d+)")
 
 
 def keep_pipe(path: Path) -> None:
-    """What comes by a pipe that the process was begun with (`--config /dev/stdin`, or a shell's
-    `<(...)`) can be read again: by the process that is begun anew, and when settings are reloaded.
-    A copy in memory takes the pipe's place; whatever else the path names stays as it is."""
+    """Make an inherited pipe (`--config /dev/stdin`, or a shell's `<(...)`) readable more than
+    once: after `re_execute`, and when settings are reloaded. It is replaced by a copy in memory; if
+    the path is no pipe, nothing happens."""
     found = _DESCRIPTOR.fullmatch(str(path))
     if found is None:
         return
@@ -37,7 +37,7 @@ def keep_pipe(path: Path) -> None:
     try:
         if not stat.S_ISFIFO(os.fstat(number).st_mode):
             return
-    except OSError:  # whoever reads it says so
+    except OSError:  # reported when the file is read
         return
     with os.fdopen(os.memfd_create("pd-router"), "wb") as copy:
         copy.write(path.read_bytes())
@@ -45,9 +45,9 @@ def keep_pipe(path: Path) -> None:
         os.dup2(copy.fileno(), number)
 
 
-def begin_anew(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Begin anew with these arguments, and these variables besides the environment's. Returns where
-    the process runs within another program, which it cannot start anew."""
+def re_execute(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Replace the process by itself with these arguments, and these variables added to the
+    environment. Returns if the process runs within another program, which it cannot re-execute."""
     own = len(sys.orig_argv) - len(sys.argv[1:])
     if sys.orig_argv[own:] != sys.argv[1:]:
         return
@@ -57,9 +57,9 @@ def begin_anew(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
 
 
 def hide_secrets() -> None:
-    """Begin anew with the secrets of flags in the environment instead, which the own user alone can
-    read: every user can read the title, and workers have their parent's. Returns where there are
-    none."""
+    """Re-execute with secrets moved from flags to the environment, which only the same user can
+    read: every user can read a process's command line, and workers have their parent's. Returns if
+    there are none."""
     arguments: list[str] = []
     secrets: dict[str, str] = {}
     given = iter(sys.argv[1:])
@@ -70,4 +70,4 @@ def hide_secrets() -> None:
         else:
             arguments.append(argument)
     if secrets:
-        begin_anew(arguments, secrets)
+        re_execute(arguments, secrets)
