@@ -53,7 +53,7 @@ def constraints_of(
     arguments: argparse.Namespace, stored: Constraints | None, gpus: int | None
 ) -> Constraints:
     """From the options; where none asks for anything, those that the result was judged by. `gpus`
-    are benchmarked, None where nobody said.
+    are benchmarked, None if not given.
 
     Raises InvalidConstraint, Unreadable.
     """
@@ -85,7 +85,7 @@ def _baseline(path: Path, gpus: int | None) -> float:
 
 
 def total_of(arguments: argparse.Namespace, result: Result) -> int | None:
-    """The GPUs that the throughput is asked of; None where nobody said."""
+    """The GPUs to which the throughput limit applies; None if not given."""
     if arguments.gpus_total is not None:
         return int(arguments.gpus_total)
     return PLATFORMS[arguments.platform].gpus if arguments.platform else result.gpus_total
@@ -135,8 +135,8 @@ def opinion(
 
 
 def _stored(result: Result, *, same: bool) -> Diagnosis | None:
-    """What whoever had the requests said of them, where only figures are left; `same` is asked of
-    them now as was then."""
+    """The diagnosis made when the requests were known, if only figures are left; `same`: the limits
+    are those of that time."""
     if result.run is not None or result.diagnosis is None:
         return None
     return result.diagnosis if same or result.diagnosis.kind not in RELATIVE else None

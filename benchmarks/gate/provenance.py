@@ -1,6 +1,6 @@
 """Who measured what, when, where and how: rows for the report, kept with the result.
 
-Without them a figure is worth nothing to somebody who was not there.
+Without them a figure cannot be reproduced or compared.
 """
 
 import platform

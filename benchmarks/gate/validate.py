@@ -51,7 +51,7 @@ Beside = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Interrupted(Exception):
-    """Somebody wants an end; the text says what was going on."""
+    """The run was interrupted; the text says at which step."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -303,14 +303,14 @@ class _Validation:
         """The first signal stops in good order, a second one at once."""
         loop, heard = asyncio.get_running_loop(), signals.heard()
 
-        def deaf() -> None:
+        def stop_listening() -> None:
             for number in heard:
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.default_int_handler)
 
         def stop() -> None:
             self._stopped.set()
-            deaf()
+            stop_listening()
             # Last: after a hang-up there is no terminal to say it on.
             self._live.say("stopping: what there is will be written; once more ends at once")
 
@@ -319,4 +319,4 @@ class _Validation:
         try:
             yield
         finally:
-            deaf()
+            stop_listening()

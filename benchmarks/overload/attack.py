@@ -52,7 +52,7 @@ async def send_body(port: int, number: int) -> str:
 
 
 async def do_not_read(port: int, number: int) -> str:
-    """A stream that nobody reads, of a client with a small buffer."""
+    """A stream that its client, with a small buffer, does not read."""
     await asyncio.sleep(number % 1000 / 1000 * SPREAD_SECONDS)
     sock = socket.socket()
     sock.setblocking(False)

@@ -18,7 +18,7 @@ SECONDS = 60.0
 
 
 def free_port() -> int:
-    """One that nobody listens on now, and the next one; below those that the system hands out."""
+    """A port that is free now, and the next one; below the range that the system assigns from."""
     while True:
         port = random.SystemRandom().randrange(15_000, 30_000)
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:

@@ -53,7 +53,8 @@ def configuration(fleet: Fleet, port: int, place: Path) -> str:
 
 
 def _user() -> str:
-    """Started by root, its worker would become nobody, who cannot read our directory."""
+    """Started by root, its worker would run as the user `nobody`, which cannot read our
+    directory."""
     if os.geteuid() != 0:
         return ""
     return f"user {getpass.getuser()} {grp.getgrgid(os.getegid()).gr_name};\n"

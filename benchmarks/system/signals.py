@@ -15,7 +15,7 @@ def heard() -> tuple[signal.Signals, ...]:
 
 def interrupt() -> None:
     """From now on each of them is a KeyboardInterrupt, so that what was started ends with us. Also
-    in a background job, which is born deaf to SIGINT."""
+    in a background job, which starts with SIGINT ignored."""
     for number in heard():
         signal.signal(number, signal.default_int_handler)
 

@@ -37,8 +37,8 @@ MOST_FAILURES = 5
 longer."""
 
 MAX_FAILING_SECONDS = 120.0
-"""For which starts of one worker may fail. The others serve, but connections to this one hang, and
-without the leader nobody probes or discovers engines: a whole router must take their place."""
+"""How long the starts of one worker may fail. The others serve, but connections to this one hang,
+and without the leader engines are not probed or discovered: the whole router must be restarted."""
 
 SETTLED_SECONDS = 10.0
 """A worker that has run so long has started successfully."""

@@ -19,7 +19,7 @@ __all__ = ["History", "view"]
 Json = Mapping[str, Any]
 
 SAMPLES: Final = 20
-"""Samples of a sparkline: one a second, as many as fit a table."""
+"""Samples of a sparkline, one a second: what fits a table."""
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 UNKNOWN: Final = "-"

@@ -131,7 +131,7 @@ class _Listening:
 
     def tell(self) -> None:
         """In a worker: this one does."""
-        with contextlib.suppress(BlockingIOError):  # restarted so often that nobody counts
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: restarted too often to count
             os.write(self._writing, b".")
 
     def is_new(self) -> bool:

@@ -81,7 +81,7 @@ class BadRequest(RouterError):
 
 
 class Unauthorized(RouterError):
-    """No API key, or one that nobody has."""
+    """No API key, or an unknown one."""
 
     status = 401
     type = "AuthenticationError"
@@ -229,7 +229,7 @@ class Unhealthy(RouterError):
 
 
 class TooManyViewers(RouterError):
-    """The live page has as many viewers as it may have."""
+    """The live page has reached its limit of viewers."""
 
     status = 503
     type = "ServiceUnavailableError"

@@ -109,7 +109,7 @@ class ApiServer:
     async def watch_pods(
         self, selector: str, version: int, seconds: int, on_events: Callable[[Events], None]
     ) -> None:
-        """Pass on what happens after `version`, for about so many seconds; events that arrive
+        """Pass on what happens after `version`, for about `seconds`; events that arrive
         together are passed on together. Raises Trouble, Expired or WrongConfiguration."""
         query = {
             "labelSelector": selector,

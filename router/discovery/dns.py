@@ -25,8 +25,8 @@ _HOST = re.compile(r"[A-Za-z0-9_.:-]+")
 class DnsSource:
     """The engines that `names` lead to. A name is asked for again when its answer's TTL is over.
 
-    After a restart nobody is removed because a name has no answer: until it has one, those of its
-    role that are `known` stay.
+    After a restart no engine is removed because a name has no answer: until it has one, those of
+    its role that are `known` stay.
     """
 
     name = "dns"

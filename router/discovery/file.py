@@ -42,7 +42,7 @@ class FileSource:
         return (self.name,)
 
     async def watch(self, on_targets: OnTargets) -> None:
-        """Run for ever."""
+        """Run without end."""
         while True:
             try:
                 data = await asyncio.to_thread(_contents, self._path)

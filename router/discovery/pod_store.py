@@ -18,8 +18,8 @@ class PodStore:
         self._listed_at = 0
         """The resourceVersion of the last list, which holds all that happened up to then."""
         self._known: dict[str, tuple[int, Pod | None]] = {}
-        """By UID: the newest version seen, and the pod; None: it is gone. Only the next list
-        forgets those that are gone, so there are as many as were deleted since the last one."""
+        """By UID: the newest version seen, and the pod; None: it is deleted. Only the next list
+        forgets those, so all that were deleted since the last one are here."""
 
     @property
     def pods(self) -> tuple[Pod, ...]:

@@ -38,4 +38,4 @@ class Source(Protocol):
         """What it asks, as metrics name it: each has an age."""
 
     async def watch(self, on_targets: OnTargets) -> None:
-        """Run for ever. Raises only for what will not mend: WrongConfiguration."""
+        """Run without end. Raises only what retrying cannot fix: WrongConfiguration."""

@@ -1,4 +1,4 @@
-"""A TLS context that is made anew when its files change."""
+"""A TLS context that is rebuilt when its files change."""
 
 import logging
 import ssl
@@ -25,7 +25,7 @@ class TLSFiles:
         self.context = make()
 
     def refresh(self) -> None:
-        """Make it anew if a file has changed. While that fails the old one remains, and it is tried
+        """Rebuild it if a file has changed. While that fails the old one stays, and it is tried
         each time: what is wrong need not be in the files (their mode, too many open files)."""
         if not self._files.have_changed() and not self._complaint:
             return

@@ -29,8 +29,8 @@ class WatchedFiles:
 
 
 def _version(path: Path) -> Version | None:
-    """What differs when the file is written anew, or replaced as Kubernetes does it; None if it
-    cannot be seen."""
+    """A value that changes when the file is rewritten, or replaced as Kubernetes does it; None if
+    it cannot be seen."""
     try:
         status = path.stat()
     except OSError:

@@ -208,7 +208,7 @@ def _workers(value: object) -> object:
 
 
 CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
-"""A container's limit (cgroup v2): microseconds of CPU, or "max", in each period of so many."""
+"""A container's limit (cgroup v2): microseconds of CPU, or "max", and the period's microseconds."""
 
 
 def cores() -> int:
@@ -222,4 +222,4 @@ def cores() -> int:
 
 
 CORES_AT_START: Final = cores()
-"""Counted once: the number of workers needs a restart, which nobody asked for by a reload."""
+"""Counted once: another number of workers needs a restart, which a reload must not cause."""

@@ -35,7 +35,7 @@ class Inbox:
         self._ring()
 
     def leave(self) -> None:
-        """The client is gone: whoever waits here is told by Gone."""
+        """The client is gone: waiting calls raise Gone."""
         self._gone = True
         self._ring()
 
@@ -124,7 +124,7 @@ class Driver:
         return ends
 
     async def _rest(self) -> None:
-        """Until something arrives, or until a lease ends that holds blocks somebody waits for."""
+        """Wait until something arrives, or until a lease ends whose blocks a sequence waits for."""
         self._bell.clear()
         expires = self._machine.kv.references.expires_next
         if not self._machine.waiting or expires == float("inf"):

@@ -14,8 +14,8 @@ class FaultError(ValueError):
 class Faults:
     """What is wrong with an engine. The defaults are a sound one.
 
-    The first group befalls single requests: those under `paths` that take part in `only`,
-    `containing` a text, at the `rate` given, the `next` so many of them.
+    The first group applies to single requests: those under `paths` that take part in `only`,
+    `containing` a text, at the given `rate`, or only the `next` N of them.
     """
 
     status: int | None = None

@@ -264,7 +264,7 @@ class Families:
             self.fallbacks.labels(leg, reason)
 
     def begin_queue_at_zero(self) -> None:
-        """Show a queue in which nobody waits."""
+        """Export the queue's series, with 0, before anything waits."""
         self.queue_length.set(0)
         for reason in QUEUE_REJECTIONS:
             self.queue_rejections.labels(reason)

@@ -1,5 +1,5 @@
-"""Writes lines to a file descriptor without ever waiting, if need be in a thread: a log that nobody
-reads, a slow disk or a full one must not hold up the event loop."""
+"""Writes lines to a file descriptor without ever blocking, if need be in a thread: a log that is
+not read, a slow disk or a full one must not hold up the event loop."""
 
 import os
 import queue

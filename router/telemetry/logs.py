@@ -69,7 +69,7 @@ class BatchedHandler(logging.Handler):
 
     @property
     def dropped(self) -> int:
-        """Lines of this process that nobody can read."""
+        """Lines of this process that were dropped."""
         return 0 if self._writer is None else self._writer.dropped
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -92,8 +92,8 @@ class BatchedHandler(logging.Handler):
                 self._loop.call_later(FLUSH_SECONDS, self._pass_on_later)
 
     def flush(self) -> None:
-        """Wait until all lines are written; logging does so at the end of the process. If nobody
-        reads them it does not wait for long."""
+        """Wait until all lines are written; logging does so at the end of the process. If they are
+        not read it does not wait for long."""
         self._pass_on()
         if self._writer is not None:
             self._writer.wait(END_SECONDS)
@@ -154,7 +154,8 @@ def configure(level: str, form: str) -> None:
 
 
 def flush() -> None:
-    """Have all lines written, as far as somebody reads them: something else is written next."""
+    """Write all lines, as far as they are read, because something else writes to the descriptor
+    next."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 

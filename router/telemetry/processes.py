@@ -1,7 +1,7 @@
 """CPU, memory and open files of all worker processes together.
 
-The CPU time that ended workers had used stays in the sum: a counter that falls looks to Prometheus
-like one that began anew, and all that the other workers had ever used like work of this moment.
+The CPU time that ended workers had used stays in the sum: Prometheus takes a counter that falls for
+one that was reset, and would count all that the other workers ever used as work of this moment.
 """
 
 from collections.abc import Callable, Iterable, Iterator

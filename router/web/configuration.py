@@ -33,8 +33,8 @@ def changed(old: Settings, new: Settings) -> list[str]:
 
 
 class Configuration:
-    """`settings` are those of now. `read` reads them again, from where they came; `apply` gives
-    them to whoever serves by them, and raises OSError or ValueError if it cannot. What comes of it
+    """`settings` are the current ones. `read` reads them again, from where they came; `apply` gives
+    them to the parts that use them, and raises OSError or ValueError if it cannot. The result
     is counted in `reloads`. `clock` is monotonic, in seconds."""
 
     def __init__(

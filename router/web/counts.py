@@ -1,4 +1,4 @@
-"""What the router has counted, up to the moment at which somebody asks."""
+"""The router's counts, up to date at the moment of reading."""
 
 import asyncio
 import time

@@ -46,9 +46,9 @@ class Discovery:
         """By source, why engines that it names are left out, as last logged."""
 
     async def run(self, source: Source) -> None:
-        """Let a source name engines, for ever. If its configuration is wrong when the router starts
-        it is asked no more. Later, or where it has named some, perhaps to a process before this
-        one, the fleet stays, and it is asked again: its cluster has changed."""
+        """Let a source list engines, without end. If its configuration is wrong when the router
+        starts it is not asked again. Later, or if it has listed some, perhaps to a process before
+        this one, the fleet stays and it is asked again, because its cluster has changed."""
 
         outage = Outage(source.name, level=logging.ERROR)
         loop, recovery = asyncio.get_running_loop(), None

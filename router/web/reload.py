@@ -34,7 +34,8 @@ SCHEDULING = (
     *("load_balancing_strategy", "prefill_load_balancing_strategy"),
     "decode_load_balancing_strategy",
 )
-"""The settings of the scheduler that may change: only then it is made anew, for it has learned."""
+"""Settings of the scheduler. It is replaced only if one of them changes, because it loses what it
+has learned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,7 @@ class Server(uvicorn.Server):
             return
         if not self.should_exit:
             await self._until_engines_are_known()
-        if self.should_exit:  # it was told to end in the meantime: nobody is to come here
+        if self.should_exit:  # told to stop in the meantime: do not accept
             await self.lifespan.shutdown()
             self._router.event_buffer.flush()
             return

@@ -13,8 +13,9 @@ BACKLOG: Final = 4096
 def listening_sockets(host: str, port: int, workers: int) -> list[list[socket.socket]]:
     """The sockets of each worker. Raises OSError, for example when the port is taken.
 
-    Each worker has its own (SO_REUSEPORT), and the kernel deals connections out. Whoever keeps all
-    of them open lets the next worker answer what waits in the socket of one that died.
+    Each worker has its own (SO_REUSEPORT), and the kernel distributes connections. A process that
+    keeps all of them open lets the next worker accept connections that wait in the socket of one
+    that died.
     """
     flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -31,7 +32,7 @@ def listening_sockets(host: str, port: int, workers: int) -> list[list[socket.so
 
 
 def _free(family: int, address: str, port: int) -> int:
-    """The port, or a free one for 0, if nobody listens there. Raises OSError.
+    """The port, or a free one for 0, if no other process listens there. Raises OSError.
 
     Sockets that share a port would share it with another router too, and its users with ours.
     """

@@ -39,7 +39,7 @@ def sources_of(
 
 
 def new_roster(settings: Settings) -> Roster:
-    """A roster in which there is nobody."""
+    """An empty roster."""
     # Twice the engines of the settings: all of them may be replaced at once.
     rows = max(MAX_ENDPOINTS, 2 * (len(settings.prefill) + len(settings.decode)))
     return Roster(rows, settings.engine_leave_timeout)

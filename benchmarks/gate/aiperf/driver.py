@@ -177,7 +177,7 @@ async def _ended(
                 awaited.discard(stopping)
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
-                # It is deaf while it starts, and then there is nothing to wait for.
+                # It ignores signals while it starts, and then there is nothing to wait for.
                 deadline = time.monotonic() + (STOP_S if watch.heard else 0.0)
             if time.monotonic() > deadline:
                 # Stopped: what it has written is all there will be.

@@ -66,7 +66,7 @@ class Watch:
         return whole.split(b"\n")
 
     def busiest(self, begin: float, end: float) -> float:
-        """Its share of one core in that time (of time.monotonic); 0 where nobody looked twice."""
+        """Its share of one core in that time (of time.monotonic); 0 with fewer than two samples."""
         return max((_share(each, begin, end) for each in self._cpu.values()), default=0.0)
 
 

@@ -81,7 +81,8 @@ def comparable(run: Run, seen: Timeline) -> Timeline:
 
 
 def holder(seen: Timeline, at: float) -> tuple[str, float, float] | None:
-    """Who held most of all requests at a time, how many, and of how many; None where nobody did."""
+    """The worker that held most of all requests at a time, how many, and of how many; None if none
+    did."""
     index = max(int(np.searchsorted(seen.times, at, side="right")) - 1, 0)
     loads = {name: float(load[index]) for name, load in seen.loads.items()}
     held = {name: load for name, load in loads.items() if not math.isnan(load)}
@@ -163,7 +164,7 @@ def standstills(run: Run) -> list[Span]:
             continue
         still &= _held_during(requests[name], name, edges)
         span = longest(still & (np.arange(BINS) <= going[-1]))
-        # A lull that all share is nobody's standstill.
+        # A lull that all share is no standstill of one worker.
         if span is not None and span[1] > span[0] and _alone(others, span, steady):
             seen = Span(name, float(edges[span[0]]), float(edges[span[1] + 1]))
             found.append(silence(run, seen) or seen)

@@ -24,7 +24,7 @@ class Request:
 
     `prompt` is an index into the data set; `first` and `last` are the first and the last chunk with
     content, `gaps` the seconds between such chunks; `ended` is when the outcome was known, None if
-    it never was. `output_tokens` is None where nobody counted: chunks are counted then. One that is
+    it never was. `output_tokens` is None if not counted: chunks are counted then. One that is
     `cancelled` was given up by the client on purpose. `left` are workers that it waited for in
     vain, before the router moved it to `worker`. It was `resent` by the client where the connection
     was closed just when it was written.
@@ -61,7 +61,7 @@ class Request:
 
     @property
     def tokens(self) -> int:
-        """Output tokens, or chunks with content where nobody counted tokens."""
+        """Output tokens, or chunks with content if tokens were not counted."""
         if self.output_tokens is not None:
             return self.output_tokens
         return 0 if self.first is None else len(self.gaps) + 1
@@ -113,7 +113,7 @@ class Run:
     workers: int | None = None
 
     def gave_up(self, request: Request) -> bool:
-        """Whether the client did not wait for it: no success, and nobody's failure."""
+        """Whether the client gave up on it: neither a success nor a failure."""
         is_open = request.ended is None and request.error is None
         return request.cancelled or (self.interrupted and is_open)
 

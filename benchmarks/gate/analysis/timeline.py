@@ -25,7 +25,7 @@ KNOWN = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """How many requests each worker held, at the same times; NaN where nobody knew.
+    """How many requests each worker held, at the same times; NaN where not known.
 
     `source` says who counted: the requests themselves, the router, or the engines.
     """

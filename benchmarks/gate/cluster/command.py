@@ -83,7 +83,7 @@ def _with_defaults(arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """What to run, in a namespace that nobody has."""
+    """What to run, in a namespace that does not exist yet."""
     platform = PLATFORMS.get(arguments.platform)
     thresholds = {"--throughput": arguments.throughput, "--ttft-p99": arguments.ttft_p99}
     # Without --platform the overlay's own thresholds do not apply either.

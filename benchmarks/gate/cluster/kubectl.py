@@ -1,4 +1,4 @@
-"""kubectl, and what its failures mean to whoever runs the gate."""
+"""kubectl, and what its failures mean to the user of the gate."""
 
 import json
 import shutil

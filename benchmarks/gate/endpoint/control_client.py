@@ -53,7 +53,7 @@ class ControlClient:
         return await self._ask(self._base + path, data, self._headers, timeout, limit)
 
     async def worker(self, url: str, *, timeout: float) -> Answer:
-        """Ask somebody else. Raises Unanswered."""
+        """GET from another server. Raises Unanswered."""
         return await self._ask(url, None, {}, timeout, LIMIT)
 
     async def _ask(

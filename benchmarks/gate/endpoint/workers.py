@@ -45,7 +45,7 @@ Gauges = tuple[float | None, float | None, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The workers' URLs, and who named them: "router", "told", or None: nobody knows of any."""
+    """The workers' URLs, and where they are from: "router", "told", or None if there are none."""
 
     urls: tuple[str, ...]
     source: str | None
@@ -62,8 +62,8 @@ class Workers:
         return f"{len(self.urls)} workers, from {by}"
 
     def unmatched(self, served: set[str]) -> bool:
-        """Whether answers name workers that --worker does not: a DNS name and an IP address, say,
-        of which nobody knows that they are one worker's."""
+        """Whether answers name workers other than --worker does: a DNS name and an IP address, say,
+        which cannot be matched."""
         return self.source == "told" and bool(served) and served.isdisjoint(self.urls)
 
 
@@ -93,7 +93,7 @@ async def discover(control_client: ControlClient, told: Sequence[str]) -> Worker
 async def unusable(
     control_client: ControlClient, told: Sequence[str], expected: int | None
 ) -> str | None:
-    """Why workers are missing; None where all are there, or where nobody knows of any and none are
+    """Why workers are missing; None if all are there, or if none are known and none are
     `expected`."""
     if told:
         wrong = await _silent(control_client, told)

@@ -157,7 +157,7 @@ async def counted(found: Dataset, count: prompts.Count) -> Dataset:
 
 
 def _conversation(turns: Sequence[Turn], prefixes: Sequence[str], number: int) -> Conversation:
-    first = Turn(turns[0].text, turns[0].output_tokens)  # nobody thinks before the first
+    first = Turn(turns[0].text, turns[0].output_tokens)  # no think time before the first
     if prefixes:
         first = Turn(f"{prefixes[number % len(prefixes)]} {first.text}", first.output_tokens)
     return Conversation((first, *turns[1:]))

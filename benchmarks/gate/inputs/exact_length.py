@@ -1,4 +1,4 @@
-"""Texts of exactly so many tokens, where there is somebody to count them.
+"""Texts of an exact number of tokens, if there is a tokenizer to count them.
 
 What we make up is of words that are one token each nearly everywhere; a question to the server for
 each text makes it certain.
@@ -16,7 +16,7 @@ T = TypeVar("T")
 async def exact(made: T, texts: int, fit: Callable[[T], Awaitable[T]]) -> tuple[T, str]:
     """What was made of so many texts, by `fit` if that is possible, and who counted, for people.
 
-    `fit` returns `made` itself where nobody counts, and raises ValueError where it cannot be done.
+    `fit` returns `made` itself without a tokenizer, and raises ValueError if it cannot be done.
     """
     if texts > MOST_COUNTED:
         return made, "counted as words, they are too many to ask the server"

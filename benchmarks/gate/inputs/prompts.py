@@ -29,7 +29,7 @@ Count = Callable[[str], Awaitable[int | None]]
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The texts, and who counted their tokens: "tokenize", or None for nobody but the words."""
+    """The texts, and how their tokens were counted: "tokenize"; None: estimated by words."""
 
     texts: tuple[str, ...]
     tokens: int

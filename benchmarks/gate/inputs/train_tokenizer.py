@@ -2,8 +2,7 @@
 
 The text is what CPython's standard library says about itself (docstrings and the language reference
 in pydoc_data; PSF licence, which allows derived works), and the words of our own prompts. The file
-is the same for the same version of Python: the first line of it says which. Refuses to know what
-tokens are counted for.
+is the same for the same version of Python, which its first line names.
 """
 
 import ast

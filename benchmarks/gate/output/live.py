@@ -1,6 +1,6 @@
 """What happens while it happens: phase, rates, first tokens so far, the fullest worker.
 
-On a terminal a display that is drawn anew, elsewhere a line every few seconds. `Board` is pure and
+On a terminal a display that is redrawn, elsewhere a line every few seconds. `Board` is pure and
 takes the time as an argument.
 """
 

@@ -29,7 +29,7 @@ WIDTH, HEIGHT, DPI = 9.0, 3.4, 110
 # One colour for what is to blame, everywhere; the rest stays grey.
 BLAME, OTHERS, PLAIN, LIMIT = "#c62828", "#9aa5b1", "#1f5fa8", "#2e7d32"
 BINS = 60
-# More points than this are drawn by nobody's eye.
+# More points than this cannot be told apart in the plot.
 POINTS = 6000
 # A logarithmic axis has no zero.
 LEAST_MS = 0.1
@@ -106,7 +106,7 @@ def _shade(axes: Axes, diagnosis: Diagnosis) -> None:
 
 
 def workers(run: Run, diagnosis: Diagnosis) -> Figure | None:
-    """What each worker held over time, the one to blame in red; None where nobody knows."""
+    """What each worker held over time, the one to blame in red; None if that is not known."""
     seen = timeline(run)
     if seen is None or not seen.loads:
         return None

@@ -1,4 +1,5 @@
-"""report.html: one file for somebody who was not there. Verdict first, then why, then evidence."""
+"""report.html: one file for a reader who did not see the run: the verdict, its reasons, the
+evidence."""
 
 import base64
 from collections.abc import Mapping, Sequence

@@ -74,7 +74,7 @@ async def _serve(pipe: Connection, target: Target, tickets: Tickets) -> None:
         except EOFError:
             loop.remove_reader(pipe.fileno())
             message = None
-        if not isinstance(message, Phase):  # stop, or nobody is there any more
+        if not isinstance(message, Phase):  # stop, or the parent is gone
             load.stop()
         if message != STOP:
             told.put_nowait(message)
@@ -171,7 +171,7 @@ class Generators:
         ]
         try:
             return list(await asyncio.gather(*listening))
-        finally:  # where one died, nobody waits for the others
+        finally:  # if one died, do not wait for the others
             for each in listening:
                 each.cancel()
             await asyncio.gather(*listening, return_exceptions=True)
@@ -195,7 +195,7 @@ class Generators:
             if isinstance(message, Progress):
                 tell(number, message)
                 return
-            loop.remove_reader(pipe.fileno())  # an end would be readable for ever
+            loop.remove_reader(pipe.fileno())  # a closed pipe would stay readable forever
             if message is None:
                 outcome.set_exception(_died(number))
             else:

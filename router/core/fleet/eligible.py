@@ -61,7 +61,7 @@ def sample(
 
 
 def part(candidates: Sequence[Candidate], draw: float) -> list[Candidate]:
-    """So many of these as one request considers, as `draw` chooses them."""
+    """The part of these that one request considers, chosen by `draw`."""
     step = _step(candidates)
     return list(candidates[int(draw * step) :: step])
 

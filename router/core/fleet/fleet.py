@@ -212,7 +212,7 @@ class Fleet(ObservedPools):
         """The timer of a leg on a leased endpoint. `tracks_first_token`: a stream or a prefill,
         `sequences`: answers generated side by side, `computes`: it computes the lease's prompt."""
         member = self._members.get(lease.endpoint)
-        # Nobody wants to know the speed of an engine that is gone.
+        # The speed of an engine that has left is not used any more.
         speed = SpeedEstimator() if member is None else member.speed
         if not computes:
             return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)

@@ -16,8 +16,8 @@ time hardly count then. Answers that waited for a KV transfer are not used."""
 
 
 MAX_TIMED_SEQUENCES = 16
-"""Answers to one request from which speed is measured. Of more the engine runs some later than
-others, nobody knows how many, and a single such request would outweigh all others."""
+"""The most answers to one request from which speed is measured. Of more, the engine runs an unknown
+number later than others, and a single such request would outweigh all others."""
 
 CATCH_UP_SWEEPS = 2
 """Sweeps over silent streams until one whose client did not read is timed again: at least one whole
@@ -103,7 +103,7 @@ class LegTimer:
             self.speed.answers.add(self.work, seconds)
 
     def sequences_ended(self, count: int, now: float) -> None:
-        """So many of a stream's answers are complete. The end of the last one is the leg's."""
+        """`count` of a stream's answers are complete. The end of the last one is the leg's."""
         count = min(count, self.sequences - 1)
         if count > 0 and self._has_begun and self._is_open:
             self.sequences -= count
@@ -125,7 +125,8 @@ class LegTimer:
             self.speed.unary.pop(self, None)
 
     def prompt_computed(self) -> None:
-        """The prompt should be computed by now, though nothing came: it delays nobody any more."""
+        """The prompt should be computed by now, though nothing came: it no longer delays other
+        requests."""
         lease = self._lease
         if lease is not None:
             self.speed.computed += lease.pending

@@ -60,7 +60,7 @@ class Member:
     """Whether it gets no new requests, by order of its source or of an operator."""
     drained_since: float | None = None
     leaving_since: float | None = None
-    """Since when nobody names it: it is drained, and then forgotten."""
+    """Since when no source lists it: it is drained, and then forgotten."""
     kv_events_port: int | None = None
     """Where it publishes KV-cache events, as its source says."""
     full_at: float = -math.inf

@@ -74,7 +74,7 @@ class ObservedPools(Pools):
         member = self._members.get(event.endpoint)
         if member is None:  # this process has heard of it too late, or not yet
             return
-        if isinstance(event, PrefixesHeld):  # many, and they change nobody's state
+        if isinstance(event, PrefixesHeld):  # many, and they change no engine's state
             for prefix in event.prefixes:
                 member.prefixes.hold(prefix)
                 self._note_holder(prefix, event.endpoint)

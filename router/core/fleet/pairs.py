@@ -25,7 +25,7 @@ def strangers(
     members: Iterable[Member], partners: Collection[Kind], model: str | None
 ) -> frozenset[Endpoint]:
     """The engines that can exchange KV caches of a model with none of the partners, given by their
-    kinds; without partners nobody is one."""
+    kinds; without partners there are none."""
     if not partners:
         return frozenset()
     # Kinds are compared, not engines: there are a thousand of these, and two or three kinds.

@@ -262,8 +262,8 @@ class Pools:
 
 
 def _inherit(member: Member, before: Mapping[Endpoint, Member], now: float) -> None:
-    """A rank is as well as the engine of which it was a part until now, and the other way round:
-    nobody need wait for its first probe."""
+    """A rank is as healthy as the engine of which it was a part until now, and the other way round:
+    requests need not wait for its first probe."""
     url, rank = split_rank(member.endpoint.url)
     role = member.endpoint.role
     if rank is not None:

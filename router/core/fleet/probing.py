@@ -67,7 +67,7 @@ SPEED_PROBE_PROMPT = "1 2 3 4 5 6 7 8"
 SPEED_PROBE_PROMPT_TOKENS = len(SPEED_PROBE_PROMPT) // 4
 
 PREFILL_PROBE_TOKENS = 2048
-"""Of a prefill engine's probe: as many as a step of vLLM computes. A short prompt takes a step as
+"""Of a prefill engine's probe: what vLLM computes in a step. A short prompt takes a step as
 well, and would not tell a fast engine from a slow one."""
 
 PREFILL_PROBE_IDS = range(100, 1000)
@@ -105,7 +105,7 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
 
     Stalled engines need one under every policy, after a while whatever is open there: one stream
     may hang on an engine that is well. Slow ones need one only in `speed_roles`, which avoid them,
-    and while nobody measures them. Ejected engines return when their time is over.
+    and while no request measures them. Ejected engines return when their time is over.
     """
     if not member.is_usable or member.models == frozenset():
         return False

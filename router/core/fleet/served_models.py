@@ -7,8 +7,8 @@ from router.core.fleet.member import Member
 
 __all__ = ["adapters", "are_same", "base_models", "cards", "names", "rivals"]
 
-ANEW: Final = ("created", "permission")
-"""Members of a card that vLLM makes anew for each answer: the time, and random ids."""
+VOLATILE: Final = ("created", "permission")
+"""Members of a card that differ in each answer of vLLM: the time, and random ids."""
 
 
 def cards(members: Iterable[Member]) -> dict[str, dict[str, Any]]:
@@ -27,7 +27,8 @@ def are_same(some: tuple[dict[str, Any], ...], others: tuple[dict[str, Any], ...
         return False
     pairs = zip(some, others, strict=True)
     return all(
-        {**one, **dict.fromkeys(ANEW)} == {**other, **dict.fromkeys(ANEW)} for one, other in pairs
+        {**one, **dict.fromkeys(VOLATILE)} == {**other, **dict.fromkeys(VOLATILE)}
+        for one, other in pairs
     )
 
 

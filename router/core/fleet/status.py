@@ -1,7 +1,7 @@
 """What operators are told of engines: each one's status with its cause, and the lines of the log.
 
 A status is the health, or while an engine is up why it is excluded. The log has a line for each
-change, whoever caused it, and reminders of engines that stay away.
+change, whatever caused it, and reminders of engines that stay away.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ LONGEST_REMINDER_SECONDS: Final = 640.0
 
 MAX_CHANGES: Final = 5
 CHANGES_SECONDS: Final = 60.0
-"""An engine that flaps gets so many lines in this time; what happens meanwhile is counted."""
+"""An engine that flaps gets that many lines in this time; further changes are only counted."""
 
 UNREAD_SECONDS: Final = 30.0
 """For which gauges cannot be read until that is told: a busy engine is late at times."""

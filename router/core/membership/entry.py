@@ -14,14 +14,14 @@ OPERATOR: Final = "operator"
 
 
 class Order(StrEnum):
-    """What an operator says of an engine."""
+    """An operator's order about an engine."""
 
     ADD = "add"
     DRAIN = "drain"
     """No new requests, until `UNDRAIN`."""
     UNDRAIN = "undrain"
     REMOVE = "remove"
-    """It leaves although a source names it, until `ADD`."""
+    """It leaves although a source lists it, until `ADD`."""
 
 
 class Entry(NamedTuple):
@@ -31,20 +31,20 @@ class Entry(NamedTuple):
     row: int = 0
     identity: str = ""
     source: str = OPERATOR
-    """Who names it, or named it last."""
+    """The source that lists it, or did last."""
     is_draining: bool = False
-    """Whether its source or an operator wants that it gets no new requests."""
+    """Whether its source or an operator has drained it: it gets no new requests."""
     leaving_since: float | None = None
-    """Since when nobody names it; monotonic seconds, the clock of all processes of a host."""
+    """Since when no source lists it; monotonic seconds, the clock of all processes of a host."""
     changed_in: int = 0
     """The version in which it began to leave."""
     receiver: Receiver | None = None
-    """Where its LMCache takes KV caches, if its source knows."""
+    """Where its LMCache receives KV caches, if its source knows."""
     kv_events_port: int | None = None
     """As its source says."""
 
     def left(self, now: float, version: int) -> "Entry":
-        """The same, when nobody names it any more."""
+        """The same entry, once no source lists it any more."""
         return self._replace(leaving_since=now, changed_in=version)
 
     def is_as_wanted(self, source: str, target: Target, *, is_draining: bool) -> bool:

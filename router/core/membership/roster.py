@@ -1,12 +1,13 @@
-"""Which engines the fleet has: what sources name, and what operators ordered.
+"""Which engines the fleet has: those that sources list, and what operators ordered.
 
-A source names its whole set each time. An engine that no source names any more, and that no
-operator added, leaves: it gets no new requests, and is forgotten when its last request has ended
-or after a time-out. An operator's order stands above the sources until it is taken back, or until
+A source lists its whole set each time. An engine that no source lists any more, and that no
+operator added, leaves: it gets no new requests, and is forgotten when its last request has ended or
+after a timeout. An operator's order takes precedence over the sources until it is undone, or until
 another engine (another identity) is found at the URL.
 
 Each engine has a row, a number by which worker processes share its load. An engine that takes the
-place of another one at the same URL has another row. A row is used again only when nobody needs it.
+place of another one at the same URL has another row. A row is reused only once no process needs
+it.
 """
 
 import json
@@ -43,7 +44,7 @@ class Roster:
         self.version = 0
         """Counts the changes of `entries` and of what is acknowledged."""
         self.left_out = 0
-        """Engines that somebody names and for which there is no room."""
+        """Engines that a source lists and for which there is no room."""
         self.rows = rows
         self._leave_seconds = leave_seconds
         self._sources: dict[str, tuple[Target, ...]] = {}
@@ -59,14 +60,14 @@ class Roster:
         """The last order of each worker process that was obeyed."""
 
     def set_targets(self, source: str, targets: Iterable[Target], now: float) -> bool:
-        """A source names its whole set. Returns whether that changes the fleet."""
+        """A source lists its whole set. Returns whether that changes the fleet."""
         fit = [t for t in targets if max(len(t.endpoint.url), len(t.identity)) <= MAX_NAME]
         self._sources[source] = tuple(fit[: self.rows])
         self._beyond[source] = max(0, len(fit) - self.rows)
         return self._update(now)
 
     def named_by(self, source: str) -> tuple[Target, ...] | None:
-        """The set that a source named last; None if it has named none."""
+        """The set that a source listed last; None if it has listed none."""
         return self._sources.get(source)
 
     def set_ranks(self, url: str, ranks: tuple[int, ...], now: float) -> bool:
@@ -79,7 +80,7 @@ class Roster:
         return self._update(now)
 
     def refusal(self, order: Order, endpoint: Endpoint) -> str | None:
-        """Why an order cannot be obeyed; None if it can."""
+        """Why an order cannot be carried out; None if it can."""
         entry = self._entry(endpoint)
         if order is Order.ADD:
             if len(endpoint.url) > MAX_NAME:
@@ -95,7 +96,7 @@ class Roster:
         return None
 
     def obey(self, order: Order, endpoint: Endpoint, now: float) -> None:
-        """Obey an operator's order that is not refused."""
+        """Carry out an operator's order that `refusal` allows."""
         standing = self._standing.get(endpoint)
         if order is Order.ADD:
             self._added[endpoint] = None
@@ -118,12 +119,12 @@ class Roster:
         self._update(now)
 
     def acknowledge(self, worker: int, number: int) -> None:
-        """A worker's order is obeyed; its numbers grow."""
+        """A worker's order has been carried out; its numbers grow."""
         self._obeyed[worker] = number
         self.version += 1
 
     def has_obeyed(self, worker: int, number: int) -> bool:
-        """Whether that order of a worker is obeyed."""
+        """Whether that order of a worker has been carried out."""
         return self._obeyed.get(worker, 0) >= number
 
     def settle(self, now: float, is_idle: Callable[[int, int], bool]) -> bool:
@@ -152,7 +153,7 @@ class Roster:
         return (has_room and self._update(now)) or bool(gone)
 
     def orders(self) -> list[tuple[Endpoint, Order]]:
-        """The orders that stand."""
+        """The orders in force."""
         return [(endpoint, order) for endpoint, (order, _) in self._standing.items()]
 
     def _entry(self, endpoint: Endpoint) -> Entry | None:
@@ -167,12 +168,12 @@ class Roster:
         return standing is not None and standing[0] is Order.REMOVE
 
     def _is_named(self, endpoint: Endpoint) -> bool:
-        """Whether a source names it."""
+        """Whether a source lists it."""
         named = {t.endpoint for targets in self._sources.values() for t in targets}
         return endpoint in named or _engine(endpoint) in named
 
     def _update(self, now: float) -> bool:
-        """Make the entries what is wanted now."""
+        """Rebuild the entries from what sources and operators want now."""
         before = {entry.endpoint: entry for entry in self.entries}
         wanted = self._wanted(before)
         version = self.version + 1
@@ -228,7 +229,7 @@ class Roster:
         )
 
     def _wanted(self, before: dict[Endpoint, Entry]) -> dict[Endpoint, tuple[str, Target]]:
-        """Who names which engine. Of several the first one counts."""
+        """Which source lists each engine; of several the first one counts."""
         named: dict[Endpoint, tuple[str, Target]] = {}
         for source, targets in self._sources.items():
             for target in targets:
@@ -267,14 +268,14 @@ class Roster:
         return found
 
     def _stands(self, order: Order, target: Target) -> bool:
-        """Whether an order stands for this very engine, or for all ranks of it."""
+        """Whether an order is in force for this endpoint, or for all ranks of its engine."""
         if not self._standing:
             return False
         due = order, target.identity
         endpoint = target.endpoint
         return due in (self._standing.get(endpoint), self._standing.get(_engine(endpoint)))
 
-    # For other processes, and for the leader that takes this one's place.
+    # For other processes, and for the next leader.
 
     def encode(self) -> bytes:
         """All of it; the inverse of `restore`."""

@@ -1,4 +1,4 @@
-"""pick: the engines of a request that somebody else carries out (an Envoy, by `web/epp`).
+"""pick: chooses the engines of a request that an Envoy carries out (`web/epp`).
 
 The prefill engine's address goes to the decode engine with the request; a sidecar there has the
 prompt computed and loads the KV cache. Both engines are leased at once, and kept until the answer.

@@ -26,7 +26,7 @@ MAX_BLOCKS: Final = 1 << 18
 million tokens in blocks of 16, some 60 MB."""
 
 EVICTIONS: Final = 512
-"""Blocks that go at a time for want of room: twice as many as come, at the most."""
+"""Blocks evicted at a time: at most twice as many as are added."""
 
 MAX_COPIES: Final = 4
 """Copies of a block that are counted. Engines may announce a block again each time it is used
@@ -103,7 +103,7 @@ class SourceBlocks:
         self._index.drop(self.bit, None, [])
 
     def resize(self, tokens: int) -> None:
-        """The engine's cache on its GPU has room for so many tokens."""
+        """The engine's GPU cache has room for that many tokens."""
         if self.block_size is not None:
             self.limit = max(0, min(MAX_BLOCKS, tokens // self.block_size))
 

@@ -39,7 +39,7 @@ class HeldPrefixes:
         self.prompt_tokens = self.predicted_tokens = 0
         """Of the prompts whose first token came, and those of them that were held before."""
         self.news: list[PrefixKeys] | None = None
-        """Prompts held since somebody emptied it; None where nobody wants to know."""
+        """Prompts held since the list was last emptied; None where nothing reads it."""
         self._chunks: OrderedDict[int, int] = OrderedDict()
         """Tokens of each chunk by key, the least recently used first."""
         self.keys: Container[int] = self._chunks

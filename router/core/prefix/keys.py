@@ -7,7 +7,7 @@ So does what a tool is called with, what it answers, and a thought. Whatever els
 part of their message's. `cache_control` shapes nothing: engines do without, and clients move it.
 Nor does the billing header of Claude Code's system prompts.
 
-A key is Python's own hash, seeded at random: nobody outside can make two prompts collide, and the
+A key is Python's own hash, seeded at random: outsiders cannot make two prompts collide, and the
 worker processes of a host, which are forks of one process, have the same keys. So have replicas
 that were started with the same seed.
 """

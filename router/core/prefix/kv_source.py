@@ -201,7 +201,7 @@ class EngineCache:
             self.is_blind = now.computed - before.computed - last_blocks > BLIND_TOKENS
 
     def measure(self, predicted: int, found: int) -> None:
-        """An engine found so many tokens of a prompt of which so many were predicted."""
+        """An engine found `found` tokens of a prompt of which `predicted` were expected."""
         self.predicted += predicted
         self.measured += found
         self._predicted = DECAY * self._predicted + predicted

@@ -50,8 +50,8 @@ class EventStream:
         self.is_whole = False
         """Whether it has all batches since the engine's start: a cache is fully known only then."""
         self.gaps = self.replays = self.restarts = self.losses = 0
-        """Gaps seen, replays asked for, engines that began anew, and how often batches could not be
-        had again."""
+        """Gaps seen, replays requested, engine restarts, and how often batches could not be
+        replayed."""
         self._next: int | None = None
         """The number of the batch to apply next; None: whichever comes first."""
         self._live = -1
@@ -174,7 +174,7 @@ class EventStream:
         return steps
 
     def _give_up(self) -> list[Step]:
-        """What is missing will not come: begin anew with the last batches that have no gap."""
+        """The missing batches will not come: restart from the last batches without a gap."""
         waiting = sorted(self._ahead)
         start = waiting[-1]
         for seq in reversed(waiting):

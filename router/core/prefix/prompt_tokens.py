@@ -64,5 +64,5 @@ class PromptTokens:
             append(key)
 
     def as_estimated(self, tokens: int) -> int:
-        """So many of its tokens, in estimated ones."""
+        """`tokens` of its tokens, converted to estimated ones."""
         return tokens * self.estimated // self.count if self.count else 0

@@ -109,7 +109,7 @@ class AutoThreshold:
         """The present threshold, in uncached tokens."""
         self._followed_at = -math.inf
         self._went_direct = self._went_remote = -math.inf
-        """When somebody last went there."""
+        """When a request last took this mode."""
 
     def decide(
         self, decode: Prompt, prefill: Prompt, now: float, rng: Random, *, is_stream: bool

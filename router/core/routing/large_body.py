@@ -73,7 +73,7 @@ class Digest(NamedTuple):
     prefill: bytes | None
     """The body of a prefill request; None where there will be none."""
     ids: bytes | None
-    """The prompt's token ids, packed, where the client sent ids and somebody wants them."""
+    """The prompt's token ids, packed, if the client sent ids and they are used."""
 
 
 def is_large(body: bytes) -> bool:

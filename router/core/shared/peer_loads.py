@@ -35,11 +35,12 @@ STALE_SECONDS: Final = 2.0
 """A sibling of which nothing is heard for so long is forgotten: four signs of life were lost."""
 
 MAX_SIBLINGS: Final = 64
-"""Reports that are kept: whoever has the key can make the router hold so many."""
+"""Siblings whose reports are kept: this bounds what a peer with the key can make the router
+hold."""
 
 
 def seconds_between_reports(engines: int) -> float:
-    """How long to wait after a report on so many engines."""
+    """How long to wait after a report on that many engines."""
     return max(TELL_SECONDS, TELL_SECONDS_PER_ENGINE * engines)
 
 

@@ -17,7 +17,7 @@ INTEGER_FIELDS = ("requests", "admitted", "tokens", "pending", "open", "idle", "
 """Integer fields of a row: the load, connections to the engine, and the `SharedCounts` of those
 that admission has let in there."""
 HELD_FIELDS = 2
-"""The first so many are zero in an idle row."""
+"""The number of leading fields that are zero in an idle row."""
 FLOAT_FIELDS = len(SpeedTotals._fields)
 """Float fields of a row: the process's `SpeedTotals`."""
 PROCESS_FIELDS = 7

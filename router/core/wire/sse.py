@@ -183,7 +183,7 @@ _PREAMBLE_TYPES = frozenset(
 
 
 def event_kind(event: bytes) -> EventKind:
-    """Classify an event; unknown ones are content, so that nothing is held for ever."""
+    """Classify an event; unknown ones are content, so that nothing is held back forever."""
     data = data_of(event)
     if not data:
         return PREAMBLE

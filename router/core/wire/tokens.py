@@ -86,7 +86,7 @@ def _of_texts(texts: list[str]) -> Estimate:
 
 
 def _bytes_of(text: str) -> int:
-    """Of ASCII they are as many as characters, and that it is ASCII a string knows."""
+    """In UTF-8. ASCII has a byte for each character, and `isascii` takes no time."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

@@ -15,7 +15,7 @@ def engine_session(
     timeout_seconds: float | None = None,
 ) -> aiohttp.ClientSession:
     """A session with the engines' key and certificates; proxies of the environment are not
-    used. Without `keep_alive_seconds` each request connects and resolves names anew; without
+    used. Without `keep_alive_seconds` each request connects and resolves names again; without
     `timeout_seconds` aiohttp's own limit holds. Needs a running event loop.
 
     Engines' cookies are not kept, and what they compress is not decompressed: both could fill the

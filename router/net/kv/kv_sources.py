@@ -1,5 +1,5 @@
 """Finds the engines' KV-cache events: named by the operator, told by the engines themselves, or by
-whoever names the engines.
+the source that lists the engines.
 
 vLLM from 0.32 on answers GET /kv_event_sources with its publishers, one per data-parallel rank. Of
 older ones a pod's annotation may say the port.
@@ -155,7 +155,7 @@ class KVSourceFinder:
 
 
 def told_by_source(member: Member) -> list[KVAddress]:
-    """Where whoever named the engine says that it publishes: a pod's annotation. For engines that
+    """Where the engine publishes according to its source: a pod's annotation. For engines that
     do not say it themselves."""
     if member.kv_events_port is None:
         return []

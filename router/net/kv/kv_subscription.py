@@ -49,7 +49,7 @@ class KVAddress(NamedTuple):
 
 
 class Owner(Protocol):
-    """Whoever has all subscriptions."""
+    """The owner of all subscriptions."""
 
     index: BlockIndex
 

@@ -75,7 +75,7 @@ class Predecessor:
             return False
 
     def replace(self) -> None:
-        """Have it accept no more. Nobody need be there any more."""
+        """Have it stop accepting, if it still runs."""
         with contextlib.suppress(OSError), self._connection as connection:
             connection.sendall(READY)
 
@@ -153,7 +153,7 @@ class Succession:
     def _greet(self, meeting: socket.socket) -> None:
         try:
             successor, _ = meeting.accept()
-        except OSError:  # nobody has come
+        except OSError:  # no router has connected
             return
         successor.setblocking(False)
         try:
@@ -170,8 +170,8 @@ class Succession:
 
 
 def deal(sockets: Sequence[socket.socket], workers: int) -> list[list[socket.socket]]:
-    """Listening sockets for each worker. All are used, because connections would wait for ever in
-    one that nobody accepts from; where there are fewer than workers, several accept from one."""
+    """Listening sockets for each worker. All are used, because connections would wait forever in
+    one that is not accepted from; where there are fewer than workers, several share one."""
     by_address: dict[tuple[object, ...], list[socket.socket]] = {}
     for each in sockets:
         by_address.setdefault(each.getsockname()[:2], []).append(each)
@@ -184,7 +184,7 @@ def deal(sockets: Sequence[socket.socket], workers: int) -> list[list[socket.soc
 
 
 def _meeting_at(path: Path) -> socket.socket:
-    """Listen at `path`, in the place of whoever did; only this user may connect."""
+    """Listen at `path`, replacing any earlier listener; only this user may connect."""
     meeting = socket.socket(socket.AF_UNIX)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):

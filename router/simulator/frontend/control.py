@@ -107,7 +107,7 @@ class _Control:
         await exchange.json(self._engine.faults.as_json())
 
     async def set_faults(self, exchange: Exchange, request: Request) -> None:
-        """What is not named is as in a sound engine. `for_s` ends all after so many seconds."""
+        """Faults that are not given are off. `for_s` ends all of them after that many seconds."""
         document = request.body
         for_s = document.pop("for_s", None) if isinstance(document, dict) else None
         try:

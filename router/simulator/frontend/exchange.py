@@ -19,7 +19,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class Exchange:
-    """Reads the request, writes the answer, and knows whether anybody still listens."""
+    """Reads the request, writes the answer, and knows whether the client is still connected."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Exchange:
         await self.json(error.document, error.status)
 
     async def hang(self, seconds: float | None = None) -> None:
-        """Do nothing for so long, or for ever. Raises Gone when the client has left."""
+        """Do nothing for that long; None: forever. Raises Gone when the client has left."""
         try:
             async with asyncio.timeout(seconds):
                 await self.connection.ended()

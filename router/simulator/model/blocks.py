@@ -3,7 +3,7 @@
 A block's content is one number for all tokens up to the end of the block, as attention makes the
 keys and values of a token depend on all tokens before it: a hash of them, or a trace's id. (A pool
 compares it only with those at the same place of other sequences.) A freed block keeps its content
-until it is given to somebody else, which is why a late read of a lost block can still be right.
+until it is allocated again, which is why a late read of a lost block can still be right.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from router.simulator.model.tokenizer import pack
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """How many blocks hold so many tokens."""
+    """How many blocks hold this number of tokens."""
     return -(-tokens // block_size)
 
 
@@ -109,7 +109,8 @@ class BlockPool:
         self._contents[block] = content
 
     def read(self, blocks: Iterable[int]) -> list[int]:
-        """What is in these blocks now, whoever holds them. IndexError for an unknown block."""
+        """The current contents of these blocks, whichever sequence holds them. IndexError for an
+        unknown block."""
         return [self._contents[block] for block in blocks]
 
     def release(self, blocks: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ class ExternalCache:
         return len(self._known)
 
     def add(self, contents: list[int], tokens: int, block_size: int) -> None:
-        """Note the blocks of a prompt of so many tokens; the last one may be partly filled."""
+        """Note the blocks of a prompt of `tokens` tokens; the last one may be partly filled."""
         for place, content in enumerate(contents, 1):
             self._known[min(place * block_size, tokens), content] = None
         while len(self._known) > _KEPT:

@@ -46,7 +46,7 @@ class KvCache:
         return True
 
     def fill(self, sequence: Sequence, computed: int) -> None:
-        """So many tokens are computed; a full block can serve other prompts from now on."""
+        """`computed` tokens are computed; a full block can serve other prompts from now on."""
         full = computed // self._size
         if not sequence.sound or full <= sequence.filled:
             return

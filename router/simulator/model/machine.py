@@ -2,7 +2,7 @@
 
 `begin(now)` composes a step and says when it ends; `finish(now)` carries it out and says what came
 of it. Nothing in here waits, sends or knows HTTP: time is an argument, and KV caches that must come
-from elsewhere are listed in `loads` for somebody else to fetch.
+from elsewhere are listed in `loads` for the caller to fetch.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ class EngineDead(Exception):
 
 
 class QueueFull(Exception):
-    """As many requests wait as may."""
+    """The queue has reached its limit."""
 
 
 class Machine:
@@ -32,11 +32,11 @@ class Machine:
         self.kv = KvCache(config, engine_id)
         self.counters = Counters()
         self.loads: list[Sequence] = []
-        """Sequences whose KV cache is to be fetched; whoever fetches it empties the list."""
+        """Sequences whose KV cache is to be fetched; the fetcher empties the list."""
         self.batch: Batch[Sequence] = Batch(config.batch)
         self.dead = False
         self._loading: set[Sequence] = set()
-        # They hold blocks, so they must never wait behind somebody who waits for blocks.
+        # They hold blocks, so they must never wait behind a sequence that waits for blocks.
         self._ready: deque[Sequence] = deque()
         self._decoding: list[Sequence] = []
         self._step: list[tuple[Sequence, int]] = []

@@ -49,7 +49,7 @@ class References:
 
     @property
     def pending(self) -> int:
-        """References that nobody has read yet."""
+        """References that have not been read yet."""
         return len(self._leases)
 
     @property
@@ -151,7 +151,7 @@ class References:
             lease.expires = max(lease.expires, now + self._lease_s * 2 / 3)
 
     def expire(self, now: float) -> None:
-        """Free what nobody came for."""
+        """Free the blocks of references that have expired unread."""
         if now < self._expires_next:
             return
         for request_id, lease in list(self._leases.items()):

@@ -23,7 +23,7 @@ class Agenda:
         heappush(self._heap, (when, self._planned, event))
 
     def every(self, seconds: float, first: float, event: Event) -> None:
-        """Plan an event again and again, for ever."""
+        """Plan an event repeatedly, without end."""
 
         def again(now: float) -> None:
             event(now)

@@ -15,7 +15,7 @@ class Answer(IntEnum):
     FAILED = 500
     FULL = 503
     REFUSED = 0
-    """Nobody listens."""
+    """The connection is refused."""
 
 
 class Stage(IntEnum):
@@ -30,7 +30,7 @@ class Stage(IntEnum):
 
 
 class Listener(Protocol):
-    """Whoever made an attempt."""
+    """Gets the events of an attempt."""
 
     def on_first(self, attempt: "Attempt", now: float) -> None:
         """The first token came."""
@@ -49,7 +49,7 @@ class Listener(Protocol):
 class Attempt:
     """One request at one engine, the `place`th.
 
-    With `transfer_seconds` its prompt's KV cache comes from another engine in so many seconds;
+    With `transfer_seconds` its prompt's KV cache arrives from another engine after that time;
     `source` tells whether that engine still has it. None: the prompt is computed here.
 
     `contents` names what is in each full block of prompt and answer: equal numbers at equal places

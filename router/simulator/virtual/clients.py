@@ -1,6 +1,6 @@
 """Clients: closed loops, bursts, an open loop and sessions; they keep the books.
 
-Request n has the same lengths whoever chooses its engine, so that policies meet the same work.
+Request n has the same lengths under every policy, so that all policies get the same work.
 """
 
 from collections.abc import Sequence

@@ -236,7 +236,7 @@ def _tell_prompts(
 
 
 def _again(agenda: Agenda, rng: Random, first: float, event: Callable[[float], float]) -> None:
-    """Let it happen again and again, after as many seconds as it says, more or less."""
+    """Repeat an event, each time after the seconds that it returns, with some jitter."""
 
     def again(now: float) -> None:
         agenda.at(now + event(now) * rng.uniform(1 - JITTER, 1 + JITTER), again)

@@ -47,7 +47,7 @@ class Engine:
         """Slots taken."""
         self.most_running = 0
         self.served = 0
-        """Attempts that were accepted, all in all."""
+        """Attempts accepted so far."""
         self.stepped_at = 0.0
         """When its last step ended."""
         self.free_elsewhere: defaultdict[str | None, int] = defaultdict(int)

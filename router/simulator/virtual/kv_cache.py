@@ -28,13 +28,13 @@ class KvCache(Protocol):
         """Tokens of such a prompt that would not have to be computed now."""
 
     def whole_blocks(self, prompt: int, blocks: int) -> int:
-        """Tokens of so many blocks, of a prompt whose last token is always computed."""
+        """Tokens in that many blocks of a prompt, whose last token is always computed."""
 
     def place(self, attempt: Attempt) -> bool:
         """Take room for a sequence and note what is cached; False, and nothing taken, if full."""
 
     def fill(self, attempt: Attempt, computed: int) -> None:
-        """So many tokens of a sequence are computed: its full blocks can serve others."""
+        """`computed` tokens of a sequence are computed: its full blocks can serve others."""
 
     def free(self, attempt: Attempt) -> None:
         """Give a sequence's room back."""
@@ -91,7 +91,7 @@ class TokenCount:
         self._held -= attempt.prompt + attempt.output
 
     def clear(self) -> None:
-        """Nobody holds anything."""
+        """Drop all sequences."""
         self._held = 0
 
 
@@ -117,7 +117,7 @@ class BlockCache:
         return self._pool.cached(contents[: (prompt - 1) // self._size])
 
     def whole_blocks(self, prompt: int, blocks: int) -> int:
-        """Tokens of so many blocks, but not the last token of the prompt."""
+        """Tokens in that many blocks, without the last token of the prompt."""
         return min(blocks, (prompt - 1) // self._size) * self._size
 
     def place(self, attempt: Attempt) -> bool:

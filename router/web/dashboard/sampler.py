@@ -19,7 +19,7 @@ MAX_VIEWERS: Final = 16
 """Per process. Each may cost a connection and some hundred kilobytes of unsent samples."""
 
 MAX_UNSENT: Final = 4
-"""Messages that wait for a viewer; one that has not read for so many seconds is dropped."""
+"""Messages, and so seconds, that may wait for a viewer; then it is dropped."""
 
 RETRY: Final = b"retry: 1000\n\n"
 """Milliseconds until a browser that lost its connection asks again."""

@@ -63,7 +63,7 @@ SYNTHETIC = Statistics(
 
 
 def conversations(rng: Random, statistics: Statistics, requests: int) -> list[Session]:
-    """So many requests, each a session of its own, in order of time."""
+    """That many requests, each a session of its own, in order of time."""
     drawn: list[Session] = []
     coming: list[tuple[float, int, Session]] = []
     """The prompts of conversations that have begun, those of equal times in order of number."""

@@ -15,7 +15,7 @@ BLOCK_SIZE = 16
 
 
 def take(sessions: Iterator[Session], requests: int) -> tuple[Session, ...]:
-    """The first sessions that have so many requests together."""
+    """The first sessions with that many requests in total."""
     taken, left = [], requests
     while left > 0:
         session = next(sessions)
@@ -88,7 +88,7 @@ def one_prefix(rng: Random, rate: float) -> Iterator[Session]:
 
 
 def siblings(burst: int, seconds: float) -> Iterator[Session]:
-    """Every so many seconds a burst of prompts with the same new 3,000 tokens, 50 of their own."""
+    """Every `seconds` a burst of prompts that share 3,000 new tokens, with 50 of their own."""
     numbers, at = count(), 0.0
     while True:
         common = Text(numbers, BLOCK_SIZE, 3000)

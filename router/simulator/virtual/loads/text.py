@@ -6,7 +6,8 @@ from router.simulator.virtual.values import Turn
 
 
 class Text:
-    """So many tokens, and a number for each full block of them that no other text has by chance.
+    """A text as its number of tokens, with a number for each full block that only equal texts
+    share.
 
     `numbers` gives the numbers; all texts of a load share it.
     """
@@ -21,7 +22,7 @@ class Text:
         self.grow(tokens)
 
     def grow(self, tokens: int) -> None:
-        """Append so many tokens."""
+        """Append that many tokens."""
         self.tokens += tokens
         new = self.tokens // self._size - len(self.contents)
         self.contents += tuple(next(self._numbers) for _ in range(new))

@@ -123,7 +123,7 @@ class Result:
     max_over_mean_load: float
     """The mean of this ratio over the steady middle, every quarter of a second."""
     max_over_mean_served: float
-    """Of the answers of each decode engine, all in all."""
+    """Answers of the busiest decode engine over the mean, in the whole run."""
     prefix_hit_rate: float
     """Prompt tokens found in prefix caches over those looked up; not a number without caches."""
     slowest_share: float
@@ -131,7 +131,7 @@ class Result:
     probes: int
     """The routers' own questions."""
     leases_left: int
-    """Leases that nobody released; 0."""
+    """Leases that were never released; should be 0."""
     most_running: int
     """The most sequences that any engine ran at a time."""
     events: int

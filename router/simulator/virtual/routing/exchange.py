@@ -70,7 +70,7 @@ class VirtualExchange:
         self._behind: Callable[[Attempt, float], None] | None = None
         """How the answer ended behind what the client has not read."""
         self._heard_at = 0.0
-        """When it was last the client that everybody waited for."""
+        """The last time at which the answer waited for the client, not for the engine."""
         self._status = 0
         self._is_cut = False
         """Whether its router has died."""

@@ -148,7 +148,7 @@ class Replica:
 
     @property
     def leases(self) -> int:
-        """Leases that nobody has released."""
+        """Leases that have not been released."""
         return self.fleet.ledger.total()
 
     # Requests.
@@ -287,7 +287,7 @@ class Replica:
 
 
 def request_of(tokens: int, model: str | None = None, is_unary: bool = False) -> Facts:
-    """What the router knows of a request with a prompt of so many tokens, a stream as a rule."""
+    """The facts of a request with a prompt of `tokens` tokens; a stream by default."""
     return Facts(
         route=ROUTES["/v1/completions"],
         model=model,

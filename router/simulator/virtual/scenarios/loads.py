@@ -8,7 +8,8 @@ from router.simulator.virtual.values import EngineModel, Lengths, Scenario, Spee
 
 
 def bursts(base: Scenario, size: Size) -> Scenario:
-    """Half the streams, and every 3 s as many requests at once as there would be streams."""
+    """Half the streams, plus a burst every 3 s with as many requests as the usual number of
+    streams."""
     streams = size.streams or base.workload.streams
     work = replace(
         base.workload,
@@ -42,5 +43,5 @@ WAVE_ENGINE = EngineModel(
 
 
 def waves(base: Scenario, _size: Size) -> Scenario:
-    """Steps on a grid of 20 ms, no chance: requests that begin together end together, for ever."""
+    """Steps on a grid of 20 ms without jitter: requests that begin together always end together."""
     return replace(base, model=WAVE_ENGINE, changes=(Speed(0.0, 0, 8.0),))

@@ -48,7 +48,7 @@ class Load:
     """Of a random source, the number of engines and that of the requests, in order of time."""
 
     def scenario(self, base: Scenario, requests: int | None) -> Scenario:
-        """The scenario with this load; None: as many requests as it has by itself."""
+        """The scenario with this load. `requests`: None for the load's own number."""
         wanted = requests or self.requests * base.engines
         sessions = self.sessions(Random(base.name), base.engines, wanted)
         return of_sessions(base, self.model, shared.take(iter(sessions), wanted))
