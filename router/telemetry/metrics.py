@@ -12,12 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from prometheus_client import (
-    CollectorRegistry,
-    ProcessCollector,
-    disable_created_metrics,
-    values,
-)
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, values
 from prometheus_client.metrics_core import Metric
 
 from router.core.events import Event, FellBack, KeyRefused, LegAnswered, LegFailed, RequestEnded

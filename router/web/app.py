@@ -13,14 +13,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from starlette.routing import Router as Lifespan
 
-from router.core.events import (
-    Event,
-    LegDone,
-    Ordered,
-    PrefixesHeld,
-    RequestEnded,
-    SharedEvent,
-)
+from router.core.events import Event, LegDone, Ordered, PrefixesHeld, RequestEnded, SharedEvent
 from router.core.membership.engine_networks import EngineNetworks
 from router.core.membership.entry import Entry
 from router.core.shared.peer_messages import PeerHistory, PeerReport

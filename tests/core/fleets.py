@@ -2,11 +2,7 @@
 
 from typing import Any
 
-from router.core.events import (
-    LegAnswered,
-    LegFailed,
-    Probed,
-)
+from router.core.events import LegAnswered, LegFailed, Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds

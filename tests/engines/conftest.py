@@ -5,7 +5,6 @@ with the marker a lab that is missing is a failure, never a skip.
 """
 
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from benchmarks.system.processes import free_port
 from tests.engines import lab, observe
 from tests.engines.layout import LabError, Layout, layout
 from tests.engines.service import Service
@@ -86,7 +86,7 @@ def router(engines: Engines) -> Iterator[Service]:
 
 
 def _router(engines: Engines, where: Layout) -> Service:
-    port = _free_port()
+    port = free_port()
     options = [
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--prefill", engines.prefill.url),
@@ -104,12 +104,6 @@ def _router(engines: Engines, where: Layout) -> Service:
         environment=environment,
         run=where.run,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,7 +17,6 @@ A router is a strategy of ours, `NAME/off` or `NAME/events` for one with that --
 import asyncio
 import random
 import re
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from typing import Any
 import aiohttp
 
 from benchmarks.routers.siblings import siblings
+from benchmarks.system.processes import free_port
 from tests.engines import lab
 from tests.engines.fleet import EVENT_SPECS, MODEL, service
 from tests.engines.layout import Layout, layout
@@ -167,7 +167,7 @@ def _router(
         strategy, _, cache = kind.partition("/")
         options = (*told, *(("--prefix-cache", cache) if cache else ()))
         return router_service(strategy, engines, where, name=f"router-{place}", options=options)
-    port, metrics = _free_port(), str(_free_port())
+    port, metrics = free_port(), str(free_port())
     command = (
         *PEERS[kind],
         *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", metrics),
@@ -182,13 +182,6 @@ def _router(
         environment={},
         run=where.run,
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _print(result: Result) -> None:

@@ -11,7 +11,6 @@ and phase: answers per second, TTFT, and the slowed engine's share of the answer
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.system.processes import free_port
 from tests.engines import lab
 from tests.engines.fleet import MODEL, PLAIN_SPECS
 from tests.engines.fleet import service as engine_service
@@ -203,9 +203,7 @@ def router_service(
     options: Sequence[str] = (),
 ) -> Service:
     """A router in front of whole engines, not running."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = [*options, "--host", "127.0.0.1", "--port", str(port), "--engine-header", "on"]
     options += ["--load-balancing-strategy", policy]
     options += [word for engine in engines for word in ("--decode", engine.url)]

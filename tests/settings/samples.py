@@ -10,11 +10,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as examples
 
 from router.core.membership.discovery_names import DnsName
-from router.settings import (
-    Settings,
-    SettingsError,
-    load,
-)
+from router.settings import Settings, SettingsError, load
 from router.settings.engine_values import KVEventSource, Receiver
 
 D0 = {"decode": "http://d0"}

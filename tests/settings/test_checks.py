@@ -4,10 +4,7 @@ import json
 
 import pytest
 
-from router.settings import (
-    flag,
-    load,
-)
+from router.settings import flag, load
 from tests.settings.samples import (
     CA_FILE,
     D0,

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.urls import origin
-from router.settings import (
-    load,
-)
+from router.settings import load
 from tests.settings.samples import D0, LMCACHE, POD, QUICK, REGISTRY, refusal, registry
 
 

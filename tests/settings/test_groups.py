@@ -7,11 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from router.core.policies import POLICIES
-from router.settings import (
-    Settings,
-    is_reloadable,
-    load,
-)
+from router.settings import Settings, is_reloadable, load
 from router.settings.values import Strategy
 from tests.settings.samples import D0
 

@@ -8,14 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.settings import (
-    ENV_PREFIX,
-    Settings,
-    admin_url,
-    examine,
-    load,
-    sources,
-)
+from router.settings import ENV_PREFIX, Settings, admin_url, examine, load, sources
 from tests.settings.samples import (
     D0,
     LMCACHE,

@@ -8,23 +8,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.settings import (
-    ENV_PREFIX,
-    Settings,
-    SettingsError,
-    flag,
-    load,
-    values,
-)
-from tests.settings.samples import (
-    D0,
-    LMCACHE,
-    ONE_RECEIVER,
-    QUICK,
-    WRONG,
-    refusal,
-    refusal_if_any,
-)
+from router.settings import ENV_PREFIX, Settings, SettingsError, flag, load, values
+from tests.settings.samples import D0, LMCACHE, ONE_RECEIVER, QUICK, WRONG, refusal, refusal_if_any
 
 
 def test_every_setting_has_a_wrong_value():

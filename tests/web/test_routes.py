@@ -5,12 +5,7 @@ import pytest
 from tests.net.client import request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness
-from tests.net.payloads import (
-    CHAT,
-    EMBEDDINGS,
-    STREAM,
-    completion,
-)
+from tests.net.payloads import CHAT, EMBEDDINGS, STREAM, completion
 
 UNKNOWN = [
     "/",

@@ -13,13 +13,7 @@ import yaml
 from benchmarks.gate.cluster.capacity import node_with, nodes_of
 from benchmarks.gate.cluster.kubectl import ClusterTrouble, Kubectl
 from benchmarks.gate.cluster.manifests import Fitted, Run, fitted
-from benchmarks.gate.cluster.pods import (
-    exit_status,
-    hopeless,
-    is_ready,
-    job_over,
-    unschedulable,
-)
+from benchmarks.gate.cluster.pods import exit_status, hopeless, is_ready, job_over, unschedulable
 from benchmarks.system.signals import ignored
 
 RIGHTS = (

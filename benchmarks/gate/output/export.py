@@ -16,15 +16,7 @@ from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import Metrics, reason
 from benchmarks.gate.analysis.records import Diagnosis, Run
 from benchmarks.gate.analysis.verdict import Exit, Verdict
-from benchmarks.gate.output.results import (
-    DISTRIBUTIONS,
-    NAME,
-    OURS,
-    RATES,
-    RUN,
-    SENTINEL,
-    to_json,
-)
+from benchmarks.gate.output.results import DISTRIBUTIONS, NAME, OURS, RATES, RUN, SENTINEL, to_json
 
 RECORDS, CTRF = "profile_export.jsonl", "ctrf.json"
 # Of the AIPerf that the shape was taken from (0.13.0).

@@ -22,11 +22,7 @@ import orjson
 
 from router.core.events import FellBack
 from router.core.plans import first_token
-from router.core.plans.direct import (
-    decode_directly,
-    finish_with,
-    release_and_lease_other,
-)
+from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.first_token import Sampled
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.lmcache_receivers import Receiver

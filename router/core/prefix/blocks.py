@@ -10,12 +10,7 @@ from struct import iter_unpack
 from typing import Final
 
 from router.core.prefix.block_index import BlockIndex
-from router.core.prefix.kv_events import (
-    BlockHash,
-    BlocksRemoved,
-    BlocksStored,
-    KVEvent,
-)
+from router.core.prefix.kv_events import BlockHash, BlocksRemoved, BlocksStored, KVEvent
 from router.core.prefix.prompt_tokens import ID_BYTES, root_key
 from router.core.prefix.shards import Shards
 

@@ -19,15 +19,7 @@ from typing import Any, Final
 import orjson
 
 from router.core.routes import ROUTES
-from router.core.values import (
-    CHAT,
-    COMPLETIONS,
-    MESSAGES,
-    NO_KEYS,
-    RESPONSES,
-    Facts,
-    PrefixKeys,
-)
+from router.core.values import CHAT, COMPLETIONS, MESSAGES, NO_KEYS, RESPONSES, Facts, PrefixKeys
 from router.core.wire.contents import (
     BILLING_HEADER,
     beside_content,

@@ -16,15 +16,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.speed.prompt_costs import RECENT_SECONDS, Line, PromptCosts, Sums, total
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.values import (
-    DIRECT,
-    REMOTE,
-    Candidate,
-    Decision,
-    Endpoint,
-    PromptDelay,
-    Role,
-)
+from router.core.values import DIRECT, REMOTE, Candidate, Decision, Endpoint, PromptDelay, Role
 
 __all__ = ["AutoThreshold", "Prompt"]
 

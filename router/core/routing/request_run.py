@@ -34,16 +34,7 @@ from router.core.plans.prefill import LOAD_FAILED
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
 from router.core.retry import ATTEMPTS, BUSY, back_off, full_seconds, may_replay
 from router.core.routing.schedule import Scheduler
-from router.core.values import (
-    PREFILL,
-    Decision,
-    Endpoint,
-    Facts,
-    Failure,
-    FailureKind,
-    Reply,
-    Role,
-)
+from router.core.values import PREFILL, Decision, Endpoint, Facts, Failure, FailureKind, Reply, Role
 from router.core.wire.usage import prefilled_tokens
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.events import (
-    Probed,
-)
+from router.core.events import Probed
 from router.core.fleet.eligible import FEWEST, SUBSET_SIZE
 from router.core.fleet.fleet import Fleet
 from router.core.health import HealthSignal

@@ -1,11 +1,6 @@
 """What failures say of an engine: those of a crash count as one."""
 
-from router.core.events import (
-    LegAnswered,
-    LegDone,
-    LegFailed,
-    Probed,
-)
+from router.core.events import LegAnswered, LegDone, LegFailed, Probed
 from router.core.fleet.member import Exclusion
 from router.core.health import HealthSignal, State
 from router.core.membership.entry import Entry

@@ -2,10 +2,7 @@
 
 import pytest
 
-from router.core.events import (
-    LegFailed,
-    Scraped,
-)
+from router.core.events import LegFailed, Scraped
 from router.core.membership.entry import Entry
 from router.core.values import FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2, D3, D4

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.core.events import (
-    Ejected,
-)
+from router.core.events import Ejected
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Exclusion

@@ -2,9 +2,7 @@
 
 import pytest
 
-from router.core.events import (
-    Probed,
-)
+from router.core.events import Probed
 from router.core.fleet import served_models
 from router.core.fleet.member import Member
 from router.core.health import HealthSignal

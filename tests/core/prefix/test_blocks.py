@@ -12,12 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from router.core.prefix import blocks
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.blocks import SourceBlocks
-from router.core.prefix.kv_events import (
-    BlockHash,
-    BlocksCleared,
-    BlocksRemoved,
-    BlocksStored,
-)
+from router.core.prefix.kv_events import BlockHash, BlocksCleared, BlocksRemoved, BlocksStored
 from router.core.prefix.prompt_tokens import PromptTokens
 
 SIZE = 4

@@ -17,14 +17,7 @@ from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.routing.policies import Asking
 from router.simulator.virtual.routing.replica import Replica
-from router.simulator.virtual.values import (
-    EngineModel,
-    Faults,
-    Lengths,
-    Scenario,
-    Unread,
-    Workload,
-)
+from router.simulator.virtual.values import EngineModel, Faults, Lengths, Scenario, Unread, Workload
 
 MODEL = EngineModel()
 LONGEST_BACK_OFF = 2 * BACK_OFF_SECONDS
