@@ -8,7 +8,7 @@ from router.core.prefix.cache_events import CacheEvents
 from router.core.prefix.kv_source import EngineCache
 from router.telemetry.metrics import Metrics
 from tests.core.prefix.test_kv_source import source_of
-from tests.telemetry.test_metrics import D0, Bench
+from tests.telemetry.metrics_bench import D0, Bench
 
 
 class Told(Bench):
