@@ -27,6 +27,7 @@ def share_hash_seed(settings: Settings) -> None:
 
 
 def _seed(key: str) -> int:
-    """As secret as the key. Python takes numbers of 32 bits, and 0 stands for no seed at all."""
+    """The seed, as secret as the key. Python takes 32 bits, and 0 would switch hash randomization
+    off."""
     digest = blake2b(key.encode(), digest_size=4, person=b"pd-router hashes").digest()
     return max(1, int.from_bytes(digest))

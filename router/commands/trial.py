@@ -126,8 +126,8 @@ async def _in_turn(lane: "Sequence[_Attempt]") -> None:
 
 
 def _pairs(findings: Sequence[Finding]) -> Iterator[tuple[Endpoint | None, Endpoint, str, int]]:
-    """As many as the larger pool has engines, with a model that both of a pair serve, and the
-    tokens that both take of it."""
+    """Pairs, one for each engine of the larger pool, with a model that both serve and the
+    number of tokens that both accept of it."""
     sound = [f for f in findings if f.advice is None]
     prefill = [f for f in sound if f.endpoint.role is Role.PREFILL]
     decode = [f for f in sound if f.endpoint.role is Role.DECODE]

@@ -311,7 +311,7 @@ class Gauges:
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     queued: int | None = None
-    """Those of `waiting` that wait for capacity, not for a KV transfer or the like."""
+    """The part of `waiting` that waits for capacity, not for example for a KV transfer."""
     preemptions: int | None = None
     """Since the engine started."""
     generated: int | None = None
@@ -321,7 +321,7 @@ class Gauges:
     cache_queries: int | None = None
     """Prompt tokens that were looked up in its prefix cache since it started."""
     cache_hits: int | None = None
-    """Those of them that were found there."""
+    """Prompt tokens that were found there."""
     block_tokens: int | None = None
     """Tokens of a block of its KV cache."""
     finished: int | None = None
@@ -351,7 +351,7 @@ class FailureKind(StrEnum):
     STALLED = "stalled"
     """The engine stopped producing tokens before the first one of this request."""
     UNAUTHORIZED = "unauthorized"
-    """It refused the router's API key."""
+    """The engine rejected the router's API key."""
     EXHAUSTED = "exhausted"
     """The router had no descriptor, port or memory for a connection: the engine was not asked."""
     NO_ROOM = "no_room"

@@ -62,7 +62,7 @@ class ListOfPods:
 
 
 class Credentials(Protocol):
-    """Who the router is to the API server, beyond the certificates of its session."""
+    """How the router authenticates to the API server, besides its session's certificates."""
 
     async def headers(self) -> Mapping[str, str]:
         """The headers of a request. Tokens change: each request asks again. Raises Trouble."""

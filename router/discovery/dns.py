@@ -48,7 +48,7 @@ class DnsSource:
         self._chance = chance or Random()
         self._known = known
         self._before: tuple[Target, ...] = ()
-        """Those known when it began to watch."""
+        """The targets known when it began to watch."""
         self._on_targets: OnTargets = lambda targets: None
         self._told: tuple[Target, ...] | None = None
 

@@ -145,7 +145,7 @@ def _network(text: str) -> str:
 
 
 def _web_origin(text: str) -> str:
-    """As browsers send it: scheme, host and a port that is not the scheme's own."""
+    """An origin as browsers send it: scheme, host and a port that is not the scheme's default."""
     if text == ALL:
         return text
     try:

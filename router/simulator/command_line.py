@@ -73,7 +73,7 @@ def config_of(options: Mapping[str, Any]) -> EngineConfig:
 
 
 def _default(flag: str) -> str:
-    """As a user would write it; empty where the option is off."""
+    """An option's default as a user would write it; empty if the option is off."""
     name = flag.removeprefix("--").replace("-", "_")
     unit = 1000.0 if name.endswith("_ms") else 1.0
     name = name.removesuffix("_ms").replace("step", "step_s", 1) if unit > 1 else name

@@ -26,7 +26,7 @@ class EngineConfig:
     connector: Literal["nixl", "lmcache", "none"] = "nixl"
     version: str = "0.32.0"
     engine_id: str | None = None
-    """As NIXL knows this engine; None makes a new one at each start, as vLLM does."""
+    """NIXL's id of this engine; None: a new one at each start, as in vLLM."""
     api_key: str | None = None
 
     host: str = "127.0.0.1"

@@ -130,7 +130,7 @@ class FaultPlan:
     def __init__(self, faults: Faults, random: Random) -> None:
         self.now = faults
         self.given = faults
-        """As they were put in force: `now` counts down."""
+        """The faults as they were set; `now` counts down."""
         self._random = random
 
     def put(self, faults: Faults) -> None:

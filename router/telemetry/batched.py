@@ -90,7 +90,8 @@ class BatchedSeries:
         return found
 
     def histogram(self, family: Histogram, *labels: object) -> BatchedHistogram:
-        """Likewise."""
+        """The histogram child of a family with these labels, or the family itself if it has
+        none."""
         key = family, *labels
         found = self._children.get(key)
         if not isinstance(found, BatchedHistogram):

@@ -160,7 +160,7 @@ class Families:
         )
 
     def _add_access(self, registry: CollectorRegistry) -> None:
-        """Who is let in, and who waits."""
+        """Families of admission and API keys."""
         counter = self._counter
         histogram = self._histogram
         self.key_requests = counter(

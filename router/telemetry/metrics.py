@@ -59,7 +59,7 @@ class Held(NamedTuple):
     """What a process holds for its clients."""
 
     requests: int
-    """Those that were let in, where their number is limited."""
+    """Admitted requests, if their number is limited."""
     body_bytes: int
     answer_bytes: int
 

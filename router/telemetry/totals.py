@@ -25,7 +25,7 @@ class Totals:
     requests: Mapping[str, float] = field(default_factory=dict)
     """By outcome."""
     failures: float = 0.0
-    """Those that failed by no fault of their clients."""
+    """Requests that failed by no fault of their clients."""
     decisions: Mapping[Pair, float] = field(default_factory=dict)
     """By mode and reason."""
     fallbacks: Mapping[Pair, float] = field(default_factory=dict)

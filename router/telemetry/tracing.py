@@ -172,7 +172,7 @@ class RequestTrace:
         self._span.add_event("first_token")
 
     def end_leg(self, status: int, failure: Failure | None) -> None:
-        """It is known what became of the leg; `status` is 0 if no answer began."""
+        """The leg has ended; `status` is 0 if no answer began."""
         leg, self._leg = self._leg, None
         if leg is None:
             return

@@ -36,7 +36,7 @@ class _Family:
     def __init__(self, name: str, text: str, typ: str) -> None:
         self._metric = Metric(name, text, typ)
         self._single: list[Sample] = []
-        """Those that are no part of a histogram."""
+        """Samples that are not part of a histogram."""
         self._histograms: dict[Labels, tuple[list[Sample], list[tuple[float, Sample]]]] = {}
         """By labels: the sum, and by bound what fell into each bucket."""
 
@@ -53,7 +53,7 @@ class _Family:
             sums.append(sample)
 
     def pieces(self) -> Iterator[Metric]:
-        """As Prometheus gets it, some samples at a time."""
+        """The metric as Prometheus gets it, some samples at a time."""
         return in_families(self._metric, chain(self._single, self._accumulated()))
 
     def _accumulated(self) -> Iterator[Sample]:

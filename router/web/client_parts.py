@@ -202,7 +202,7 @@ def tracing_of(settings: Settings) -> Tracing | None:
 
 
 def gateway_of(settings: Settings) -> Gateway | None:
-    """Whose choice of engines is believed; None where the router chooses."""
+    """The gateways whose choice of engines is trusted; None without --direct-mode."""
     if settings.direct_mode == "off":
         return None
     return Gateway(trusted_gateways(settings))

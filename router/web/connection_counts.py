@@ -12,8 +12,8 @@ __all__ = ["ConnectionCounts"]
 
 
 class ConnectionCounts:
-    """Those of this process, or, with a `context`, of all workers: each shows its own in shared
-    memory."""
+    """Connections of this process or, with a `context`, of all workers: each publishes its own in
+    shared memory."""
 
     def __init__(self, pools: Mapping[Endpoint, EnginePool], context: WorkerContext | None) -> None:
         self._pools = pools

@@ -76,7 +76,7 @@ class Discovery:
             await asyncio.sleep(AGAIN_SECONDS)
 
     def _admitted(self, source: str, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-        """Those in the networks; the log tells of others."""
+        """The targets within `--engine-networks`; others are logged."""
         kept, refused = admitted(self._networks, targets)
         for text in sorted(refused - self._refused.get(source, frozenset())):
             log.warning("%s names an engine that is left out: %s", source, text)

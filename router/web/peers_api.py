@@ -58,7 +58,7 @@ class PeersCall:
         self._answer()
 
     def on_disconnect(self) -> None:
-        """It tells no more."""
+        """The sibling has disconnected."""
 
     def on_write_paused(self) -> None:
         """Nothing waits to be written."""

@@ -1,4 +1,4 @@
-"""Who names the engines: the settings, and the sources that they configure."""
+"""The sources of engines: the settings, and those that they configure."""
 
 import time
 

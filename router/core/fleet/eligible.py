@@ -1,4 +1,4 @@
-"""Who of a pool may take a request now."""
+"""Which engines of a pool may take a request now."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -53,8 +53,8 @@ def sample(
     *,
     is_panic: bool,
 ) -> list[Candidate]:
-    """Those of a random subset of a large pool that may take the request. `draw`, 0 to 1, chooses
-    the subset."""
+    """The engines of a random subset of a large pool that may take the request. `draw`, 0 to 1,
+    chooses the subset."""
     step = _step(pool)
     subset = pool[int(draw * step) :: step]
     return _eligible(subset, model, exclude, oldest, free_at, skip_blocked=not is_panic)

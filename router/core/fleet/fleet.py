@@ -135,7 +135,8 @@ class Fleet(ObservedPools):
     def usable_of(
         self, endpoints: Iterable[Endpoint], exclude: frozenset[Endpoint]
     ) -> list[Candidate]:
-        """Those of these endpoints that may get a request, stalled or not, in their order."""
+        """The candidates among these endpoints that may get a request, stalled or not, in their
+        order."""
         members = (self._members.get(each) for each in endpoints if each not in exclude)
         return [member.view for member in members if member is not None and member.is_usable]
 

@@ -64,7 +64,7 @@ class LegTimer:
         """Whether its first token is held back: its prompt was computed before."""
         self._lease = lease
         self.feedback: PromptFeedback | None = None if lease is None else lease.feedback
-        """Who wants to know what the answer tells of the prompt; for --prefix-cache events only."""
+        """Gets what the answer reveals about the prompt; for --prefix-cache events only."""
         self.sweeps_to_wait = 0
         """Sweeps over silent streams, with a client that reads, until it is timed again; 0 while it
         is."""

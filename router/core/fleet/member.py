@@ -33,7 +33,7 @@ class Exclusion(StrEnum):
     """Why an engine that is up gets no new requests (ejected, stalled) or few (slow)."""
 
     EJECTED = "ejected"
-    """It fails: outlier ejection."""
+    """It fails more than others: outlier ejection."""
     STALLED = "stalled"
     """It has open streams and produces no tokens."""
     SLOW = "slow"
@@ -53,7 +53,7 @@ class Member:
     identity: str = ""
     """Which engine it is, as the roster tells engines at one URL apart."""
     source: str = ""
-    """Who names it."""
+    """The source that lists it."""
     joined_at: float = -math.inf
     """When it came into the fleet."""
     is_drained: bool = False
@@ -200,14 +200,14 @@ class Member:
             self.cache.observe(gauges)
 
     def forget_cache(self) -> None:
-        """It is a new engine."""
+        """Forget its cache, because it is another engine now."""
         self.prefixes.clear()
         self.prefix_trust = PrefixTrust()
         if self.cache is not None:
             self.cache.reset()
 
     def set_cards(self, cards: tuple[dict[str, Any], ...]) -> None:
-        """It lists these models."""
+        """Set the models that it lists."""
         self.cards = cards
         self.models = frozenset(card["id"] for card in cards)
         self.roots = {card["id"]: _root(card) for card in cards[::-1]}  # the first one counts
@@ -218,8 +218,8 @@ class Member:
         return self.version, self.roots.get(model)
 
     def full(self, seconds: float, now: float) -> bool:
-        """It has enough requests: others are asked first for these seconds. Returns whether that
-        is news."""
+        """It has reported that it is full: others are preferred for that many seconds. Returns
+        whether that is news."""
         was_full = self.is_full(now)
         self.full_at, self.full_until = now, now + seconds
         return not was_full
@@ -229,7 +229,7 @@ class Member:
         return self.full_until > now
 
     def has_room(self) -> None:
-        """It takes requests, or is another engine."""
+        """It accepts requests again, or is another engine."""
         self.full_at = self.full_until = -math.inf
 
     def failed(self, error: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Who is in the fleet: its engines, in a pool for each role.
+"""The engines of the fleet, in a pool for each role.
 
 `apply` makes it what the roster says; time is an argument, no I/O.
 """
@@ -62,7 +62,7 @@ class Pools:
         self._members: dict[Endpoint, Member] = {}
         self._pools: dict[Role, tuple[Member, ...]] = dict.fromkeys(Role, ())
         self._in_use = self._pools
-        """Those that are not drained."""
+        """Members that are not drained, by role."""
         self.sampled: dict[Role, RecentHolders] = {}
         """The roles with so many engines in use that a request considers a sample of them, and who
         of them was sent which prompt. A role that has become one stays one until half of them are
@@ -77,8 +77,9 @@ class Pools:
         """Candidates by role and known model, until something changes who they are, or a tick:
         gauges get stale without an event."""
         self._strangers: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
-        """Those of a role, by the partner's kind (None: any partner) and known model, until
-        something changes who they are, or a tick: there are as many sets as engines list models."""
+        """Engines that cannot be paired, by role, partner's kind (None: any partner) and known
+        model, until something changes who they are, or a tick: there are as many sets as engines
+        list models."""
         self._monitors = {role: PoolMonitor(role, (), exclusion_config) for role in Role}
         self.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], -math.inf)
 

@@ -1,1 +1,1 @@
-"""Who is to be in the fleet, as sources and operators say."""
+"""Which engines are in the fleet, by sources and operators."""

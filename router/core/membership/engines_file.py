@@ -21,7 +21,7 @@ KEYS = frozenset({"url", "identity", "draining"})
 
 
 class InvalidFile(ValueError):
-    """It is not as it must be; the text says where."""
+    """The file is invalid; the message says where."""
 
 
 def read(data: bytes) -> tuple[Target, ...]:

@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     receiver: Receiver | None = None
     """Where its LMCache receives KV caches, if its source knows."""
     kv_events_port: int | None = None
-    """As its source says."""
+    """Where it publishes KV-cache events, if its source knows."""
 
     def left(self, now: float, version: int) -> "Entry":
         """The same entry, once no source lists it any more."""

@@ -28,5 +28,5 @@ def pick(facts: Facts, decision: Decision) -> Plan:
 
 
 def retried() -> FellBack:
-    """Who carries the request out has asked another decode engine than the first choice."""
+    """The gateway has used another decode engine than the first choice."""
     return FellBack(DECODE, "gateway_retry")

@@ -23,7 +23,7 @@ class BlockIndex:
         self._holders: list[dict[int, int]] = [{} for _ in range(SHARDS)]
         """By the lowest bits of the key."""
         self._bits = 0
-        """Those in use, and those that `sweep` has not finished with."""
+        """The bits in use, and those that `sweep` has not finished with."""
         self._sizes: dict[int, int] = {}
         """Bits of sources, by the size of their blocks."""
         self._dropped: list[tuple[int, list[dict[Any, int]]]] = []

@@ -82,7 +82,7 @@ class KVSource:
         return EventCounts(self.events, stream.gaps, stream.replays, stream.losses)
 
     def close(self) -> None:
-        """It is not listened to any more."""
+        """The source is not subscribed to any more."""
         self.is_connected = False
         self.blocks.leave()
 
@@ -93,7 +93,7 @@ class _Counted(NamedTuple):
     computed: int
     """Prompt tokens that were not found in its cache."""
     requests: int
-    """Those that run or have ended."""
+    """Requests that run or have ended."""
     batches: int
     """That have come from its sources."""
 
@@ -209,7 +209,7 @@ class EngineCache:
         self._measured = DECAY * self._measured + min(found, predicted)
 
     def replace(self, sources: Sequence[KVSource]) -> None:
-        """It has other sources now."""
+        """The engine publishes at other addresses now."""
         self._gone = self.counts
         for source in self.sources:
             source.close()
@@ -217,6 +217,6 @@ class EngineCache:
         self._counted, self.is_blind = None, False
 
     def reset(self) -> None:
-        """It is a new engine."""
+        """Another engine has taken its place: forget what was learned."""
         self._predicted = self._measured = 0.0
         self._counted, self.is_blind = None, False

@@ -50,7 +50,7 @@ class RecentHolders:
             holders.popitem(last=False)
 
     def of(self, prefix: PrefixKeys) -> tuple[Endpoint, ...]:
-        """Who was sent the longest part of the prompt that is known, the latest first."""
+        """The engines that were sent the longest known part of the prompt, the latest first."""
         for key in reversed(prefix.keys):
             found = self._holders.get(key)
             if found is not None:

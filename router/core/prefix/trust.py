@@ -39,11 +39,11 @@ class RecentTokens(NamedTuple):
     prompts: float = 0.0
     """Estimated, of the prompts that were sent there."""
     predicted: float = 0.0
-    """Those of them that it was predicted to hold."""
+    """Prompt tokens, as estimated, that it was predicted to hold."""
     queries: float = 0.0
     """That it looked up in its prefix cache, by its own counter and for all clients."""
     hits: float = 0.0
-    """Those of them that it found."""
+    """Prompt tokens that it found there."""
 
 
 class PrefixTrust:

@@ -1,1 +1,1 @@
-"""Who serves a request, and how its plan is driven."""
+"""Which engines serve a request, and how its plan is driven."""

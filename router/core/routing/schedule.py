@@ -270,14 +270,15 @@ class Scheduler:
     def _candidates(
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
     ) -> list[Candidate]:
-        """Who may take the request: of engines that a gateway names, the first that is usable."""
+        """The engines that may take the request: of those that a gateway names, the first usable
+        one."""
         usable = self._usable(role, facts, exclude, now)
         return usable if facts.destinations is None else usable[:1]
 
     def _usable(
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
     ) -> list[Candidate]:
-        """Who may take the request, or may if those before it cannot."""
+        """The engines that may take the request, or may if those before them cannot."""
         named = facts.destinations
         if named is None:
             return self.fleet.candidates(role, facts.model, exclude, now)

@@ -152,7 +152,7 @@ class EventKind(Enum):
     PREAMBLE = auto()
     """A comment, a role, an empty delta: another engine can still answer instead."""
     CONTENT = auto()
-    """It carries a token."""
+    """The event carries a token."""
     ERROR = auto()
     """The engine reports a failure."""
     ABORTED = auto()

@@ -226,7 +226,7 @@ class Prober:
 
 
 def _gauges(text: bytes, endpoint: Endpoint) -> Gauges:
-    """Those of an engine, or of one rank of it."""
+    """The gauges of an engine, or of one of its ranks."""
     rank = split_rank(endpoint.url)[1]
     return exposition.read(text if rank is None else exposition.of_rank(text, rank))
 

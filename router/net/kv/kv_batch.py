@@ -126,7 +126,7 @@ class _Reader:
         return False
 
     def _long_event(self) -> Generator[None, None, object]:
-        """As it would be unpacked, but without members that are not known."""
+        """Unpack the event in pieces, without its unknown members."""
         fields: dict[str, object] = {}
         is_array, count = self._is_array(), self._head()
         names: Iterator[str] = (self._text() for _ in range(count))

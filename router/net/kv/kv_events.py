@@ -89,7 +89,7 @@ class KVEventSubscriber:
     # Work, in turns of the event loop.
 
     def ready(self, subscription: KVSubscription) -> None:
-        """It has something to do."""
+        """Schedule a subscription that has work to do."""
         if not subscription.is_ready:
             subscription.is_ready = True
             self._ready.append(subscription)
@@ -127,7 +127,7 @@ class KVEventSubscriber:
         return False
 
     def replay_over(self, subscription: KVSubscription) -> None:
-        """It asks no more: the next one may."""
+        """A subscription's replay is over: start the next one."""
         self._waiting.pop(subscription, None)
         self._replaying.discard(subscription)
         while self._waiting and len(self._replaying) < REPLAYS:

@@ -70,13 +70,13 @@ class Owner(Protocol):
         """ZeroMQ's."""
 
     def ready(self, subscription: "KVSubscription") -> None:
-        """It has something to do."""
+        """The subscription has work to do."""
 
     def may_replay(self, subscription: "KVSubscription", start: int) -> bool:
         """Whether it may ask now; else it is told when it may."""
 
     def replay_over(self, subscription: "KVSubscription") -> None:
-        """It asks no more."""
+        """The subscription's replay is over."""
 
 
 class KVSubscription:

@@ -71,7 +71,7 @@ class SharedState:
         self.table = SharedTable(table, workers, roster.rows)
         self.roster = SharedRecord(record)
         self.settings = SharedRecord(settings)
-        """Those that have taken the place of the first ones, as the parent encoded them."""
+        """The reloaded settings, as the parent encoded them."""
         self._key_usage = KeyUsageTable(usage, workers)
         self._key_names = SharedRecord(names)
         self.roster.write(roster.encode())

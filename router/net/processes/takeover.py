@@ -219,7 +219,7 @@ def _line(connection: socket.socket) -> bytes:
 
 
 def _sockets(connection: socket.socket) -> list[socket.socket]:
-    """Those of the next message."""
+    """The sockets in the next message."""
     data, numbers, _, _ = socket.recv_fds(connection, 1, BATCH)
     if not data:
         raise ValueError("it ended")

@@ -1,4 +1,4 @@
-"""Who is believed: clients with keys, other replicas, gateways."""
+"""Which peers are trusted: clients with keys, other replicas, gateways."""
 
 from typing import Literal
 

@@ -144,7 +144,7 @@ class Machine:
         self.kv.fill(sequence, sequence.computed + tokens)
 
     def _admit(self, now: float) -> Sequence | None:
-        """Who runs next: first those whose KV cache has come, then the queue."""
+        """The sequence to run next: first those whose KV cache has arrived, then the queue."""
         if self._ready:
             return self._run(self._ready.popleft())
         waiting = self.batch.waiting

@@ -74,7 +74,7 @@ class Attempt:
     blocks: list[int] = field(init=False, default_factory=list)
     """The engine's blocks that it holds."""
     filled: int = field(init=False, default=0)
-    """Those of them whose content can serve others."""
+    """How many of `blocks` have content that can serve others."""
     cached: int = field(init=False, default=0)
     """Prompt tokens that were in the prefix cache: usage.prompt_tokens_details.cached_tokens."""
     left: int = field(init=False)

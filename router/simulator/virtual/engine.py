@@ -58,10 +58,10 @@ class Engine:
         self._rng = rng
         self._arriving: dict[Attempt, None] = {}
         self._computed: list[Attempt] = []
-        """Those whose prompt is whole with the step that is going on."""
+        """Attempts whose prompt is complete with the current step."""
         self._decoding = [0] * replicas
         self._shown = [0] * replicas
-        """Those of them whose tokens come as they are generated."""
+        """By replica: decoding attempts whose tokens the router sees as they are generated."""
         self._generated = 0
         self._ending: defaultdict[int, list[Attempt]] = defaultdict(list)
         self._steps = 0
@@ -146,7 +146,7 @@ class Engine:
         return self.free_elsewhere[attempt.model] - attempt.free_elsewhere
 
     def _note_wait(self, attempt: Attempt) -> None:
-        """It leaves the queue."""
+        """Record the wait of an attempt that leaves the queue."""
         self._longest_wait = max(self._longest_wait, self._waited(attempt))
 
     @property
@@ -339,7 +339,7 @@ class Engine:
         return [tokens for _, tokens in parts]
 
     def _admit(self) -> Attempt | None:
-        """Who runs next, with its room in the KV cache."""
+        """The attempt to run next, with its room in the KV cache."""
         waiting = self.batch.waiting
         if not waiting or self.is_full or not self.kv.place(waiting[0]):
             return None

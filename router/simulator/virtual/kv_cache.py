@@ -18,7 +18,7 @@ class KvCache(Protocol):
     queries: int
     """Prompt tokens that were looked up, as vllm:prefix_cache_queries counts them."""
     hits: int
-    """Those of them that were there, as vllm:prefix_cache_hits counts them."""
+    """Prompt tokens that were found, as vllm:prefix_cache_hits counts them."""
 
     @property
     def usage(self) -> float:

@@ -17,7 +17,7 @@ AUTO = -1
 
 
 def threshold_name(threshold: int) -> str:
-    """As the command line has it; empty if no prompt is prefilled remotely."""
+    """A threshold as on the command line; empty if no prompt is prefilled remotely."""
     return "auto" if threshold == AUTO else "" if threshold == NEVER else str(threshold)
 
 
@@ -228,7 +228,7 @@ class Scenario:
     threshold: int = NEVER
     """Prompt tokens from which a prompt is prefilled on another engine; or `AUTO`."""
     max_itl_impact: float = 2.0
-    """As `--max-itl-impact`, for `AUTO`."""
+    """`--max-itl-impact`, for `AUTO`."""
     transfer_tokens_per_second: float = 80_000.0
     """Of a KV cache between two engines: 147 kB per token over 100 Gbit/s."""
     transfer_seconds: float = 0.0

@@ -28,7 +28,8 @@ PLOTTED: Final = ("in_flight", "tokens_per_second", "slowdown")
 
 
 ENGINES_PER_TURN: Final = 100
-"""Whose figures are made in one turn of the event loop: some 6 ms. Streams go on in between."""
+"""Engines whose figures are computed in one turn of the event loop, some 6 ms; streams continue in
+between."""
 
 
 class Figures:

@@ -89,7 +89,7 @@ class EngineResult:
     prefix_queries: int
     """Prompt tokens that it looked up in its prefix cache, as vllm:prefix_cache_queries."""
     prefix_hits: int
-    """Those that it found, as vllm:prefix_cache_hits."""
+    """Prompt tokens that it found there, as vllm:prefix_cache_hits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class VirtualExchange:
         self._attempt: Attempt | None = None
         """What an engine works on now."""
         self._prefilled_by: tuple[Engine, int] | None = None
-        """Who has its KV cache, and in which of its lives."""
+        """The engine that has its KV cache, and the number of restarts of that engine by then."""
         self._is_paused = False
         """Whether its client does not read."""
         self._behind: Callable[[Attempt, float], None] | None = None
@@ -196,7 +196,7 @@ class VirtualExchange:
         )
 
     def stop_reading(self, now: float) -> None:
-        """As `RelayLeg.on_write_paused`."""
+        """The client stops reading, as in `RelayLeg.on_write_paused`."""
         attempt = self._attempt
         assert attempt is not None, "it streams"
         self._is_paused = True
@@ -204,7 +204,8 @@ class VirtualExchange:
         self.replica.engines[attempt.place].show(attempt, is_unread=True)
 
     def read_on(self, now: float) -> None:
-        """As `RelayLeg.on_write_resumed`; what has piled up comes at once."""
+        """The client reads again, as in `RelayLeg.on_write_resumed`; what has piled up arrives at
+        once."""
         self._is_paused, behind, attempt = False, self._behind, self._attempt
         if behind is not None and attempt is not None and not self._is_cut:
             self._behind = None
@@ -285,7 +286,7 @@ class VirtualExchange:
         return isinstance(self.run.step, Call) or self.request.first is None
 
     def check_idle(self, now: float) -> None:
-        """As `net/engine/relay_leg.py` and `net/engine/collector.py` have it."""
+        """Apply the idle timeouts as `net/engine/relay_leg.py` and `net/engine/collector.py` do."""
         attempt, timeouts = self._attempt, self.replica.scenario.timeouts
         if attempt is None:
             return

@@ -70,7 +70,7 @@ USES_HISTORY = ("shortest_expected_delay", PREFIX_CACHE_ORACLE)
 
 
 class Asking:
-    """Whose engine is being chosen: policies are not told."""
+    """The request for which an engine is being chosen; policies do not see it."""
 
     request: Request
 

@@ -128,7 +128,7 @@ class Replica:
             self.probe(place, 0.0)
 
     def _column(self, endpoints: Sequence[Endpoint]) -> WorkerColumn | None:
-        """As net/processes/shared_state.py: the column begins at zero, also after a process that
+        """As in net/processes/shared_state.py: the column begins at zero, also after a process that
         has ended. None without workers."""
         if self._memory is None:
             return None
@@ -230,10 +230,11 @@ class Replica:
             for member, other in peers
         )
 
-    # What happens again and again.
+    # Periodic work.
 
     def sweep(self, now: float) -> None:
-        """As net/limits/idle_sweep.py: leave engines that have stalled or are silent too long."""
+        """As in net/limits/idle_sweep.py: leave engines that have stalled or are silent too
+        long."""
         for exchange in list(self._open):
             exchange.check_idle(now)
 

@@ -39,7 +39,7 @@ LADDER = (0.5, 1.0, 2.0, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Who asks what of which engines."""
+    """Sessions, and the engine model that they are made for."""
 
     model: EngineModel
     requests: int
