@@ -1,12 +1,15 @@
 """Answers that are read whole, or held back before their first token, have one limit in all."""
 
 from collections.abc import Callable
+from functools import partial
 
 import orjson
 import pytest
 
 from router.core.events import FellBack, RequestEnded
 from router.core.values import FailureKind, Role
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import ClientRequest
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -216,6 +219,37 @@ async def test_a_whole_answer_counts_until_its_client_has_read_it(harness: Harne
     for client in clients[2:]:
         assert len((await client.answer()).body) > 8 << 20
     await eventually(lambda: held(router) == 0)
+
+
+@pytest.mark.parametrize("is_pipelined", [True, False], ids=["at once", "one by one"])
+async def test_who_does_not_read_one_answer_gets_no_other_one(
+    harness: Harness, is_pipelined: bool
+) -> None:
+    """Else each request of a client that reads nothing leaves a whole answer in the router."""
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    whole = json_reply({"x": "a" * (8 << 20)})
+    engine.answer_all(lambda call: call.send(whole))
+    client, number = await router.client(receive_buffer=4096), 3
+    one = request(COMPLETIONS, completion())
+    await client.send(one * number if is_pipelined else one)
+    await eventually(lambda: held(router) > 4 << 20)
+    (connection,) = router.connections
+    for _ in range(0 if is_pipelined else number - 1):
+        before = connection._last
+        await client.send(one)
+        await eventually(partial(_has_another, connection, before))
+    assert (await router.ask(COMPLETIONS, completion())).status == 200  # when those had their turn
+    assert engine.seen == 2
+    assert connection.transport.get_write_buffer_size() < 9 << 20
+    for _ in range(number):
+        assert len((await client.answer()).body) > 8 << 20
+    await eventually(lambda: held(router) == 0)
+
+
+def _has_another(connection: ClientConnection, before: ClientRequest | None) -> bool:
+    """Whether a request has come since."""
+    return connection._last not in (None, before)
 
 
 async def test_what_is_held_is_told_without_an_event(harness: Harness) -> None:

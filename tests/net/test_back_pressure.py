@@ -175,13 +175,36 @@ async def test_a_stream_behind_an_answer_that_is_not_read_waits_for_its_client(
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, completion()) + request(COMPLETIONS, STREAM))
     (await engine.call()).send(LARGE)
+    assert (await router.record()).status == 200
+    (connection,) = router.connections
+    assert connection.write_paused
+    assert connection.active is None
+    await client.answer()
     call = await engine.call()
+    call.stream(EVENT, DONE)
+    call.end()
+    assert (await client.answer()).body == EVENT + DONE
+
+
+async def test_a_stream_that_begins_while_its_client_does_not_read_waits_for_it(
+    harness: Harness,
+) -> None:
+    """The client may have had the head and comments already, by an engine that has failed."""
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
+    client = await router.client(receive_buffer=SMALL)
+    await client.send(request(COMPLETIONS, STREAM))
+    prefilled = await prefill.call()
+    (connection,) = router.connections
+    connection.pause_writing()
+    answer_remotely(prefilled)
+    call = await decode.call()
     call.stream(EVENT)
     (relay,) = router.router.clients.idle_sweep._watched
     assert isinstance(relay, Relay)
     await eventually(lambda: relay.status)
-    assert not _is_read_from(router, engine)
-    await client.answer()
+    assert not _is_read_from(router, decode)
+    connection.resume_writing()
     call.end(DONE)
     assert (await client.answer()).body == EVENT + DONE
 

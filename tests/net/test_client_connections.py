@@ -14,6 +14,7 @@ from router.core.limits.byte_budget import ByteBudget
 from router.net.client.client_connection import (
     BODY,
     HEAD_SECONDS,
+    LINGER,
     MAX_WAITING,
     NEVER,
     UNREAD_BYTES,
@@ -475,10 +476,17 @@ async def test_what_is_late_is_told_once() -> None:
     assert connection.deadline == NEVER  # `Silent` has not even answered
 
 
-async def test_a_body_is_timed_again_when_the_client_has_read() -> None:
+@pytest.mark.parametrize("comes_first", [True, False])
+async def test_a_body_is_timed_again_when_the_client_has_read(*, comes_first: bool) -> None:
     connection, _, _ = _connected()
-    connection.pause_writing()
-    connection.data_received(request(COMPLETIONS, completion())[:-1])
+    part = request(COMPLETIONS, completion())[:-1]
+    if comes_first:
+        connection.data_received(part)
+        connection.pause_writing()
+    else:
+        connection.pause_writing()
+        connection.data_received(part)
+    assert connection._awaited == LINGER
     connection.resume_writing()
     assert connection.deadline < NEVER
     assert connection._awaited == BODY

@@ -136,6 +136,21 @@ async def test_who_serves_fewest_goes_first_though_the_place_was_anothers(
         await eventually(lambda: own.state == IN_FLIGHT)
 
 
+async def test_who_waits_for_an_engine_keeps_others_from_no_place_elsewhere() -> None:
+    """It could not use one: of the limit of all only those that an engine has room for wait."""
+    with processes(4, 2) as (one, two, _):
+        for process in (one, two):
+            process.come("0")
+        late = one.come("0")
+        one.look()
+        two.come("1")
+        two.come("1")
+        assert (one.in_flight, two.in_flight, late.state) == (1, 3, WAITING)
+        two.end()
+        one.look()
+        assert (one.in_flight, two.in_flight, late.state) == (2, 2, IN_FLIGHT)
+
+
 @pytest.mark.parametrize(("in_flight", "per_engine"), [(8, None), (None, 4)])
 async def test_places_that_get_free_together_are_divided_at_once(
     in_flight: int | None, per_engine: int | None

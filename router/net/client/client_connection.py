@@ -172,7 +172,8 @@ class ClientConnection:
         if self._discards_input:
             return
         key, body = NOTHING
-        if self._last is None and not self._parser.in_head:  # the parser is between two requests
+        # The parser is between two requests, and the client reads.
+        if self._last is None and not self._parser.in_head and not self.write_paused:
             key, body = split(data)
             head = self._known_heads.find(key)
             if head is not None:
@@ -212,7 +213,10 @@ class ClientConnection:
         self.deadline = NEVER
         active = self.active
         if active is None:
-            self._await_request()
+            if self._waiting and not self.transport.is_closing():
+                self._begin(self._waiting.pop(0))
+            else:
+                self._await_request()
             return
         if not active.is_complete:
             self._await(BODY, self._handler.body_seconds)
@@ -284,9 +288,10 @@ class ClientConnection:
         return self._last is None
 
     def on_head(self, head: RequestHead) -> None:
-        """It is the request's turn, or it waits for those before it."""
+        """It is the request's turn, or it waits for those before it, and until their answers are
+        read."""
         request = ClientRequest(head)
-        if self._last is None:
+        if self._last is None and not self.write_paused:
             self._arrived = request
         else:
             self._wait_its_turn(request)
@@ -400,13 +405,14 @@ class ClientConnection:
         )
 
     def _go_on(self) -> None:
-        """Begin the next request, if it has come."""
+        """Begin the next request, if it has come: not before the client has read the answers up to
+        it, or they would be kept without a limit."""
         if self.read_paused:
             self._resume_reading()
+        if self.write_paused:  # see `resume_writing`
+            return
         if self._waiting:
             self.loop.call_soon(self._begin, self._waiting.pop(0))
-        elif self.write_paused:  # see `resume_writing`
-            return
         elif self._parser.in_head:
             self._await_request()
         else:
