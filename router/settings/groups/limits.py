@@ -45,8 +45,7 @@ class Limits(Group):
         1000,
         ge=0,
         description="Requests that may wait when --max-in-flight or --max-in-flight-per-engine is "
-        "reached; then the newest of whoever has most waiting gets 429. Each of --workers has its "
-        "share.",
+        "reached, in all of --workers; then the newest of whoever has most waiting gets 429.",
         json_schema_extra=LIVE,
     )
     queue_timeout: Seconds = Field(
