@@ -149,16 +149,18 @@ def admission_gate(
         model, named = group
         return (fleet.listed(model) if named is None else None), named
 
-    total = None if context is None else context.column.admitted
-    return AdmissionGate(limits, engines_for, merged, start_limiter, metrics, total)
+    total = share = None
+    if context is not None:
+        total, share = context.column.admitted, context.column.queue_share
+    return AdmissionGate(limits, engines_for, merged, start_limiter, metrics, total, share)
 
 
 def admission_limits(settings: Settings) -> AdmissionLimits:
-    """The limits of all worker processes, and one's share of the queue."""
+    """The limits of all worker processes."""
     return AdmissionLimits(
         in_flight=settings.max_in_flight,
         in_flight_per_engine=settings.max_in_flight_per_engine,
-        queue_size=-(-settings.queue_size // settings.workers),
+        queue_size=settings.queue_size,
         queue_seconds=settings.queue_timeout,
         tenant_header=settings.tenant_header.encode(),
         priority_from=settings.queue_priority,

@@ -459,3 +459,34 @@ async def test_a_prompt_goes_where_its_beginning_lies_whichever_process_is_asked
 
         await all_tell(process, knows, "all processes to know where the prompt lies")
         assert {await ask(prompt) for _ in range(20)} == {holder}
+
+
+async def test_one_process_may_fill_the_queue_and_gives_it_back_when_another_needs_it(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    limits = ("--max-in-flight", "1", "--queue-size", "2")
+    async with serving(*flags(engine, workers=2), *limits) as process:
+        await process.ready()
+        clients: dict[int, list[Client]] = {}
+        while len(clients) < 2 or max(map(len, clients.values())) < 4:
+            client = await process.client()
+            await client.get("/version")  # then it has been accepted
+            clients.setdefault(served_by(process, client), []).append(client)
+        [other, *_], [first, second, third, last, *_] = sorted(clients.values(), key=len)
+        await first.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        for each in (second, third):
+            await each.send(request(COMPLETIONS, STREAM))
+        await everywhere(process, "pd_router_queue_length", 2)
+        assert (await last.ask(COMPLETIONS, STREAM)).status == 429
+        await other.send(request(COMPLETIONS, STREAM))
+        assert (await third.answer()).status == 429
+        for _ in range(2):
+            call.stream(token("a"), DONE)
+            call.end()
+            call = await engine.call()
+        call.stream(token("a"), DONE)
+        call.end()
+        answers = [await each.answer() for each in (first, second, other)]
+        assert [each.status for each in answers] == [200] * 3

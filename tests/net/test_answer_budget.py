@@ -10,6 +10,7 @@ from router.core.events import FellBack, RequestEnded
 from router.core.values import FailureKind, Role
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
+from router.net.engine.relay_leg import FREE_TAIL_BYTES
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -165,6 +166,59 @@ async def test_a_stream_that_has_begun_needs_no_room(harness: Harness) -> None:
 
     engine.answer_all(answer)
     assert (await router.ask(COMPLETIONS, STREAM)).body == b"".join(many) + DONE
+
+
+async def test_a_long_event_that_goes_on_counts_until_its_end(harness: Harness) -> None:
+    """An engine that sends the half of one does not fill the memory, whoever waits for the rest."""
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await (await client.begin()).until(token("a"))
+    long = token("b" * 500_000)
+    call.events(long[:50_000])  # what streams may have without being counted
+    call.events(long[50_000:300_000])
+    await eventually(lambda: held(router) == 300_000 - FREE_TAIL_BYTES)
+    call.events(long[300_000:])
+    await answer.until(long)
+    assert held(router) == 0
+    call.events(DONE)
+    call.end()
+    assert (await answer.rest()).body == token("a") + long + DONE
+
+
+async def test_half_an_event_that_has_no_room_ends_its_stream(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    limit(router)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"))
+    answer = await (await client.begin()).until(token("a"))
+    call.events(token("b" * 500_000)[:300_000])
+    await call.left()
+    body = (await answer.rest()).body
+    assert body.startswith(token("a") + b'data: {"error":')
+    assert b"holds too many answers" in body
+    assert body.endswith(DONE)
+    assert is_unblamed(router, engine)
+    assert held(router) == 0
+
+
+async def test_who_leaves_within_a_long_event_gives_its_bytes_back(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    call.stream(token("a"), token("b" * 500_000)[:300_000])
+    await eventually(lambda: held(router) == 300_000 - FREE_TAIL_BYTES)
+    client.leave()
+    await router.record()
+    assert held(router) == 0
 
 
 def shut_down(_client: Client, _call: Call, router: Running) -> None:

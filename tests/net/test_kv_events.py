@@ -153,11 +153,20 @@ async def test_a_replay_that_never_ends_is_given_up(
     publishers: Callable[..., Publisher],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 3600.0)
     publisher = publishers()
     publisher.publish(*(batch(stored(number)) for number in range(3)))
     engine = Followed(subscriber, publisher)
     await eventually(lambda: publisher.answer(ends=False))
+    await eventually(lambda: all(engine.holds(number) for number in range(3)))
+    [subscription] = subscriber._watched[engine.cache]
+    timer = subscription._timer
+    assert timer is not None
+    assert timer.when() <= asyncio.get_running_loop().time() + 3600.0
+    subscription._check_replay()  # too early
+    assert engine.cache.state is SourceState.REPLAYING
+    subscription._replay_idle = 0.0  # as when nothing has come for so long
+    subscription._check_replay()
     await eventually(lambda: engine.cache.state is SourceState.LIVE)
     assert all(engine.holds(number) for number in range(3))
 

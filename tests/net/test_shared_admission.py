@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.admitted import WAIT_SECONDS
-from router.core.limits.admission import IN_FLIGHT, WAITING, Ticket
+from router.core.errors import QueueFull
+from router.core.limits.admission import GONE, IN_FLIGHT, WAITING, Ticket
 from router.core.limits.places import Place
 from router.core.membership.roster import Roster
 from router.core.values import Candidate, Endpoint, Role
@@ -45,14 +47,15 @@ class Process:
             StartLimiter(1000),
             Uncounted(),
             context.column.admitted,
+            context.column.queue_share,
         )
         self.tickets: list[Ticket] = []
 
-    def come(self, group: str = "") -> Ticket:
+    def come(self, group: str = "", tenant: str = "t", waiter: Unheard | None = None) -> Ticket:
         """A request comes."""
-        ticket = Ticket("t", 0, 1.0, 0.0, group, Place(self.gate.places))
+        ticket = Ticket(tenant, 0, 1.0, 0.0, group, Place(self.gate.places))
         self.tickets.append(ticket)
-        self.gate.enter(ticket, Unheard())
+        self.gate.enter(ticket, waiter or Unheard())
         return ticket
 
     def end(self) -> None:
@@ -90,8 +93,10 @@ class Process:
 
 
 @contextmanager
-def processes(in_flight: int | None, per_engine: int | None) -> Iterator[list[Process]]:
-    limits = AdmissionLimits(in_flight, per_engine, 1000, math.inf, b"", "none")
+def processes(
+    in_flight: int | None, per_engine: int | None, queue_size: int = 1000
+) -> Iterator[list[Process]]:
+    limits = AdmissionLimits(in_flight, per_engine, queue_size, math.inf, b"", "none")
     state = SharedState(PROCESSES, Roster(8, 60.0))
     made = [Process(state, number, limits) for number in range(PROCESSES)]
     try:
@@ -178,6 +183,48 @@ async def test_who_waits_for_one_engine_keeps_no_place_on_another() -> None:
         two.look()
         assert one.come("1").state == IN_FLIGHT
         assert late.state == WAITING
+
+
+async def test_a_queue_is_full_when_as_many_wait_in_all_processes_as_may() -> None:
+    with processes(0, None, queue_size=6) as (one, two, _):
+        for _ in range(4):
+            one.come()
+        two.come()
+        two.come()
+        for full in (one, two):
+            with pytest.raises(QueueFull):
+                full.come()
+        one.give_up()
+        assert two.come().state == WAITING
+
+
+async def test_a_process_gives_back_what_it_had_of_anothers_share() -> None:
+    """A tenant that has filled the whole queue by one process leaves room in the others."""
+    with processes(0, None, queue_size=6) as (one, two, three):
+        waiters = [Unheard() for _ in range(6)]
+        greedy = [one.come(tenant="greedy", waiter=waiter) for waiter in waiters]
+        polite = [process.come(tenant="polite") for process in (two, two, three)]
+        await eventually(lambda: one.gate.admission.waiting == 3)
+        assert [each.state for each in polite] == [WAITING] * 3
+        assert [each.state for each in greedy] == [WAITING] * 3 + [GONE] * 3
+        await eventually(lambda: [len(each.refusals) for each in waiters] == [0] * 3 + [1] * 3)
+        assert all(isinstance(each.refusals[0], QueueFull) for each in waiters[3:])
+
+
+async def test_a_reload_to_a_shorter_queue_pushes_nobody_out() -> None:
+    with processes(0, None, queue_size=6) as (one, two, _):
+        waiting = [one.come() for _ in range(5)]
+        for process in (one, two):
+            process.gate.configure(replace(process.gate.limits, queue_size=3))
+        one.gate._sweep()
+        assert [each.state for each in waiting] == [WAITING] * 5
+        with pytest.raises(QueueFull):
+            one.come()
+        for _ in range(5):
+            one.give_up()
+        waiting = [one.come() for _ in range(3)]
+        two.come()
+        await eventually(lambda: waiting[2].state == GONE)  # those that came later keep to it
 
 
 async def test_a_process_that_hangs_while_it_waits_keeps_no_place(

@@ -10,7 +10,8 @@ Which engines can take a request its group says (its model). While those of one 
 others go on: who has no room is passed over. Groups that the same engines can take are one for as
 long as that is so: of models that no engine lists clients may name any number.
 
-Each process of a router has a queue of its own; what they serve is counted together (`admitted`).
+Each process of a router has a queue of its own (`queue_share`); what they serve is counted together
+(`admitted`).
 """
 
 from collections import Counter
@@ -82,6 +83,10 @@ class _Flow:
         return next(reversed(self.tickets))
 
 
+_Owner = tuple[int, Hashable]
+"""A priority and a key."""
+
+
 Room = Callable[[Hashable], bool]
 """Whether the engines that can take a group's requests can take one more."""
 
@@ -130,9 +135,15 @@ class Admission:
         """How many keys are remembered."""
         return len(self._accounts)
 
-    def offer(self, ticket: Ticket, limit: int, has_room: Room = _everywhere) -> Ticket | None:
+    def offer(
+        self,
+        ticket: Ticket,
+        limit: int,
+        has_room: Room = _everywhere,
+        most: int | None = None,
+    ) -> Ticket | None:
         """A request comes: it is in flight now or waits. Returns the one that is refused for it,
-        itself perhaps; None if none is."""
+        itself perhaps; None if none is. `most`: how many may wait now, if not `queue_size`."""
         if self.in_flight < limit and has_room(ticket.group) and not self._with_room(has_room):
             if not self._waiting:  # nobody competes: who had how much before does not matter
                 self._virtual = 0.0
@@ -140,7 +151,7 @@ class Admission:
             self._begin(ticket)
             return None
         refused = None
-        if len(self._waiting) >= self.queue_size:
+        if len(self._waiting) >= (self.queue_size if most is None else most):
             refused = self._refused_for(ticket)
             if refused is ticket:
                 return ticket
@@ -176,6 +187,14 @@ class Admission:
                 self._accounts[ticket.key] = max(before, self._virtual) + more
                 self._forget_some()
         ticket.state = GONE
+
+    def refuse_beyond(self, most: int) -> Ticket | None:
+        """The one that waits no longer if more than `most` do, as if another had come."""
+        if len(self._waiting) <= most:
+            return None
+        refused = self._newest_of(self._longest(self._lengths()))
+        self._remove(refused)
+        return refused
 
     def came_before(self, time: float) -> list[Ticket]:
         """Those that wait and came before `time`; they wait no longer."""
@@ -245,16 +264,28 @@ class Admission:
         lower than the newcomer's or it would have more than the newcomer's even without it."""
         if not self._flows:
             return ticket
-        lengths: Counter[tuple[int, Hashable]] = Counter()
-        for flow in self._flows.values():
-            lengths[flow.priority, flow.key] += len(flow.tickets)
-        victim = max(lengths, key=lambda name: (name[0], lengths[name]))
+        lengths = self._lengths()
+        victim = self._longest(lengths)
         own = lengths[ticket.priority, ticket.key]
         is_longer = victim[0] == ticket.priority and lengths[victim] > own + 1
         if victim[0] > ticket.priority or is_longer:
-            flows = [each for each in self._flows.values() if (each.priority, each.key) == victim]
-            return max([flow.newest for flow in flows], key=lambda newest: newest.since)
+            return self._newest_of(victim)
         return ticket
+
+    def _lengths(self) -> Counter[_Owner]:
+        """How many wait of each key and priority."""
+        lengths: Counter[_Owner] = Counter()
+        for flow in self._flows.values():
+            lengths[flow.priority, flow.key] += len(flow.tickets)
+        return lengths
+
+    def _longest(self, lengths: Counter[_Owner]) -> _Owner:
+        """The key that has most waiting with the lowest priority."""
+        return max(lengths, key=lambda owner: (owner[0], lengths[owner]))
+
+    def _newest_of(self, owner: _Owner) -> Ticket:
+        flows = [each for each in self._flows.values() if (each.priority, each.key) == owner]
+        return max([flow.newest for flow in flows], key=lambda newest: newest.since)
 
     def _forget_some(self) -> None:
         """Accounts that say nothing any more and, if there are still too many, the lowest."""

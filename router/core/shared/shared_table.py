@@ -7,6 +7,7 @@ so no lock is needed. A number is eight aligned bytes, which are written atomica
 from collections.abc import Mapping
 
 from router.core.admitted import Count, SharedCount, SharedCounts
+from router.core.limits.queue_share import QueueShare
 from router.core.speed.speed_totals import SpeedTotals
 from router.core.values import Endpoint, OwnLoad
 
@@ -20,9 +21,10 @@ HELD_FIELDS = 2
 """The number of leading fields that are zero in an idle row."""
 FLOAT_FIELDS = len(SpeedTotals._fields)
 """Float fields of a row: the process's `SpeedTotals`."""
-PROCESS_FIELDS = 7
+PROCESS_FIELDS = 8
 """Integers of a process itself: its id, how often it was started, the version of the roster that it
-follows, its heartbeat, and the `SharedCounts` of all that admission has let in."""
+follows, its heartbeat, how many requests wait to be let in, and the `SharedCounts` of all that have
+been."""
 
 
 class SharedTable:
@@ -37,7 +39,7 @@ class SharedTable:
         end = half + columns * rows * FLOAT_FIELDS * BYTES
         self._integers = memory[:half].cast("q")
         self._floats = memory[half:end].cast("d")
-        self._pids, self._starts, self._seen, self._beats, *admitted = (
+        self._pids, self._starts, self._seen, self._beats, self._queued, *admitted = (
             memory[end + place * columns * BYTES : end + (place + 1) * columns * BYTES].cast("q")
             for place in range(PROCESS_FIELDS)
         )
@@ -62,7 +64,7 @@ class SharedTable:
 
     def clear(self, number: int) -> None:
         """Zero the column of a process that has ended; its requests ended with it."""
-        of_process = (self._pids, self._seen, self._beats, *self._admitted)
+        of_process = (self._pids, self._seen, self._beats, self._queued, *self._admitted)
         for numbers in (self._integers, self._floats, *of_process):
             for place in range(number, len(numbers), self.columns):
                 numbers[place] = 0
@@ -122,6 +124,10 @@ class SharedTable:
         """All that admission has let in, for the process that writes column `number`."""
         return SharedCount(self._admitted, number)
 
+    def queue_share(self, number: int) -> QueueShare:
+        """How many may wait in the process that writes column `number`."""
+        return QueueShare(self._queued, number)
+
     def integers(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
         """An integer field of a row, one entry per column."""
         first = (
@@ -163,6 +169,11 @@ class WorkerColumn:
     def admitted(self) -> SharedCount:
         """All that admission has let in."""
         return self.table.admitted(self.number)
+
+    @property
+    def queue_share(self) -> QueueShare:
+        """How many may wait to be let in."""
+        return self.table.queue_share(self.number)
 
     def speed(self, endpoint: Endpoint) -> "SharedSpeedTotals":
         """Where this process publishes its speed totals of an endpoint and reads the others'."""

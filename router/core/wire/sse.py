@@ -57,6 +57,11 @@ class EventSplitter:
         """Whether nothing is buffered."""
         return not self._tail
 
+    @property
+    def buffered(self) -> int:
+        """How many bytes are."""
+        return len(self._tail)
+
     def feed(self, data: bytes) -> bytes:
         """The events that `data` completes; the rest is buffered."""
         tail = self._tail

@@ -188,8 +188,11 @@ class Relay(RelayLeg):
         if data:
             self._is_done = data.endswith(DONE)
             self._write(data)
-        is_clear = self._is_plain and not self._is_done and splitter.is_empty
+        is_whole = splitter.is_empty
+        is_clear = self._is_plain and not self._is_done and is_whole
         self._forward = self._response.chunk_writer() if is_clear else None
+        if not is_whole or self._tail_counted:
+            self._count_tail(splitter.buffered)
 
     def _hold(self, data: bytes) -> None:
         """Keep events back until one has content: up to then another engine can answer instead.

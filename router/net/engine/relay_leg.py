@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from router.core.errors import EngineTimedOut, RouterError
+from router.core.errors import EngineTimedOut, Overloaded, RouterError
 from router.core.events import RequestEnded
 from router.core.fleet.leg_timer import MAX_TIMED_SEQUENCES, LegTimer
 from router.core.plans.steps import Stream
@@ -17,10 +17,10 @@ from router.core.wire.sse import DONE, EventSplitter, data_events
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 from router.net.engine.answer_head import AnswerHead
-from router.net.engine.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener
+from router.net.engine.engine_leg import MAX_REPLY_BYTES, NO_ROOM, EngineLeg, LegListener
 from router.net.limits.idle_sweep import IdleTimeoutSweep
 
-__all__ = ["RelayLeg"]
+__all__ = ["FREE_TAIL_BYTES", "RelayLeg"]
 
 NO_HEAD: Final = AnswerHead(0, [])
 """Of an answer that has not begun."""
@@ -28,6 +28,10 @@ NO_HEAD: Final = AnswerHead(0, [])
 
 FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
 """In the last event of each answer; in all others it is null. Within a text quotes are escaped."""
+
+
+FREE_TAIL_BYTES: Final = 1 << 16
+"""Of an event whose end has not come so much is not counted: a read may end anywhere."""
 
 
 class TokenCount(Protocol):
@@ -83,6 +87,7 @@ class RelayLeg(EngineLeg):
         "_splitter",
         "_started_at",
         "_step",
+        "_tail_counted",
     )
 
     def __init__(
@@ -117,6 +122,8 @@ class RelayLeg(EngineLeg):
         self._parts: list[bytes] = []
         self._events_held = 0
         self._splitter: EventSplitter | None = None
+        self._tail_counted = 0
+        """Of what the splitter has, once the client has had a first token."""
         self._last = b""
         """What was passed on last, but for the terminator: it may hold the usage."""
         self._first_chunk = self._passed_before = record.chunks
@@ -204,6 +211,20 @@ class RelayLeg(EngineLeg):
 
     def _end_kept(self) -> None:
         self._settle(Reply(self.status, tuple(self._head.headers), b"".join(self._parts)))
+
+    def _count_tail(self, buffered: int) -> None:
+        """Count what is kept of an event that has only begun; where there is no room for it the
+        stream ends before it."""
+        listener = self._listener
+        counted = max(0, buffered - FREE_TAIL_BYTES)
+        more = counted - self._tail_counted
+        if more == 0 or listener is None or self._record.first_byte is None:
+            return
+        if listener.may_keep(more):
+            self._tail_counted = counted
+        else:
+            self._abort()
+            self._break_off(Overloaded(NO_ROOM.message), NO_ROOM)
 
     # What it writes.
 

@@ -12,6 +12,7 @@ from router.core.admitted import Count, LocalCount
 from router.core.errors import Overloaded, QueueFull, RouterError
 from router.core.limits.admission import IN_FLIGHT, WAITING, Admission, Ticket
 from router.core.limits.places import Group, Place, Places, group_of
+from router.core.limits.queue_share import QueueShare
 from router.core.values import Candidate, Facts
 from router.net.limits.start_limiter import StartLimiter
 
@@ -32,7 +33,7 @@ answer, whose length nobody knows yet."""
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Of requests in flight of all processes, and of one's queue. None: no limit."""
+    """Of requests of all processes, in flight and in their queues. None: no limit."""
 
     in_flight: int | None
     in_flight_per_engine: int | None
@@ -71,7 +72,7 @@ class Waiter(Protocol):
 class AdmissionGate:
     """`engines_for`: the decode engines that may take a group's requests at a time; `merged`: what
     stands for all groups for which these are the same; `total`: the requests that it and its like
-    in other processes have let in."""
+    in other processes have let in; `share`: how many may wait in this one."""
 
     def __init__(
         self,
@@ -81,6 +82,7 @@ class AdmissionGate:
         start_limiter: StartLimiter,
         metrics: QueueMetrics,
         total: Count | None = None,
+        share: QueueShare | None = None,
     ) -> None:
         self.limits = limits
         self.admission = Admission(
@@ -88,6 +90,10 @@ class AdmissionGate:
         )
         self.places = Places(limits.in_flight_per_engine)
         self._total = total or LocalCount()
+        self._share = share or QueueShare()
+        self._keeps_all = False
+        """Whether those that wait go on although there are too many: a reload has lowered the
+        limit."""
         self._awaited: set[Count] = set()
         """Those for whose places requests wait here, as other processes know."""
         self._engines_for = engines_for
@@ -99,6 +105,7 @@ class AdmissionGate:
 
     def configure(self, limits: AdmissionLimits) -> None:
         """Keep to these limits from now on; whoever waits goes on waiting, if there is no room."""
+        self._keeps_all = limits.queue_size < self.limits.queue_size or self._keeps_all
         self.limits = limits
         self.admission.queue_size = limits.queue_size
         self.places.per_engine = limits.in_flight_per_engine
@@ -129,7 +136,8 @@ class AdmissionGate:
         """Whether a request is let in at once; else `waiter` is told when. Raises QueueFull
         if it cannot even wait."""
         admission = self.admission
-        refused = admission.offer(ticket, self._limit(), self._has_room)
+        most = self._share.most(self.limits.queue_size)
+        refused = admission.offer(ticket, self._limit(), self._has_room, most)
         if refused is ticket:
             self._metrics.queue_rejected("full")
             raise self._full()
@@ -140,7 +148,7 @@ class AdmissionGate:
             self._begin(ticket)
             return True
         self._waiters[ticket] = waiter
-        self._metrics.queue_length(admission.waiting)
+        self._tell_length()
         self._watch()
         return False
 
@@ -152,7 +160,7 @@ class AdmissionGate:
         if ticket.place is not None:
             ticket.place.move(None)
         if self._waiters.pop(ticket, None) is not None:
-            self._metrics.queue_length(self.admission.waiting)
+            self._tell_length()
         if self._waiters and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._let_in)
@@ -204,9 +212,16 @@ class AdmissionGate:
             self._metrics.queue_waited(waited)
             waiter = self._waiters.pop(ticket)
             self._start_limiter.submit(loop, partial(waiter.on_turn, waited))
-        self._metrics.queue_length(self.admission.waiting)
+        self._tell_length()
         if self._total.is_shared:
             self._tell_others(now)
+
+    def _tell_length(self) -> None:
+        waiting = self.admission.waiting
+        self._metrics.queue_length(waiting)
+        self._share.tell(waiting)
+        if not waiting:
+            self._keeps_all = False
 
     def _tell_others(self, now: float) -> None:
         """Tell other processes for which places requests wait here."""
@@ -239,8 +254,19 @@ class AdmissionGate:
             refuse = partial(self._waiters.pop(ticket).on_refused, error)
             self._start_limiter.submit(loop, refuse)
         self._let_in()
+        if not self._keeps_all:
+            self._give_back()
         if self._waiters:
             self._watch()
+
+    def _give_back(self) -> None:
+        """Refuse who waits here on other processes' share of the queue, which they need now."""
+        most, loop = self._share.most(self.limits.queue_size), asyncio.get_running_loop()
+        while (ticket := self.admission.refuse_beyond(most)) is not None:
+            self._metrics.queue_rejected("pushed_out")
+            refuse = partial(self._waiters.pop(ticket).on_refused, self._full())
+            self._start_limiter.submit(loop, refuse)
+            self._tell_length()
 
 
 def _now() -> float:

@@ -45,8 +45,8 @@ class Limits(Group):
         1000,
         ge=0,
         description="Requests that may wait when --max-in-flight or --max-in-flight-per-engine is "
-        "reached; beyond that the newest request of the tenant with the most waiting gets 429. "
-        "Each of --workers has its share.",
+        "reached, in all of --workers; beyond that the newest request of the tenant with the most "
+        "waiting gets 429.",
         json_schema_extra=LIVE,
     )
     queue_timeout: Seconds = Field(

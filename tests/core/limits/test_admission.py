@@ -154,6 +154,26 @@ def test_in_a_full_queue_the_newest_of_the_longest_makes_room() -> None:
     assert admission.offer(equal, 1) is equal
 
 
+def test_a_queue_may_be_shorter_than_usual_for_who_comes() -> None:
+    admission = full(3)
+    first, late = ticket(), ticket()
+    assert admission.offer(first, 1, most=1) is None
+    assert admission.offer(late, 1, most=1) is late
+    assert admission.offer(ticket(), 1, most=2) is None
+    assert admission.waiting == 2
+
+
+def test_a_queue_that_is_too_long_is_shortened_as_if_others_came() -> None:
+    admission = full(9)
+    polite, low = ticket("polite"), ticket("polite", 1)
+    greedy = [ticket("greedy") for _ in range(3)]
+    for each in (polite, *greedy, low):
+        admission.offer(each, 1)
+    assert admission.refuse_beyond(5) is None
+    assert [admission.refuse_beyond(2) for _ in range(4)] == [low, greedy[2], greedy[1], None]
+    assert [each.state for each in (polite, greedy[0])] == [WAITING] * 2
+
+
 def test_in_a_full_queue_a_lower_priority_makes_room() -> None:
     admission = full(1)
     low, high = ticket("a", 1), ticket("a", 0)

@@ -150,6 +150,18 @@ def test_when_the_first_fails_nothing_is_held() -> None:
     assert fleet.member(D0).prefixes.tokens == 0
 
 
+def test_a_conversation_whose_engine_is_gone_goes_on_elsewhere_and_stays_there() -> None:
+    fleet = fleet_of(D0, D1)
+    computed(fleet, D1, facts_of())
+    scheduler = scheduler_of(fleet)
+    for _ in range(5):
+        fleet.observe(LegFailed(D1, FailureKind.REFUSED), 1.0)
+    assert served(scheduler, facts_of()) == D0
+    fleet.observe(Probed(D1, HealthSignal.OK), 2.0)
+    fleet.observe(Probed(D1, HealthSignal.OK), 3.0)
+    assert {chosen(scheduler, facts_of()) for _ in range(5)} == {D0}
+
+
 def test_an_engine_that_came_back_holds_nothing() -> None:
     fleet = fleet_of(D0, D1)
     computed(fleet, D1, facts_of())

@@ -100,6 +100,14 @@ def test_a_text_has_a_key_for_each_chunk_of_512_characters() -> None:
     assert len(set(found.keys)) == 3
 
 
+def test_chunks_are_counted_in_characters_whatever_bytes_they_take() -> None:
+    text = "".join(chr(0x4E00 + number) for number in range(1300))
+    changed = text[:600] + "é" + text[601:]
+    whole = keys(COMPLETIONS, prompt=text)
+    assert len(whole.keys) == 3
+    assert common(whole, keys(COMPLETIONS, prompt=changed)) == 1
+
+
 def test_token_ids_have_a_key_for_each_128() -> None:
     assert keys(COMPLETIONS, prompt=list(range(300))).ends == (128, 256, 300)
 

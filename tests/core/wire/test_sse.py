@@ -89,14 +89,16 @@ def test_an_event_that_ends_with_the_next_piece_passes_with_it() -> None:
     assert splitter.rest() == b"data: b"
 
 
-@pytest.mark.parametrize(("data", "is_empty"), [(b"a\n\n", True), (b"a\n", False), (b"", True)])
-def test_a_cutter_says_whether_it_keeps_something_back(data: bytes, is_empty: bool) -> None:
+@pytest.mark.parametrize(("data", "kept"), [(b"a\n\n", 0), (b"a\n\nbc", 2), (b"a\n", 2), (b"", 0)])
+def test_a_splitter_says_whether_it_keeps_something_back_and_how_much(
+    data: bytes, kept: int
+) -> None:
     splitter = EventSplitter()
     assert splitter.is_empty
     splitter.feed(data)
-    assert splitter.is_empty == is_empty
+    assert (splitter.buffered, splitter.is_empty) == (kept, kept == 0)
     splitter.rest()
-    assert splitter.is_empty
+    assert (splitter.buffered, splitter.is_empty) == (0, True)
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\n\r\n", b"\r\n\n"])
