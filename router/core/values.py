@@ -258,6 +258,8 @@ class Candidate:
     """Other clients' requests there, from the engine's gauges; None if not known."""
     slowdown: float = 1.0
     """Its seconds per token over the median of those that serve its models; 1 if not known."""
+    lasting_slowdown: float = 1.0
+    """The lowest that `slowdown` has been in the last two seconds."""
     is_slow: bool = False
     """Whether it is excluded as slow."""
     slow_start_weight: float = 1.0

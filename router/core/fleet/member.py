@@ -1,6 +1,7 @@
 """One endpoint of the fleet, with its health, exclusion, speed and gauges."""
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,7 +17,7 @@ from router.core.speed.capacity import Capacity, QueueDetector
 from router.core.speed.counted_speed import CountedSpeed
 from router.core.speed.outlier import Outlier
 from router.core.speed.pool_speed import SlowdownHistory
-from router.core.speed.speed_estimator import EventCounts, SpeedEstimator
+from router.core.speed.speed_estimator import TICK_SECONDS, EventCounts, SpeedEstimator
 from router.core.speed.stall import Stall
 from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys
 
@@ -24,6 +25,11 @@ __all__ = ["Exclusion", "Kind", "Member"]
 
 Kind = tuple[str | None, str | None]
 """An engine's vLLM version, and what a model's name stands for there; None: not known."""
+
+LASTING_SECONDS = 2.0
+"""How long an engine has to be slow until requests leave what it holds of their prompts: longer
+than most accidents of measurement, no longer than one that has become slow may keep them. (With
+`unsteady-chats` of `pd-router simulate` 1.5 s find fewer hits, and 2.5 s hardly more.)"""
 
 CALIBRATION_EVENTS = 200
 """Fewest events between two scrapes: the engine's counter is some steps ahead of the relay."""
@@ -75,6 +81,10 @@ class Member:
     outlier: Outlier = outlier.FINE
     stall: Stall = stall.CLEAR
     speed: SpeedEstimator = field(default_factory=SpeedEstimator)
+    slowdowns: deque[float] = field(
+        default_factory=lambda: deque(maxlen=int(LASTING_SECONDS / TICK_SECONDS))
+    )
+    """Those of the last ticks."""
     slow_since: float | None = None
     unsteady_since: float = -math.inf
     """When it became slow, at first where it has been so again before it had its full share."""
@@ -119,6 +129,11 @@ class Member:
     prefix_trust: PrefixTrust = field(default_factory=PrefixTrust)
     cache: EngineCache | None = None
     """The same by the engine's KV-cache events; None where they are not used."""
+
+    def set_slowdown(self, slowdown: float) -> None:
+        """Tell policies its slowdown; call it once per tick."""
+        self.slowdowns.append(slowdown)
+        self.view.slowdown, self.view.lasting_slowdown = slowdown, min(self.slowdowns)
 
     def uncached(self, tokens: int, prefix: PrefixKeys, lookup: Lookup | None = None) -> int:
         """How many of a prompt's tokens it would have to compute: at least one."""

@@ -147,7 +147,9 @@ class PoolMonitor:
         member.counted_speed.reset()
         member.forget_cache()
         member.queue, member.counted, member.history = QueueDetector(), None, None
-        member.view.other_requests, member.view.slowdown = None, 1.0
+        member.view.other_requests = None
+        member.slowdowns.clear()
+        member.set_slowdown(1.0)
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
         member.has_room()
         self._is_counted = False
@@ -352,7 +354,7 @@ class PoolMonitor:
         member.speed.is_stalled = after.since is not None
 
     def _judge_speed(self, member: Member, slowdown: float, now: float, *, is_mixed: bool) -> None:
-        member.view.slowdown = slowdown
+        member.set_slowdown(slowdown)
         history = member.history
         is_born_slow = history is not None and history.best >= pool_speed.RECOVERED
         has_recovered = slowdown < pool_speed.recovered_below(history)

@@ -7,6 +7,10 @@ slow gets an eighth, enough to keep measuring it. (Faster ones get in proportion
 fill up before that is seen.) Prompt tokens ahead of the first token delay it in proportion to the
 slowdown, and count much more than one stream more or less. Engines excluded as slow get only what
 they would finish first.
+
+An engine that holds more of the prompt than others is as slow as it has been for two seconds at
+least: measured speeds vary, and what it holds would have to be computed again elsewhere. To avoid
+the others for a moment costs nothing.
 """
 
 from collections.abc import Sequence
@@ -33,12 +37,12 @@ def shortest_expected_delay(
     candidates: Sequence[Candidate], uncached: Sequence[int], _now: float, _rng: Random
 ) -> Sequence[float]:
     """Work on the engine (requests and pending prompt tokens), weighted by its slowdown."""
-    least = min(uncached)
+    least, most = min(uncached), max(uncached)
     most_in_a_step = least + STEP_TOKENS
     scores = []
     some_are_slow = False
     for c, own in zip(candidates, uncached, strict=True):
-        load, slowdown = c.load, c.slowdown
+        load, slowdown = c.load, c.slowdown if own == most else c.lasting_slowdown
         # A float, because an integer takes longer to be compared with one, or added to one.
         requests = load.requests + (c.other_requests or 0) + 1.0
         pending = load.pending + own

@@ -15,6 +15,7 @@ from router.core.values import Gauges
 from router.simulator.model.batching import Batch
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
+from router.simulator.virtual.drift import Drift
 from router.simulator.virtual.kv_cache import common_blocks, make_kv_cache
 from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
 
@@ -56,6 +57,7 @@ class Engine:
         self._longest_wait = 0
         self._agenda = agenda
         self._rng = rng
+        self._drift = Drift(self.model.drift, rng)
         self._arriving: dict[Attempt, None] = {}
         self._computed: list[Attempt] = []
         """Attempts whose prompt is complete with the current step."""
@@ -317,6 +319,7 @@ class Engine:
             return
         seconds = batch.seconds(sequences, tokens)
         chance = 1.0 + model.jitter * (2.0 * self._rng.random() - 1.0)
+        chance *= self._drift.factor(now)
         self._plan(now + seconds * chance, is_end=True)
 
     def _compute(self, decoding: int, ends: float) -> list[int]:

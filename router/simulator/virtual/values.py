@@ -31,6 +31,8 @@ class EngineModel(BatchModel):
     """Tokens of a KV block of its prefix cache; 0: it has none, and room is counted in tokens."""
     jitter: float = 0.02
     """A step's share of chance, up or down: real engines do not run in lockstep."""
+    drift: float = 0.0
+    """How much its speed varies from second to second: standard deviation of the logarithm."""
     is_on_grid: bool = False
     """Whether steps end at multiples of their length, as those of an engine with one timer do."""
     has_gauges: bool = True

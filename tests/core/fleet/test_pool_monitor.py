@@ -113,6 +113,34 @@ def test_it_returns_when_it_is_fast_again_and_then_little_by_little() -> None:
     assert weights[0] < 1.0
 
 
+def test_a_slowdown_lasts_when_it_has_been_seen_for_two_seconds() -> None:
+    pool = Pool(*[0.02] * 8)
+    pool.streams()
+    pool.run(2.0)
+    view = pool.members[0].view
+    pool.set(0, 0.04)
+    pool.run(1.5)
+    assert view.slowdown == pytest.approx(2, rel=0.15)
+    assert view.lasting_slowdown == 1.0
+    pool.run(1.25)
+    assert view.lasting_slowdown == pytest.approx(view.slowdown, rel=0.3)
+    assert view.lasting_slowdown > 1.0
+    pool.set(0, 0.02)
+    pool.run(1.25)
+    assert view.lasting_slowdown == view.slowdown == 1.0
+
+
+def test_an_engine_that_comes_up_has_no_lasting_slowdown() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(4.0)
+    it = pool.members[0]
+    assert it.view.lasting_slowdown > 3.0
+    pool.monitor.joined(it, pool.now)
+    assert it.view.lasting_slowdown == it.view.slowdown == 1.0
+    assert list(it.slowdowns) == [1.0]
+
+
 def test_an_engine_that_looks_slower_now_and_then_needs_no_slow_start() -> None:
     """Prompts that are computed between tokens make gaps of equal engines differ."""
     pool = Pool(*[0.02] * 8)

@@ -21,12 +21,13 @@ def engine(
     requests: int = 0,
     *,
     slowdown: float = 1.0,
+    lasting: float | None = None,
     slots: float = math.inf,
     slow_start_weight: float = 1.0,
     pending: int = 0,
     cost: float = 0.0,
 ) -> Candidate:
-    """A candidate with so many requests."""
+    """A candidate with so many requests. `lasting`: None if it has always been as slow."""
     it = candidate(D0, requests)
     it.slowdown, it.slots, it.slow_start_weight, it.prompt_cost = (
         slowdown,
@@ -34,6 +35,7 @@ def engine(
         slow_start_weight,
         cost,
     )
+    it.lasting_slowdown = slowdown if lasting is None else lasting
     it.is_slow = slowdown >= SLOW
     it.load.add(0, 0, pending)
     return it
@@ -113,6 +115,22 @@ def test_what_an_engine_holds_of_a_prompt_is_worth_some_requests() -> None:
 
 def test_a_slow_holder_is_worth_less() -> None:
     assert choice([engine(2, slowdown=1.9), engine(0)], [1, 1024]) == 1
+
+
+def test_a_holder_that_is_slow_for_a_moment_is_worth_what_it_was() -> None:
+    holder, other = engine(2, slowdown=1.9, lasting=1.0), engine(0)
+    assert choice([holder, other], [1, 1024]) == 0
+    assert choice([holder, other], [1024, 1024]) == 1
+
+
+def test_who_holds_nothing_is_avoided_at_the_first_sign_of_slowness() -> None:
+    hesitant, usual, holder = engine(0, slowdown=1.9, lasting=1.0), engine(1), engine(99)
+    assert choice([hesitant, usual, holder], [1024, 1024, 1]) == 1
+
+
+def test_holders_that_are_excluded_as_slow_come_last_though_they_were_fast_just_now() -> None:
+    holder, other = engine(0, slowdown=SLOW, lasting=1.0, cost=0.001), engine(9, cost=0.001)
+    assert choice([holder, other], [1, 1024]) == 1
 
 
 def test_prompts_that_fit_into_one_step_delay_nobody_and_longer_ones_do() -> None:

@@ -4,7 +4,7 @@ In a session, a request comes a pause after the answer before it, and begins wit
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, count, repeat
+from itertools import accumulate, chain, count, islice, repeat
 from random import Random
 
 from router.simulator.virtual.loads.text import Text
@@ -53,6 +53,20 @@ def multi_turn(rng: Random, rate: float) -> Iterator[Session]:
         return Session(at, _talk(rng, text, 6, Lengths(440, 0.8, 4000), Lengths(200), 10.0))
 
     return map(session, arrivals(rng, rate))
+
+
+def chats_in_a_row(rng: Random, clients: int, requests: int) -> Iterator[Session]:
+    """Each client has one chat of five turns after the other, and answers at once: prompts of 260
+    to 1,170 tokens."""
+    numbers = count()
+
+    def chat() -> Iterator[Turn]:
+        said, output = Lengths(180, 0.1), Lengths(48)
+        return iter(_talk(rng, Text(numbers, BLOCK_SIZE, 80), 5, said, output, 0.01))
+
+    for _ in range(clients):
+        turns = chain.from_iterable(chat() for _ in count())
+        yield Session(0.0, tuple(islice(turns, -(-requests // clients))))
 
 
 def agents(rng: Random, rate: float) -> Iterator[Session]:

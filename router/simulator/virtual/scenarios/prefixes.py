@@ -30,6 +30,11 @@ ENGINE = replace(
 )
 """What all of a load has in common fits in the caches of eight together, but not in one."""
 
+UNSTEADY_ENGINE = EngineModel(
+    prefill_tokens_per_second=6000.0, kv_tokens=29_008, block_size=shared.BLOCK_SIZE, drift=0.4
+)
+"""Three of them are as the real engines of tests/engines, which share two cores."""
+
 GROUPS = 19
 """Prefixes of 6,000 tokens for each engine: 70 % of its cache."""
 
@@ -76,6 +81,11 @@ LOADS = {
         conversations.SYNTHETIC, replace(MOONCAKE_ENGINE, prefill_tokens_per_second=9000.0)
     ),
     "multi-turn": Load(ENGINE, 225, lambda rng, engines, _: shared.multi_turn(rng, 0.45 * engines)),
+    "unsteady-chats": Load(
+        UNSTEADY_ENGINE,
+        80,
+        lambda rng, engines, requests: shared.chats_in_a_row(rng, -(-8 * engines // 3), requests),
+    ),
     "agents": Load(ENGINE, 300, lambda rng, engines, _: shared.agents(rng, 0.15 * engines)),
     "shared-prefixes": Load(
         ENGINE,

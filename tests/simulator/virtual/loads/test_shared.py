@@ -37,6 +37,17 @@ def test_each_turn_begins_with_all_that_was_said_before(load, system, turns):
         assert after.pause > 0.0
 
 
+def test_each_client_has_one_chat_after_the_other():
+    first, second = shared.chats_in_a_row(Random(1), clients=2, requests=14)
+    assert (len(first.turns), len(second.turns)) == (7, 7)
+    assert first.at == second.at == 0.0
+    prompts = [turn.prompt for turn in first.turns]
+    assert prompts[:5] == sorted(prompts[:5])
+    assert prompts[5] < prompts[1]
+    assert first.turns[5].contents[0] not in first.turns[4].contents
+    assert common(first, second) == 0
+
+
 def test_agents_are_of_four_kinds():
     sessions = [*islice(shared.agents(Random(1), 1.0), 50)]
     assert len({session.turns[0].contents[0] for session in sessions}) == 4

@@ -1,8 +1,11 @@
 """Scenarios whose prompts have prefixes in common."""
 
+from dataclasses import replace
+from statistics import fmean
+
 import pytest
 
-from router.simulator.virtual import Size, scenario, simulate
+from router.simulator.virtual import Scenario, Size, scenario, simulate
 from router.simulator.virtual.scenarios.prefixes import LOADS
 
 
@@ -27,6 +30,17 @@ def hits(name: str, policy: str) -> float:
 @pytest.mark.parametrize("name", ["synthetic", "multi-turn"])
 def test_an_oracle_of_caches_finds_more_than_round_robin(name):
     assert hits(name, "prefill_oracle") > 1.1 * hits(name, "round_robin")
+
+
+def test_engines_whose_speed_varies_keep_their_conversations():
+    made = scenario("unsteady-chats", Size(engines=3))
+    steady = replace(made, model=replace(made.model, drift=0.0))
+
+    def hit_rate(one: Scenario) -> float:
+        runs = [simulate(one, "shortest_expected_delay", seed=seed) for seed in range(1, 6)]
+        return fmean(run.prefix_hit_rate for run in runs)
+
+    assert hit_rate(made) >= 0.97 * hit_rate(steady)
 
 
 def test_siblings_are_computed_once_on_each_engine_at_most():
