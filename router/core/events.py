@@ -50,20 +50,36 @@ class Scraped:
     """Why the gauges could not be read, and what to do."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class LegAnswered:
     """An engine began to answer a leg after `seconds`."""
 
     endpoint: Endpoint
     status: int
     seconds: float
-    is_own_doing: bool = True
+    is_own_doing: bool
     """False where an error may be another engine's fault, as a failed KV load."""
-    trace_id: str | None = None
+    trace_id: str | None
     """Of the request's trace, if that is sampled."""
-    full_seconds: float = 0.0
+    full_seconds: float
     """Seconds for which others are asked first, of an engine that has enough requests; 0: it did
     not say so."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        status: int,
+        seconds: float,
+        is_own_doing: bool = True,
+        trace_id: str | None = None,
+        full_seconds: float = 0.0,
+    ) -> None:
+        self.endpoint = endpoint
+        self.status = status
+        self.seconds = seconds
+        self.is_own_doing = is_own_doing
+        self.trace_id = trace_id
+        self.full_seconds = full_seconds
 
 
 @dataclass(slots=True)
@@ -122,52 +138,67 @@ class Decided:
     decision: Decision
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class RequestEnded:
     """One request's record, filled in while it runs and observed once at its end."""
 
     request_id: str
     route: str
     started: float
-    model: str | None = None
-    stream: bool = False
-    tokens: int = 0
-    text_bytes: int = 0
+    model: str | None
+    stream: bool
+    tokens: int
+    text_bytes: int
     """The UTF-8 bytes of the prompt's text; 0 where `prompt_tokens` would not be those of this text
     alone, and for a short one."""
-    prompt_tokens: int = 0
+    prompt_tokens: int
     """What an engine said that it has; 0 if none did, or if it would tell nothing."""
-    mode: Mode | None = None
-    reason: str = ""
-    prefill: Endpoint | None = None
-    decode: Endpoint | None = None
-    fallbacks: tuple[FellBack, ...] = ()
-    status: int = 0
+    mode: Mode | None
+    reason: str
+    prefill: Endpoint | None
+    decode: Endpoint | None
+    fallbacks: tuple[FellBack, ...]
+    status: int
     """The status sent to the client; 0 if it left before one was."""
-    outcome: str = "error"
+    outcome: str
     """ok, error, broken (an answer that had begun), client_left or aborted (by the router's
     shutdown)."""
-    error: str | None = None
-    api_key: str | None = None
+    error: str | None
+    api_key: str | None
     """The name of the key that it had, where keys are needed."""
-    queue_seconds: float | None = None
+    queue_seconds: float | None
     """How long it waited for its turn; None if it did not wait."""
-    prefill_seconds: float | None = None
-    prefilled_at: float | None = None
+    prefill_seconds: float | None
+    prefilled_at: float | None
     """When the last remote prefill's reply was there; the clock of `started`."""
-    asked_at: float = 0.0
+    asked_at: float
     """When the last engine request was sent; 0 if none was."""
-    first_byte: float | None = None
+    first_byte: float | None
     """When the first byte of the answer's body (of a stream: its first content) was sent to the
     client; the clock of `started`, monotonic seconds."""
-    ended: float = 0.0
-    generated: int = 0
+    ended: float
+    generated: int
     """Tokens of its answer, by the engine's usage; 0 if it did not tell."""
-    chunks: int = 0
+    chunks: int
     """Reads from the engine that were relayed; about one per token at moderate load."""
-    bytes_out: int = 0
-    trace_id: str | None = None
+    bytes_out: int
+    trace_id: str | None
     """Of its trace, if that is sampled: 32 hexadecimal digits."""
+
+    def __init__(self, request_id: str, route: str, started: float) -> None:
+        self.request_id = request_id
+        self.route = route
+        self.started = started
+        self.model = self.mode = self.prefill = self.decode = None
+        self.error = self.api_key = self.trace_id = None
+        self.queue_seconds = self.prefill_seconds = self.prefilled_at = self.first_byte = None
+        self.stream = False
+        self.tokens = self.text_bytes = self.prompt_tokens = self.generated = 0
+        self.status = self.chunks = self.bytes_out = 0
+        self.reason = ""
+        self.fallbacks = ()
+        self.outcome = "error"
+        self.asked_at = self.ended = 0.0
 
     @property
     def answer_tokens(self) -> int:

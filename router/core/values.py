@@ -128,7 +128,11 @@ MAX_N = 16_384
 """vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES); a larger one is answered with an error."""
 
 
-@dataclass(slots=True)
+NO_BODY: Final[Mapping[str, Any]] = {}
+"""Of a request that is no JSON object."""
+
+
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Facts:
     """What routing needs to know of a request, from one parse of its body."""
 
@@ -143,35 +147,81 @@ class Facts:
     """Why this request must not be disaggregated, or None."""
     raw: bytes = field(repr=False)
     """The body as bytes, without the keys that clients may not send."""
-    body: Mapping[str, Any] = field(repr=False, default_factory=dict)
+    body: Mapping[str, Any] = field(repr=False)
     """The same body parsed (read-only); empty for pass-through routes that are not JSON."""
-    query: bytes = b""
+    query: bytes
     """The query string, without its question mark."""
-    text_bytes: int = 0
+    text_bytes: int
     """The UTF-8 bytes of its prompt's text; 0 where some of it is token ids."""
-    learnable_bytes: int = 0
+    learnable_bytes: int
     """The same where usage tells the tokens of this text and of nothing else; see `TokenRatios`."""
-    scale: float = 1.0
+    scale: float
     """Tokens that its prompt probably has, as a multiple of the estimate; see `TokenRatios`."""
-    prefix: PrefixKeys | None = field(repr=False, default=None)
+    prefix: PrefixKeys | None = field(repr=False)
     """Keys of its prompt's prefixes; None until they are needed."""
-    is_looked_up: bool = False
+    is_looked_up: bool
     """Whether `known_tokens` has been looked for."""
-    known_tokens: PromptTokens | None = field(repr=False, default=None)
+    known_tokens: PromptTokens | None = field(repr=False)
     """The token ids of its prompt, where they are known; for --prefix-cache events only."""
-    lead: tuple[bytes, ...] = field(repr=False, default=())
+    lead: tuple[bytes, ...] = field(repr=False)
     """Of a body that is too large to be joined (`core/routing/large_body.py`): what comes before
     `raw`."""
-    prefill: tuple[bytes, ...] = field(repr=False, default=())
+    prefill: tuple[bytes, ...] = field(repr=False)
     """The prefill request's body in pieces, of a body that another process has read."""
-    ids: bytes | None = field(repr=False, default=None)
+    ids: bytes | None = field(repr=False)
     """The prompt's token ids where the client sent ids, packed; of such a body only."""
-    has_media: bool = False
+    has_media: bool
     """Whether the prompt is more than text; of such a body only."""
-    destinations: Destinations | None = None
+    destinations: Destinations | None
     """The engines that a gateway has chosen; None where the router chooses."""
-    draw: float | None = field(repr=False, default=None)
+    draw: float | None = field(repr=False)
     """A random number, 0 to 1: which subset of a large pool it considers; None until needed."""
+
+    def __init__(
+        self,
+        route: Route,
+        model: str | None,
+        stream: bool,
+        tokens: int,
+        rule: str,
+        direct_reason: str | None,
+        raw: bytes,
+        body: Mapping[str, Any] = NO_BODY,
+        query: bytes = b"",
+        text_bytes: int = 0,
+        learnable_bytes: int = 0,
+        scale: float = 1.0,
+        prefix: PrefixKeys | None = None,
+        is_looked_up: bool = False,
+        known_tokens: PromptTokens | None = None,
+        lead: tuple[bytes, ...] = (),
+        prefill: tuple[bytes, ...] = (),
+        ids: bytes | None = None,
+        has_media: bool = False,
+        destinations: Destinations | None = None,
+        draw: float | None = None,
+    ) -> None:
+        self.route = route
+        self.model = model
+        self.stream = stream
+        self.tokens = tokens
+        self.rule = rule
+        self.direct_reason = direct_reason
+        self.raw = raw
+        self.body = body
+        self.query = query
+        self.text_bytes = text_bytes
+        self.learnable_bytes = learnable_bytes
+        self.scale = scale
+        self.prefix = prefix
+        self.is_looked_up = is_looked_up
+        self.known_tokens = known_tokens
+        self.lead = lead
+        self.prefill = prefill
+        self.ids = ids
+        self.has_media = has_media
+        self.destinations = destinations
+        self.draw = draw
 
     @property
     def sequences(self) -> int:

@@ -46,7 +46,8 @@ class Bench:
 
 
 def a_request(**changes: object) -> RequestEnded:
-    record = RequestEnded("id-1", "/v1/completions", started=100.0, ended=104.0)
+    record = RequestEnded("id-1", "/v1/completions", started=100.0)
+    record.ended = 104.0
     story = {
         "mode": Mode.REMOTE,
         "reason": "at_or_above_threshold",

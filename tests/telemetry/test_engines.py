@@ -46,7 +46,8 @@ def fleet_of(*endpoints: Endpoint) -> Fleet:
 
 def story(endpoint: Endpoint) -> list[Event]:
     """What can be counted of an engine."""
-    record = RequestEnded("id", "/v1/completions", 100.0, mode=Mode.DIRECT, ended=104.0)
+    record = RequestEnded("id", "/v1/completions", 100.0)
+    record.mode, record.ended = Mode.DIRECT, 104.0
     record.decode, record.stream, record.outcome, record.status = endpoint, True, "ok", 200
     record.asked_at, record.first_byte, record.chunks = 100.0, 101.0, 5
     return [

@@ -21,26 +21,18 @@ D0 = Endpoint("http://d0", Role.DECODE)
 
 def ended(trace_id: str | None) -> RequestEnded:
     """A stream of two legs."""
-    return RequestEnded(
-        *("r", "/v1/completions", 100.0),
-        stream=True,
-        mode=Mode.REMOTE,
-        decode=D0,
-        status=200,
-        outcome="ok",
-        prefill_seconds=0.5,
-        prefilled_at=100.5,
-        asked_at=100.5,
-        first_byte=101.0,
-        ended=104.0,
-        chunks=3,
-        trace_id=trace_id,
-    )
+    record = RequestEnded("r", "/v1/completions", 100.0)
+    record.stream, record.mode, record.decode = True, Mode.REMOTE, D0
+    record.status, record.outcome, record.chunks = 200, "ok", 3
+    record.prefill_seconds, record.prefilled_at, record.asked_at = 0.5, 100.5, 100.5
+    record.first_byte, record.ended, record.trace_id = 101.0, 104.0, trace_id
+    return record
 
 
 def left(trace_id: str | None) -> RequestEnded:
     """A client that did not wait for the first token."""
-    record = RequestEnded("l", "/v1/completions", 100.0, stream=True, ended=109.0)
+    record = RequestEnded("l", "/v1/completions", 100.0)
+    record.stream, record.ended = True, 109.0
     record.outcome, record.trace_id = "client_left", trace_id
     return record
 

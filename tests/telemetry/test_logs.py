@@ -71,7 +71,8 @@ def lines(capfd):
 
 
 def a_request(**changes: object) -> RequestEnded:
-    record = RequestEnded("id-1", "/v1/completions", started=100.0, ended=101.5)
+    record = RequestEnded("id-1", "/v1/completions", started=100.0)
+    record.ended = 101.5
     for name, value in changes.items():
         setattr(record, name, value)
     return record

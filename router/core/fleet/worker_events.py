@@ -11,9 +11,13 @@ from router.core.values import Endpoint
 __all__ = ["FleetNews", "for_workers"]
 
 
+OF_THE_LEADER = (Probed, Scraped)
+"""What only one of them looks after."""
+
+
 def for_workers(event: Event) -> SharedEvent | None:
     """The event, if the other workers should know of it."""
-    if isinstance(event, Probed | Scraped):
+    if isinstance(event, OF_THE_LEADER):
         return event
     if isinstance(event, LegFailed) and is_unreachable(event):
         return event

@@ -100,7 +100,7 @@ class Call:
     lead: tuple[bytes, ...] = field(repr=False, default=())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Stream:
     """POST and relay the reply to the client, unless the plan keeps it.
 
@@ -113,11 +113,31 @@ class Stream:
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
-    keep: frozenset[int] = frozenset()
-    hold: bool = False
-    replay: bool = True
-    splice: Splice | None = None
-    lead: tuple[bytes, ...] = field(repr=False, default=())
+    keep: frozenset[int]
+    hold: bool
+    replay: bool
+    splice: Splice | None
+    lead: tuple[bytes, ...] = field(repr=False)
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        keep: frozenset[int] = frozenset(),
+        hold: bool = False,
+        replay: bool = True,
+        splice: Splice | None = None,
+        lead: tuple[bytes, ...] = (),
+    ) -> None:
+        self.endpoint = endpoint
+        self.path = path
+        self.body = body
+        self.keep = keep
+        self.hold = hold
+        self.replay = replay
+        self.splice = splice
+        self.lead = lead
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,23 +62,44 @@ class OutlierConfig:
     interval_seconds: float = 10.0
 
 
-@dataclass(slots=True, unsafe_hash=True)  # made for each answer, and frozen takes twice as long
+@dataclass(slots=True, unsafe_hash=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Outlier:
-    """An engine's answers and ejections. It does not change."""
+    """An engine's answers and ejections. It does not change, but is not frozen: one is made for
+    each answer, and that would take twice as long."""
 
-    streak: int = 0
+    streak: int
     """Failures in a row."""
-    good: int = 0
-    total: int = 0
+    good: int
+    total: int
     """Answers in this interval."""
-    failing: float | None = None
+    failing: float | None
     """Moving share of failures, 0 to 1; None before the first answer."""
-    ejections: int = 0
-    since: float | None = None
-    until: float | None = None
+    ejections: int
+    since: float | None
+    until: float | None
     """End of its ejection; None while it is in use."""
-    ejected_by: int = 0
+    ejected_by: int
     """The streak that did; 0 if its rate did."""
+
+    def __init__(
+        self,
+        streak: int = 0,
+        good: int = 0,
+        total: int = 0,
+        failing: float | None = None,
+        ejections: int = 0,
+        since: float | None = None,
+        until: float | None = None,
+        ejected_by: int = 0,
+    ) -> None:
+        self.streak = streak
+        self.good = good
+        self.total = total
+        self.failing = failing
+        self.ejections = ejections
+        self.since = since
+        self.until = until
+        self.ejected_by = ejected_by
 
 
 FINE = Outlier()

@@ -102,6 +102,9 @@ def events(data: bytes) -> list[bytes]:
 
 def data_of(event: bytes) -> bytes:
     """The data of one event, its lines joined; empty for a comment."""
+    is_one_line = event.find(b"\n") == len(event) - 2 and event.find(b"\r") < 0
+    if is_one_line and event.startswith(b"data: "):  # as nearly always
+        return event[6:-2]
     lines = [line for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
 

@@ -135,6 +135,16 @@ def test_a_sibling_that_is_computed_keeps_what_the_other_claimed() -> None:
     assert cache.match(prompt(1, 2)) == 2 * CHUNK
 
 
+def test_a_gap_that_a_failed_request_leaves_is_filled_by_the_next() -> None:
+    cache = held(prompt(1))
+    cache.claim(prompt(1, 2, 3))
+    cache.claim(prompt(1, 2)).drop()
+    assert cache.match(prompt(1, 2)) == CHUNK
+    cache.claim(prompt(1, 2, 3)).confirm()
+    assert cache.match(prompt(1, 2)) == 2 * CHUNK
+    assert cache.tokens == 3 * CHUNK
+
+
 def test_a_new_engine_holds_nothing_and_old_claims_change_nothing() -> None:
     cache = HeldPrefixes()
     claim = cache.claim(prompt(1, 2))

@@ -17,6 +17,8 @@ from router.core.wire.jsonspan import (
 from tests.core.fixtures import sample
 from tests.core.json_texts import Pair, gaps, objects, pairs, spaces, values, write_object
 
+DEEP = b'{"a":' * 300 + b"1" + b"}" * 300
+
 
 def last(members: list[Pair], name: str) -> str | None:
     """The text of the last member of that name."""
@@ -51,6 +53,10 @@ def test_a_member_is_the_one_that_json_reads(text: str, name: str) -> None:
         (b'{"k":1.50}', b"1.50"),
         (b'{"k":123456789012345678901234567890}', b"123456789012345678901234567890"),
         (b'{"k":{ "a" : [1 ,2] }}', b'{ "a" : [1 ,2] }'),
+        # Objects that orjson would write in other bytes, or not at all.
+        (b'{"k":{"a":18446744073709551616}}', b'{"a":18446744073709551616}'),
+        (b'{"k":{"a":1,"a":1},"b":{}}', b'{"a":1,"a":1}'),
+        (b'{"k":%b}' % DEEP, DEEP),
         (b'{"k":"\\u00e9"}', b'"\\u00e9"'),
         ('{"k":"é"}'.encode(), '"é"'.encode()),
         (b'{"k":1,"k":2}', b"2"),

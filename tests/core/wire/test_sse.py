@@ -159,6 +159,8 @@ def test_a_recorded_stream_passes_whole_however_it_is_cut() -> None:
         (b"data:x\n\n", b"x"),
         (b"data:  x\r\n\r\n", b" x"),
         (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b"data: a\rdata: b\n\n", b"a\nb"),
+        (b"data: a\r\n", b"a"),
         (b"event: e\ndata: x\nid: 1\n\n", b"x"),
         (b": data: x\n\n", b""),
         (b"data:\n\n", b""),

@@ -155,12 +155,17 @@ def test_models_that_come_and_go_do_not_fill_the_memory() -> None:
     assert set(ratios.of(names)) == set(names[3:])
 
 
+def ended(model: str | None, tokens: int) -> RequestEnded:
+    """A request of so many prompt tokens, as its engine says."""
+    record = RequestEnded("id", CHAT, 0.0)
+    record.model, record.text_bytes, record.prompt_tokens = model, TEXT, tokens
+    return record
+
+
 def test_only_models_that_engines_serve_are_learned() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
     fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "m"},)), 0.0)
     for model in ("m", "no-such-model", None):
-        fleet.ended(
-            RequestEnded("id", CHAT, 0.0, model=model, text_bytes=TEXT, prompt_tokens=TEXT // 3)
-        )
-    fleet.ended(RequestEnded("id", CHAT, 0.0, model="m", text_bytes=TEXT))  # it did not say
+        fleet.ended(ended(model, TEXT // 3))
+    fleet.ended(ended("m", 0))  # it did not say
     assert fleet.token_ratios.of(["m", "no-such-model"]) == pytest.approx({"m": 1 / 3}, rel=0.01)
