@@ -4,6 +4,7 @@ import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from router.core.admitted import Count, LocalCount
@@ -128,7 +129,7 @@ MAX_N = 16_384
 """vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES); a larger one is answered with an error."""
 
 
-NO_BODY: Final[Mapping[str, Any]] = {}
+NO_BODY: Final[Mapping[str, Any]] = MappingProxyType({})
 """Of a request that is no JSON object."""
 
 
