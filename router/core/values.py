@@ -311,6 +311,8 @@ class Candidate:
     """Its seconds per token over the median of those that serve its models; 1 if not known."""
     lasting_slowdown: float = 1.0
     """The lowest that `slowdown` has been in the last two seconds."""
+    prompt_slowdown: float = 1.0
+    """How many times slower than that it is with prompts, if much; at least 1."""
     is_slow: bool = False
     """Whether it is excluded as slow."""
     slow_start_weight: float = 1.0

@@ -253,6 +253,9 @@ class PoolMonitor:
             self._judge_stall(member, max(gap, median or 0.0), now)
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
             member.view.prompt_cost = cost
+            member.view.prompt_slowdown = pool_speed.prompt_slowdown(
+                member.speed.per_prompt_token, per_prompt_token, slowdown
+            )
             member.speed.settle_prompts(per_prompt_token, now)
         return measured
 

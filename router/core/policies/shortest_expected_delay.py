@@ -45,7 +45,7 @@ def shortest_expected_delay(
         load, slowdown = c.load, c.slowdown if own == most else c.lasting_slowdown
         # A float, because an integer takes longer to be compared with one, or added to one.
         requests = load.requests + (c.other_requests or 0) + 1.0
-        pending = load.pending + own
+        pending = (load.pending + own) * c.prompt_slowdown
         work = requests + pending * c.prompt_cost
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
@@ -83,4 +83,5 @@ def _finish(c: Candidate, own: int) -> float:
     """Expected finish time, in units of a mean request on a median engine."""
     requests = c.load.requests + (c.other_requests or 0) + 1
     waiting = max(0.0, requests - c.slots) / c.slots
-    return c.slowdown * (1.0 + waiting + (c.load.pending + own) * c.prompt_cost)
+    pending = (c.load.pending + own) * c.prompt_slowdown
+    return c.slowdown * (1.0 + waiting + pending * c.prompt_cost)

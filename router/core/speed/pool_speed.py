@@ -7,9 +7,11 @@ __all__ = [
     "MIXED_SHARE",
     "RECOVERED",
     "SAME_ANSWERS",
+    "SAME_PROMPTS",
     "SLOW",
     "SlowdownHistory",
     "pool_median",
+    "prompt_slowdown",
     "recovered_below",
     "slowdown",
     "updated_history",
@@ -35,6 +37,9 @@ SAME_SPEED = 1.25
 SAME_ANSWERS = 1.5
 """The same of what short answers take: who else has requests there is not known exactly."""
 
+SAME_PROMPTS = 2.0
+"""The same of prompt tokens: what a step takes beside them counts more for short prompts."""
+
 
 def pool_median(measured: Iterable[float]) -> float | None:
     """The lower median, so that at least half of the engines are this fast; None of nothing."""
@@ -57,6 +62,12 @@ def slowdown(
         return 1.0
     exact = (measured + noise) / (median + noise)
     return 1.0 if 1 / same <= exact <= same else max(MIN_SLOWDOWN, exact)
+
+
+def prompt_slowdown(measured: float | None, median: float | None, slowdown_: float) -> float:
+    """How many times slower than its slowdown says an engine is with prompts, by its seconds per
+    prompt token; 1 if about as slow, or not known."""
+    return max(1.0, slowdown(measured, median, 0.0, SAME_PROMPTS) / max(1.0, slowdown_))
 
 
 MIXED_SHARE = 1 / 3

@@ -768,6 +768,18 @@ def test_prompt_tokens_weigh_what_they_take() -> None:
     assert cost == pytest.approx(0.001 / (0.02 * 50), rel=0.2)
 
 
+def test_an_engine_that_is_slow_with_prompts_only_is_seen() -> None:
+    pool = Pool(0.02, 0.02, 0.02)
+    for place, member in enumerate(pool.members):
+        leg = LegTimer(member.speed, None, 936, 0.0, tracks_first_token=True)
+        leg.first_token(2.0 if place == 0 else 0.1)
+    pool.now = 2.0
+    pool.run(1.0)
+    slowdowns = [member.view.prompt_slowdown for member in pool.members]
+    assert slowdowns == [pytest.approx(20.0), 1.0, 1.0]
+    assert pool.exclusions == [None, None, None]
+
+
 def test_what_a_usual_prompt_would_take() -> None:
     pool = Pool(None, role=Role.PREFILL)
     leg = LegTimer(pool.members[0].speed, None, 936, 0.0, tracks_first_token=True)

@@ -147,6 +147,21 @@ def test_prompts_that_fit_into_one_step_delay_nobody_and_longer_ones_do() -> Non
     assert choice([busy, idle], [OWN, OWN]) == 1
 
 
+def test_prompts_count_more_where_they_take_longer() -> None:
+    first, second = engine(1, pending=500), engine(3)
+    first.first_token_weight = second.first_token_weight = 1 / 32
+    assert choice([first, second], [OWN, OWN]) == 0
+    first.prompt_slowdown = 8.0
+    assert choice([first, second], [OWN, OWN]) == 1
+
+
+def test_a_slow_engine_that_is_slower_with_prompts_is_expected_to_finish_later() -> None:
+    slow, usual = engine(slowdown=3.0, cost=0.001), engine(240, slots=64.0)
+    assert best(slow, usual) == 0
+    slow.prompt_slowdown = 20.0
+    assert best(slow, usual) == 1
+
+
 def test_an_engine_that_comes_back_gets_its_share_of_the_ramp() -> None:
     back, usual = spread([engine(slow_start_weight=0.1), engine(50)], 12)
     assert back == pytest.approx(5, abs=1)

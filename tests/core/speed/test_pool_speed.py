@@ -9,9 +9,11 @@ from router.core.speed.pool_speed import (
     MOST_RECOVERED,
     NOISE_SECONDS,
     RECOVERED,
+    SAME_PROMPTS,
     SLOW,
     SlowdownHistory,
     pool_median,
+    prompt_slowdown,
     recovered_below,
     slowdown,
 )
@@ -44,6 +46,24 @@ def test_what_is_not_known_is_as_usual(measured: float | None, of: float | None)
 )
 def test_engines_that_are_alike_count_as_equal(measured: float, expected: float) -> None:
     assert slowdown(measured, 1.0, noise=0.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("measured", "slow", "expected"),
+    [
+        (0.2, 1.0, 1.0),
+        (SAME_PROMPTS, 1.0, 1.0),
+        (8.0, 1.0, 8.0),
+        (8.0, 8.0, 1.0),
+        (8.0, 2.0, 4.0),
+        (8.0, 0.5, 8.0),
+        (None, 8.0, 1.0),
+    ],
+)
+def test_an_engine_is_slower_with_prompts_than_with_tokens_or_counts_as_no_slower(
+    measured: float | None, slow: float, expected: float
+) -> None:
+    assert prompt_slowdown(measured, 1.0, slow) == expected
 
 
 def test_below_the_noise_no_engine_is_slow() -> None:

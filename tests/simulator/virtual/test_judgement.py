@@ -7,6 +7,7 @@ import pytest
 
 from router.simulator.virtual import (
     EngineModel,
+    EngineSpec,
     Freeze,
     Lengths,
     Scenario,
@@ -101,6 +102,20 @@ def test_a_slow_engine_is_avoided_where_answers_are_short_and_no_streams():
     assert healthy.max_over_mean_served < 1.05
     assert result.slowest_share < 0.01
     assert result.ttft_p99 < 1.3 * healthy.ttft_p99
+
+
+def test_an_engine_that_is_slow_with_prompts_only_delays_few_first_tokens():
+    """It computes a prompt in a tenth of a second, and has one at a time."""
+    model = EngineModel()
+    slow = replace(model, prefill_tokens_per_second=model.prefill_tokens_per_second / 20)
+    specs = (EngineSpec(slow), *[EngineSpec(model)] * (POOL - 1))
+    work = Workload(4000, 0, Lengths(200, 0.8, 16_000), Lengths(50, 0.5, 512), rate=90.0)
+    asked = Scenario("prompts", POOL, model, work, specs=specs)
+    least_loaded = run(asked, "least_loaded")
+    result = run(asked)
+    assert result.ttft_p99 < 0.8 * least_loaded.ttft_p99
+    assert result.e2e_p99 < least_loaded.e2e_p99
+    assert result.slowest_share > 0.02
 
 
 LONG_PROMPTS = EngineModel(prefill_tokens_per_second=8000.0, max_num_batched_tokens=2048)
