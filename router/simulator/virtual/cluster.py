@@ -120,13 +120,15 @@ def _sample(now: float, engines: Sequence[Engine], clients: Clients) -> Sample:
         tuple(engine.load for engine in engines),
         tuple(engine.is_fit for engine in engines),
         tuple(engine in in_vain for engine in engines),
+        tuple(engine.model.max_num_seqs for engine in engines),
     )
 
 
 def _totals(place: int, engine: Engine, replicas: Sequence[Replica]) -> Totals:
+    spec = engine.spec
     return Totals(
-        role=engine.spec.role.value,
-        group=engine.spec,
+        role=spec.role.value,
+        group=replace(spec, model=replace(spec.model, max_num_seqs=0)),
         served=sum(replica.served[place] for replica in replicas),
         longest_wait=engine.longest_wait / LOOKS_PER_SECOND,
         misdirected=sum(replica.misdirected[place] for replica in replicas),
@@ -275,7 +277,7 @@ def _event(
             case Restart():
                 engine = engines[change.engine]
                 engine.kill(now)
-                agenda.at(now + change.seconds, lambda _: engine.start())
+                agenda.at(now + change.seconds, lambda _: engine.start(change.max_num_seqs))
             case RouterRestart():
                 probes[change.replica].restart(now)
                 replicas[change.replica].restart(now)

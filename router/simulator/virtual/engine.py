@@ -276,9 +276,11 @@ class Engine:
         for attempt in lost:
             attempt.listener.on_lost(attempt, now)
 
-    def start(self) -> None:
-        """Listen again, empty."""
+    def start(self, max_num_seqs: int | None = None) -> None:
+        """Listen again, empty; with so many slots, if they are others than before."""
         self.is_up = True
+        if max_num_seqs is not None:
+            self.model = self.batch.model = replace(self.model, max_num_seqs=max_num_seqs)
 
     def _all(self) -> Iterator[Attempt]:
         yield from self._arriving

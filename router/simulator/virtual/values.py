@@ -66,6 +66,8 @@ class Restart:
     at: float
     engine: int
     seconds: float
+    max_num_seqs: int | None = None
+    """What it is started with then; None: as before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ def changes(draw: st.DrawFn, engine: int) -> Change:
         case "frozen":
             return Freeze(at, engine, draw(st.sampled_from((3.0, 8.0))))
         case "gone":
-            return Restart(at, engine, draw(st.sampled_from((2.0, 8.0))))
+            slots = draw(st.sampled_from((None, MODEL.max_num_seqs // 4, 4 * MODEL.max_num_seqs)))
+            return Restart(at, engine, draw(st.sampled_from((2.0, 8.0))), slots)
         case "broken":
             return Faults(at, engine, broken=1.0)
         case "slow clients":

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -10,6 +11,7 @@ from router.simulator.virtual import (
     EngineSpec,
     Freeze,
     Lengths,
+    Restart,
     Scenario,
     Speed,
     Timeouts,
@@ -37,6 +39,17 @@ def test_users_wait_for_no_slot_that_an_engine_of_unknown_limit_does_not_have():
     result = run(asked)
     assert result.ttft_p99 < 1.2 * least_loaded.ttft_p99
     assert result.requests_per_second > 0.98 * least_loaded.requests_per_second
+
+
+def test_an_engine_that_returns_with_fewer_slots_gets_what_it_can_run():
+    """A quarter: it looks like the others until requests have waited there."""
+    work = Workload(9000, 48 * POOL, Lengths(32), Lengths(50))
+    returns = Restart(4.0, 0, 5.0, max_num_seqs=16)
+    result = run(Scenario("fewer", POOL, EngineModel(), work, changes=(returns,)))
+    since = [sample.loads[0] for sample in result.samples if 14.0 < sample.at < 24.0]
+    assert 0.9 * 16 < fmean(since) < 1.1 * 16
+    assert result.ttft_p99 < 0.1
+    assert result.engines[0].longest_starved < 5.0
 
 
 def test_an_engine_that_is_slow_every_other_second_delays_few_first_tokens():

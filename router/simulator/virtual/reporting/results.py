@@ -40,6 +40,8 @@ class Sample(NamedTuple):
     """Whether each engine is up, honest and of its full speed."""
     queueing: tuple[bool, ...] = ()
     """Whether requests wait there for a slot while another engine has one free for them."""
+    slots: tuple[int, ...] = ()
+    """Sequences that each engine can run side by side."""
 
 
 class Totals(NamedTuple):
@@ -47,7 +49,7 @@ class Totals(NamedTuple):
 
     role: str
     group: Hashable
-    """Engines of one group are alike in all that matters for their share."""
+    """Engines of one group are alike in all that matters for their share, but for their slots."""
     served: int
     longest_wait: float
     misdirected: int
@@ -79,9 +81,9 @@ class EngineResult:
     """The most of these that one request waited, whatever became of it."""
     starved_seconds: float
     """While it was up, honest and of full speed, with less than half of its fair share: half of
-    what engines that are like it had on average. Engines of another kind do not count: between
-    unequal engines it is fair that each request ends as soon as it can, and that leaves a slower
-    kind without work until the faster ones are full."""
+    what engines that are like it had on average, or half of its slots if these are fewer. Engines
+    of another kind do not count: between unequal engines it is fair that each request ends as soon
+    as it can, and that leaves a slower kind without work until the faster ones are full."""
     longest_starved: float
     """Of these seconds in a row."""
     misdirected: int
@@ -286,7 +288,8 @@ def _starved(totals: Sequence[Totals], samples: Sequence[Sample]) -> list[list[b
             loads = [statistics.fmean(one.loads[place] for one in window) for place in fit]
             fair = statistics.fmean(loads) if loads else 0.0
             for place, load in zip(fit, loads, strict=True):
-                starved[place][number] = fair >= 1 and load < LEAST_SHARE * fair
+                least = LEAST_SHARE * min(fair, sample.slots[place])
+                starved[place][number] = fair >= 1 and load < least
     return starved
 
 

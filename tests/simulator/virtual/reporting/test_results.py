@@ -72,6 +72,8 @@ def test_a_run_in_which_nothing_went_well_has_no_percentiles():
 
 # Engines.
 
+ROOM = (64, 64)
+
 SAME_SPEED = [Totals("decode", "g", served, 0.5, 0) for served in (30, 10)]
 
 
@@ -96,7 +98,9 @@ def engines_of(
 def test_an_engines_share_is_that_of_its_role():
     prefill = Totals("prefill", "p", 7, 0.0, 2)
     fit, none = (True,) * 3, (False,) * 3
-    engines = engines_of([Sample(0.0, 1, (4, 4, 0), fit, none)], [*SAME_SPEED, prefill])
+    engines = engines_of(
+        [Sample(0.0, 1, (4, 4, 0), fit, none, (*ROOM, 64))], [*SAME_SPEED, prefill]
+    )
     assert [engine.share for engine in engines] == [0.75, 0.25, 1.0]
     assert (engines[2].misdirected, engines[0].longest_wait) == (2, 0.5)
 
@@ -104,7 +108,7 @@ def test_an_engines_share_is_that_of_its_role():
 def test_an_engines_load_and_its_oscillation_are_those_of_the_steady_middle():
     fit, none = (True, True), (False, False)
     loads = [(4, 2), (4, 6), (4, 2), (4, 6)]
-    samples = [Sample(float(at), 1, both, fit, none) for at, both in enumerate(loads)]
+    samples = [Sample(float(at), 1, both, fit, none, ROOM) for at, both in enumerate(loads)]
     # The steady middle of two requests is the time up to the first one's end.
     first, second = engines_of([replaced._replace(at=0.0) for replaced in samples])
     assert (first.mean_in_flight, first.oscillation) == (4.0, 0.0)
@@ -113,7 +117,7 @@ def test_an_engines_load_and_its_oscillation_are_those_of_the_steady_middle():
 
 def test_an_engine_is_starved_with_less_than_half_of_what_its_like_have():
     none = (False, False)
-    samples = [Sample(float(at), 1, (8, 1), (True, True), none) for at in range(5)]
+    samples = [Sample(float(at), 1, (8, 1), (True, True), none, ROOM) for at in range(5)]
     engines = engines_of(samples)
     assert [engine.starved_seconds for engine in engines] == [0.0, 5.0]
     assert engines[1].longest_starved == 5.0
@@ -122,16 +126,26 @@ def test_an_engine_is_starved_with_less_than_half_of_what_its_like_have():
 
 def test_an_engine_that_is_not_well_or_not_like_the_others_is_not_starved():
     none = (False, False)
-    ill = [Sample(float(at), 1, (8, 1), (True, at % 2 == 0), none) for at in range(5)]
+    ill = [Sample(float(at), 1, (8, 1), (True, at % 2 == 0), none, ROOM) for at in range(5)]
     assert engines_of(ill)[1].longest_starved == 1.0
     assert not engines_of(ill)[1].is_fit
     other = [SAME_SPEED[0], Totals("decode", "h", 10, 0.0, 0)]
-    fit = [Sample(float(at), 1, (8, 1), (True, True), none) for at in range(5)]
+    fit = [Sample(float(at), 1, (8, 1), (True, True), none, ROOM) for at in range(5)]
     assert engines_of(fit, other)[1].starved_seconds == 0.0
 
 
+def test_an_engine_with_fewer_slots_is_starved_with_less_than_half_of_those():
+    none = (False, False)
+
+    def starved(load: int) -> float:
+        full = [Sample(float(at), 1, (40, load), (True, True), none, (64, 8)) for at in range(5)]
+        return engines_of(full)[1].starved_seconds
+
+    assert [starved(load) for load in (3, 4, 8)] == [5.0, 0.0, 0.0]
+
+
 def test_seconds_of_queueing_in_vain_are_counted():
-    samples = [Sample(float(at), 1, (8, 1), (True, True), (at < 3, False)) for at in range(5)]
+    samples = [Sample(float(at), 1, (8, 1), (True, True), (at < 3, False), ROOM) for at in range(5)]
     assert [engine.queueing_seconds for engine in engines_of(samples)] == [3.0, 0.0]
 
 
