@@ -20,7 +20,7 @@ async def test_an_engine_that_is_restarted_breaks_its_open_streams_only_and_retu
         await it.until_known(victim, state="up")
         returned = load.sent
         await it.until_sent(load, returned + 30)
-        await it.until_known(victim, share=1.0)
+        await it.until_known(victim, slow_start_weight=1.0)
         whole = load.sent
         await it.until_sent(load, whole + 120)
         again = it.figures(load.requests[whole : load.sent])
