@@ -2,6 +2,10 @@
 after the other they would take minutes, and a processor core would be idle most of the time.
 
 All run in one event loop, in a thread of its own: pytest's work between two tests stops no engine.
+
+Whether a machine is too slow for a scenario shows by this loop, in which the engines run: while it
+is late, they really are slow. A scenario that fails then is played again; if the loop was late each
+time its test is skipped, and says so.
 """
 
 import asyncio
@@ -15,10 +19,20 @@ from typing import Any, Self
 import pytest
 import uvloop
 
-__all__ = ["Stage", "scenario"]
+__all__ = ["ATTEMPTS", "LATE_S", "Lateness", "Stage", "play_again_if_late", "scenario"]
 
 AT_ONCE = 3
 """Scenarios. Each needs about a third of a core; its load is late when there is none to be had."""
+
+ATTEMPTS = 3
+"""At a scenario that fails while the loop is late."""
+
+LATE_S = 0.2
+"""Seconds by which the loop is late on a machine that is too slow: five steps of an engine, and
+most of a tick of the router's judgement."""
+
+LOOK_S = 0.05
+"""Seconds between two looks at the time."""
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]
 
@@ -91,10 +105,48 @@ class Stage:
 
     async def _play(self, outcome: Future[None], play: functools.partial[Any]) -> None:
         try:
-            await play()
+            await play_again_if_late(play)
         except BaseException as error:
             outcome.set_exception(error)
             if isinstance(error, asyncio.CancelledError):
                 raise
         else:
             outcome.set_result(None)
+
+
+class Lateness:
+    """By how much an event loop is late."""
+
+    def __init__(self) -> None:
+        self.most = 0.0
+        """Seconds."""
+
+    async def watch(self) -> None:
+        """Look until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + LOOK_S
+            await asyncio.sleep(LOOK_S)
+            self.most = max(self.most, loop.time() - due)
+
+
+async def play_again_if_late(
+    play: Callable[[], Coroutine[Any, Any, None]], make_lateness: Callable[[], Lateness] = Lateness
+) -> None:
+    """Play until it succeeds, or fails though the loop is on time. Skips the test if the loop was
+    late each time."""
+    failure: Exception | None = None
+    for _ in range(ATTEMPTS):
+        lateness = make_lateness()
+        watch = asyncio.create_task(lateness.watch())
+        try:
+            await play()
+        except Exception as error:
+            if lateness.most < LATE_S:
+                raise
+            failure = error
+        else:
+            return
+        finally:
+            watch.cancel()
+    pytest.skip(f"the machine is too slow: {failure}")
