@@ -324,6 +324,9 @@ class Candidate:
     first_token_weight: float = 0.0
     """The weight of a prompt token that must be computed before a request's first token, beyond
     its `prompt_cost`."""
+    eviction_cost: float = 0.0
+    """The expected cost of evicting a token from its KV cache, in requests of mean length: that of
+    computing it again, by how much of what its pool evicts is asked for again."""
     held_keys: Container[int] = ()
     """Keys of the chunks of prompts that its KV cache holds, live."""
     chosen_at: int = 0

@@ -252,8 +252,12 @@ class PoolMonitor:
             gap = member.speed.gap_when_active if counted is None else counted
             self._judge_stall(member, max(gap, median or 0.0), now)
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
-            member.view.prompt_cost = cost
-            member.view.prompt_slowdown = pool_speed.prompt_slowdown(
+            view = member.view
+            view.prompt_cost = cost
+            # What is asked for again must be computed, and delays that request's first token.
+            wanted_share = member.prefixes.evictions.wanted_share
+            view.eviction_cost = wanted_share * (cost + view.first_token_weight)
+            view.prompt_slowdown = pool_speed.prompt_slowdown(
                 member.speed.per_prompt_token, per_prompt_token, slowdown
             )
             member.speed.settle_prompts(per_prompt_token, now)

@@ -16,6 +16,8 @@ from router.core.fleet.pool_monitor import ExclusionConfig, PoolMonitor
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import Entry
 from router.core.prefix.cache_events import CacheEvents
+from router.core.prefix.evictions import Evictions
+from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.recent_holders import RecentHolders
 from router.core.speed.capacity import Capacity
@@ -59,6 +61,7 @@ class Pools:
         self._max_num_seqs = max_num_seqs
         self._shares_prefixes = shares_prefixes
         self._joined = 0
+        self._evictions = {role: Evictions() for role in Role}
         self._members: dict[Endpoint, Member] = {}
         self._pools: dict[Role, tuple[Member, ...]] = dict.fromkeys(Role, ())
         self._in_use = self._pools
@@ -130,6 +133,7 @@ class Pools:
             joined_at=now,
             speed=self._speed_of(endpoint),
             capacity=Capacity(self._max_num_seqs(endpoint)),
+            prefixes=HeldPrefixes(self._evictions[endpoint.role]),
             cache=None if self.cache_events is None else EngineCache(),
         )
         member.view.held_keys = member.prefixes.keys

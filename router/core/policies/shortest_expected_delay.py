@@ -8,6 +8,9 @@ fill up before that is seen.) Prompt tokens ahead of the first token delay it in
 slowdown, and count much more than one stream more or less. Engines excluded as slow get only what
 they would finish first.
 
+A copy of what another engine holds evicts as many other tokens. As far as what the pool evicts is
+asked for again, they will have to be computed: they count as prompt tokens ahead of a first token.
+
 An engine that holds more of the prompt than others is as slow as it has been for two seconds at
 least: measured speeds vary, and what it holds would have to be computed again elsewhere. To avoid
 the others for a moment costs nothing.
@@ -52,7 +55,7 @@ def shortest_expected_delay(
         weight = slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown
         score = weight * work / c.slow_start_weight
         if own > least:
-            score += slowdown * (own - least) / HELD_TOKENS_PER_REQUEST
+            score += slowdown * (own - least) * (1.0 / HELD_TOKENS_PER_REQUEST + c.eviction_cost)
         if pending > most_in_a_step:
             score += slowdown * (pending - most_in_a_step) * c.first_token_weight
         scores.append(score)

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Container
 from typing import Final
 
+from router.core.prefix.evictions import Evictions
 from router.core.values import PrefixKeys
 
 __all__ = ["DEFAULT_CAPACITY", "MAX_CHUNKS", "HeldPrefixes", "PrefixClaim"]
@@ -30,9 +31,11 @@ class HeldPrefixes:
     to `MAX_CHUNKS`.
 
     A prefix is provisional from the lease of its first request on, and held from the first token.
+    `evictions` are those of its pool.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, evictions: Evictions | None = None) -> None:
+        self.evictions = evictions or Evictions()
         self.capacity = DEFAULT_CAPACITY
         self.tokens = 0
         """Of all prefixes that it holds, shared ones counted once."""
@@ -150,7 +153,7 @@ class HeldPrefixes:
     def _use(self, prefix: PrefixKeys) -> None:
         """Make the prompt's chunks the most recently used ones, its head last of all."""
         chunks, ends = self._chunks, prefix.ends
-        use = chunks.move_to_end
+        use, evictions = chunks.move_to_end, self.evictions
         place = len(ends)
         for key in reversed(prefix.keys):
             place -= 1
@@ -160,6 +163,7 @@ class HeldPrefixes:
                 own = ends[place] - (ends[place - 1] if place else 0)
                 chunks[key] = tokens = max(MIN_CHUNK_TOKENS, own)
                 self.tokens += tokens
+                evictions.computed(key)
         if self.tokens > self.capacity or len(chunks) > MAX_CHUNKS:
             self._evict()
 
@@ -169,6 +173,7 @@ class HeldPrefixes:
             key = next(iter(chunks))
             self.tokens -= chunks.pop(key)
             self._provisional.pop(key, None)
+            self.evictions.evicted(key)
 
 
 class PrefixClaim:

@@ -17,7 +17,7 @@ from router.core.health import Health, State
 from router.core.speed.capacity import QUEUE_SECONDS, ROOM_FACTOR, Capacity
 from router.core.speed.speed_estimator import FORGET_SECONDS, TICK_SECONDS
 from router.core.speed.stall import RETRY_SECONDS
-from router.core.values import Candidate, Endpoint, Gauges, Role
+from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys, Role
 from tests.core.fleets import card
 
 UP = Health(State.UP)
@@ -85,6 +85,20 @@ def test_engines_are_grouped_again_only_when_their_models_or_they_change() -> No
     assert pool.monitor.rivals() is not before
     pool.monitor.watch(pool.members[:1])
     assert pool.monitor.rivals() == [pool.members[:1]]
+
+
+@pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
+def test_it_costs_to_evict_what_is_asked_for_again(role: Role) -> None:
+    pool = Pool(0.02, 0.02, role=role)
+    pool.run(TICK_SECONDS)
+    it = pool.members[0]
+    assert it.view.eviction_cost == 0.0
+    it.prefixes.resize(48)
+    for number in range(4000):  # four prompts in turn, of which the cache holds three
+        it.prefixes.claim(PrefixKeys((16 * (number % 4),), (16,))).confirm()
+    pool.run(TICK_SECONDS)
+    token = it.view.prompt_cost + it.view.first_token_weight
+    assert 0.9 * token < it.view.eviction_cost <= token
 
 
 def test_a_slow_engine_is_known_within_a_second_and_by_how_much() -> None:

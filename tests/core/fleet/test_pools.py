@@ -135,6 +135,12 @@ def test_prefixes_of_who_joins_are_told_too() -> None:
     assert fleet.member(D1).prefixes.news == []
 
 
+def test_what_one_engine_evicts_may_be_asked_for_at_another_of_its_role() -> None:
+    fleet = fleet_of(D0, D1, P0)
+    first, other, prefill = (fleet.member(each).prefixes.evictions for each in (D0, D1, P0))
+    assert first is other is not prefill
+
+
 def test_models_that_no_decode_engine_lists_are_one() -> None:
     fleet = fleet_of(D0, P0)
     assert fleet.listed("a") == fleet.listed("b") != "a"

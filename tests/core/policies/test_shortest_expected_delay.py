@@ -113,6 +113,14 @@ def test_what_an_engine_holds_of_a_prompt_is_worth_some_requests() -> None:
     assert choice([engine(5), other], [1, 1024]) == 1
 
 
+def test_where_a_prompt_would_evict_what_is_wanted_its_holder_is_worth_more() -> None:
+    other = engine(0)
+    other.eviction_cost = 1 / 128
+    assert choice([engine(11), other], [1, 1024]) == 0
+    assert choice([engine(13), other], [1, 1024]) == 1
+    assert choice([engine(1), other], [1024, 1024]) == 1, "both evict as much"
+
+
 def test_a_slow_holder_is_worth_less() -> None:
     assert choice([engine(2, slowdown=1.9), engine(0)], [1, 1024]) == 1
 

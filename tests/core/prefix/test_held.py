@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from router.core.prefix.evictions import Evictions
 from router.core.prefix.held import MAX_CHUNKS, HeldPrefixes, PrefixClaim
 from router.core.values import NO_KEYS, PrefixKeys
 
@@ -83,6 +84,20 @@ def test_a_smaller_capacity_evicts_at_once() -> None:
     cache = held(prompt(1, 2, 3))
     cache.resize(CHUNK)
     assert cache.match(prompt(1, 2, 3)) == cache.tokens == CHUNK
+
+
+def test_what_one_cache_of_a_pool_evicts_another_may_have_to_compute() -> None:
+    evictions = Evictions()
+    first, second = HeldPrefixes(evictions), HeldPrefixes(evictions)
+    first.claim(PrefixKeys((0,), (CHUNK,)))
+    second.claim(PrefixKeys((0,), (CHUNK,)))
+    assert evictions.wanted_share == 0.0
+    first.resize(0)
+    second.claim(PrefixKeys((0,), (CHUNK,)))
+    assert evictions.wanted_share == 0.0, "it holds that still"
+    second.clear()
+    second.claim(PrefixKeys((0,), (CHUNK,)))
+    assert evictions.wanted_share > 0.0
 
 
 def test_what_was_claimed_is_expected_there_at_once() -> None:

@@ -43,6 +43,12 @@ def test_engines_whose_speed_varies_keep_their_conversations():
     assert hit_rate(made) >= 0.97 * hit_rate(steady)
 
 
+def test_where_prefixes_fill_the_caches_copies_do_not_evict_the_others():
+    made = scenario("shared-prefixes", Size(engines=4))
+    result = simulate(made, "shortest_expected_delay", seed=1)
+    assert result.prefix_hit_rate >= 0.58
+
+
 def test_siblings_are_computed_once_on_each_engine_at_most():
     result = simulate(scenario("siblings", Size(engines=4, requests=64)), "round_robin", seed=1)
     computed = sum(engine.prefix_queries - engine.prefix_hits for engine in result.engines)

@@ -1,0 +1,66 @@
+"""What a pool's caches evict: how much of it is asked for again."""
+
+import pytest
+
+from router.core.prefix.evictions import MAX_REMEMBERED, NOT_SAMPLED, Evictions
+
+SAMPLED = NOT_SAMPLED + 1
+"""The keys of the sample are multiples of it."""
+
+MANY = 20 * MAX_REMEMBERED
+
+
+def test_what_is_never_asked_for_again_is_not_wanted() -> None:
+    evictions = Evictions()
+    for number in range(MANY):
+        evictions.computed(SAMPLED * (number + 9))
+        evictions.evicted(SAMPLED * number)
+    assert evictions.wanted_share < 0.01
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_it_is_the_share_of_what_is_asked_for_again(every: int) -> None:
+    evictions = Evictions()
+    for number in range(MANY):
+        evictions.evicted(SAMPLED * number)
+        if number % every == 0:
+            evictions.computed(SAMPLED * number)
+    assert evictions.wanted_share == pytest.approx(1 / every, rel=0.05)
+
+
+def test_what_is_asked_for_twice_counts_once() -> None:
+    evictions = Evictions()
+    evictions.evicted(0)
+    evictions.computed(0)
+    before = evictions.wanted_share
+    evictions.computed(0)
+    assert evictions.wanted_share == before > 0.0
+
+
+def test_what_was_evicted_long_ago_does_not_count() -> None:
+    evictions = Evictions()
+    for number in range(MAX_REMEMBERED + 1):
+        evictions.evicted(SAMPLED * number)
+    evictions.computed(0)
+    assert evictions.wanted_share == 0.0
+    evictions.computed(SAMPLED)
+    assert evictions.wanted_share > 0.0
+
+
+def test_what_is_evicted_again_is_remembered_from_then_on() -> None:
+    evictions = Evictions()
+    evictions.evicted(0)
+    for number in range(1, MAX_REMEMBERED):
+        evictions.evicted(SAMPLED * number)
+    evictions.evicted(0)
+    evictions.evicted(SAMPLED * MAX_REMEMBERED)
+    evictions.computed(0)
+    assert evictions.wanted_share > 0.0
+
+
+def test_only_a_sample_of_the_chunks_is_followed() -> None:
+    evictions = Evictions()
+    for key in range(1, SAMPLED):
+        evictions.evicted(key)
+        evictions.computed(key)
+    assert evictions.wanted_share == 0.0
