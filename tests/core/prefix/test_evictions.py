@@ -64,3 +64,13 @@ def test_only_a_sample_of_the_chunks_is_followed() -> None:
         evictions.evicted(key)
         evictions.computed(key)
     assert evictions.wanted_share == 0.0
+
+
+def test_no_more_than_all_is_asked_for_again() -> None:
+    """A cache may be emptied first, and all of it computed again afterwards."""
+    evictions = Evictions()
+    for number in range(MAX_REMEMBERED):
+        evictions.evicted(SAMPLED * number)
+    for number in range(MAX_REMEMBERED):
+        evictions.computed(SAMPLED * number)
+    assert evictions.wanted_share == 1.0
