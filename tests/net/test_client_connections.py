@@ -15,6 +15,7 @@ from router.net.client.client_connection import (
     BODY,
     HEAD_SECONDS,
     LINGER,
+    LINGER_SECONDS,
     MAX_WAITING,
     NEVER,
     UNREAD_BYTES,
@@ -425,6 +426,22 @@ async def test_a_client_that_half_closes_has_left_though_it_has_not_read_all() -
     assert left == [True]
     assert connection.deadline < NEVER
     wire.is_aborted = False
+    connection.on_deadline()
+    assert wire.is_aborted
+
+
+@pytest.mark.parametrize("ends", ["shutdown", "on_deadline"])
+async def test_a_client_that_leaves_the_connection_half_closed_is_cut_off(ends: str) -> None:
+    """With TLS a close waits for the client's answer, for half a minute if it were left to asyncio:
+    the router's end would wait as long."""
+    connection, _, wire = _connected()
+    connection.data_received(request(COMPLETIONS, completion()))
+    connection.response.start(200, b"", 0)
+    connection.end_response()
+    getattr(connection, ends)()
+    assert wire.is_closing()
+    assert not wire.is_aborted
+    assert connection.deadline <= connection.loop.time() + LINGER_SECONDS
     connection.on_deadline()
     assert wire.is_aborted
 

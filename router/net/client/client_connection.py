@@ -252,7 +252,7 @@ class ClientConnection:
     def shutdown(self) -> None:
         """Answer what has come, then close."""
         if self._last is None:
-            self.transport.close()
+            self._close()
         else:
             self._last.keep_alive = False
             if self._last is self.active:
@@ -524,7 +524,10 @@ class ClientConnection:
         self._await(LINGER, LINGER_SECONDS)
 
     def _close(self) -> None:
-        """Close when the client has read all, or when it has not read for too long."""
+        """Close when the client has read all, or when it has not read for too long. With TLS, that
+        lasts until the client has closed its half too, or until it has not for too long."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self._await_reading()
+        else:
+            self._await(LINGER, LINGER_SECONDS)
