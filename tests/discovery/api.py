@@ -228,8 +228,11 @@ async def serving(api: Api, port: int = 0) -> AsyncIterator[str]:
     """Listen on 127.0.0.1; yields the URL."""
     application = web.Application()
     application.router.add_get(PODS, api.answer)
-    # Of 0 seconds aiohttp makes "for ever", which is how long a mute watch takes.
-    runner = web.AppRunner(application, shutdown_timeout=0.1, access_log=None)
+    # Of 0 seconds aiohttp makes "for ever", which is how long a mute watch takes. A watch whose
+    # connection is cut ends with it.
+    runner = web.AppRunner(
+        application, shutdown_timeout=0.1, access_log=None, handler_cancellation=True
+    )
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", port)
     try:
