@@ -326,7 +326,8 @@ class Candidate:
     its `prompt_cost`."""
     eviction_cost: float = 0.0
     """The expected cost of evicting a token from its KV cache, in requests of mean length: that of
-    computing it again, by how much of what its pool evicts is asked for again."""
+    computing it again, by how much of what its pool evicts is asked for again, and what that
+    evicts in turn."""
     held_keys: Container[int] = ()
     """Keys of the chunks of prompts that its KV cache holds, live."""
     chosen_at: int = 0

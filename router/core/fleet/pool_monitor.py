@@ -255,8 +255,8 @@ class PoolMonitor:
             view = member.view
             view.prompt_cost = cost
             # What is asked for again must be computed, and delays that request's first token.
-            wanted_share = member.prefixes.evictions.wanted_share
-            view.eviction_cost = wanted_share * (cost + view.first_token_weight)
+            weight = member.prefixes.evictions.weight
+            view.eviction_cost = weight * (cost + view.first_token_weight)
             view.prompt_slowdown = pool_speed.prompt_slowdown(
                 member.speed.per_prompt_token, per_prompt_token, slowdown
             )

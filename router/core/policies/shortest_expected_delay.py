@@ -9,7 +9,8 @@ slowdown, and count much more than one stream more or less. Engines excluded as 
 they would finish first.
 
 A copy of what another engine holds evicts as many other tokens. As far as what the pool evicts is
-asked for again, they will have to be computed: they count as prompt tokens ahead of a first token.
+asked for again, they will have to be computed, which evicts others in turn: all these count as
+prompt tokens ahead of a first token.
 
 An engine that holds more of the prompt than others is as slow as it has been for two seconds at
 least: measured speeds vary, and what it holds would have to be computed again elsewhere. To avoid

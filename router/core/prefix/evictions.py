@@ -19,6 +19,15 @@ SPAN: Final = 1024.0
 """Evicted chunks of which `wanted_share` is a mean: 260,000 tokens where each has 16. (With 256
 `pd-router simulate` finds less where prefixes fill the caches.)"""
 
+STEEPNESS: Final = 4
+"""Power of the share that is not wanted by which `weight` is divided. With 1 each recomputed token
+evicts others in turn; more is what `pd-router simulate` finds best where prefixes fill the caches,
+and small shares weigh what they are."""
+
+MAX_WEIGHT: Final = 4.0
+"""An engine that holds a prompt gets it while no more than some five times its length is ahead
+there."""
+
 
 class Evictions:
     """Those of all engines of a pool: what one has evicted may be asked for at another."""
@@ -28,6 +37,14 @@ class Evictions:
         """Share of what is evicted that an engine has to compute again soon."""
         self._chunks: OrderedDict[int, None] = OrderedDict()
         """Keys of what has been evicted, the longest ago first."""
+
+    @property
+    def weight(self) -> float:
+        """What an evicted token costs, in computed ones. As much of it as is wanted is computed
+        again, which evicts what may be wanted in turn, and delays the requests behind it."""
+        share = self.wanted_share
+        rest = (1.0 - share) ** STEEPNESS
+        return share / rest if share < MAX_WEIGHT * rest else MAX_WEIGHT
 
     def evicted(self, key: int) -> None:
         """An engine has evicted a chunk."""

@@ -28,6 +28,20 @@ def test_it_is_the_share_of_what_is_asked_for_again(every: int) -> None:
     assert evictions.wanted_share == pytest.approx(1 / every, rel=0.05)
 
 
+@pytest.mark.parametrize(("share", "weight"), [(0.0, 0.0), (0.05, 0.06), (0.25, 0.79), (0.4, 3.1)])
+def test_the_more_is_wanted_the_more_each_token_of_it_costs(share: float, weight: float) -> None:
+    evictions = Evictions()
+    evictions.wanted_share = share
+    assert evictions.weight == pytest.approx(weight, rel=0.05)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_the_cost_is_bounded_even_where_all_is_wanted(share: float) -> None:
+    evictions = Evictions()
+    evictions.wanted_share = share
+    assert evictions.weight == 4.0
+
+
 def test_what_is_asked_for_twice_counts_once() -> None:
     evictions = Evictions()
     evictions.evicted(0)
