@@ -1,7 +1,8 @@
 """The router's policies, and those that it is compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
+from statistics import fmean
 
 from router.core.policies import POLICIES, Policy
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
@@ -13,6 +14,8 @@ from router.simulator.virtual.values import Scenario
 ORACLE = "oracle"
 PREFIX_CACHE_ORACLE = "prefix_cache_oracle"
 PREFILL_ORACLE = "prefill_oracle"
+VLLM_CACHE_AWARE = "vllm_cache_aware"
+SMG_CACHE_AWARE = "smg_cache_aware"
 PREFIX_CACHE_OFF = "prefix_cache_off"
 """shortest_expected_delay that takes no notice of caches."""
 
@@ -62,7 +65,10 @@ def oracle(engines: Sequence[Engine]) -> Policy:
     return policy
 
 
-ABOUT_CACHES = (PREFIX_CACHE_OFF, PREFIX_CACHE_ORACLE, PREFILL_ORACLE)
+ABOUT_CACHES = (
+    *(PREFIX_CACHE_OFF, VLLM_CACHE_AWARE, SMG_CACHE_AWARE),
+    *(PREFIX_CACHE_ORACLE, PREFILL_ORACLE),
+)
 """They are compared where engines have prefix caches."""
 
 USES_HISTORY = ("shortest_expected_delay", PREFIX_CACHE_ORACLE)
@@ -109,7 +115,60 @@ def prefill_oracle(engines: Sequence[Engine], asking: Asking) -> Policy:
     return policy
 
 
+def vllm_cache_aware(engines: Sequence[Engine], asking: Asking) -> Policy:
+    """vllm-router's `cache_aware` with its defaults: the longest match above half of the prompt,
+    but the fewest requests where some engine has 32 and 10 % more than another."""
+
+    def policy(
+        candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, _rng: Random
+    ) -> Sequence[float]:
+        requests = [float(candidate.in_flight) for candidate in candidates]
+        most, least = max(requests), min(requests)
+        if most > least + 32 and most > 1.1 * least:
+            return requests
+        return _by_match(candidates, requests, engines, asking.request, 0.5)
+
+    return policy
+
+
+def smg_cache_aware(engines: Sequence[Engine], asking: Asking) -> Policy:
+    """smg's `cache_aware` with the defaults of its command line: the longest match above 0.3 of the
+    prompt, unless that engine has 64 and 50 % more requests than the mean."""
+
+    def policy(
+        candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, _rng: Random
+    ) -> Sequence[float]:
+        requests = [float(candidate.in_flight) for candidate in candidates]
+        scores = _by_match(candidates, requests, engines, asking.request, 0.3)
+        mean, chosen = fmean(requests), requests[scores.index(min(scores))]
+        return requests if chosen > mean + 64 and chosen > 1.5 * mean else scores
+
+    return policy
+
+
+def _by_match(
+    candidates: Sequence[Candidate],
+    requests: list[float],
+    engines: Sequence[Engine],
+    asked: Request,
+    least_share: float,
+) -> list[float]:
+    """The longest match first, and of these the fewest requests; by these alone if the match is no
+    more than this share of the prompt. It is what caches truly hold, which those routers guess."""
+    held = [engines[c.ordinal].cached(asked.prompt, asked.contents) for c in candidates]
+    if max(held) <= least_share * asked.prompt:
+        return requests
+    return [1e-6 * load - tokens for tokens, load in zip(held, requests, strict=True)]
+
+
 _OTHERS: dict[str, Policy] = {"random": random_choice, "power_of_two": power_of_two}
+
+_KNOWING_CACHES: dict[str, Callable[[Sequence[Engine], Asking], Policy]] = {
+    VLLM_CACHE_AWARE: vllm_cache_aware,
+    SMG_CACHE_AWARE: smg_cache_aware,
+    PREFIX_CACHE_ORACLE: prefix_cache_oracle,
+    PREFILL_ORACLE: prefill_oracle,
+}
 
 POLICY_NAMES = (
     *("round_robin", *_OTHERS, *(name for name in POLICIES if name != "round_robin")),
@@ -130,10 +189,8 @@ def make_policy(name: str, engines: Sequence[Engine], asking: Asking) -> Policy:
         return oracle(engines)
     if name == PREFIX_CACHE_OFF:
         return shortest_expected_delay
-    if name == PREFIX_CACHE_ORACLE:
-        return prefix_cache_oracle(engines, asking)
-    if name == PREFILL_ORACLE:
-        return prefill_oracle(engines, asking)
+    if name in _KNOWING_CACHES:
+        return _KNOWING_CACHES[name](engines, asking)
     return {**POLICIES, **_OTHERS}[name]
 
 

@@ -15,6 +15,8 @@ from router.simulator.virtual.routing.policies import (
     PREFILL_ORACLE,
     PREFIX_CACHE_OFF,
     PREFIX_CACHE_ORACLE,
+    SMG_CACHE_AWARE,
+    VLLM_CACHE_AWARE,
     Asking,
     cached_roles,
     make_policy,
@@ -152,6 +154,37 @@ def test_the_oracle_of_prefills_takes_the_soonest_first_token(caching):
     caching[1].frozen_until = 1.0
     caching[2].is_up = False
     assert min(scores()[1:]) > 1e6
+
+
+@pytest.fixture
+def asked(caching):
+    """Who is chosen of three engines with so many requests, by the cache-aware policy of that name;
+    the last two hold so many blocks of 16 of the prompt, which has 130 tokens."""
+
+    def asked(name: str, requests: list[int], held: tuple[int, int]) -> int:
+        for engine, blocks in zip(caching[1:], held, strict=True):
+            compute(engine, *CONTENTS[:blocks])
+        asking = Asking()
+        asking.request = Request(0, 0, 130, 10, 0.0, lambda *_: None, contents=CONTENTS)
+        loads = zip((D0, D1, D2), requests, strict=True)
+        made = [candidate(d, in_flight=n, ordinal=i) for i, (d, n) in enumerate(loads)]
+        scores = list(make_policy(name, caching, asking)(made, [130] * 3, 0.0, Random(1)))
+        return scores.index(min(scores))
+
+    return asked
+
+
+@pytest.mark.parametrize(("name", "enough"), [(VLLM_CACHE_AWARE, 5), (SMG_CACHE_AWARE, 3)])
+def test_cache_aware_peers_take_a_match_that_is_long_enough(asked, name, enough):
+    assert asked(name, [0, 9, 9], (0, enough - 1)) == 0
+    assert asked(name, [0, 9, 9], (0, enough)) == 2
+    assert asked(name, [0, 9, 8], (enough, enough)) == 2, "the emptier one of two"
+
+
+@pytest.mark.parametrize(("name", "full"), [(VLLM_CACHE_AWARE, 33), (SMG_CACHE_AWARE, 97)])
+def test_cache_aware_peers_leave_an_engine_that_is_too_full(asked, name, full):
+    assert asked(name, [0, 0, full - 1], (0, 8)) == 2
+    assert asked(name, [0, 1, full], (0, 8)) == 0
 
 
 def test_shortest_expected_delay_may_take_no_notice_of_caches():
