@@ -1,20 +1,21 @@
 """shortest_expected_delay: the engine on which this request is expected to finish first.
 
-With continuous batching, streams hardly delay each other until the slots are full; what matters is
-the engine's gap between tokens, and how much of the prompt it must compute: what its prefix cache
-holds, it need not. So work is shared in proportion to the cube of the speed: an engine twice as
-slow gets an eighth, enough to keep measuring it. (Faster ones get in proportion only: they would
-fill up before that is seen.) Prompt tokens ahead of the first token delay it in proportion to the
-slowdown, and count much more than one stream more or less. Engines excluded as slow get only what
-they would finish first.
+With continuous batching, streams hardly delay each other until the slots are full. What matters is
+the engine's time per output token and how many prompt tokens it must compute, that is, those that
+are not in its prefix cache. The score grows with the cube of the slowdown: an engine twice as slow
+gets an eighth of the requests, enough to keep measuring it. Engines faster than the median get
+requests in proportion to their speed only, because with the cube they would fill up before the
+router sees it. Pending prompt tokens delay the first token in proportion to the slowdown and weigh
+much more than one stream more or less. Engines excluded as slow get only requests that they would
+finish first.
 
-A copy of what another engine holds evicts as many other tokens. As far as what the pool evicts is
-asked for again, they will have to be computed, which evicts others in turn: all these count as
-prompt tokens ahead of a first token.
+Computing a prefix on an engine while another engine has it in its cache evicts as many tokens of
+other prompts. Those that are requested again must be computed again, which evicts others in turn:
+all of them are added to the score as pending prompt tokens (`Candidate.eviction_cost`).
 
-An engine that holds more of the prompt than others is as slow as it has been for two seconds at
-least: measured speeds vary, and what it holds would have to be computed again elsewhere. To avoid
-the others for a moment costs nothing.
+For engines that hold more of the prompt than others, the lowest slowdown of the last two seconds
+counts: measured speeds fluctuate, and moving the request means computing its prefix again. For the
+others the current slowdown counts, because avoiding one of them for a moment costs nothing.
 """
 
 from collections.abc import Sequence
@@ -25,29 +26,32 @@ from router.core.values import Candidate
 __all__ = ["shortest_expected_delay"]
 
 QUEUE_WEIGHT = 256.0
-"""Weight of a request that would wait for a slot: a free slot on an engine half as fast is better
-than any place in a queue."""
+"""Weight of a request that would wait for a slot, in running requests: a free slot on an engine
+half as fast is better than any place in a queue."""
 
 STEP_TOKENS = 2048
-"""Prompt tokens that delay nobody by much: vLLM computes them in one step (max_num_batched_tokens,
-2048 at least)."""
+"""Prompt tokens that add little delay: vLLM computes them in one step (max_num_batched_tokens is at
+least 2048)."""
 
 HELD_TOKENS_PER_REQUEST = 256
-"""An engine may have one more request for each so many tokens of a prompt that it holds and others
-do not. (`pd-router simulate` finds 64 too few where all prompts begin alike.)"""
+"""Cached prompt tokens that outweigh one more request in flight. (In `pd-router simulate`, 64 is
+too few where all prompts share a prefix.)"""
 
 
 def shortest_expected_delay(
     candidates: Sequence[Candidate], uncached: Sequence[int], _now: float, _rng: Random
 ) -> Sequence[float]:
-    """Work on the engine (requests and pending prompt tokens), weighted by its slowdown."""
+    """Work on the engine (requests and pending prompt tokens), weighted by its slowdown.
+
+    `uncached`: prompt tokens of this request that each candidate would have to compute.
+    """
     least, most = min(uncached), max(uncached)
     most_in_a_step = least + STEP_TOKENS
     scores = []
     some_are_slow = False
     for c, own in zip(candidates, uncached, strict=True):
         load, slowdown = c.load, c.slowdown if own == most else c.lasting_slowdown
-        # A float, because an integer takes longer to be compared with one, or added to one.
+        # A float: mixing it with an int in the operations below takes longer.
         requests = load.requests + (c.other_requests or 0) + 1.0
         pending = (load.pending + own) * c.prompt_slowdown
         work = requests + pending * c.prompt_cost

@@ -1,9 +1,9 @@
-"""What short unary answers tell of an engine's speed: what they took, by the prompt tokens ahead.
+"""An engine's speed from short unary answers: their duration per prompt token ahead of them.
 
-Of an answer of a few tokens, which comes whole, nobody sees when its prompt was computed. But what
-it took can be compared within a pool that shares requests: engines get the same mixture of answers,
-and the prompt tokens that it had to wait for, its own and those ahead of it, are known: so a long
-prompt or a long queue does not look like slowness.
+A unary answer arrives as a whole, so its time to first token is not observed. Its duration can
+still be compared within a pool: the engines of a pool get the same mixture of requests. It is
+divided by the prompt tokens that it waited for (its own and those queued ahead of it), so that a
+long prompt or a long queue does not look like slowness.
 """
 
 from collections import deque
@@ -15,41 +15,41 @@ from router.core.speed.prompt_costs import LineFit
 __all__ = ["AnswerTimes", "Answers", "reliable_answers"]
 
 MIN_BUCKETS = 4
-"""Fewest ticks that a measurement uses."""
+"""Fewest ticks (0.25 s each) that a measurement uses."""
 
 MAX_BUCKETS = 60
-"""Most ticks: 15 s without answers, and nothing is known. An engine that is avoided gets requests
-again then: nobody else can find out that it has recovered."""
+"""Most ticks: after 15 s without answers the speed counts as unknown. An engine that was avoided
+then gets requests again, which is the only way to find out that it has recovered."""
 
 MEMORY = 1.0 - 1.0 / MAX_BUCKETS
-"""Weight of what was before each tick where it is asked how much answers differ."""
+"""Factor by which `lately` decays per tick, for the variance of the durations."""
 
 RELIABLE_ANSWERS = 8.0
-"""Answers that make a measurement reliable, at least ..."""
+"""Fewest answers that make a measurement reliable. More are needed where they differ much:"""
 
 RELIABLE_ERROR = 0.2
-"""... and as many as bring the relative error of their mean below this: where some answers have one
-token and others thirty, eight of them may take three times as long as eight others by chance."""
+"""Enough to bring the relative error of their mean below this. Where some answers have one token
+and others thirty, eight of them may take three times as long as eight others by chance."""
 
 
 class Answers(NamedTuple):
-    """Sums of some answers."""
+    """Sums over a number of answers."""
 
     number: float = 0.0
     work: float = 0.0
-    """Prompt tokens that were to be computed before their first tokens, others' included."""
+    """Prompt tokens to be computed before their first tokens, other requests' included."""
     seconds: float = 0.0
     squares: float = 0.0
-    """Of the seconds of each."""
+    """Sum of the squares of their durations."""
 
     @property
     def spread(self) -> float:
-        """Relative variance of their seconds, times their number."""
+        """Relative variance of their durations, times their number."""
         mean = self.seconds / self.number if self.number else 0.0
         return max(0.0, self.squares / (mean * mean) - self.number) if mean else 0.0
 
     def faded_with(self, new: "Answers") -> "Answers":
-        """These, counting less, and new ones."""
+        """The decayed sums of these, plus `new`."""
         return Answers(
             MEMORY * self.number + new.number,
             MEMORY * self.work + new.work,
@@ -59,7 +59,7 @@ class Answers(NamedTuple):
 
 
 class AnswerTimes:
-    """One engine's."""
+    """The short unary answers of one engine."""
 
     __slots__ = ("_buckets", "_number", "_seconds", "_squares", "_work", "fit", "lately")
 
@@ -73,16 +73,17 @@ class AnswerTimes:
         """Seconds by prompt tokens, of one answer per tick: a fit costs as much as a tenth of a
         request."""
         self.lately = Answers()
-        """Those of late, older ones counting less."""
+        """Exponentially decayed sums of recent answers."""
         self._buckets: deque[Answers] = deque(maxlen=MAX_BUCKETS)
 
     @property
     def new(self) -> Answers:
-        """Those since the last tick."""
+        """The sums since the last tick."""
         return Answers(self._number, self._work, self._seconds, self._squares)
 
     def add(self, work: int, seconds: float) -> None:
-        """An answer took `seconds`, with `work` prompt tokens to be computed before its first."""
+        """Count an answer that took `seconds`, with `work` prompt tokens computed before its first
+        token."""
         if not self._number:
             self.fit.add(float(work), seconds)
         self._number += 1.0
@@ -91,7 +92,7 @@ class AnswerTimes:
         self._squares += seconds * seconds
 
     def add_others(self, others: Answers) -> None:
-        """Those of this router's other processes."""
+        """Count answers that this router's other worker processes saw."""
         self._number += others.number
         self._work += others.work
         self._seconds += others.seconds
@@ -109,8 +110,8 @@ class AnswerTimes:
                 self.lately = Answers()
 
     def per_prompt_token(self, overhead: float, least: float = RELIABLE_ANSWERS) -> float | None:
-        """Seconds per prompt token, an answer counted as `overhead` more of them; None if there
-        were fewer than `least` answers lately."""
+        """Seconds per prompt token, where each answer counts as `overhead` additional tokens; None
+        if there were fewer than `least` answers recently."""
         number = work = seconds = 0.0
         for place, bucket in enumerate(self._buckets):
             if place >= MIN_BUCKETS and number >= least:
@@ -122,8 +123,8 @@ class AnswerTimes:
 
 
 def reliable_answers(engines: Iterable[AnswerTimes]) -> float:
-    """How many answers make a measurement reliable, as far as those of one engine differ. That one
-    engine is slower than others does not count."""
+    """How many answers make a measurement reliable, from the variance of the durations within each
+    engine (differences between engines do not count)."""
     lately = [engine.lately for engine in engines]
     number = sum(answers.number for answers in lately)
     spread = sum(answers.spread for answers in lately)

@@ -3,11 +3,11 @@
 __all__ = ["MAX_TOKENS_PER_EVENT", "Calibration"]
 
 CALIBRATION_TOKENS = 16
-"""Tokens needed for an estimate; before that the pool's is assumed, or one token per event."""
+"""Tokens needed for an estimate; until then the pool's is used, or one token per event."""
 
 MOST_OVER = 2.0
-"""Times what was learned that an answer's tokens per event count for, at most: some answers' tokens
-are held back by a parser (of tool calls, say) and come as one event, others' not."""
+"""Cap on one answer's tokens per event, as a multiple of the learned value: a parser (of tool
+calls, say) may hold an answer's tokens back and send them as one event."""
 
 MAX_TOKENS_PER_EVENT = 64.0
 """No sensible --stream-interval is larger; a larger value is an engine's counting error."""
@@ -32,15 +32,15 @@ class Calibration:
         self._by_usage = False
 
     def assume(self, tokens_per_event: float) -> None:
-        """What other engines of its pool have learned holds until it has learned itself."""
+        """Use what other engines of the pool have learned until this one has its own estimate."""
         if not self.is_learned:
             self.tokens_per_event = tokens_per_event
 
     def learn(self, tokens: float, events: float, *, by_usage: bool) -> None:
-        """Count `tokens` that arrived in `events`. Impossible numbers are ignored.
+        """Count `tokens` that arrived in `events`. Values of 0 or below are ignored.
 
-        `by_usage`: from the usage of one answer. Until the first of those, the engine's counter of
-        all generated tokens is used, which also counts other clients' tokens.
+        `by_usage`: the numbers are from the usage of one answer. Until the first such answer they
+        are from the engine's counter of generated tokens, which includes other clients' tokens.
         """
         if by_usage and not self._by_usage:
             self.reset()

@@ -22,16 +22,16 @@ SURE_SECONDS = 2
 """If requests queue for this long, the limit is the most that ran in it: the KV cache is full."""
 
 HOLD_SECONDS = 5.0
-"""Seconds from the last queueing until the limit is raised."""
+"""Seconds after requests last queued until the limit is raised."""
 
 RAISE_SECONDS = 1.0
 """Seconds between two raises: long enough to see whether the last one delays first tokens."""
 
 TTFT_FACTOR = 1.5
-"""Times the mean TTFT before any raise; above that the last raise is taken back."""
+"""Multiple of the mean TTFT before the raises above which the last raise is undone."""
 
 FORGET_SECONDS = 60.0
-"""Seconds from the last queueing until the limit counts as unknown."""
+"""Seconds after requests last queued until the limit counts as unknown."""
 
 QUEUE_SECONDS = 0.5
 """Shortest wait for a first token that counts as queueing, in seconds ..."""
@@ -43,21 +43,22 @@ QUEUE_STEPS = 10.0
 """... and in the engine's seconds per token: a first token takes a few steps by itself."""
 
 FRESH_SECONDS = 2.0
-"""Age up to which a scrape tells whether requests wait."""
+"""Oldest scrape, in seconds, that is used to tell whether requests wait."""
 
 PREFILL_SLACK = 2.0
 """... and in times of the prefill of the pending prompts at the best measured speed."""
 
 ROOM_FACTOR = 3
-"""Times the most that ever ran on an engine of unknown limit: what it may have where others are
-full. In a pool of engines that differ the larger ones so reach their limits within some ticks."""
+"""Where other engines are full, an engine of unknown limit may have this multiple of the most
+sequences it was seen to run. So the larger engines of a mixed pool reach their limits within some
+ticks."""
 
 STEADY = 0.1
 """Two counts of running requests that differ by this share at most (or by 1) count as equal."""
 
 
 class Capacity:
-    """One engine's limit; `stated` by the operator, or learned."""
+    """One engine's limit in sequences: `stated` by the operator, or learned (None)."""
 
     __slots__ = (
         "_baseline_ttft",
@@ -101,11 +102,12 @@ class Capacity:
         return self._limit if self._stated is None else self._stated
 
     def room(self, known: float) -> float:
-        """The same, beside engines whose highest limit is `known`, infinite if none is.
+        """Slots to assume in a pool whose highest known limit is `known` (infinite if none is).
 
-        That nobody knows a limit is no reason to send there all that others have no slots for: it
-        counts as high as theirs, or as some more than what was seen to run: none more if
-        requests were delayed there just now, for it may be full already.
+        An unknown limit must not attract all requests for which the other engines have no slots.
+        It is taken to be the highest known one, or `ROOM_FACTOR` times the most sequences that were
+        seen to run; only as many as were seen if requests were delayed there in the last
+        `SURE_SECONDS`, since the engine may already be full.
         """
         slots = self.slots
         if slots != math.inf or known == math.inf:
@@ -177,11 +179,12 @@ class Capacity:
             self._baseline_ttft += (seconds - self._baseline_ttft) / 4
 
     def _adjust(self, in_flight: int, now: float) -> None:
-        """Take a raise back that delayed first tokens or was of no use: no more ran than before,
-        though there were enough. Or raise a limit that is reached.
+        """Undo raises that delayed first tokens or had no effect (no more sequences ran than
+        before, although enough requests were in flight), or raise a limit that is reached.
 
-        By 1, 2, 3 ... each second: a limit that was learned under a full KV cache is left within
-        seconds, and at the true limit a few requests wait for some hundredths of a second.
+        The limit rises by 1, 2, 3 ... each second: one that was learned while the KV cache was full
+        is left behind within seconds, and at the true limit only a few requests wait, for some
+        hundredths of a second.
         """
         baseline, waits = self._baseline_ttft, self._waits
         before = self._limit - self._growth
@@ -201,8 +204,8 @@ def waits_for_slot(
     speed: SpeedEstimator, queue: "QueueDetector", now: float, seconds: float = QUEUE_SECONDS
 ) -> bool:
     """Whether this router's requests show queueing: one has waited for its first token for
-    `seconds` and much longer than its prefill explains, no later one overtook it, others run, and
-    the engine does not say that none waits."""
+    `seconds` and much longer than its prefill explains, no later one overtook it, other streams
+    run, and the engine's gauges do not rule it out."""
     waiting = speed.oldest_waiting
     if waiting is None or not speed.all_streams or speed.is_stalled:
         return False
@@ -213,8 +216,8 @@ def waits_for_slot(
 
 
 class QueueDetector:
-    """Detects queueing by the engine's gauges, for requests whose TTFT is not seen here: unary
-    ones, and those of other routers."""
+    """Detects queueing from the engine's gauges, for requests whose TTFT this router does not
+    observe: unary ones, and those of other routers."""
 
     __slots__ = ("_at", "_before", "_queued", "is_queueing")
 
@@ -222,7 +225,7 @@ class QueueDetector:
         self._before: Gauges | None = None
         self._at = -math.inf
         self._queued: int | None = None
-        """Requests that wait for capacity by the last scrape; None if it does not tell."""
+        """Requests that waited for capacity at the last scrape; None if the gauges do not tell."""
         self.is_queueing = False
 
     def observe(self, gauges: Gauges | None, now: float, *, has_transfers: bool) -> None:
@@ -246,8 +249,8 @@ class QueueDetector:
         )
 
     def allows(self, since: float, now: float) -> bool:
-        """Whether a request that was sent at `since` may wait for a slot, by the engine's own word:
-        a slow prefill looks the same from outside. It may if the engine has not told lately, and
+        """Whether the engine's gauges admit that a request sent at `since` waits for a slot; from
+        outside, a slow prefill looks the same. They do if the last scrape is too old to tell, and
         after `SURE_SECONDS` in any case."""
         if self._queued is None or now - self._at > FRESH_SECONDS or now - since >= SURE_SECONDS:
             return True

@@ -1,9 +1,10 @@
-"""An engine's speed by its own counter of generated tokens, for where its events do not tell it.
+"""An engine's speed from its own counter of generated tokens, for where SSE events do not show it.
 
-Parsers (of tool calls, reasoning, structured output) may hold tokens back for a minute, and send
-them as one event: the streams are open, the engine generates, and nothing comes. Between two
-scrapes the counter tells how many tokens there were, and the gauge of running requests in how many
-sequences. That is a second or two late, so it is used only where events contradict it.
+Parsers (of tool calls, reasoning, structured output) may hold tokens back for a minute and send
+them as one event: meanwhile the engine generates, but its open streams carry no events. The
+difference of `vllm:generation_tokens` between two scrapes, and the gauge of running requests, give
+the seconds per token of a sequence. They lag by a second or two, so they are used only where the
+events disagree with them.
 """
 
 from router.core.speed.speed_estimator import EventCounts, SpeedEstimator
@@ -12,37 +13,39 @@ from router.core.values import Gauges
 __all__ = ["CountedSpeed"]
 
 KEPT = 0.5
-"""Weight of all scrapes before the last: a speed spans some two seconds."""
+"""Factor by which the sums decay per scrape: a speed spans about two seconds."""
 
 LEAST_SEEN = 0.75
-"""Share of the tokens generated for open streams from which events tell the speed. The counter is
-some steps ahead of them."""
+"""Share of the tokens generated for open streams that events must show for them to agree. It is
+below 1 because the counter is some steps ahead of the events."""
 
 BLIND_SHARE = 0.25
-"""If fewer of this router's running requests are streams with a token, events tell too little."""
+"""If a smaller share of this router's running requests are streams past their first token, events
+do not show the speed."""
 
 RELIABLE_TOKENS = 32.0
-"""Tokens that make the comparison reliable."""
+"""Tokens from which the comparison is reliable."""
 
 SURE_TOKENS = 8.0
-"""Tokens that did not come from which an engine is sure to have generated since the last that did;
-half of all at least."""
+"""Generated tokens without an event that prove that the engine is alive; at least half of all must
+be missing too."""
 
 TOKENS_PER_REQUEST = 16.0
-"""Fewest tokens per request: of fewer the time for the prompt is a large part."""
+"""Fewest tokens per request: with fewer, the time for the prompt dominates."""
 
 DIFFERED_SCRAPES = 2
-"""Scrapes in a row in which they do not: requests that begin in step may look so in one."""
+"""Scrapes in a row in which events and counter disagree, after which the counter is used. One is
+not enough: requests that begin at the same moment look like that."""
 
 AGREED_SCRAPES = 8
-"""Scrapes in a row in which events and counter agree, after which events tell the speed again."""
+"""Scrapes in which events and counter agree, after which the events are used again."""
 
 FRESH_WINDOWS = 3.0
-"""Times the time between its last two scrapes for which a speed counts."""
+"""Age up to which a speed is used, in intervals between the last two scrapes."""
 
 
 class CountedSpeed:
-    """One engine's."""
+    """The counted speed of one engine."""
 
     __slots__ = (
         "_agreed",
@@ -85,18 +88,18 @@ class CountedSpeed:
 
     @property
     def agrees(self) -> bool:
-        """Whether events tell how many tokens are generated."""
+        """Whether the events show all tokens that are generated."""
         return self._agreed >= AGREED_SCRAPES
 
     def per_token(
         self, now: float, prompt_share: float = 0.0, usual: float | None = None
     ) -> float | None:
-        """Seconds between two tokens of a sequence, without what prompts took; None where events
-        tell it, or nothing does.
+        """Seconds between two tokens of a sequence, without the time that prompts took; None where
+        the events show it, or where there are too few tokens or no recent scrape.
 
-        `prompt_share`: tokens that take as long as a prompt token beside them. `usual`: what others
-        take. An engine that is so slow that it generates few tokens is judged by those that others
-        would have generated.
+        `prompt_share`: output tokens that take as long as one prompt token computed beside them.
+        `usual`: seconds per token of the other engines. An engine that is too slow to generate
+        enough tokens is measured once the others would have generated them.
         """
         generated, seconds = self._generated, self._sequence_seconds
         least = max(RELIABLE_TOKENS, TOKENS_PER_REQUEST * self._starts)
@@ -111,8 +114,8 @@ class CountedSpeed:
     def observe(self, gauges: Gauges | None, speed: SpeedEstimator, own: int, now: float) -> bool:
         """Learn from a scrape. `gauges`: None if it failed; `own`: this router's requests there.
 
-        Returns whether many tokens have been generated since the last one that did not come: the
-        engine is alive.
+        Returns whether the engine has generated many tokens of this router's requests that no event
+        has shown: then it is alive although its streams are silent.
         """
         before, self._before = self._before, gauges
         counts, self._counts = self._counts, speed.counted

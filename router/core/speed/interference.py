@@ -1,10 +1,10 @@
-"""How much prompts that an engine computes hold up the streams beside them.
+"""How much the prompts that an engine computes delay the streams that run beside them.
 
-A step that also computes prompts takes longer, for every stream: without that an engine would look
-slow whenever it computes a long prompt, and fast when it computes none. What streams took is split
-by least squares, `seconds = a * tokens + b * prompt tokens, times the streams beside them`, over
-the measurements of a pool: b over a is what a prompt token counts for. Where both always grow
-together nothing can be split, and prompts count for nothing.
+A step that also computes prompts takes longer, for every stream. If that were ignored, an engine
+would look slow whenever it computes a long prompt. The streams' seconds are split by least squares,
+`seconds = a * tokens + b * (prompt tokens * streams beside them)`, over the measurements of a pool;
+b / a is how many output tokens a prompt token counts for. Where both terms always grow together
+they cannot be told apart, and prompts count for nothing.
 """
 
 from collections.abc import Iterable
@@ -13,20 +13,20 @@ from typing import NamedTuple
 __all__ = ["Interference", "prompt_share_of"]
 
 MEMORY = 0.99
-"""Weight of what was before at each measurement, four of which come in a second."""
+"""Factor by which the sums decay per measurement; there are four a second."""
 
 RIDGE = 0.1
-"""Relative variance of prompts per token from which measurements tell one from the other. Of two
-errors this makes the smaller one: where prompts count for too much, an engine without any looks
-slow."""
+"""Ridge of the regression: relative variance of prompt tokens per token below which the two terms
+are not told apart. It errs towards 0, because where prompts count for too much an engine without
+any looks slow."""
 
 MOST = 0.25
-"""Tokens that a prompt token counts for, at most: hundreds of them fit into one step."""
+"""Upper bound of the result: hundreds of prompt tokens fit into one step."""
 
 
 class Sums(NamedTuple):
-    """What a fit needs of its measurements; each counts as much as it has seconds, for its relative
-    error."""
+    """Sums of the regression. Measurements are weighted by 1 / seconds, so that relative errors
+    count."""
 
     tokens: float = 0.0
     prompts: float = 0.0
@@ -36,7 +36,7 @@ class Sums(NamedTuple):
 
 
 class Interference:
-    """One engine's measurements, older ones counting less."""
+    """One engine's measurements, exponentially decayed."""
 
     __slots__ = ("sums",)
 
@@ -44,8 +44,8 @@ class Interference:
         self.sums = Sums()
 
     def add(self, tokens: float, prompts: float, seconds: float) -> None:
-        """Streams took `seconds` in all for so many tokens, beside so many prompt tokens, each of
-        which counts once for each stream."""
+        """Count a measurement: streams were open for `seconds` in all and produced `tokens`.
+        `prompts`: prompt tokens computed meanwhile, each counted once per open stream."""
         before = self.sums
         self.sums = Sums(
             MEMORY * before.tokens + tokens,
@@ -57,7 +57,8 @@ class Interference:
 
 
 def prompt_share_of(fits: Iterable[Interference]) -> float:
-    """How many tokens of a stream take as long as one prompt token beside it."""
+    """How many tokens of a stream take as long as one prompt token beside it (b / a), from 0 to
+    `MOST`."""
     sums = Sums(*map(sum, zip(Sums(), *(fit.sums for fit in fits), strict=True)))
     of_prompts = sums.prompts_prompts * (1.0 + RIDGE)
     per_prompt = sums.prompts * sums.tokens_tokens - sums.tokens * sums.tokens_prompts

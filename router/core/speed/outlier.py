@@ -37,18 +37,20 @@ MINIMUM_DIFFERENCE = 0.1
 """Smallest difference of two failure rates that ejects."""
 
 Z = 3.0
-"""Standard errors between the rates that eject; chance exceeds it once in 700 intervals."""
+"""Standard errors between the two rates that eject; chance exceeds them once in 700 intervals."""
 
 WEIGHT = 1 / 8
-"""Weight of one answer in the moving share of failures: common failures show at once."""
+"""Weight of one answer in the moving share of failures: large enough that failures of the whole
+pool show within some answers."""
 
 CHANCE = 1e-9
 """Consecutive failures that are at least this probable at the others' failure rate do not eject."""
 
 SHARED_CHANCE = 1e-2
-"""Those that are at least this probable at the failure rate of most of the others were not the
-engine's doing: five in a row where two in five fail. Far more than `CHANCE`, because it is asked at
-every tick: an only other engine of whose requests 3 % fail reaches a fifth every minute."""
+"""An ejection is withdrawn if its streak is at least this probable at the median failure rate of
+the others: five in a row where two in five fail. Far above `CHANCE`, because it is checked at every
+tick: a single other engine of whose requests 3 % fail reaches a moving rate of a fifth every
+minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ class OutlierConfig:
 
 @dataclass(slots=True, unsafe_hash=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Outlier:
-    """An engine's answers and ejections. It does not change, but is not frozen: one is made for
-    each answer, and that would take twice as long."""
+    """An engine's answers and ejections. Treat it as immutable. It is not frozen, because one
+    is made for each answer, and a frozen one takes twice as long."""
 
     streak: int
     """Failures in a row."""
@@ -79,7 +81,7 @@ class Outlier:
     until: float | None
     """End of its ejection; None while it is in use."""
     ejected_by: int
-    """The streak that did; 0 if its rate did."""
+    """Length of the streak that ejected it; 0 if its failure rate did."""
 
     def __init__(
         self,
@@ -121,7 +123,7 @@ def after(outlier: Outlier, *, is_good: bool) -> Outlier:
 
 
 def ejected(outlier: Outlier, now: float, rules: OutlierConfig, streak: int = 0) -> Outlier:
-    """The state of an engine ejected at `now`, by a streak of so many failures, or by its rate."""
+    """The state of an engine ejected at `now` by `streak` failures in a row; 0: by its rate."""
     times = outlier.ejections + 1
     seconds = min(rules.base_seconds * times, rules.max_seconds)
     return Outlier(ejections=times, since=now, until=now + seconds, ejected_by=streak)
@@ -140,7 +142,8 @@ def tick(outlier: Outlier, now: float) -> Outlier:
 
 
 def interval(outlier: Outlier) -> Outlier:
-    """The state at the start of a new interval; one without failures forgets an ejection."""
+    """The state at the start of a new interval; an interval without failures forgets one earlier
+    ejection."""
     is_clean = outlier.until is None and outlier.good == outlier.total
     return Outlier(
         streak=outlier.streak,
@@ -159,20 +162,20 @@ def is_chance(streak: int, others: Iterable[Outlier]) -> bool:
 
 
 def usual_failing(outliers: Iterable[Outlier]) -> float:
-    """The share of failures of most engines, 0 to 1. Not the mean: in it a single broken engine
-    would be most of the failures."""
+    """The median of the engines' failure shares, 0 to 1. Not the mean, which a single broken engine
+    would dominate."""
     shares = [one.failing or 0.0 for one in outliers]
     return statistics.median_low(shares) if shares else 0.0
 
 
 def is_shared(outlier: Outlier, usual: float) -> bool:
-    """Whether the others usually fail so often by now that it was not the engine's doing."""
+    """Whether the others' failure rate, `usual`, explains the streak that ejected this engine."""
     return outlier.ejected_by > 0 and usual**outlier.ejected_by >= SHARED_CHANCE
 
 
 def failing(outliers: Sequence[Outlier]) -> list[int]:
-    """Indexes of the engines that failed more often than the others in this interval; none if that
-    is more than half of them, since then the cause is not theirs."""
+    """Indexes of the engines that failed more often than the others in this interval; none if they
+    are more than half of those with requests, since then the cause is elsewhere."""
     all_failed = sum(one.total - one.good for one in outliers)
     all_total = sum(one.total for one in outliers)
     found = [

@@ -1,10 +1,10 @@
-"""Tells that an engine paused, and goes on as before, from slowness.
+"""Distinguishes an engine that paused and continues at its usual speed from a slow one.
 
-An engine may stand still for a second (a host that swaps, a CUDA graph, a network path that is
-lost) and then go on at its usual speed, with all its streams. While it does, the number of its
-requests, which do not end, keeps others away. Were it called slow, it would lose its streams to the
-others just when it is well again, and the next one that pauses would have them. An engine of long
-steps is not one that pauses: before and after a pause tokens come in every tick.
+An engine may pause for a second (the host swaps, a CUDA graph is captured, the network path fails
+over) and then continue with all its streams. During the pause its requests do not end, so its load
+alone keeps new ones away. If it were also rated slow, it would get no requests just after it has
+recovered, and the other engines would have them when the next one pauses. An engine whose steps
+are long does not count as pausing: before and after a pause, tokens arrive in every tick.
 """
 
 from typing import Final
@@ -12,52 +12,52 @@ from typing import Final
 __all__ = ["Pauses"]
 
 HIDDEN_TICKS: Final = 4
-"""Ticks of silence that are no slowness yet. What stands still for longer than a second has to be
-avoided, for nobody knows how long that will last."""
+"""Ticks without tokens that do not count as slowness. An engine that pauses for longer than a
+second has to be avoided, since there is no telling how long the pause will last."""
 
 STEADY_TICKS: Final = 2
-"""Ticks in a row with tokens from which an engine generates steadily: its steps take less than two
-ticks."""
+"""Ticks in a row with tokens from which an engine counts as generating steadily: its steps take
+less than two ticks."""
 
 SHORTEST_GAPS: Final = 4.0
-"""Shortest pause, in gaps between two tokens: where steps take longer than a tick, some ticks have
-no token."""
+"""Shortest pause, in multiples of the time between two tokens: where steps take longer than a tick,
+some ticks have no token."""
 
 MISSED_EVENTS: Final = 8.0
-"""Fewest events that did not come: those of one or two streams may come at long intervals."""
+"""Fewest events missed in a pause: the events of one or two streams may be far apart."""
 
 
 class Pauses:
-    """One engine's."""
+    """Pause detection for one engine."""
 
     __slots__ = ("_gaps", "_missed", "_silent", "_steady", "since")
 
     def __init__(self) -> None:
         self.since: int | None = None
-        """Whole ticks for which it has gone on since its last pause; None: it has not paused."""
+        """Whole ticks since the end of its last pause; None: it has not paused."""
         self._steady = 0
         """Ticks in a row with tokens."""
         self._silent = 0
-        """Ticks of the pause that goes on, or has just ended; 0 if there is none."""
+        """Ticks of the pause that is going on or has just ended; 0 if there is none."""
         self._gaps = self._missed = 0.0
-        """Tokens of one stream, and events of all, that did not come in them."""
+        """Tokens of one stream, and events of all streams, that were missed in the pause."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether it stood still in the last tick."""
+        """Whether the last tick was part of a pause."""
         return self._silent > 0 and self._steady == 0
 
     @property
     def hides_speed(self) -> bool:
-        """Whether it stands still, and not for long, or goes on and it is not seen how fast."""
+        """Whether it is in a short pause, or has resumed too recently to measure its speed."""
         return self._silent > 0 and (self._steady > 0 or self._silent <= HIDDEN_TICKS)
 
     def tick(
         self, tokens: float, stream_seconds: float, seconds: float, gap: float, per_event: float
     ) -> None:
-        """A tick of `seconds` with so many tokens, first ones included, of streams that were open
-        for `stream_seconds` in all. `gap`: seconds between two tokens of one of them, as it was
-        before, 0 if not known; `per_event`: tokens that come together."""
+        """Count a tick of `seconds` with `tokens` (first tokens included) of streams that were open
+        for `stream_seconds` in all. `gap`: seconds between two tokens of one stream before this
+        tick, 0 if not known; `per_event`: tokens per SSE event."""
         if self.since is not None:
             self.since += 1
         if tokens:

@@ -29,20 +29,21 @@ RECOVERED = 1.5
 little work looks faster than it is."""
 
 MOST_RECOVERED = 2.5
-"""Slowdown from which an engine is slow still, whatever it was before."""
+"""Upper bound of the slowdown below which an engine has recovered, whatever it was at its best."""
 
 SAME_SPEED = 1.25
-"""Slowdowns up to this factor count as 1: gaps of equal engines differ by some percent."""
+"""Slowdowns up to this factor count as 1: equal engines differ by some percent."""
 
 SAME_ANSWERS = 1.5
-"""The same of what short answers take: who else has requests there is not known exactly."""
+"""The same for speeds from short answers: other clients' requests there are not known exactly."""
 
 SAME_PROMPTS = 2.0
-"""The same of prompt tokens: what a step takes beside them counts more for short prompts."""
+"""The same for seconds per prompt token: the fixed cost of a step weighs more in short prompts."""
 
 
 def pool_median(measured: Iterable[float]) -> float | None:
-    """The lower median, so that at least half of the engines are this fast; None of nothing."""
+    """The lower median, so that at least half of the engines are this fast; None if `measured` is
+    empty."""
     values = sorted(measured)
     return values[(len(values) - 1) // 2] if values else None
 
@@ -57,7 +58,9 @@ def slowdown(
     noise: float = NOISE_SECONDS,
     same: float = SAME_SPEED,
 ) -> float:
-    """How many times slower than the median; 1 if about equal (by `same`), or not known."""
+    """How many times slower than the median: at least `MIN_SLOWDOWN`, and 1 if about equal (within
+    the factor `same`) or not known. `noise`: seconds added to both, so that tiny values do not
+    differ."""
     if measured is None or not median:
         return 1.0
     exact = (measured + noise) / (median + noise)
@@ -65,8 +68,8 @@ def slowdown(
 
 
 def prompt_slowdown(measured: float | None, median: float | None, slowdown_: float) -> float:
-    """How many times slower than its slowdown says an engine is with prompts, by its seconds per
-    prompt token; 1 if about as slow, or not known."""
+    """The factor, at least 1, by which an engine is slower with prompts than its slowdown says.
+    `measured`: its seconds per prompt token; `median`: the pool's. 1 if not known."""
     return max(1.0, slowdown(measured, median, 0.0, SAME_PROMPTS) / max(1.0, slowdown_))
 
 

@@ -1,9 +1,9 @@
-"""What an engine takes for a prompt: seconds to the first token, by the tokens to be computed ahead
-of it or to be loaded from another engine.
+"""How long an engine takes for a prompt: seconds to the first token, as a function of the prompt
+tokens to be computed before it, or of those whose KV cache is loaded from another engine.
 
-Both are lines, fitted to the legs of late: a base (network, the step that is going on) and seconds
-per token. `AutoThreshold` asks for those of each engine, where there is one; a pool's monitor asks
-for the base of its prefill engines.
+Both are lines fitted to recent legs: a base (network, the step that is running) and seconds per
+token. `AutoThreshold` uses the lines of each engine; a pool's monitor uses the base of its prefill
+engines.
 """
 
 from collections.abc import Iterable
@@ -27,31 +27,32 @@ KEPT = 1.0 - 1.0 / MEMORY_SAMPLES
 """Share of its weight that a sample keeps at the next one."""
 
 OVERHEAD = 64.0
-"""Tokens that take as long as the base does, as long as samples do not say."""
+"""Prompt tokens that take as long as the base, until samples show it."""
 
 MAX_OVERHEAD = 8192.0
-"""Prompts would hardly count at all with more."""
+"""Upper bound of the base, in prompt tokens: with more, prompt lengths would hardly matter."""
 
 EQUAL_TOKENS = 256.0
-"""Weights fall with the length: up to here errors count in seconds, far above it relatively. Long
-prompts would else decide about the base, which matters for short ones."""
+"""Samples are weighted by 1 / (this + tokens): errors of short prompts count in seconds, those of
+long ones relatively. Otherwise long prompts would determine the base, which matters for short
+ones."""
 
 RIDGE = 0.01
-"""Relative variance of the tokens from which samples tell a slope: prompts that are all equally
-long do not."""
+"""Ridge of the regression: relative variance of the token counts below which no slope is told
+apart, because prompts of equal length show none."""
 
 MOST_OVER = 8.0
-"""A sample counts for at most so many times what was expected: an engine that captures CUDA graphs
-for a minute says nothing of prompts."""
+"""Cap on a sample, as a multiple of its expected seconds: an engine that captures CUDA graphs for a
+minute says nothing about prompts."""
 
 EXPECTED_FROM = 8.0
-"""Samples from which something is expected."""
+"""Samples from which `MOST_OVER` applies and `overhead_of` has a value."""
 
 RECENT_SECONDS = 10.0
-"""Span of `recent_tokens`: several answers, and less than anybody's patience."""
+"""Span of `recent_tokens`: long enough for several answers, and shorter than any time-out."""
 
 RECENT_DECAY = 0.9753
-"""Factor per tick (0.25 s) that goes with it: e to the -0.025."""
+"""The decay factor per tick (0.25 s) for it: exp(-0.25 / RECENT_SECONDS)."""
 
 
 class Line(NamedTuple):
@@ -61,12 +62,12 @@ class Line(NamedTuple):
     per_token: float
 
     def seconds(self, tokens: float) -> float:
-        """For so many tokens."""
+        """Seconds for `tokens`."""
         return self.base + self.per_token * tokens
 
 
 class Sums(NamedTuple):
-    """What a fit needs of its samples: their number, and weighted sums."""
+    """Sums of a weighted linear regression of seconds (y) on tokens (x)."""
 
     samples: float = 0.0
     weight: float = 0.0
@@ -76,7 +77,7 @@ class Sums(NamedTuple):
     xy: float = 0.0
 
     def plus(self, other: "Sums", share: float = 1.0) -> "Sums":
-        """The sums of both; of the other one a share."""
+        """The sum of this and of `share` times the other."""
         return Sums(
             self.samples + share * other.samples,
             self.weight + share * other.weight,
@@ -87,7 +88,7 @@ class Sums(NamedTuple):
         )
 
     def line(self) -> Line | None:
-        """The line of least squares, with base and slope not below 0; None without samples."""
+        """The least-squares line, with base and slope at least 0; None without samples."""
         _, weight, x, y, xx, xy = self
         if weight <= 0.0:
             return None
@@ -97,7 +98,7 @@ class Sums(NamedTuple):
         variance = max(0.0, xx / weight - x * x)
         covariance = xy / weight - x * y
         slope = max(0.0, (covariance + ridge * ratio) / (variance + ridge))
-        # Through the means: a base below 0 is made up for by the slope.
+        # Where the base would be below 0, the line through the origin and the means is used.
         return Line(y - slope * x, slope) if slope * x <= y else Line(0.0, y / x)
 
 
@@ -105,13 +106,13 @@ NOTHING = Sums()
 
 
 def total(many: Iterable[Sums]) -> Sums:
-    """The sums of all: of a thousand in a fraction of a millisecond."""
+    """The sum of all of them. A thousand take a fraction of a millisecond."""
     columns = zip(*many, strict=True)
     return Sums(*map(sum, columns))
 
 
 class LineFit:
-    """Fits a line to samples, older ones counting less."""
+    """Fits a line to samples, exponentially decayed."""
 
     __slots__ = ("sums",)
 
@@ -119,8 +120,8 @@ class LineFit:
         self.sums = NOTHING
 
     def add(self, tokens: float, seconds: float) -> None:
-        """Count a first token that came after `seconds`."""
-        samples, weights, x, y, xx, xy = self.sums  # a field by its name takes ten times as long
+        """Count a first token that came after `seconds`, with `tokens` before it."""
+        samples, weights, x, y, xx, xy = self.sums  # access by name takes ten times as long
         if samples >= EXPECTED_FROM and (line := self.sums.line()) is not None:
             seconds = min(seconds, MOST_OVER * line.seconds(tokens))
         weight = 1.0 / (EQUAL_TOKENS + tokens)
@@ -135,8 +136,8 @@ class LineFit:
 
 
 def overhead_of(fits: Iterable[LineFit]) -> float | None:
-    """The prompt tokens that take as long as the base does, by all samples together; None while
-    there are too few."""
+    """The base in prompt tokens, fitted to the samples of all engines; None while there are too
+    few."""
     sums = total(fit.sums for fit in fits)
     line = sums.line() if sums.samples >= EXPECTED_FROM else None
     if line is None or line.per_token <= 0.0:
@@ -145,31 +146,31 @@ def overhead_of(fits: Iterable[LineFit]) -> float | None:
 
 
 class PromptCosts:
-    """Of one engine, as `LegTimer` sees its first tokens."""
+    """The prompt costs of one engine, from the first tokens that `LegTimer` sees."""
 
     __slots__ = ("computing", "loading", "recent_tokens")
 
     def __init__(self) -> None:
         self.computing = LineFit()
-        """By the prompt tokens to be computed there, others' ahead of the own ones included."""
+        """Seconds by prompt tokens to be computed, including other requests' tokens ahead."""
         self.loading = LineFit()
-        """By the prompt tokens whose KV cache came from another engine: what a decode leg takes."""
+        """Seconds of decode legs by prompt tokens whose KV cache came from another engine."""
         self.recent_tokens = 0.0
-        """Prompt tokens computed in the last seconds, about: `RECENT_SECONDS`."""
+        """Prompt tokens computed in about the last `RECENT_SECONDS` (exponentially decayed)."""
 
     def observe(self, ahead: int, own: int, loaded: int, seconds: float) -> None:
-        """A first token came: it waited for `ahead` tokens, of which `own` were its request's, or
-        for so many to be loaded."""
+        """Count a first token that came after `seconds`: it waited for `ahead` prompt tokens to be
+        computed, `own` of them its request's, or for `loaded` tokens of KV cache."""
         if own and ahead:
             self.computing.add(float(ahead), max(0.0, seconds))
         elif loaded:
             self.loading.add(float(loaded), max(0.0, seconds))
 
     def tick(self, computed: float) -> None:
-        """A quarter of a second has passed, in which so many prompt tokens were computed."""
+        """A tick (0.25 s) has passed, in which `computed` prompt tokens were computed."""
         self.recent_tokens = RECENT_DECAY * self.recent_tokens + computed
 
     def reset(self) -> None:
-        """It is a new engine."""
+        """Forget everything: the engine was restarted or replaced."""
         self.computing, self.loading = LineFit(), LineFit()
         self.recent_tokens = 0.0

@@ -1,7 +1,8 @@
-"""What an engine did in the last ticks, a bucket each, and how many of them tell its speed.
+"""Measurements of an engine in the last ticks, one bucket per tick, and how many buckets an
+estimate uses.
 
-Where rates are steady that is a second. Where they fluctuate from tick to tick, as many buckets are
-used as bring the error of their mean below a quarter.
+Where rates are steady, a second's worth. Where they fluctuate from tick to tick, as many as bring
+the relative error of their mean below `MEAN_ERROR`.
 """
 
 import math
@@ -18,33 +19,33 @@ MIN_BUCKETS = 4
 """Fewest buckets that an estimate uses: a step that also prefills takes several times as long."""
 
 MEAN_ERROR = 0.25
-"""Relative error of an estimate that more buckets are to bring it below, where rates fluctuate."""
+"""Target for the relative error of an estimate where rates fluctuate."""
 
 STEADY_WINDOW = 8
-"""Most buckets that are needed where engines are steady but for pauses."""
+"""Most buckets that are needed where engines are steady, apart from pauses."""
 
 VARIANCE_BUCKETS = 8
-"""Buckets that tell how much rates fluctuate."""
+"""Fewest buckets for a variance of the rates."""
 
 RELIABLE_TOKENS = 8
 """Tokens that make an estimate reliable."""
 
 
 class Bucket(NamedTuple):
-    """One tick, or the sums of some."""
+    """The measurements of one tick, or the sums over several."""
 
     tokens: float = 0.0
     stream_seconds: float = 0.0
     prompts_beside: float = 0.0
-    """Prompt tokens computed, each as often as streams were open beside it."""
+    """Prompt tokens computed, times the streams that were open meanwhile."""
     prompt_work: int = 0
     prompt_seconds: float = 0.0
     is_pause: bool = False
-    """Whether the engine stood still for a moment (`pauses.py`); not in sums."""
+    """Whether the engine was in a pause (`pauses.py`); not set in sums."""
 
 
 class SpeedBuckets:
-    """Those of one engine."""
+    """The buckets of one engine."""
 
     __slots__ = ("_buckets", "window")
 
@@ -55,25 +56,26 @@ class SpeedBuckets:
         """Buckets that an estimate uses, if they have enough tokens (`window_for`)."""
 
     def add(self, bucket: Bucket) -> None:
-        """A tick is over."""
+        """Append the bucket of a tick that has ended."""
         self._buckets.appendleft(bucket)
 
     def clear(self) -> None:
-        """Forget them."""
+        """Remove all buckets."""
         self._buckets.clear()
 
     @property
     def are_steady(self) -> bool:
-        """Whether tokens come in all ticks, but for pauses: else one without any tells little."""
+        """Whether tokens come in every tick, apart from pauses: only then does a tick without any
+        mean something."""
         return self.window <= STEADY_WINDOW
 
     @property
     def timed(self) -> int:
-        """In how many of the last `MIN_BUCKETS` streams were open."""
+        """How many of the last `MIN_BUCKETS` buckets had open streams."""
         return sum(bucket.stream_seconds > 0 for bucket in islice(self._buckets, MIN_BUCKETS))
 
     def sums(self) -> Bucket:
-        """Of as many as an estimate uses."""
+        """The sums over as many buckets as an estimate uses."""
         tokens = 0.0
         for place, bucket in enumerate(self._buckets):
             if place >= self.window and tokens >= RELIABLE_TOKENS:
@@ -82,7 +84,7 @@ class SpeedBuckets:
         return self.latest(len(self._buckets))
 
     def latest(self, count: int) -> Bucket:
-        """The sums of the last `count`."""
+        """The sums over the last `count` buckets."""
         tokens, seconds, beside, work, prompt_seconds = 0.0, 0.0, 0.0, 0, 0.0
         for bucket in islice(self._buckets, count):
             tokens += bucket.tokens
@@ -93,8 +95,9 @@ class SpeedBuckets:
         return Bucket(tokens, seconds, beside, work, prompt_seconds)
 
     def rate_variance(self, prompt_share: float) -> float | None:
-        """Relative variance of the tokens per second from bucket to bucket, but for pauses; None if
-        not known. `prompt_share`: tokens that take as long as a prompt token beside them."""
+        """Relative variance of the tokens per second from bucket to bucket, without pauses; None if
+        there are too few buckets. `prompt_share`: output tokens that take as long as one prompt
+        token computed beside them."""
         timed = [
             (bucket.stream_seconds, bucket.tokens + prompt_share * bucket.prompts_beside)
             for bucket in self._buckets
@@ -110,7 +113,7 @@ class SpeedBuckets:
 
 
 def window_for(variance: float) -> int:
-    """How many buckets bring the relative error of a mean rate below `MEAN_ERROR`, if the rates of
-    buckets have this relative variance; at least `MIN_BUCKETS`, at most `MAX_BUCKETS`."""
+    """How many buckets bring the relative error of a mean rate below `MEAN_ERROR`, given the
+    relative variance of the buckets' rates; from `MIN_BUCKETS` to `MAX_BUCKETS`."""
     needed = variance / (MEAN_ERROR * MEAN_ERROR)
     return MAX_BUCKETS if needed > MAX_BUCKETS else max(MIN_BUCKETS, math.ceil(needed))

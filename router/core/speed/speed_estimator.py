@@ -1,12 +1,12 @@
 """Estimates an engine's speed, in seconds per token, from the streams that are relayed.
 
-The gap between tokens is measured for all sequences of an engine together: the seconds that they
-were open after their first token, divided by the tokens that came, in buckets of 0.25 s. Nothing
-is timed per token, and an outage shows at once.
+The time per token is measured for all sequences of an engine together: the seconds that they were
+open after their first token, divided by the tokens that came, in buckets of 0.25 s. So nothing is
+timed per token, and an outage shows at once.
 
 The relay counts stream events. How many tokens an event carries (`--stream-interval`, speculative
 decoding, parsers that hold tokens back) is learned per engine (`calibration.py`). A request for
-several answers counts as so many sequences, less those that have ended.
+`n` answers counts as `n` sequences, less those that have ended.
 """
 
 import math
@@ -26,23 +26,23 @@ TICK_SECONDS = 0.25
 """Length of one bucket, and seconds between ticks."""
 
 FORGET_SECONDS = 60.0
-"""Estimates expire after this long without measurements, or an engine once slow would get no
-requests for ever."""
+"""Estimates expire after this long without measurements; otherwise an engine that was slow once
+might never get requests again."""
 
 SILENT_SECONDS = 1.0
-"""Silence after a request that is a measurement. Refused at once, probes measure nothing."""
+"""Shortest silence after a request that counts as a measurement. Probes that are refused at once
+measure nothing."""
 
 PROMPT_OVERHEAD = 64
-"""Fixed cost of a prefill, in prompt tokens, as long as it is not measured."""
-
+"""Fixed cost of a prefill, in prompt tokens, until it is measured."""
 
 UNSEEN_PREFILL_FACTOR = 2.0
-"""Times the expected time to first token after which a unary answer's prompt counts as computed:
-its first token is not seen, and the answer may take a hundred times as long."""
+"""Multiple of the expected time to first token after which a unary request's prompt counts as
+computed: its first token is not seen, and the answer may take a hundred times as long."""
 
 USUAL_PREFILL_SECONDS = 0.0001
-"""Per token, where no engine has streamed an answer to a prompt that it computed: as a dense model
-of 70B parameters takes on four H100."""
+"""Seconds per prompt token to assume until an engine has streamed an answer to a prompt that it
+computed: what a dense 70B model takes on four H100."""
 
 BEST_PREFILL_DRIFT = 1.0025
 """Factor per tick by which the best prefill time grows: it doubles in 70 s."""
@@ -61,7 +61,7 @@ class EventCounts(NamedTuple):
 
     @property
     def whole(self) -> tuple[int, int]:
-        """Differs when the engine has generated tokens that are no events."""
+        """Changes when the engine has generated tokens that are not stream events."""
         return self.untracked, self.whole_tokens
 
 
@@ -72,14 +72,14 @@ class TimedLeg(Protocol):
     work: int
     sequences: int
     is_held: bool
-    """Whether its first token comes, or is sure to come, later than its prompt was computed."""
+    """Whether the engine holds its first token back after its prompt was computed."""
 
     @property
     def pending(self) -> int:
-        """Its own prompt tokens, while they are to be computed there."""
+        """Its prompt tokens while they are still to be computed on this engine, else 0."""
 
     def prompt_computed(self) -> None:
-        """Its prompt is not pending any more, as far as can be told."""
+        """Its prompt is considered computed: its tokens are no longer pending."""
 
 
 class SpeedEstimator:
@@ -142,15 +142,16 @@ class SpeedEstimator:
         self.begun = 0
         """Streams begun since the last tick."""
         self.untracked = 0
-        """Unary legs since the last tick: their tokens are not seen as they come."""
+        """Unary legs since the last tick, whose tokens cannot be counted as they are generated."""
         self.computed = 0
-        """Prompt tokens computed there since the last tick, as far as can be told."""
+        """Prompt tokens that the engine has computed since the last tick, as estimated."""
         self.unary: dict[TimedLeg, None] = {}
         """Open legs whose first token is not seen, oldest first."""
         self.streams = 0
         """Sequences of this process between their first token and their last."""
         self.surplus = 0
-        """Those of them beyond the first one of each request: they may still wait in the engine."""
+        """How many of `streams` are not the first one of their request: they may still wait in the
+        engine."""
         self.open = 0
         """Sequences of this process from which tokens are expected: streams and prefills."""
         self.is_reliable = self.was_reliable = False
@@ -164,14 +165,14 @@ class SpeedEstimator:
         self.busy_since = 0.0
         """When it last got a request while nothing was open there."""
         self.per_token: float | None = None
-        """Seconds between two tokens of one stream, without what prompts took that were computed
+        """Seconds between two tokens of one stream, less the time for prompts that were computed
         meanwhile; None if not known."""
         self.gap_when_active = 0.0
-        """`per_token` at the last tick with tokens: a stall does not count in it."""
+        """`per_token` at the last tick with tokens, so without any stall."""
         self.per_prompt_token: float | None = None
-        """Time to first token per prompt token to compute before it, its own included."""
+        """Seconds to the first token per prompt token to compute before it, its own included."""
         self.last_per_prompt_token = 0.0
-        """The same as last measured, also when that is so long ago that it tells no speed."""
+        """The last measured `per_prompt_token`, even if it has expired."""
         self.best_per_prompt_token: float | None = None
         """The lowest recent `per_prompt_token`: the prefill speed without queueing."""
         self._first_seconds = 0.0
@@ -182,27 +183,27 @@ class SpeedEstimator:
         """When the newest leg that has had its first token was sent."""
         self.calibration = Calibration()
         self.costs: PromptCosts | None = None
-        """What prompts take there; None where nobody wants to know."""
+        """How long prompts take there; None where no part of the router uses it."""
         self.prompts: LineFit | None = None
         """Seconds to the first token by prompt tokens, of a prefill engine; None for others."""
         self.prompt_overhead = PROMPT_OVERHEAD
-        """Fixed cost of a prefill, in prompt tokens, as its pool has it."""
+        """Fixed cost of a prefill, in prompt tokens; the pool's value."""
         self.interference = Interference()
-        """How prompts held up streams."""
+        """How much prompts delayed the streams beside them."""
         self.prompt_share = 0.0
-        """Tokens of a stream that take as long as a prompt token beside it, as its pool has it."""
+        """Tokens of a stream that take as long as one prompt token beside it; the pool's value."""
         self.prompt_seconds = 0.0
-        """Seconds for which a prompt token is computed, as its pool has it; 0 if not known."""
+        """Seconds to compute one prompt token; the pool's value, 0 if not known."""
         self.buckets = SpeedBuckets()
-        """What it did in the last ticks."""
+        """Its measurements in the last ticks."""
         self.pauses = Pauses()
-        """Times in which it stood still, which are no slowness."""
+        """Its pauses, which do not count as slowness."""
         self._ahead = 0.0
-        """Prompt tokens that count already, of a prompt that is not ready."""
+        """Tokens of an unfinished prompt that have already been counted as computed."""
         self._computing_since = 0.0
-        """When a prompt was ready last, to the tick."""
+        """When a prompt was last completed, to the tick."""
         self.answers = AnswerTimes()
-        """What short unary answers took."""
+        """Durations of short unary answers."""
         self._counted = EventCounts()
         self._stream_seconds = 0.0
         self._prompt_work = 0
@@ -214,7 +215,7 @@ class SpeedEstimator:
 
     @property
     def counted(self) -> EventCounts:
-        """Counts up to now; those of other processes up to the last tick."""
+        """Counts since the engine joined; other processes' up to the last tick."""
         before = self._counted
         return EventCounts(
             before.events + self.tokens,
@@ -231,7 +232,7 @@ class SpeedEstimator:
 
     @property
     def sure_streams(self) -> int:
-        """Sequences that run for certain, with those of the other processes."""
+        """Sequences that certainly run, with those of the other processes."""
         return self.all_streams - self.surplus - int(self._others.surplus)
 
     @property
@@ -259,7 +260,7 @@ class SpeedEstimator:
         return self.open + int(self._others.open)
 
     def silence(self, now: float) -> float:
-        """Seconds for which requests have been open there without any token; 0 if none is open."""
+        """Seconds without any token while requests are open there; 0 if none is open."""
         return now - max(self.last_token_at, self.busy_since) if self.all_open else 0.0
 
     def on_request(self, leg: TimedLeg, now: float) -> None:
@@ -270,10 +271,10 @@ class SpeedEstimator:
         self._waiting[leg] = None
 
     def on_first_token(self, leg: TimedLeg, now: float) -> None:
-        """The leg's first token came, or its whole answer."""
+        """The leg's first token arrived, or its whole answer."""
         self.last_token_at = now
         self._waiting.pop(leg, None)
-        # Not `max`, here and below: it takes as long as a call of a Python function of some lines.
+        # Not `max`, here and below: it costs as much as calling a Python function of some lines.
         if leg.started > self._newest_begun:
             self._newest_begun = leg.started
         if leg.work and not leg.is_held:
@@ -300,14 +301,14 @@ class SpeedEstimator:
             self._run(-leg.sequences)
 
     def on_sequences_end(self, count: int, now: float) -> None:
-        """So many sequences of a stream are complete; the others go on."""
+        """`count` sequences of a stream are complete; its others go on."""
         self._pass(now)
         self.open -= count
         self.streams -= count
         self.surplus -= count
 
     def on_resume(self, leg: TimedLeg, now: float) -> None:
-        """A paused stream counts again; that is no sign of life of the engine."""
+        """A paused stream counts again. That is not evidence that the engine is alive."""
         self._pass(now)
         if self.all_open == 0:
             self.busy_since = now
@@ -315,13 +316,13 @@ class SpeedEstimator:
         self._run(leg.sequences)
 
     def _run(self, sequences: int) -> None:
-        """So many sequences of one leg run from now on; no more, if negative."""
+        """Add `sequences` of one leg to those that run; a negative number removes them."""
         self.streams += sequences
         self.surplus += sequences - 1 if sequences > 0 else sequences + 1
 
     def on_probe_end(self, tokens: int) -> None:
-        """A probe's stream, of so many tokens behind the first one, is over. They are counted as
-        tokens: so few come in other events than those of users' streams."""
+        """A probe's stream has ended, `tokens` after its first one. They are counted as tokens, not
+        as events: tokens per event differ between so short a stream and users' streams."""
         self._whole_tokens += tokens
 
     def on_unary_answer(self, tokens: int, seconds: float) -> None:
@@ -385,8 +386,8 @@ class SpeedEstimator:
         self.computed += int(others.computed_tokens)
 
     def settle_prompts(self, per_prompt_token: float | None, now: float) -> None:
-        """The prompts of unary legs that should be computed by now are not pending any more.
-        `per_prompt_token`: the pool's, where this engine's is not known; None if neither is."""
+        """Mark the prompts of unary legs as computed once they should be. `per_prompt_token`: the
+        pool's seconds per prompt token, used where this engine's is not known; None if unknown."""
         seconds = self.per_prompt_token or per_prompt_token or USUAL_PREFILL_SECONDS
         while self.unary:
             leg = next(iter(self.unary))
@@ -396,8 +397,8 @@ class SpeedEstimator:
             leg.prompt_computed()
 
     def settle_held(self, sent_before: float, now: float) -> None:
-        """The engine has generated tokens since then, and no request waited there: streams sent
-        before have computed their prompts, unless these are long, and hold their tokens back."""
+        """Mark streams sent before `sent_before` as held back: the engine has generated tokens
+        since then and no request waited, so their prompts are computed, unless they are long."""
         seconds = self.best_per_prompt_token or USUAL_PREFILL_SECONDS
         while (leg := next(iter(self._waiting), None)) is not None:
             least = UNSEEN_PREFILL_FACTOR * seconds * leg.work
@@ -473,7 +474,8 @@ class SpeedEstimator:
         self.last_per_prompt_token = 0.0
 
     def _forget(self) -> None:
-        """Forget how fast it is. That it has produced tokens it has: its silence is a stall."""
+        """Forget the speed, but not `is_warm`: silence of an engine that has produced tokens is a
+        stall."""
         self._measured_at = math.inf
         self.per_token = self.per_prompt_token = self.best_per_prompt_token = None
         self.was_reliable = False
@@ -487,14 +489,15 @@ class SpeedEstimator:
         self.pauses = Pauses()
 
     def _pass(self, now: float) -> None:
-        """Count the stream seconds up to now, none if the clock went back."""
+        """Count the stream seconds up to now; none if the clock went backwards."""
         if now > self._at:
             self._stream_seconds += self.streams * (now - self._at)
         self._at = now
 
     def _newly_computed(self, now: float) -> float:
-        """Prompt tokens computed since the last tick. Of a prompt that is not ready as many count
-        as others take so long for: a long one would else count all at once, when it is ready."""
+        """Prompt tokens computed since the last tick. An unfinished prompt is counted in proportion
+        to the time that it has taken (at `prompt_seconds` per token); otherwise a long one would
+        count as a whole in the tick in which it completes."""
         if self.computed:
             self._computing_since = now
         ahead = 0.0
@@ -506,8 +509,8 @@ class SpeedEstimator:
         return max(0.0, self.computed + ahead - before)
 
     def _drop_overtaken(self) -> None:
-        """A request that was overtaken waits for something else than a slot or its turn to compute
-        its prompt: its tokens are held back, or its KV cache is being loaded."""
+        """Mark overtaken requests as held back. They do not wait for a slot or for their prefill:
+        their tokens are held back, or their KV cache is being loaded."""
         waiting = self._waiting
         while waiting and (first := next(iter(waiting))).started < self._newest_begun:
             self._hold(first)
@@ -532,11 +535,11 @@ class SpeedEstimator:
         if used.prompt_work:
             self.per_prompt_token = used.prompt_seconds / used.prompt_work
             self.last_per_prompt_token = self.per_prompt_token
-        if not buckets.are_steady:  # silences of some ticks are what is usual there
+        if not buckets.are_steady:  # ticks without tokens are normal there
             self._update_gap(used)
         elif not pauses.hides_speed:
             since = pauses.since
-            if since is not None and since < buckets.window:  # what it missed is no slowness
+            if since is not None and since < buckets.window:  # the pause does not count
                 used = buckets.latest(since)
             self._update_gap(used)
 
@@ -548,6 +551,8 @@ class SpeedEstimator:
                 is_first = self.per_token is None
                 weight = 1.0 if is_first else min(1.0, used.tokens / RELIABLE_TOKENS)
                 self.per_token = weight * measured + (1 - weight) * (self.per_token or 0.0)
-        elif used.stream_seconds and self.all_streams:  # none came: the gap is the time since
+        elif (
+            used.stream_seconds and self.all_streams
+        ):  # no tokens: the gap is at least the time since then
             least = used.stream_seconds / self.all_streams
             self.per_token = max(self.per_token or 0.0, least)

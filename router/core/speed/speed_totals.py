@@ -1,7 +1,7 @@
 """The speed measurements of an endpoint that the worker processes of one host share.
 
-Each publishes sums since its start and current values; the difference between two readings is what
-was added. `core/shared/shared_table.py` keeps them in shared memory.
+Each process publishes sums since its start, and current values. Readers take the difference between
+two readings of the sums. `core/shared/shared_table.py` keeps them in shared memory.
 """
 
 from typing import NamedTuple, Protocol
@@ -22,7 +22,8 @@ class SpeedTotals(NamedTuple):
     prompt_work: float = 0.0
     prompt_seconds: float = 0.0
     answers: float = 0.0
-    """Short unary answers; the prompt tokens ahead of them; what they took."""
+    """Number of short unary answers. The next three: the prompt tokens ahead of them, their
+    seconds, and the sum of the squares of these."""
     answer_work: float = 0.0
     answer_seconds: float = 0.0
     answer_squares: float = 0.0
@@ -46,7 +47,7 @@ class SpeedTotals(NamedTuple):
         return SpeedTotals(*sums).with_moments_of(self, other)
 
     def since(self, before: "SpeedTotals") -> "SpeedTotals":
-        """What was added after `before`; not negative, although a restarted process begins at 0."""
+        """What was added after `before`; never negative, even after a restart from 0."""
         added = (max(0.0, now - was) for now, was in zip(self, before, strict=True))
         return (
             SpeedTotals(*added)
@@ -55,7 +56,7 @@ class SpeedTotals(NamedTuple):
         )
 
     def with_moments_of(self, one: "SpeedTotals", other: "SpeedTotals") -> "SpeedTotals":
-        """This, with the times of two others: the latest ones, and the longest wait."""
+        """A copy with the times of two others: the latest of each, and the longest wait."""
         waits = [totals for totals in (one, other) if totals.waiting_since]
         longest = min(waits, key=lambda totals: totals.waiting_since, default=NOTHING)
         return self._replace(

@@ -13,26 +13,26 @@ from router.core.values import Gauges
 __all__ = ["CLEAR", "Stall", "after", "has_generated"]
 
 GAP_FACTOR = 20.0
-"""Times the expected gap between tokens: a step that prefills a long prompt takes several."""
+"""Multiple of the expected time between tokens: a step with a long prompt takes several of it."""
 
 PREFILL_FACTOR = 4.0
-"""Times the expected prefill time of all pending prompts."""
+"""Multiple of the expected prefill time of all pending prompts."""
 
 UNKNOWN_PREFILL_SECONDS = 0.001
-"""Per token, of an engine that has not computed a prompt whose first token was seen: it has loaded
-KV caches, or given unary answers. Slow ones take less."""
+"""Seconds per prompt token to assume for an engine whose first tokens after a prefill were never
+seen (it loads KV caches, or gives unary answers). Even slow engines take less."""
 
 HUNG_SECONDS = 5.0
-"""Without an answer after which a stalled engine is seen to hang still, however patient the setting
-is: a probe waits for twice as long, users' requests do not come."""
+"""Seconds without an answer after which a stalled engine still counts as hanging, even if the
+setting is longer: only probes, which wait for twice as long, are sent to it then."""
 
 TRANSFER_SECONDS = 10.0
-"""Grace for an engine on which all that waits is KV caches being loaded: nothing can be computed
-until they are there, and 4 GB over 10 Gb/s take 3.4 s."""
+"""Grace, in seconds, for an engine that only waits for KV caches to be loaded: it can compute
+nothing until then, and 4 GB over 10 Gb/s take 3.4 s."""
 
 RETRY_SECONDS = 30.0
-"""A stalled engine is tried again after this long in which it left no request unanswered, not even
-a probe: nobody can have seen that it has recovered."""
+"""A stalled engine is tried again after this long without a request or probe waiting there in
+vain: otherwise its recovery could not be noticed."""
 
 
 @dataclass(frozen=True, slots=True)
