@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core.fleet.leg_timer import LegTimer
 from router.core.speed.speed_buckets import MAX_BUCKETS, MIN_BUCKETS, window_for
 from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
-from tests.core.fleet.test_pool_monitor import Pool
+from tests.core.fleet.monitored_pool import Pool
 
 STEP = 0.01
 """Seconds between two tokens of an engine's stream on an average."""

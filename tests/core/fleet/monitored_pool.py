@@ -1,0 +1,66 @@
+"""A pool of engines that a monitor watches in virtual time, for tests."""
+
+from router.core.fleet.leg_timer import LegTimer
+from router.core.fleet.member import Exclusion, Member
+from router.core.fleet.pool_monitor import ExclusionConfig, PoolMonitor
+from router.core.health import Health, State
+from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.values import Candidate, Endpoint, Role
+
+UP = Health(State.UP)
+
+
+class Pool:
+    """Engines, each with its own seconds between tokens (None: silent), watched by a monitor."""
+
+    def __init__(
+        self,
+        *gaps: float | None,
+        role: Role = Role.DECODE,
+        exclusion_config: ExclusionConfig | None = None,
+    ):
+        self.gaps = list(gaps)
+        self.members = [
+            Member(Candidate(Endpoint(f"http://e{number}", role), number), UP)
+            for number in range(len(gaps))
+        ]
+        self.monitor = PoolMonitor(role, self.members, exclusion_config or ExclusionConfig())
+        self.now = 0.0
+        self._due = [gap or 0.0 for gap in gaps]
+
+    def streams(self, count: int = 8) -> list[LegTimer]:
+        """Open so many on every engine, each past its first token."""
+        legs = []
+        for member in self.members:
+            for _ in range(count):
+                leg = LegTimer(member.speed, None, 10, self.now, tracks_first_token=True)
+                leg.first_token(self.now)
+                legs.append(leg)
+        return legs
+
+    def run(self, seconds: float) -> None:
+        """Let time pass."""
+        for _ in range(round(seconds / TICK_SECONDS)):
+            self.now += TICK_SECONDS
+            for place, member in enumerate(self.members):
+                gap = self.gaps[place]
+                while gap is not None and self._due[place] <= self.now + 1e-9:
+                    member.speed.tokens += member.speed.streams
+                    self._due[place] += gap
+            self.monitor.tick(self.now)
+
+    def set(self, place: int, gap: float | None) -> None:
+        """Change an engine's gap from now on."""
+        self.gaps[place] = gap
+        self._due[place] = self.now + (gap or 0.0)
+
+    @property
+    def exclusions(self) -> list[Exclusion | None]:
+        """Each engine's exclusion."""
+        return [member.exclusion for member in self.members]
+
+
+def fail(pool: Pool, place: int, times: int) -> None:
+    """Report so many failures in a row of one engine."""
+    for _ in range(times):
+        pool.monitor.answered(pool.members[place], pool.now, is_good=False)

@@ -1,0 +1,129 @@
+"""The monitor of a pool: engines that fail are ejected, and return."""
+
+from random import Random
+
+from router.core.fleet.member import Exclusion
+from router.core.fleet.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig
+from router.core.speed.speed_estimator import TICK_SECONDS
+from tests.core.fleet.monitored_pool import Pool, fail
+
+
+def test_failures_in_a_row_eject_and_time_brings_it_back_slowly() -> None:
+    pool = Pool(*[0.02] * 4)
+    fail(pool, 0, 4)
+    pool.monitor.answered(pool.members[0], 0.0, is_good=True)
+    fail(pool, 0, 4)
+    assert pool.exclusions == [None] * 4
+    fail(pool, 0, 1)
+    assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+    pool.run(29.75)
+    assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+    pool.run(0.25)
+    assert pool.exclusions == [None] * 4
+    assert pool.members[0].view.slow_start_weight == MIN_SLOW_START_WEIGHT
+
+
+def test_the_first_to_fail_are_back_when_the_others_fail_as_often() -> None:
+    """A model fails everywhere from a moment on: who fails at once has the fewest requests, gets
+    the next ones, and so looks alone."""
+    pool = Pool(*[0.02] * 8)
+    for member in pool.members:
+        for _ in range(50):
+            pool.monitor.answered(member, pool.now, is_good=True)
+    for place in range(4):
+        fail(pool, place, 5)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions == [Exclusion.EJECTED] * 4 + [None] * 4
+    for place in range(4, 8):
+        for is_good in (False, True, False, False, False):
+            pool.monitor.answered(pool.members[place], pool.now, is_good=is_good)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions == [None] * 8
+    assert all(member.view.slow_start_weight == 1.0 for member in pool.members)
+    assert all(member.outlier.ejections == 0 for member in pool.members)
+
+
+def test_a_few_failures_of_the_only_other_engine_take_no_broken_one_back() -> None:
+    """Those of 3 % come together now and then. Of the broken one all requests fail."""
+    for seed in range(5):
+        rng, pool, asked = Random(seed), Pool(0.02, 0.02), 0
+        broken, other = pool.members
+        for number in range(3000):
+            if broken.exclusion is None and number % 2:
+                pool.monitor.answered(broken, pool.now, is_good=False)
+                asked += 1
+            else:
+                pool.monitor.answered(other, pool.now, is_good=rng.random() >= 0.03)
+            if number % 8 == 0:
+                pool.run(TICK_SECONDS)
+        assert asked <= 20  # twice it is back when its time is over, and fails five in a row
+
+
+def test_a_broken_engine_stays_out_though_another_one_breaks() -> None:
+    pool = Pool(*[0.02] * 4)
+    fail(pool, 0, 5)
+    fail(pool, 1, 30)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions[0] is Exclusion.EJECTED
+    assert pool.exclusions[2:] == [None] * 2
+
+
+def test_an_engine_that_fails_again_when_it_is_back_is_ejected_for_longer() -> None:
+    pool = Pool(*[0.02] * 4)
+    for seconds in (30.0, 60.0, 90.0):
+        fail(pool, 0, 5)
+        assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+        pool.run(seconds - 0.25)
+        assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+        pool.run(0.25)
+        assert pool.exclusions == [None] * 4
+
+
+def test_an_engine_that_answers_when_it_is_back_is_forgiven() -> None:
+    pool = Pool(*[0.02] * 4)
+    fail(pool, 0, 5)
+    pool.run(30.0)
+    for _ in range(20):
+        pool.monitor.answered(pool.members[0], pool.now, is_good=True)
+        pool.run(1.0)
+    fail(pool, 0, 5)
+    pool.run(30.0)
+    assert pool.exclusions == [None] * 4
+
+
+def test_the_only_engine_is_never_ejected() -> None:
+    pool = Pool(0.02)
+    fail(pool, 0, 100)
+    assert pool.exclusions == [None]
+
+
+def test_a_bad_success_rate_ejects_at_the_end_of_the_interval() -> None:
+    pool = Pool(*[None] * 8)
+    pool.run(TICK_SECONDS)
+    for place, member in enumerate(pool.members):
+        for number in range(200):
+            is_good = place > 0 or number % 2 == 0
+            pool.monitor.answered(member, pool.now, is_good=is_good)
+    pool.run(9.75)
+    assert pool.exclusions == [None] * 8
+    pool.run(0.5)
+    assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
+
+
+def test_with_zero_failures_no_engine_is_ejected() -> None:
+    exclusion_config = ExclusionConfig(outliers=ExclusionConfig().outliers.__class__(consecutive=0))
+    pool = Pool(*[None] * 8, exclusion_config=exclusion_config)
+    fail(pool, 0, 1000)
+    pool.run(20.0)
+    assert pool.exclusions == [None] * 8
+
+
+def test_errors_that_all_engines_give_eject_none() -> None:
+    pool = Pool(*[0.02] * 8)
+    rng = Random(3)
+    for _ in range(400):
+        pool.now += 0.05
+        for member in pool.members:
+            pool.monitor.answered(member, pool.now, is_good=rng.random() < 0.5)
+        pool.monitor.tick(pool.now)
+    assert pool.exclusions == [None] * 8
