@@ -1,1 +1,1 @@
-"""What is bounded, and who may come."""
+"""Limits: admission, fair queueing, byte budgets, retries, and API keys."""

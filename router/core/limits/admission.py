@@ -1,17 +1,18 @@
-"""Admission: how many requests are served at a time, and in which order the others wait.
+"""Admission: how many requests are served at a time, and the order in which the others wait.
 
 The order is strict priority and, within a priority, start-time fair queueing (Goyal, Vin and Cheng,
-1996): each key (a tenant) has an account of the work that was begun for it, and the lowest account
-goes first. What a request cost more than was known when it was begun is added at its end. Of one
-key and priority the first to come is the first to go. A full queue pushes out the newest request of
-the key that has most of them waiting, so one tenant can fill it only while nobody else comes.
+1996): each key (a tenant) has an account of the work begun for it, and the key with the lowest
+account goes first. Work that a request turned out to cost beyond its estimate is added when it
+ends. Requests of one key and priority are served in the order of arrival. When the queue is full,
+the newest request of the key with the most waiting requests is refused, so one tenant can fill the
+queue only while no other sends requests.
 
-Which engines can take a request its group says (its model). While those of one group are full the
-others go on: who has no room is passed over. Groups that the same engines can take are one for as
-long as that is so: of models that no engine lists clients may name any number.
+A request's group (its model) determines which engines can take it. While the engines of one group
+are full, requests of other groups pass. Groups with the same engines are merged for as long as that
+is so, since clients may name any number of models that no engine lists.
 
-Each process of a router has a queue of its own (`queue_share`); what they serve is counted together
-(`admitted`).
+Each worker process has its own queue (`queue_share`); the requests that they serve are counted
+together (`admitted`).
 """
 
 from collections import Counter
@@ -27,16 +28,17 @@ IN_FLIGHT: Final = 1
 GONE: Final = 2
 
 PRIORITIES: Final = (-100, 100)
-"""The highest and the lowest; what is beyond them counts as one of them. As in vLLM the lower
-number goes first."""
+"""The highest and the lowest priority; values beyond are clamped. As in vLLM, the lower number goes
+first."""
 
 ACCOUNTS_PER_PLACE: Final = 4
-"""Keys whose accounts are kept, by places in the queue: clients may name any number of keys."""
+"""Accounts kept per place in the queue: clients may name any number of keys."""
 
 
 class Ticket:
-    """One request's place, or its wait for one. `cost`: its work, in estimated tokens; `since`:
-    when it came, in seconds; `group`: which engines can take it; `place`: where it is counted."""
+    """A request in the queue or in flight. `cost`: its work, in estimated tokens; `since`: its
+    time of arrival, in seconds; `group`: which engines can take it; `place`: where it is counted.
+    """
 
     __slots__ = ("cost", "group", "key", "place", "priority", "since", "state")
 
@@ -60,8 +62,8 @@ class Ticket:
 
 
 class _Flow:
-    """The waiting requests of one key, priority and group, in order; `since` is the virtual time at
-    which the first of them came."""
+    """The waiting requests of one key, priority and group, in order of arrival; `since` is the
+    virtual time at which the first of them arrived."""
 
     __slots__ = ("group", "key", "priority", "since", "tickets")
 
@@ -74,12 +76,12 @@ class _Flow:
 
     @property
     def first(self) -> Ticket:
-        """Whose turn it is."""
+        """The next to be served."""
         return next(iter(self.tickets))
 
     @property
     def newest(self) -> Ticket:
-        """Who came last."""
+        """The last to arrive."""
         return next(reversed(self.tickets))
 
 
@@ -92,7 +94,7 @@ Room = Callable[[Hashable], bool]
 
 
 Merge = Callable[[Hashable], Hashable]
-"""What stands for a group now: the same for all that the same engines can take."""
+"""Maps a group to its current representative: the same for groups with the same engines."""
 
 
 def _everywhere(_: Hashable) -> bool:
@@ -104,35 +106,36 @@ def _apart(group: Hashable) -> Hashable:
 
 
 class Admission:
-    """Up to `queue_size` requests wait. The limit of requests in flight is handed in: it may change
-    at any time. Choosing takes time in proportion to the keys that wait, and asks once for the room
-    of each group that does, as they are merged now."""
+    """Up to `queue_size` requests wait. The limit of requests in flight is an argument, since it
+    may change at any time. Choosing the next one takes time in proportion to the number of waiting
+    keys, and asks for the room of each merged group once."""
 
     def __init__(self, queue_size: int, merged: Merge = _apart) -> None:
         self.queue_size = queue_size
         self._merged = merged
         self.in_flight = 0
         self._waiting: dict[Ticket, None] = {}
-        """All that wait, in the order in which they came."""
+        """All waiting requests, in the order of arrival."""
         self._flows: dict[tuple[int, Hashable, Hashable], _Flow] = {}
         self._virtual = 0.0
         """The account of the request that was begun last."""
         self._accounts: dict[Hashable, float] = {}
-        """Work that was begun for a key, in virtual time; nothing is known of other keys."""
+        """Work begun for each key, in virtual time; keys without an account start at the current
+        virtual time."""
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many requests wait."""
         return len(self._waiting)
 
     @property
     def groups(self) -> set[Hashable]:
-        """The groups of those that wait, merged."""
+        """The merged groups of the waiting requests."""
         return {self._merged(flow.group) for flow in self._flows.values()}
 
     @property
     def accounts(self) -> int:
-        """How many keys are remembered."""
+        """How many keys have an account."""
         return len(self._accounts)
 
     def offer(
@@ -142,10 +145,10 @@ class Admission:
         has_room: Room = _everywhere,
         most: int | None = None,
     ) -> Ticket | None:
-        """A request comes: it is in flight now or waits. Returns the one that is refused for it,
-        itself perhaps; None if none is. `most`: how many may wait now, if not `queue_size`."""
+        """Admit an arriving request, or queue it. Returns the request that is refused for it, which
+        may be `ticket` itself, or None. `most`: how many may wait now, if not `queue_size`."""
         if self.in_flight < limit and has_room(ticket.group) and not self._with_room(has_room):
-            if not self._waiting:  # nobody competes: who had how much before does not matter
+            if not self._waiting:  # no competition: earlier use does not matter
                 self._virtual = 0.0
                 self._accounts.clear()
             self._begin(ticket)
@@ -160,7 +163,7 @@ class Admission:
         return refused
 
     def next(self, limit: int, has_room: Room = _everywhere) -> Ticket | None:
-        """Begin the next that waits; None while there is no room or nobody waits."""
+        """Admit the next waiting request and return it; None if there is no room or none waits."""
         if not self._flows or self.in_flight >= limit:
             return None
         flows = self._with_room(has_room)
@@ -177,19 +180,20 @@ class Admission:
         return ticket
 
     def leave(self, ticket: Ticket, more: float = 0.0) -> None:
-        """It has ended, and was so much more work than its cost, or waits no longer. Idempotent."""
+        """Remove a request that has ended or no longer waits. `more`: its work beyond its cost.
+        Idempotent."""
         if ticket.state == WAITING:
             self._remove(ticket)
         elif ticket.state == IN_FLIGHT:
             self.in_flight -= 1
-            if more and self._flows:  # else nobody competes
+            if more and self._flows:  # otherwise there is no competition
                 before = self._accounts.get(ticket.key, 0.0)
                 self._accounts[ticket.key] = max(before, self._virtual) + more
                 self._forget_some()
         ticket.state = GONE
 
     def refuse_beyond(self, most: int) -> Ticket | None:
-        """The one that waits no longer if more than `most` do, as if another had come."""
+        """Refuse and return one waiting request if more than `most` wait; None otherwise."""
         if len(self._waiting) <= most:
             return None
         refused = self._newest_of(self._longest(self._lengths()))
@@ -197,7 +201,7 @@ class Admission:
         return refused
 
     def came_before(self, time: float) -> list[Ticket]:
-        """Those that wait and came before `time`; they wait no longer."""
+        """Remove and return the waiting requests that arrived before `time`."""
         late = []
         for ticket in self._waiting:
             if ticket.since >= time:
@@ -208,7 +212,7 @@ class Admission:
         return late
 
     def longest_wait(self, now: float) -> float:
-        """Seconds for which the first to come has waited; 0 while nobody waits."""
+        """Seconds that the oldest waiting request has waited; 0 if none waits."""
         return now - next(iter(self._waiting)).since if self._waiting else 0.0
 
     def _begin(self, ticket: Ticket) -> None:
@@ -216,7 +220,7 @@ class Admission:
         self.in_flight += 1
 
     def _with_room(self, has_room: Room) -> list[_Flow]:
-        """The flows that may go on. Each group is asked for once."""
+        """The flows whose engines have room. Each merged group is asked for once."""
         rooms: dict[Hashable, bool] = {}
         found = []
         for flow in self._flows.values():
@@ -238,8 +242,8 @@ class Admission:
         flow.tickets[ticket] = None
 
     def _start(self, group: Hashable) -> float:
-        """The virtual time of a group. While it is full others go on: those that come to it later
-        must not stand behind all that it has waiting."""
+        """The virtual time of a group. While the group is full, others advance the global virtual
+        time; requests that join it later must not be ordered behind all that wait in it."""
         merged, flows = self._merged(group), self._flows.values()
         tags = [self._tag(flow) for flow in flows if self._merged(flow.group) == merged]
         return min([self._virtual, *tags])
@@ -260,8 +264,9 @@ class Admission:
         return flow.priority, self._tag(flow), flow.first.since
 
     def _refused_for(self, ticket: Ticket) -> Ticket:
-        """The newest of the key that has most waiting with the lowest priority, if that priority is
-        lower than the newcomer's or it would have more than the newcomer's even without it."""
+        """The newest request of the key with the most waiting requests at the lowest priority, if
+        that priority is below that of `ticket`, or if that key would still have more waiting than
+        the key of `ticket` after losing one; otherwise `ticket`."""
         if not self._flows:
             return ticket
         lengths = self._lengths()
@@ -273,14 +278,14 @@ class Admission:
         return ticket
 
     def _lengths(self) -> Counter[_Owner]:
-        """How many wait of each key and priority."""
+        """How many requests wait, by priority and key."""
         lengths: Counter[_Owner] = Counter()
         for flow in self._flows.values():
             lengths[flow.priority, flow.key] += len(flow.tickets)
         return lengths
 
     def _longest(self, lengths: Counter[_Owner]) -> _Owner:
-        """The key that has most waiting with the lowest priority."""
+        """The key with the most waiting requests at the lowest priority."""
         return max(lengths, key=lambda owner: (owner[0], lengths[owner]))
 
     def _newest_of(self, owner: _Owner) -> Ticket:
@@ -288,7 +293,8 @@ class Admission:
         return max([flow.newest for flow in flows], key=lambda newest: newest.since)
 
     def _forget_some(self) -> None:
-        """Accounts that say nothing any more and, if there are still too many, the lowest."""
+        """Drop accounts that the virtual time has passed and, if there are still too many, the
+        lowest ones."""
         most = ACCOUNTS_PER_PLACE * (self.queue_size + 1)
         if len(self._accounts) <= most:
             return

@@ -1,8 +1,8 @@
-"""API keys by name: whose key a request has. Only hashes of the keys are kept.
+"""API keys: maps the key of a request to a name. Only hashes of the keys are kept.
 
-A file of them has a line `NAME KEY` for each; KEY is the key itself or `sha256:` and its hash in
-hexadecimal. Behind it may stand limits of the name: `requests=600 tokens=1000000` (per minute) and
-`streams=50` (at a time). Empty lines and those that begin with # count for nothing.
+A key file has a line `NAME KEY` for each key; KEY is the key itself, or `sha256:` and its hash in
+hexadecimal. Limits of the name may follow: `requests=600 tokens=1000000` (per minute) and
+`streams=50` (at a time). Empty lines and lines that begin with # are ignored.
 """
 
 import binascii
@@ -18,7 +18,7 @@ from router.core.limits.key_limits import KeyLimits
 __all__ = ["ApiKeys", "check_key", "first_key", "presented_key"]
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-"""It appears in logs and as a metric's label."""
+"""Restricted, because names appear in logs and as a metric's label."""
 
 HASHED: Final = "sha256:"
 DIGEST_BYTES: Final = hashlib.sha256().digest_size
@@ -26,12 +26,13 @@ DIGEST_BYTES: Final = hashlib.sha256().digest_size
 LIMIT: Final = re.compile(r"(requests|tokens|streams)=([1-9][0-9]{0,14})")
 
 MIN_CHARACTERS: Final = 16
-"""Of a key: whoever tries a thousand a second needs longer than the universe lasts for a random one
-of so many letters."""
+"""Minimum length of a key: at a thousand guesses a second, a random key of so many letters outlasts
+the universe."""
 
 
 class ApiKeys:
-    """The keys of a file's content. Raises ValueError, which names the line and quotes no key."""
+    """The keys in the text of a key file. Raises ValueError, which names the line and quotes no
+    key."""
 
     def __init__(self, text: str) -> None:
         self._names: dict[bytes, str] = {}
@@ -63,11 +64,11 @@ class ApiKeys:
 
     @property
     def names(self) -> frozenset[str]:
-        """Whose keys there are."""
+        """The names that have a key."""
         return frozenset(self.limits)
 
     def name_of(self, key: bytes | None) -> str | None:
-        """Whose key this is; None if it is nobody's. It takes as long for every key."""
+        """The name of a key; None if it is unknown. Takes the same time for every key."""
         if key is None:
             return None
         digest = hashlib.sha256(key).digest()
@@ -79,14 +80,14 @@ class ApiKeys:
 
 
 def first_key(text: str) -> str | None:
-    """The first key of a file's content that is there itself, for who asks with it; None if only
-    hashes are there."""
+    """The first key in a key file that is not a hash, for commands that authenticate with it; None
+    if there are only hashes."""
     keys = (words[1] for _, words in _entries(text))
     return next((key for key in keys if not key.startswith(HASHED)), None)
 
 
 def _entries(text: str) -> Iterator[tuple[int, list[str]]]:
-    """The words of each line that counts, with its number."""
+    """Line number and words of each line that is not empty or a comment."""
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if words and not words[0].startswith("#"):
@@ -94,7 +95,7 @@ def _entries(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _limits(words: list[str], number: int) -> KeyLimits:
-    """Those that stand behind a key."""
+    """Parse the limits that follow a key. Raises ValueError."""
     found: dict[str, int] = {}
     for word in words:
         match = LIMIT.fullmatch(word)
@@ -121,7 +122,7 @@ def _unhex(text: str) -> bytes | None:
 
 
 def check_key(keys: ApiKeys, fields: Mapping[bytes, bytes]) -> str:
-    """Whose key a request has; `fields` are its headers. Raises Unauthorized."""
+    """The name of the API key in a request's headers, `fields`. Raises Unauthorized."""
     key = presented_key(fields)
     name = keys.name_of(key)
     if name is None:
@@ -131,8 +132,8 @@ def check_key(keys: ApiKeys, fields: Mapping[bytes, bytes]) -> str:
 
 
 def presented_key(fields: Mapping[bytes, bytes]) -> bytes | None:
-    """The key in a request's headers, by lower-case name: as OpenAI's clients send it (a bearer
-    token) or Anthropic's (x-api-key)."""
+    """The API key in a request's headers (names in lower case): a bearer token, as OpenAI's clients
+    send it, or x-api-key, as Anthropic's do; None if there is neither."""
     scheme, _, token = fields.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return token.strip()

@@ -1,8 +1,8 @@
-"""What the holder of an API key may take: requests and tokens per minute, and streams at a time.
+"""Limits of an API key: requests and tokens per minute, and concurrent streams.
 
-Rates are token buckets of a minute's worth. A request is let in while there is one in them, of
-requests or of tokens, and may leave them in debt, which is paid before the next one: so no request
-is too large for ever.
+Rates are token buckets that hold a minute's worth. A request is admitted while each bucket holds at
+least one request or token. It may leave the bucket in debt, which delays the next request; so no
+request is too large to be ever admitted.
 """
 
 import math
@@ -18,33 +18,33 @@ MINUTE: Final = 60.0
 """Seconds."""
 
 ROUNDING: Final = 1e-6
-"""Seconds that sums of taken amounts may be off."""
+"""Tolerance, in seconds, for rounding in the sums of what was taken."""
 
 LINES: Final = (
     b"x-ratelimit-limit-%b: %d\r\nx-ratelimit-remaining-%b: %d\r\nx-ratelimit-reset-%b: %ds\r\n"
 )
-"""What answers say of a limit, as OpenAI's do; `reset` is when nothing of it is taken any more."""
+"""Response headers as OpenAI sends them; `reset`: seconds until the bucket is full again."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """None limits nothing."""
+    """The limits of one name; None: unlimited."""
 
     requests: float | None = None
     """Per minute."""
     tokens: float | None = None
-    """Of prompts, as estimated, and of their answers, per minute."""
+    """Prompt tokens (estimated) and answer tokens per minute."""
     streams: int | None = None
-    """At a time."""
+    """Concurrent streams."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What is limited: requests, tokens, streams."""
+        """Names of the limits that are set: requests, tokens, streams."""
         of = {"requests": self.requests, "tokens": self.tokens, "streams": self.streams}
         return tuple(kind for kind, limit in of.items() if limit is not None)
 
     def share(self, processes: int) -> "KeyLimits":
-        """What one of so many processes allows."""
+        """The share of one process out of `processes`."""
         return KeyLimits(
             None if self.requests is None else self.requests / processes,
             None if self.tokens is None else self.tokens / processes,
@@ -56,12 +56,12 @@ NO_LIMITS: Final = KeyLimits()
 
 
 class _Bucket:
-    """Holds up to `per_minute`, which flows in within a minute, whichever process takes it. Times
-    are seconds of one clock; amounts are counted by the seconds in which they flow in.
+    """A token bucket of `per_minute` that refills within a minute, shared by all processes. Times
+    are seconds of one clock; amounts are converted to the seconds in which they flow in.
 
-    At `now` it has in it `MINUTE + now - taken - peak`, at most MINUTE, where `peak` is the highest
-    that `now - taken` was when something was about to be taken. Each process notes what it took and
-    the peaks that it saw: the sum and the highest of all are as if there were only one process.
+    The level at `now` is `MINUTE + now - taken - peak`, at most MINUTE, where `peak` is the
+    maximum of `now - taken` over the moments before each take. Each process writes what it took and
+    its own peak; the sum and the maximum over all processes are what a single process would have.
     """
 
     __slots__ = ("_mine", "_peaks", "_per_minute", "_taken", "_unit")
@@ -72,15 +72,15 @@ class _Bucket:
         self._mine = mine
         self._per_minute = math.inf
         self._unit = 0.0
-        """Seconds in which one flows in."""
+        """Seconds in which one unit flows in; 0: unlimited."""
 
     def configure(self, per_minute: float | None) -> None:
-        """Hold so much from now on; the share of it that is taken, or a debt, remains."""
+        """Change the size; the share of it that is taken, or the debt, is kept."""
         self._per_minute = math.inf if per_minute is None else per_minute
         self._unit = MINUTE / self._per_minute
 
     def _level(self, now: float) -> float:
-        """Seconds' worth that is in it."""
+        """Content, in seconds of inflow; below 0: debt."""
         return min(MINUTE, MINUTE + now - sum(self._taken) - max(self._peaks))
 
     def wait(self, now: float) -> float:
@@ -91,16 +91,16 @@ class _Bucket:
         return min(self._unit, MINUTE) - self._level(now) - ROUNDING
 
     def take(self, amount: int, now: float) -> None:
-        """It is taken."""
+        """Take `amount` units, even if that leaves a debt."""
         if self._unit == 0.0:
             return
         mine = self._mine
-        # First the peak: a process that reads in between sees nothing else than before.
+        # The peak first: a process that reads in between sees the same level as before.
         self._peaks[mine] = max(self._peaks[mine], now - sum(self._taken))
         self._taken[mine] += amount * self._unit
 
     def header_lines(self, what: bytes, now: float) -> bytes:
-        """What answers say of it; nothing if it holds anything."""
+        """Response headers for this limit; empty if unlimited."""
         if self._unit == 0.0:
             return b""
         level = self._level(now) + ROUNDING
@@ -110,7 +110,7 @@ class _Bucket:
 
 
 class KeyUsage:
-    """What was taken with a key, or the keys of one name, by all processes that share `cells`."""
+    """Usage of all keys of one name, by all processes that share `cells`."""
 
     __slots__ = ("_cells", "_limits", "_requests", "_tokens", "is_shared")
 
@@ -122,8 +122,8 @@ class KeyUsage:
         self.configure(limits)
 
     def share(self, limits: KeyLimits, cells: KeyCells) -> None:
-        """Keep to these limits together with those that write to `cells`. What was taken per minute
-        is forgotten; streams are still counted."""
+        """Apply these limits together with the processes that share `cells`. Usage per minute up to
+        now is forgotten; open streams are still counted."""
         cells.streams[cells.mine] += self._cells.streams[self._cells.mine]
         self._use(cells)
         self.is_shared = True
@@ -135,19 +135,19 @@ class KeyUsage:
         self._tokens = _Bucket(cells.tokens, cells.tokens_peak, cells.mine)
 
     def configure(self, limits: KeyLimits) -> None:
-        """Keep to these limits from the next request on."""
+        """Apply these limits from the next request on."""
         self._limits = limits
         self._requests.configure(limits.requests)
         self._tokens.configure(limits.tokens)
 
     @property
     def streams(self) -> int:
-        """That are under way."""
+        """Open streams, of all processes."""
         return int(sum(self._cells.streams))
 
     def enter(self, tokens: int, now: float, *, is_stream: bool) -> None:
-        """A request comes. Raises LimitReached, and then nothing is taken; else call `leave` at
-        its end."""
+        """Count a request with so many estimated prompt tokens; call `leave` when it ends. Raises
+        LimitReached, and then counts nothing."""
         limits = self._limits
         if is_stream and limits.streams is not None and self.streams >= limits.streams:
             raise LimitReached(
@@ -167,12 +167,12 @@ class KeyUsage:
             self._cells.streams[self._cells.mine] += 1.0
 
     def header_lines(self, now: float) -> bytes:
-        """What answers say of the limits per minute."""
+        """Response headers for the limits per minute."""
         requests = self._requests.header_lines(b"requests", now)
         return requests + self._tokens.header_lines(b"tokens", now)
 
     def leave(self, answer_tokens: int, now: float, *, is_stream: bool) -> None:
-        """A request has ended, after so many tokens: nobody knew that when it came."""
+        """Count the end of a request and the tokens of its answer."""
         self._tokens.take(answer_tokens, now)
         if is_stream:
             self._cells.streams[self._cells.mine] -= 1.0

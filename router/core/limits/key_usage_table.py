@@ -1,8 +1,8 @@
-"""Where it is written what was taken with API keys: in memory that the worker processes of one host
-may share. A row is a name, with a number of each kind for each process.
+"""Usage of API keys, in memory that the worker processes of one host may share. Each name has a
+row, with one number of each kind for each process.
 
-Each process writes only its own numbers and reads all, so no lock is needed (`key_limits` says how
-they add up). A name has its row for good: only the leader gives rows to names.
+Each process writes only its own numbers and reads all of them, so no lock is needed (`key_limits`
+says how they are combined). A name keeps its row; only the leader assigns rows.
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ __all__ = ["MAX_NAMES", "NAMES_BYTES", "KeyCells", "KeyRows", "KeyUsageTable", "
 BYTES: Final = 8
 
 MAX_NAMES: Final = 1024
-"""Names with limits that there may be in a router's life; of further ones each process allows its
-share."""
+"""Names with limits that get a row while the router runs. For further names each process applies
+its share of the limits."""
 
 NAMES_BYTES: Final = 256 << 10
-"""Room for two lists of so many names, 64 characters each."""
+"""Size of the record of names: two lists of `MAX_NAMES`, up to 64 characters each."""
 
 
 class KeyCells(NamedTuple):
@@ -27,12 +27,12 @@ class KeyCells(NamedTuple):
 
     mine: int
     requests: "memoryview[float]"
-    """Seconds' worth that were taken."""
+    """What was taken, in seconds of inflow."""
     requests_peak: "memoryview[float]"
     tokens: "memoryview[float]"
     tokens_peak: "memoryview[float]"
     streams: "memoryview[float]"
-    """That are under way."""
+    """Open streams."""
 
 
 class KeyUsageTable:
@@ -59,7 +59,7 @@ class KeyUsageTable:
         return KeyCells(number, *parts)
 
     def clear_streams(self, number: int) -> None:
-        """A process has ended, and its streams with it. What it has let in was taken."""
+        """Forget the streams of a process that has ended; what it took per minute stays counted."""
         for row in range(self.rows):
             streams = self.cells(row, number).streams
             if streams[number]:
@@ -67,13 +67,13 @@ class KeyUsageTable:
 
 
 def own_cells() -> KeyCells:
-    """A row of a process that shares with none."""
+    """A row for a process that shares it with no other."""
     return KeyUsageTable(memoryview(bytearray(KeyUsageTable.size(1, 1))), 1, 1).cells(0, 0)
 
 
 class KeyRows:
-    """The rows of names, for the process that writes column `number`; 0 is the leader. `names`
-    holds them, each on a line, in the order of the rows."""
+    """Finds and assigns rows, for the process that writes column `number` (0: the leader).
+    `names` holds the names in the order of the rows, one per line."""
 
     def __init__(self, table: KeyUsageTable, names: SharedRecord, number: int) -> None:
         self._table = table
@@ -86,8 +86,8 @@ class KeyRows:
         return self._table.columns
 
     def find(self, wanted: Iterable[str]) -> dict[str, KeyCells]:
-        """The cells of those names that have a row. The leader gives one to those that have none,
-        while there are any."""
+        """The cells of those names that have a row. The leader assigns rows to the others, as long
+        as any are free."""
         found = self._names.read()
         if found is None:  # it is being written
             return {}

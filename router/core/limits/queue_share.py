@@ -1,8 +1,8 @@
-"""How many requests may wait in one of a router's processes, each of which has a queue of its own.
+"""How many requests may wait in one worker process; each has its own queue.
 
-All together keep as many as the operator says. A process has its share of them for itself, so that
-a tenant that fills one queue leaves room in the others, and may fill what those leave free. It
-gives that back when they come to need it: for so long there are more.
+All queues together hold `--queue-size` requests. Each process is guaranteed an equal share, so that
+a tenant that fills one queue leaves room in the others, and may also use what the others leave
+free. When they need it, it shrinks to its share; until then more than `--queue-size` may wait.
 """
 
 __all__ = ["QueueShare"]
@@ -11,7 +11,8 @@ BYTES = 8
 
 
 class QueueShare:
-    """`cells`: how many wait, by process; this one writes the cell at `mine`. None: it is alone."""
+    """`cells`: how many requests wait, by process; this one writes `cells[mine]`. None: it is the
+    only process."""
 
     __slots__ = ("_cells", "_mine")
 
@@ -20,11 +21,11 @@ class QueueShare:
         self._mine = mine
 
     def tell(self, waiting: int) -> None:
-        """So many wait in this process."""
+        """Publish how many requests wait in this process."""
         self._cells[self._mine] = waiting
 
     def most(self, size: int) -> int:
-        """How many may, if all together may be `size`."""
+        """How many may wait in this process, if `size` may in all."""
         cells = self._cells
         others = sum(cells) - cells[self._mine]
         return max(size // len(cells), size - others)

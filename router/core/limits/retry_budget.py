@@ -1,6 +1,7 @@
-"""A budget for retries, so that failing engines are not asked three times as much as healthy ones.
+"""A retry budget, so that retries do not multiply the load of failing engines.
 
-A token bucket, as Finagle's: every request adds a share of a retry, every retry takes one.
+A token bucket, as in Finagle (`RetryBudget`): each request adds a share of a retry, each retry
+takes one.
 """
 
 from typing import Final
@@ -11,11 +12,11 @@ SHARE: Final = 0.2
 """Retries per request in the long run, by default."""
 
 BURST: Final = 1000.0
-"""Retries that may come at once: the requests that wait for their first token on an engine that
-crashes."""
+"""Size of the bucket: when an engine crashes, all requests that wait for their first token there
+are retried at once."""
 
 RETRIES_PER_SECOND: Final = 10.0
-"""Allowed however few requests come; Finagle's default."""
+"""Allowed at any request rate; Finagle's default."""
 
 
 class RetryBudget:
@@ -29,18 +30,18 @@ class RetryBudget:
         self._filled_at = 0.0
 
     def request(self) -> None:
-        """A request comes."""
+        """Count a request."""
         self._balance += self._share
 
     def has_one(self, now: float) -> bool:
-        """Whether a retry may be made."""
+        """Whether a retry may be made now."""
         refill = RETRIES_PER_SECOND * max(0.0, now - self._filled_at)
         self._balance = min(BURST, self._balance + refill)
         self._filled_at = now
         return self._balance >= 1.0
 
     def take(self, now: float) -> bool:
-        """Whether a retry may be made, which is counted."""
+        """Take one retry from the budget if there is one; whether there was."""
         if not self.has_one(now):
             return False
         self._balance -= 1.0
