@@ -1,7 +1,7 @@
-"""What the KV caches of a pool evict, and how much of that is asked for again.
+"""Estimates the share of the evicted prefix-cache chunks of a pool that are requested again.
 
-A cache evicts what has not been used for longest. If that is an old conversation, nothing is lost.
-If it is one of more prefixes than all caches can hold, it will have to be computed once more.
+A cache evicts the least recently used chunks. If they are of a finished conversation, nothing is
+lost. If there are more prefixes in use than the caches can hold, they have to be computed again.
 """
 
 from collections import OrderedDict
@@ -10,14 +10,14 @@ from typing import Final
 __all__ = ["Evictions"]
 
 NOT_SAMPLED: Final = 15
-"""Bits of a key (a hash) that are 0 in a chunk that is followed: one in 16."""
+"""Mask: only chunks whose key (a hash) has these bits 0 are sampled, one in 16."""
 
 MAX_REMEMBERED: Final = 4096
-"""Evicted chunks that are remembered: they are a million tokens where each has 16."""
+"""Most sampled evictions that are remembered: a million tokens in chunks of 16."""
 
 SPAN: Final = 1024.0
-"""Evicted chunks of which `wanted_share` is a mean: 260,000 tokens where each has 16. (With 256
-`pd-router simulate` finds less where prefixes fill the caches.)"""
+"""Span of the moving average `wanted_share`, in sampled evictions: 260,000 tokens in chunks of 16.
+(With 256, `pd-router simulate` has fewer cache hits where prefixes fill the caches.)"""
 
 STEEPNESS: Final = 4
 """Power of the share that is not wanted by which `weight` is divided. With 1 each recomputed token
@@ -30,13 +30,13 @@ there."""
 
 
 class Evictions:
-    """Those of all engines of a pool: what one has evicted may be asked for at another."""
+    """The evictions of all engines of a pool: what one has evicted may be requested on another."""
 
     def __init__(self) -> None:
         self.wanted_share = 0.0
-        """Share of what is evicted that an engine has to compute again soon."""
+        """Share, 0 to 1, of evicted chunks that an engine of the pool soon computes again."""
         self._chunks: OrderedDict[int, None] = OrderedDict()
-        """Keys of what has been evicted, the longest ago first."""
+        """Keys of evicted chunks, oldest first."""
 
     @property
     def weight(self) -> float:
@@ -47,7 +47,7 @@ class Evictions:
         return share / rest if share < MAX_WEIGHT * rest else MAX_WEIGHT
 
     def evicted(self, key: int) -> None:
-        """An engine has evicted a chunk."""
+        """Count a chunk that an engine has evicted."""
         if key & NOT_SAMPLED:
             return
         self.wanted_share -= self.wanted_share / SPAN
@@ -58,7 +58,7 @@ class Evictions:
             chunks.popitem(last=False)
 
     def computed(self, key: int) -> None:
-        """An engine computes a chunk that it does not hold."""
+        """Count a chunk that an engine computes because it does not hold it."""
         if not key & NOT_SAMPLED and key in self._chunks:
             del self._chunks[key]
             self.wanted_share = min(1.0, self.wanted_share + 1.0 / SPAN)

@@ -1,8 +1,9 @@
-"""The prompt prefixes that one engine's KV cache holds, by what this router sent there.
+"""The prompt prefixes that one engine's KV cache is predicted to hold, from the prompts that this
+router sent there.
 
-vLLM frees the blocks of a request tail first and takes the longest unused ones for new requests.
-The same order here: a prefix is never forgotten before what continues it, so how much of a prompt
-is held can be found by bisection.
+vLLM frees the blocks of a request from the tail and evicts the least recently used ones. The same
+order is kept here: a prefix is never evicted before its continuations, so the length of the part of
+a prompt that is held can be found by bisection.
 """
 
 from collections import OrderedDict
@@ -19,11 +20,12 @@ DEFAULT_CAPACITY: Final = 500_000
 
 
 MIN_CHUNK_TOKENS: Final = 16
-"""What a chunk takes at least, vLLM's block: a prompt of a thousand empty messages has as many."""
+"""Fewest tokens that a chunk counts for: vLLM's block size. A prompt of a thousand empty messages
+has a thousand chunks."""
 
 MAX_CHUNKS: Final = 1 << 17
-"""Chunks of an engine that are remembered at most, whatever it says of its size: some 24 MB. They
-are 2 million tokens where all are of 16, and 16 million where all are of 128, as in long texts."""
+"""Most chunks that are kept per engine, whatever cache size it reports; they take some 24 MB. That
+is 2 million tokens in chunks of 16, and 16 million in chunks of 128, as long texts have."""
 
 
 class HeldPrefixes:
@@ -38,17 +40,18 @@ class HeldPrefixes:
         self.evictions = evictions or Evictions()
         self.capacity = DEFAULT_CAPACITY
         self.tokens = 0
-        """Of all prefixes that it holds, shared ones counted once."""
+        """Tokens of all prefixes held, shared ones counted once."""
         self.prompt_tokens = self.predicted_tokens = 0
-        """Of the prompts whose first token came, and those of them that were held before."""
+        """Tokens of the prompts whose first token arrived, and how many of these tokens were
+        predicted to be cached."""
         self.news: list[PrefixKeys] | None = None
         """Prompts held since the list was last emptied; None where nothing reads it."""
         self._chunks: OrderedDict[int, int] = OrderedDict()
         """Tokens of each chunk by key, the least recently used first."""
         self.keys: Container[int] = self._chunks
-        """The same for those who only ask whether a chunk is there."""
+        """The same, for readers that only test membership."""
         self._provisional: dict[int, PrefixClaim] = {}
-        """The claims that will have made provisional chunks held."""
+        """Provisional chunks, with the claim that will confirm or drop each."""
 
     def __len__(self) -> int:
         """Number of chunks."""
@@ -63,7 +66,7 @@ class HeldPrefixes:
         return prefix.ends[count - 1] if count else 0
 
     def expected(self, prefix: PrefixKeys) -> int:
-        """Tokens of the part of the prompt that requests under way will have computed there."""
+        """Tokens of the part of the prompt that requests in flight are computing there."""
         if not self._provisional:
             return 0
         count = self._count(prefix.keys)
@@ -71,8 +74,8 @@ class HeldPrefixes:
         return prefix.ends[count - 1] if is_expected else 0
 
     def claim(self, prefix: PrefixKeys, matched: int | None = None) -> "PrefixClaim":
-        """A request with this prompt is sent: the cache will hold it. `matched` tokens are held
-        there already; without it as many as `match` says."""
+        """Mark a prompt as sent to the engine, whose cache will hold it. `matched`: tokens that it
+        holds already; by default what `match` returns."""
         keys, chunks, provisional = prefix.keys, self._chunks, self._provisional
         count = self._count(keys)
         if matched is None:
@@ -85,10 +88,10 @@ class HeldPrefixes:
         return claim
 
     def confirm(self, prefix: PrefixKeys, matched: int) -> None:
-        """The cache holds what was claimed: it has been computed, but for `matched` tokens.
+        """Mark a claimed prompt as held: the engine has computed it, except `matched` tokens.
 
-        It was used a moment ago, at the claim: a long prompt's hundreds of chunks are not moved
-        again unless some of them are gone.
+        The claim has just made its chunks the most recently used, so they are moved again only if
+        some have been evicted since.
         """
         self._computed(prefix, matched)
         if prefix.keys[-1] not in self._chunks:
@@ -100,22 +103,22 @@ class HeldPrefixes:
         self._use(prefix)
 
     def drop(self, claim: "PrefixClaim", prefix: PrefixKeys) -> None:
-        """The request failed or was cancelled before its first token: forget what it would have
-        brought."""
+        """Remove the provisional chunks of a request that failed or was cancelled before its first
+        token."""
         for key in prefix.keys:
             if self._provisional.get(key) is claim:
                 del self._provisional[key]
                 self.tokens -= self._chunks.pop(key, 0)
 
     def take_news(self) -> list[PrefixKeys]:
-        """The news, which are none from now on."""
+        """Return `news` and empty it."""
         news = self.news or []
         if news:
             self.news = []
         return news
 
     def clear(self) -> None:
-        """The engine is a new one: its cache is empty."""
+        """Forget everything: the engine was restarted, and its cache is empty."""
         self._chunks.clear()
         self._provisional.clear()
         self.tokens = 0
@@ -142,7 +145,7 @@ class HeldPrefixes:
         return count
 
     def _computed(self, prefix: PrefixKeys, matched: int) -> None:
-        """Count a prediction; what was provisional is held."""
+        """Count a prediction, and turn provisional chunks into held ones."""
         self.prompt_tokens += prefix.ends[-1]
         self.predicted_tokens += matched
         provisional = self._provisional
@@ -151,7 +154,7 @@ class HeldPrefixes:
                 provisional.pop(key, None)
 
     def _use(self, prefix: PrefixKeys) -> None:
-        """Make the prompt's chunks the most recently used ones, its head last of all."""
+        """Make the prompt's chunks the most recently used, its first chunk most of all."""
         chunks, ends = self._chunks, prefix.ends
         use, evictions = chunks.move_to_end, self.evictions
         place = len(ends)

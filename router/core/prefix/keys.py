@@ -1,15 +1,16 @@
-"""Keys of a prompt's prefixes: two prompts that begin alike have the same first keys.
+"""Keys of a prompt's prefixes: prompts with a common beginning have the same first keys.
 
-No tokenizer is needed: text is cut into chunks of 512 characters, some eight blocks of vLLM's KV
-cache, and each message begins a new chunk, so that a conversation keeps its keys when it goes on.
-So does what a tool is called with, what it answers, and a thought. Whatever else shapes the prompt
-(model, tools, template arguments, `cache_salt`) is part of the first key, images and the like are
-part of their message's. `cache_control` shapes nothing: engines do without, and clients move it.
-Nor does the billing header of Claude Code's system prompts.
+No tokenizer is needed. Text is cut into chunks of 512 characters (about eight blocks of vLLM's KV
+cache). Each message begins a new chunk, so that a conversation keeps its keys when it continues; so
+do tool call inputs, tool results and thinking blocks. Everything else that changes the prompt
+(model, tools, template arguments, `cache_salt`) is hashed into the first key; images and the like
+are hashed into the keys from their message on. `cache_control` is ignored, because engines do not
+use it and clients move it between messages. So is the billing header of Claude Code's system
+prompts.
 
-A key is Python's own hash, seeded at random: outsiders cannot make two prompts collide, and the
-worker processes of a host, which are forks of one process, have the same keys. So have replicas
-that were started with the same seed.
+A key is Python's own hash, randomly seeded, so that clients cannot construct collisions. The worker
+processes of a host are forks of one process and have the same keys; so have replicas that were
+started with the same hash seed.
 """
 
 from array import array
@@ -38,19 +39,18 @@ CHUNK_TOKENS: Final = CHUNK_CHARACTERS // CHARACTERS_PER_TOKEN
 ID_BYTES: Final = 4
 
 MIN_TOKENS: Final = CHUNK_TOKENS
-"""Prompts of fewer estimated tokens have no keys: engines compute them in a part of one step. The
-first turns of conversations have more, as a rule, and the second turn is to find the first."""
+"""Prompts with fewer estimated tokens have no keys: engines compute them in a fraction of a step.
+First turns of conversations usually have more, so that the second turn finds the first."""
 
 MAX_STEPS: Final = 8192
-"""Chunks, messages and other parts of a prompt that are looked at: 4 million characters, more than
-any model takes. What is behind them counts as new."""
+"""Most chunks, messages and other parts of a prompt that get keys: 4 million characters, more than
+any model takes. The rest counts as not cached."""
 
 CACHE_CONTROL: Final = "cache_control"
-"""A member of parts and messages that clients move from one to the next, and that no prompt
-holds."""
+"""A member that clients move between parts and messages, and that is not part of the prompt."""
 
 SHAPING_PARTS: Final = {"reasoning": "effort", "output_config": "effort", "thinking": "type"}
-"""Members of a body of which one member changes its prompt; the others change what is generated."""
+"""Objects in a body of which only the named member changes the prompt."""
 
 SHAPING_KEYS: Final = frozenset(
     {
@@ -65,8 +65,8 @@ blocks with others. Some change only its end, and are left out: `add_generation_
 
 
 def prefix_keys(facts: Facts) -> PrefixKeys:
-    """The keys of a request's prompt; none where it is short, or not a single prompt, or holds what
-    cannot be compared."""
+    """The keys of a request's prompt; none if it is short, is not a single prompt, or cannot be
+    serialised for comparison."""
     if facts.tokens < MIN_TOKENS:
         return NO_KEYS
     try:
@@ -113,8 +113,8 @@ SAMPLE: Final[dict[str, Any]] = {
 
 
 def scheme() -> str:
-    """Two processes in which this is the same make the same keys: they cut prompts alike, and hash
-    with the same seed."""
+    """Identifies how keys are made (chunking and hash seed): processes with the same value make the
+    same keys."""
     route = ROUTES["/v1/chat/completions"]
     facts = Facts(route, None, False, MIN_TOKENS, "", None, b"", SAMPLE)
     return f"{hash(prefix_keys(facts)) & (1 << 64) - 1:016x}"
@@ -130,13 +130,13 @@ def _root(facts: Facts) -> int:
 
 
 def _shape(body: Mapping[str, Any], key: str) -> int:
-    """A number for what a member makes of the prompt."""
+    """A hash of what a member of the body contributes to the prompt."""
     value, part = body[key], SHAPING_PARTS.get(key)
     return _digest(value.get(part) if part is not None and isinstance(value, dict) else value)
 
 
 def _digest(value: object) -> int:
-    """A number for a part of the body that is compared as a whole."""
+    """A hash of a part of the body that is compared as a whole."""
     if value is None:
         return 0
     if isinstance(value, str):
@@ -145,12 +145,12 @@ def _digest(value: object) -> int:
 
 
 def _digest_rest(item: Mapping[str, Any], *names: str | None) -> int:
-    """A number for all members of a message, item or part but those of these names."""
+    """A hash of all members of a message, item or part except those named."""
     return hash(orjson.dumps([member for member in item.items() if member[0] not in names]))
 
 
 class _Chain:
-    """Keys in the making. It takes no more when it has had `MAX_STEPS` chunks and other parts."""
+    """Builds the keys, from at most `MAX_STEPS` chunks and other parts."""
 
     __slots__ = ("_characters", "_key", "_left", "ends", "keys")
 
@@ -162,7 +162,7 @@ class _Chain:
         self._left = MAX_STEPS
 
     def add_text(self, text: str) -> None:
-        """Add text, in chunks of its own."""
+        """Add text, in chunks that hold nothing else."""
         if len(text) > CHUNK_CHARACTERS * self._left:
             text = text[: CHUNK_CHARACTERS * max(0, self._left)]
         if not text:
@@ -193,7 +193,7 @@ class _Chain:
         ids = prompt[: CHUNK_TOKENS * self._left]
         try:
             data = array("I", ids).tobytes()
-        except (TypeError, OverflowError):  # the engine will say what is wrong with them
+        except (TypeError, OverflowError):  # the engine answers with the error
             return
         key = self._key
         for start in range(0, len(data), ID_BYTES * CHUNK_TOKENS):
@@ -246,7 +246,7 @@ class _Chain:
             self._mix(_digest(content))
 
     def _add_parts(self, parts: list[Any], *, are_inner: bool = False) -> None:
-        """`are_inner`: those of a tool's answer, which hold no further parts."""
+        """`are_inner`: parts of a tool result, which hold no further parts."""
         for part in parts:
             if self._left <= 0:
                 return
@@ -262,7 +262,7 @@ class _Chain:
                 self._mix(_digest(part))
 
     def _add_held(self, held: object) -> None:
-        """Add a tool call's input, a tool's answer or a thought."""
+        """Add a tool call's input, a tool result or a thinking block."""
         text = json_text(held) if isinstance(held, dict) else held
         if isinstance(text, str) and text:
             self.add_text(text)
@@ -272,6 +272,6 @@ class _Chain:
             self._mix(_digest(held))
 
     def _mix(self, number: int) -> None:
-        """Make what follows depend on `number`, which is no text."""
+        """Hash `number`, of something that is not text, into all following keys."""
         self._key = hash((self._key, number))
         self._left -= 1

@@ -1,8 +1,8 @@
-"""Which engines of a large pool were sent a prompt's beginning last.
+"""Which engines of a large pool were last sent a given prompt prefix.
 
-Of a large pool a request considers a sample (`core/fleet/eligible.py`), to which those that hold
-its prompt are added. Here they are found without a look at each engine. It may be out of date, and
-does not say how much they hold: `HeldPrefixes` does.
+In a large pool the scheduler considers a sample of the engines (`core/fleet/eligible.py`) plus
+those that probably hold the prompt. This index finds them without checking each engine. It may be
+out of date and does not tell how much they hold; `HeldPrefixes` does.
 """
 
 from collections import OrderedDict
@@ -13,20 +13,21 @@ from router.core.values import Endpoint, PrefixKeys
 __all__ = ["MAX_HOLDERS", "RecentHolders"]
 
 MAX_HOLDERS: Final = 4
-"""Of a prefix: enough that a common one has a holder without a queue, and few beside the sample."""
+"""Engines kept per prefix: enough that a common one has a holder without a queue, and few compared
+with the sample."""
 
 NOTED_BITS: Final = 7
-"""Keys without these bits are noted, one in eight or a thousand tokens, and each prompt's last one,
-with which a conversation goes on: an eighth of the memory and of the work."""
+"""Mask: only keys with these bits 0 are recorded (one in eight, about every thousand tokens), and
+the last key of each prompt, which the next turn of a conversation begins with. That takes an eighth
+of the memory and of the work."""
 
 MAX_KEYS: Final = 1 << 18
-"""Keys that are noted, some 50 MB. One in eight of what a thousand engines hold are twice as many,
-of which most are of prompts that do not come again."""
+"""Most recorded keys; they take some 50 MB. An eighth of the keys that a thousand engines hold is
+twice as many, but most of those are of prompts that are not sent again."""
 
 
 class RecentHolders:
-    """Holders by the keys of prompts' prefixes: `max_keys`, the least recently used forgotten
-    first."""
+    """Holders by prefix key, for up to `max_keys` keys; the least recently used are dropped."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self._max_keys = max_keys
@@ -37,7 +38,7 @@ class RecentHolders:
         return len(self._holders)
 
     def note(self, prefix: PrefixKeys, endpoint: Endpoint) -> None:
-        """The engine is sent a prompt with these keys."""
+        """Record that a prompt with these keys is sent to the engine."""
         holders, last = self._holders, prefix.keys[-1]
         for key in prefix.keys:
             if key & NOTED_BITS and key != last:
@@ -50,7 +51,7 @@ class RecentHolders:
             holders.popitem(last=False)
 
     def of(self, prefix: PrefixKeys) -> tuple[Endpoint, ...]:
-        """The engines that were sent the longest known part of the prompt, the latest first."""
+        """The engines that were sent the longest recorded part of the prompt, the latest first."""
         for key in reversed(prefix.keys):
             found = self._holders.get(key)
             if found is not None:

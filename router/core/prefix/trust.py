@@ -1,9 +1,9 @@
-"""How far what is thought to be in an engine's prefix cache is to be believed.
+"""How reliable the predictions of an engine's prefix cache are.
 
-Predictions are wrong where an engine evicts earlier than thought, was reset, caches nothing at all,
-or renders prompts in another way than the keys assume. Its own counters say what was looked up and
-found (`vllm:prefix_cache_queries_total`, `_hits_total`, in tokens), so predictions are weighed by
-them, and so is the room that this router's prompts have in the cache.
+Predictions are wrong where an engine evicts earlier than assumed, was reset, has no prefix cache,
+or renders prompts differently from what the keys assume. The engine's counters tell how many tokens
+it looked up and found (`vllm:prefix_cache_queries_total`, `_hits_total`); they scale the
+predictions and the share of the cache that this router's prompts are assumed to have.
 """
 
 from typing import Final, NamedTuple
@@ -13,37 +13,38 @@ from router.core.values import Gauges
 __all__ = ["PrefixTrust", "RecentTokens"]
 
 DECAY: Final = 0.95
-"""Factor on older counts per scrape: with one a second, they span some twenty seconds."""
+"""Decay factor per scrape: at one scrape a second, counts span about twenty seconds."""
 
 MIN_ROOM, MAX_ROOM = 0.125, 4.0
-"""Text of CJK characters has four times the estimated tokens; ids have as many as are estimated."""
+"""Bounds of `room`. CJK text has four times the estimated tokens; token ids have exactly the
+estimate."""
 
 BELIEVED: Final = 0.8
-"""Shares from here on count as 1: smaller differences between engines would decide where a prefix
-lies that all of them hold."""
+"""Shares from here on count as 1; otherwise small differences between engines would decide among
+engines that all hold a prefix."""
 
 MIN_TOKENS: Final = 4_000.0
-"""Tokens, decayed, from which counters are believed."""
+"""Tokens (decayed) from which the counters are used."""
 
 
 FAR_OFF: Final = 0.5
-"""Operators are told of shares below it, and again when they are `BELIEVED`."""
+"""A share below this is logged, and again once it is `BELIEVED`."""
 
 SETTLED_SCRAPES: Final = 10
-"""Scrapes in a row that must say so, before they are told."""
+"""Scrapes in a row that must agree before it is logged."""
 
 
 class RecentTokens(NamedTuple):
-    """Tokens of about the last twenty scrapes, older ones counting less."""
+    """Tokens of about the last twenty scrapes, exponentially decayed."""
 
     prompts: float = 0.0
-    """Estimated, of the prompts that were sent there."""
+    """Estimated tokens of the prompts that were sent there."""
     predicted: float = 0.0
-    """Prompt tokens, as estimated, that it was predicted to hold."""
+    """Estimated prompt tokens that it was predicted to hold."""
     queries: float = 0.0
-    """That it looked up in its prefix cache, by its own counter and for all clients."""
+    """Tokens that it looked up in its prefix cache for all clients, by its own counter."""
     hits: float = 0.0
-    """Prompt tokens that it found there."""
+    """Tokens that it found there, by its own counter."""
 
 
 class PrefixTrust:
@@ -56,9 +57,9 @@ class PrefixTrust:
         """Estimated new tokens of this router's prompts per token that comes into the engine's
         cache: generated ones and those of other clients take room in it too."""
         self.is_measured = False
-        """Whether the engine's counters have told the share."""
+        """Whether `share` has been measured from the engine's counters."""
         self.is_far_off = False
-        """Whether predictions have been far from the truth for a while, and are not right yet."""
+        """Whether the share was below `FAR_OFF` for a while and is not `BELIEVED` again yet."""
         self._scrapes_against = 0
         """Scrapes in a row that contradict `is_far_off`."""
         self._prompts = self._predicted = self._queries = self._hits = self._generated = 0.0
@@ -66,12 +67,12 @@ class PrefixTrust:
 
     @property
     def recent(self) -> RecentTokens:
-        """What the share is taken from."""
+        """The counts that the share is computed from."""
         return RecentTokens(self._prompts, self._predicted, self._queries, self._hits)
 
     def observe(self, prompts: int, predicted: int, gauges: Gauges) -> None:
-        """Take a scrape, and the tokens of the prompts sent there so far and those of them that
-        were predicted to be found."""
+        """Learn from a scrape. `prompts`: estimated tokens of all prompts sent there so far;
+        `predicted`: how many of them were predicted to be cached."""
         queries, hits = gauges.cache_queries, gauges.cache_hits
         if queries is None or hits is None:
             self._before = None
