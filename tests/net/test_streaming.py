@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import time
 from typing import Any
 
 import orjson
@@ -10,9 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.core.events import LegFailed
 from router.core.speed.speed_estimator import SpeedEstimator
-from router.core.values import FailureKind
 from tests.net.client import request
 from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
@@ -485,143 +482,6 @@ async def test_a_prefill_engines_refusal_reaches_the_client_without_kv_parameter
     assert answer.status == 400
     assert answer.json == {"error": {"message": "too long", "code": 400}}
     assert decode.seen == 0
-
-
-# A stream that breaks.
-
-EVENTS = [token("a"), ROLE, COMMENT, CRLF, token("b" * 50)]
-
-
-@pytest.mark.parametrize("end", ["close", "reset", "garbage"])
-async def test_a_stream_that_breaks_ends_with_an_error_frame_behind_whole_events(
-    harness: Harness, end: str
-) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    whole = b"".join(EVENTS)
-    ends = [sum(map(len, EVENTS[:n])) for n in range(len(EVENTS) + 1)]
-    for cut in range(1, len(whole), 7):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
-        call = await engine.call()
-        call.stream(whole[:cut])
-        answer = await client.begin()
-        expected = whole[: max(at for at in ends if at <= cut)]
-        await answer.until(expected)
-        _break(call, end)
-        await answer.rest()
-        assert answer.status == 200
-        assert answer.body.startswith(expected + b'data: {"error":'), (cut, answer)
-        error = error_frame(answer.body)
-        assert (error["code"], error["type"]) == (502, "EngineError")
-
-
-def _break(call: Call, how: str) -> None:
-    if how == "close":
-        call.close()
-    elif how == "reset":
-        call.reset()
-    else:
-        call.send(b"this is no chunk\r\n")
-
-
-async def test_events_before_bytes_that_are_not_http_are_passed_on(harness: Harness) -> None:
-    """Whether they come in one read or in two must make no difference."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    engine.answer_all(
-        lambda call: call.send(sse_head(), chunk(token("a")), b"this is no chunk\r\n")
-    )
-    answer = await router.ask(COMPLETIONS, STREAM)
-    assert answer.status == 200
-    assert answer.body.startswith(token("a"))
-    assert error_frame(answer.body)["code"] == 502
-
-
-@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
-async def test_a_named_event_stream_that_breaks_ends_with_a_named_error(
-    harness: Harness, path: str
-) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(path, {"model": "m", "input": "x", "messages": [], "stream": True}))
-    call = await engine.call()
-    call.stream(NAMED, DELTA)
-    answer = await client.begin()
-    await answer.until(NAMED + DELTA)
-    call.reset()
-    await answer.rest()
-    frame = answer.body.removeprefix(NAMED + DELTA)
-    assert frame.startswith(b'event: error\ndata: {"type":"error",')
-    assert error_frame(frame)["code"] == 502
-
-
-async def test_a_break_is_recorded_and_observed(harness: Harness) -> None:
-    engine, router, client, call = await harness.stream()
-    call.stream(token("a"))
-    answer = await client.begin()
-    await answer.until(token("a"))
-    call.reset()
-    await answer.rest()
-    record = await router.record()
-    assert (record.status, record.outcome) == (200, "broken")
-    assert record.error is not None
-    (failed,) = router.all(LegFailed)
-    assert (failed.endpoint, failed.kind) == (router.endpoint(engine), FailureKind.BROKEN)
-    assert failed.asked_at <= time.monotonic()
-
-
-async def test_an_engine_that_breaks_off_behind_done_has_said_everything(harness: Harness) -> None:
-    _, router, client, call = await harness.stream()
-    call.stream(token("a"), DONE)
-    answer = await client.begin()
-    await answer.until(DONE)
-    call.reset()
-    await answer.rest()
-    assert answer.body == token("a") + DONE
-    assert (await router.record()).outcome == "ok"
-
-
-@pytest.mark.parametrize("text", ["[DONE]", "data: [DONE]", "\n\ndata: [DONE]\n\n"])
-async def test_done_inside_a_text_ends_no_stream(harness: Harness, text: str) -> None:
-    _, router, client, call = await harness.stream()
-    call.stream(token(text))
-    answer = await client.begin()
-    await answer.until(token(text))
-    call.events(token("b"))
-    await answer.until(token("b"))
-    call.end(DONE)
-    await answer.rest()
-    assert answer.body == token(text) + token("b") + DONE
-    assert (await router.record()).outcome == "ok"
-
-
-@pytest.mark.parametrize("text", ["[DONE]", "\n\ndata: [DONE]\n\n"])
-async def test_a_stream_that_breaks_behind_done_inside_a_text_is_broken(
-    harness: Harness, text: str
-) -> None:
-    _, router, client, call = await harness.stream()
-    call.stream(token(text))
-    answer = await client.begin()
-    await answer.until(token(text))
-    call.close()
-    await answer.rest()
-    assert error_frame(answer.body)["code"] == 502
-    assert (await router.record()).outcome == "broken"
-
-
-async def test_a_stream_that_goes_on_behind_done_can_still_break(harness: Harness) -> None:
-    _, _, client, call = await harness.stream()
-    call.stream(token("a"))
-    answer = await client.begin()
-    await answer.until(token("a"))
-    for more in (DONE, token("b")):
-        call.events(more)
-        await answer.until(more)
-    call.close()
-    await answer.rest()
-    assert error_frame(answer.body)["code"] == 502
 
 
 # Other framings.
