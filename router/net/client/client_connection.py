@@ -1,7 +1,7 @@
 """A client's HTTP/1.1 connection: requests in, one response after the other out.
 
-uvicorn's server makes one for each socket that it accepts, as it would make its own protocol. Its
-requests go to listeners by plain calls: ASGI takes a task for each request, and a dictionary and a
+uvicorn's server creates one for each accepted socket, in place of its own protocol. Requests are
+delivered to listeners by plain calls: ASGI needs a task for each request, and a dictionary and a
 task switch for each chunk.
 
 A client that half-closes counts as one that left, as uvicorn does: no client of an LLM API
@@ -24,31 +24,32 @@ from router.net.limits.read_limiter import LARGE_READ_BYTES, ReadLimiter
 __all__ = ["ClientConnection", "Handler"]
 
 HEAD_SECONDS = 20.0
-"""From the first byte of a request to the end of its headers, and from the connection's start to
-its first request: a client that sends slower only holds a socket."""
+"""Time-out in seconds from the first byte of a request to the end of its headers, and from the
+connection's start to its first request: a slower client only occupies a socket."""
 
 LINGER_SECONDS: Final = 2.0
-"""How long a client that is still sending gets to read why it was refused: closing with bytes
-unread makes the kernel take the answer back."""
+"""How long a refused client that is still sending may take to read the answer: if a socket is
+closed with unread input, the kernel resets it and the answer may be lost."""
 
 MAX_PIPELINED: Final = 8
-"""Requests that wait behind another one on their connection while it is still read from, which is
-how the client's end is noticed."""
+"""Pipelined requests that may wait while the connection is still read from, which is how a
+disconnect is noticed."""
 
 MAX_WAITING: Final = 512
-"""Requests that may wait on a connection in all: one read can bring as many. Who sends more is
-answered those, and the connection is closed. 256 kB of tiny ones would be thousands, parsed in one
-turn of the event loop and ten times as large in memory."""
+"""Most requests that may wait on a connection, since one read can contain many. If a client sends
+more, these are answered and the connection is closed. A read of 256 kB could hold thousands of tiny
+requests, parsed in one turn of the event loop and ten times as large in memory."""
 
 UNREAD_BYTES: Final = 64 << 10
-"""Of the bodies that come behind another request; then nothing is read until their turn."""
+"""Bytes of bodies of waiting requests, beyond which nothing is read until it is their turn."""
 
 FEW_PIECES: Final = 64
-"""Chunks of a body in one read, beyond which they count."""
+"""Chunks of a body in one read, beyond which each counts toward the read limit."""
 
 FREE_UNREAD_BYTES: Final = 512 << 10
-"""What a client leaves unread before it counts: of a stream there are 320 KiB at most (the mark at
-which the engine is not read any more, and one read), of an answer sent as a whole up to 32 MiB."""
+"""Unread bytes of an answer that are not charged to the answer budget. A stream has at most 320 KiB
+(the mark at which reading from the engine is paused, and one read); an answer that is sent as a
+whole has up to 32 MiB."""
 
 NEVER: Final = float("inf")
 
@@ -60,16 +61,16 @@ LINGER: Final = 3
 
 
 class Handler(Protocol):
-    """Takes requests, and says how long a client may take. Times are in seconds."""
+    """Receives requests and defines the client time-outs, in seconds."""
 
     known_heads: KnownHeads[RequestHead]
-    """Those of all connections."""
+    """Shared by all connections."""
 
     read_limiter: ReadLimiter
-    """For all connections."""
+    """Shared by all connections."""
 
     answer_budget: ByteBudget
-    """Of what they keep of answers."""
+    """Budget for answers that clients have not read; shared by all connections."""
 
     @property
     def body_seconds(self) -> float:
@@ -77,14 +78,14 @@ class Handler(Protocol):
 
     @property
     def stall_seconds(self) -> float:
-        """How long a client may refuse to read."""
+        """How long a client may leave its answer unread."""
 
     @property
     def keep_alive_seconds(self) -> float:
         """From the end of a response to the next request."""
 
     def on_request(self, connection: "ClientConnection", request: ClientRequest) -> None:
-        """A request's head has come. Sets its listener, unless it is answered at once."""
+        """A request's head was received. Sets its listener, unless it is answered at once."""
 
 
 class ClientConnection:
@@ -191,7 +192,7 @@ class ClientConnection:
             self._await_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """The client left: whatever works for it stops now."""
+        """The client disconnected: stop all work for it."""
         self._connections.discard(self)
         self._parser.close()
         self._count_unread(0)

@@ -66,7 +66,7 @@ class ReadLimiter:
         return False
 
     def took_pieces(self, number: int) -> None:
-        """The read that was taken held so many chunks: it took longer than its size tells."""
+        """Charge a read for its chunks: `number` of them take longer than its size tells."""
         self._left -= PIECE_BYTES * number
 
     def refill(self) -> None:
