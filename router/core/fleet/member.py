@@ -12,10 +12,10 @@ from router.core.prefix.cache_events import Lookup
 from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.trust import PrefixTrust
-from router.core.speed import outlier, stall
+from router.core.speed import stall
 from router.core.speed.capacity import Capacity, QueueDetector
 from router.core.speed.counted_speed import CountedSpeed
-from router.core.speed.outlier import Outlier
+from router.core.speed.outlier import FINE, Outlier
 from router.core.speed.pool_speed import SlowdownHistory
 from router.core.speed.speed_estimator import TICK_SECONDS, EventCounts, SpeedEstimator
 from router.core.speed.stall import Stall
@@ -78,7 +78,9 @@ class Member:
     last_error_at: float = -math.inf
     version: str | None = None
     """The engine's own, as its /version tells; None if not known."""
-    outlier: Outlier = outlier.FINE
+    outlier: Outlier = FINE
+    others_before: Outlier = FINE
+    """What the others answered in the interval in which it was ejected."""
     stall: Stall = stall.CLEAR
     speed: SpeedEstimator = field(default_factory=SpeedEstimator)
     slowdowns: deque[float] = field(

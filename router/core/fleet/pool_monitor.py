@@ -330,12 +330,26 @@ class PoolMonitor:
         self._interval_ends = now + self._config.outliers.interval_seconds
         rules = self._config.outliers
         if rules.consecutive:
-            for place in outlier.failing([member.outlier for member in self._members]):
-                member = self._members[place]
+            found = outlier.failing([member.outlier for member in self._members])
+            self._take_back_if_failures_moved(found)
+            for member in (self._members[place] for place in found):
                 if self._may_eject(member):
                     self._eject(member, outlier.ejected(member.outlier, now, rules))
         for member in self._members:
             member.outlier = outlier.interval(member.outlier)
+
+    def _take_back_if_failures_moved(self, failing: Sequence[int]) -> None:
+        """Those that their failure rate ejected, if the others, without the `failing` ones, fail
+        more than before: another engine that breaks proves nothing."""
+        out = [one for one in self._members if one.outlier.until is not None]
+        others = outlier.together(
+            one.outlier
+            for place, one in enumerate(self._members)
+            if place not in failing and not one.is_blocked
+        )
+        for member in out:
+            if not member.outlier.ejected_by and outlier.have_moved(member.others_before, others):
+                self._set_outlier(member, outlier.withdrawn(member.outlier))
 
     def _prompt_cost(self, per_prompt_token: float | None, median: float | None) -> float:
         """The cost of a prompt token in requests of mean length, by median seconds per prompt
@@ -398,7 +412,13 @@ class PoolMonitor:
         return member.outlier.until is None and self._may_exclude(member)
 
     def _eject(self, member: Member, ejected: outlier.Outlier) -> None:
-        was_blocked, member.outlier = member.is_blocked, ejected
+        member.others_before = outlier.together(
+            one.outlier for one in self._members if one is not member and not one.is_blocked
+        )
+        self._set_outlier(member, ejected)
+
+    def _set_outlier(self, member: Member, state: outlier.Outlier) -> None:
+        was_blocked, member.outlier = member.is_blocked, state
         self._keep_count(member, was_blocked=was_blocked)
 
     def _may_exclude(self, member: Member) -> bool:

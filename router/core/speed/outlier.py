@@ -9,7 +9,9 @@ eject engines. Consecutive failures count only if the others' failure rate does 
 Where all engines begin to fail at once, the first ones look alone for a moment: they are taken back
 as soon as most of the others fail as well. And an engine's rate is compared with that of all others
 together, by a two-proportion z-test, not by standard deviations of the engines' rates: if no other
-engine fails, a single failure is any number of deviations away.
+engine fails, a single failure is any number of deviations away. Chance, or prompts that go where
+their prefix is cached, may send one engine nearly all requests that fail everywhere: an engine that
+its rate ejected is taken back if the others fail more than before from then on.
 """
 
 import math
@@ -23,9 +25,11 @@ __all__ = [
     "OutlierConfig",
     "after",
     "failing",
+    "have_moved",
     "is_chance",
     "is_shared",
     "tick",
+    "together",
     "usual_failing",
     "withdrawn",
 ]
@@ -192,6 +196,33 @@ def _is_worse(failed: int, total: int, all_failed: int, all_total: int) -> bool:
     if min(total, others) < MINIMUM_REQUESTS:
         return False
     difference = failed / total - (all_failed - failed) / others
+    return difference >= MINIMUM_DIFFERENCE and difference > Z * _error(
+        all_failed, all_total, total
+    )
+
+
+def _error(all_failed: int, all_total: int, total: int) -> float:
+    """The standard error of the difference between the failure rates of `total` and of the rest."""
     pooled = all_failed / all_total
-    error = math.sqrt(pooled * (1 - pooled) * (1 / total + 1 / others))
-    return difference >= MINIMUM_DIFFERENCE and difference > Z * error
+    return math.sqrt(pooled * (1 - pooled) * (1 / total + 1 / (all_total - total)))
+
+
+def together(outliers: Iterable[Outlier]) -> Outlier:
+    """The answers of several engines in this interval."""
+    good = total = 0
+    for one in outliers:
+        good += one.good
+        total += one.total
+    return Outlier(good=good, total=total)
+
+
+def have_moved(before: Outlier, now: Outlier) -> bool:
+    """Whether the other engines fail more since an engine is ejected than `before`: then the
+    failures follow the requests. By however little: several engines share what one had."""
+    if min(before.total, now.total) < MINIMUM_REQUESTS:
+        return False
+    failed = now.total - now.good
+    failed_before = before.total - before.good
+    difference = failed / now.total - failed_before / before.total
+    error = _error(failed + failed_before, now.total + before.total, now.total)
+    return difference > Z * error

@@ -2,6 +2,8 @@
 
 from random import Random
 
+import pytest
+
 from router.core.fleet.member import Exclusion
 from router.core.fleet.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig
 from router.core.speed.speed_estimator import TICK_SECONDS
@@ -107,6 +109,57 @@ def test_a_bad_success_rate_ejects_at_the_end_of_the_interval() -> None:
     pool.run(9.75)
     assert pool.exclusions == [None] * 8
     pool.run(0.5)
+    assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
+
+
+def interval(pool: Pool, *failed: int, total: int = 40) -> None:
+    """An interval in which each engine that is in use fails so many of its requests."""
+    for member, failures in zip(pool.members, failed, strict=True):
+        for number in range(total if member.exclusion is None else 0):
+            is_good = number % 2 == 0 or number >= 2 * failures
+            pool.monitor.answered(member, pool.now, is_good=is_good)
+    pool.run(10.0)
+
+
+def by_its_rate(failures: int, others: int = 0) -> Pool:
+    """A pool of eight whose first engine was ejected by its failure rate."""
+    pool = Pool(*[None] * 8)
+    pool.run(TICK_SECONDS)
+    interval(pool, failures, *[others] * 7)
+    assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
+    return pool
+
+
+def test_who_got_the_requests_that_fail_everywhere_is_back_when_others_fail_with_them() -> None:
+    """By chance, or because they begin as others did that it has cached."""
+    pool = by_its_rate(14)
+    interval(pool, 0, *[2] * 7)
+    assert pool.exclusions == [None] * 8
+    assert pool.members[0].outlier.ejections == 0
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_an_engine_whose_failures_end_with_it_stays_out(others: int) -> None:
+    pool = by_its_rate(14, others)
+    interval(pool, 0, *[others] * 7)
+    assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
+
+
+def test_one_that_its_rate_ejected_stays_out_though_another_one_breaks() -> None:
+    pool = by_its_rate(14)
+    interval(pool, 0, 14, *[0] * 6)
+    assert pool.exclusions == [Exclusion.EJECTED] * 2 + [None] * 6
+
+
+def test_failures_in_a_row_are_not_judged_by_the_rate() -> None:
+    pool = Pool(*[None] * 8)
+    pool.run(TICK_SECONDS)
+    for member in pool.members:
+        for _ in range(40):
+            pool.monitor.answered(member, pool.now, is_good=True)
+    fail(pool, 0, 5)
+    pool.run(10.0)
+    interval(pool, 0, *[4] * 7)
     assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
 
 

@@ -136,6 +136,21 @@ def test_a_few_errors_are_no_outlier_however_flawless_the_others_are() -> None:
     assert outlier.failing([failures(0, 20)] * 7 + [failures(1, 20)]) == []
 
 
+def test_failures_have_moved_if_the_others_have_more_than_chance_explains() -> None:
+    assert outlier.have_moved(failures(1, 280), failures(15, 320))
+    assert not outlier.have_moved(failures(14, 280), failures(20, 320))
+    assert not outlier.have_moved(failures(15, 280), failures(0, 320))
+    assert not outlier.have_moved(failures(0, 280), failures(0, 320))
+    few = MINIMUM_REQUESTS - 1
+    assert not outlier.have_moved(failures(0, few), failures(300, 320))
+    assert not outlier.have_moved(failures(0, 280), failures(few, few))
+
+
+def test_what_several_engines_answered_is_counted_together() -> None:
+    assert outlier.together([failures(3, 10), failures(0, 20)]) == failures(3, 30)
+    assert outlier.together([]) == FINE
+
+
 def test_what_fails_everywhere_is_no_engines_doing() -> None:
     assert outlier.failing([failures(48), failures(52), failures(50), failures(55)]) == []
     assert outlier.failing([failures(100)] * 8) == []
