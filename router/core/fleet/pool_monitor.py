@@ -13,7 +13,7 @@ from router.core.fleet import served_models
 from router.core.fleet.member import Member
 from router.core.speed import outlier, pool_speed, stall
 from router.core.speed.answer_times import reliable_answers
-from router.core.speed.capacity import DELAY_SECONDS, QueueDetector, waits_for_slot
+from router.core.speed.capacity import QueueDetector, may_wait_for_slot, waits_for_slot
 from router.core.speed.interference import prompt_share_of
 from router.core.speed.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of
 from router.core.speed.speed_buckets import window_for
@@ -310,7 +310,7 @@ class PoolMonitor:
             speed.first_token_seconds,
             now,
             is_queueing=is_queueing,
-            is_delayed=waits_for_slot(speed, member.queue, now, DELAY_SECONDS),
+            is_delayed=may_wait_for_slot(speed, member.queue, now),
         )
 
     def _set_slots(self) -> None:

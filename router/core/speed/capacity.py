@@ -12,7 +12,7 @@ from collections import deque
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 
-__all__ = ["DELAY_SECONDS", "Capacity", "QueueDetector", "waits_for_slot"]
+__all__ = ["Capacity", "QueueDetector", "may_wait_for_slot", "waits_for_slot"]
 
 RECENT_SECONDS = 10
 """The limit is at least the most that ran in this time. Longer than the pause between two waves of
@@ -41,6 +41,10 @@ DELAY_SECONDS = 0.1
 
 QUEUE_STEPS = 10.0
 """... and in the engine's seconds per token: a first token takes a few steps by itself."""
+
+BURST_REQUESTS = 4
+"""Requests waiting for a first token that are taken for a burst behind full slots: a slow prefill
+delays fewer."""
 
 FRESH_SECONDS = 2.0
 """Oldest scrape, in seconds, that is used to tell whether requests wait."""
@@ -200,19 +204,35 @@ class Capacity:
         self._waits = []
 
 
-def waits_for_slot(
-    speed: SpeedEstimator, queue: "QueueDetector", now: float, seconds: float = QUEUE_SECONDS
-) -> bool:
+def waits_for_slot(speed: SpeedEstimator, queue: "QueueDetector", now: float) -> bool:
     """Whether this router's requests show queueing: one has waited for its first token for
-    `seconds` and much longer than its prefill explains, no later one overtook it, other streams
-    run, and the engine's gauges do not rule it out."""
+    `QUEUE_SECONDS` and much longer than its prefill explains, no later one overtook it, other
+    streams run, and the engine's gauges do not rule it out."""
+    since = _waiting_since(speed, now, QUEUE_SECONDS)
+    return since is not None and queue.allows(since, now)
+
+
+def may_wait_for_slot(speed: SpeedEstimator, queue: "QueueDetector", now: float) -> bool:
+    """Whether requests may be queueing: the same after `DELAY_SECONDS`. While `BURST_REQUESTS`
+    wait, a scrape from before the oldest was sent does not rule it out: a burst may come between
+    two scrapes."""
+    since = _waiting_since(speed, now, DELAY_SECONDS)
+    if since is None:
+        return False
+    is_burst = speed.all_open - speed.all_streams >= BURST_REQUESTS
+    return (is_burst and not queue.is_scraped_since(since)) or queue.allows(since, now)
+
+
+def _waiting_since(speed: SpeedEstimator, now: float, seconds: float) -> float | None:
+    """When the oldest request without a first token was sent, if that is longer ago than `seconds`
+    and than its prefill explains; else None."""
     waiting = speed.oldest_waiting
     if waiting is None or not speed.all_streams or speed.is_stalled:
-        return False
+        return None
     since, work = waiting
     prefill = PREFILL_SLACK * (speed.best_per_prompt_token or 0.0) * work
     least = max(seconds, QUEUE_STEPS * (speed.per_token or 0.0), prefill)
-    return now - since > least and queue.allows(since, now)
+    return since if now - since > least else None
 
 
 class QueueDetector:
@@ -247,6 +267,10 @@ class QueueDetector:
             and bool(self._queued)
             and (_is_steady(before, gauges) or _has_preempted(before, gauges))
         )
+
+    def is_scraped_since(self, since: float) -> bool:
+        """Whether the last scrape is from `since` or later."""
+        return self._at >= since
 
     def allows(self, since: float, now: float) -> bool:
         """Whether the engine's gauges admit that a request sent at `since` waits for a slot; from

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from router.core.fleet.leg_timer import LegTimer
 from router.core.speed.capacity import (
+    BURST_REQUESTS,
+    DELAY_SECONDS,
     FORGET_SECONDS,
     FRESH_SECONDS,
     HOLD_SECONDS,
@@ -18,6 +20,7 @@ from router.core.speed.capacity import (
     SURE_SECONDS,
     Capacity,
     QueueDetector,
+    may_wait_for_slot,
     waits_for_slot,
 )
 from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
@@ -322,6 +325,43 @@ def test_an_old_scrape_tells_nothing() -> None:
     ask(speed, 2.0)
     assert not waits_for_slot(speed, queue, 1.0 + FRESH_SECONDS)
     assert waits_for_slot(speed, queue, 1.1 + FRESH_SECONDS)
+
+
+def test_a_short_wait_may_be_for_a_slot() -> None:
+    speed = engine()
+    ask(speed, 1.0)
+    now = 1.0 + max(DELAY_SECONDS, QUEUE_STEPS * 0.02)
+    assert not may_wait_for_slot(speed, UNHEARD, now)
+    assert may_wait_for_slot(speed, UNHEARD, now + 0.1)
+    assert not waits_for_slot(speed, UNHEARD, now + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("scraped", "requests", "may_wait"),
+    [
+        (0.9, BURST_REQUESTS, True),
+        (1.0, BURST_REQUESTS, False),
+        (1.1, BURST_REQUESTS, False),
+        (0.9, BURST_REQUESTS - 1, False),  # a slow prefill delays so many
+    ],
+)
+def test_a_scrape_from_before_a_burst_proves_no_free_slot(
+    scraped: float, requests: int, may_wait: bool
+) -> None:
+    speed, queue = engine(), QueueDetector()
+    queue.observe(NONE_WAITS, scraped, has_transfers=False)
+    for _ in range(requests):
+        ask(speed, 1.0)
+    late = 1.1 + QUEUE_SECONDS
+    assert may_wait_for_slot(speed, queue, late) is may_wait
+    assert not waits_for_slot(speed, queue, late)  # nor that there is none
+
+
+def test_a_request_may_wait_where_the_engine_says_that_some_do() -> None:
+    speed, queue = engine(), QueueDetector()
+    ask(speed, 1.0)
+    queue.observe(FULL, 1.1, has_transfers=False)
+    assert may_wait_for_slot(speed, queue, 1.4)
 
 
 def test_an_engine_of_unknown_limit_where_requests_are_delayed_has_no_more_room_than_it_runs():

@@ -41,6 +41,24 @@ def test_users_wait_for_no_slot_that_an_engine_of_unknown_limit_does_not_have():
     assert result.requests_per_second > 0.98 * least_loaded.requests_per_second
 
 
+def test_bursts_between_two_scrapes_are_spread_as_evenly_as_by_their_number():
+    """The gauges, read before a burst came, tell of no queue."""
+    work = Workload(
+        3000,
+        0,
+        Lengths(32),
+        Lengths(50, 0.5, 512),
+        burst_seconds=2.0,
+        burst_requests=20 * POOL,
+        rate=20.0,
+    )
+    asked = Scenario("bursts", POOL, EngineModel(max_num_seqs=16), work)
+    least_loaded = run(asked, "least_loaded")
+    result = run(asked)
+    assert result.ttft_p99 < 1.1 * least_loaded.ttft_p99
+    assert result.requests_per_second > 0.99 * least_loaded.requests_per_second
+
+
 def test_an_engine_that_returns_with_fewer_slots_gets_what_it_can_run():
     """A quarter: it looks like the others until requests have waited there."""
     work = Workload(9000, 48 * POOL, Lengths(32), Lengths(50))
