@@ -89,12 +89,14 @@ class Handler(Protocol):
 
 
 class ClientConnection:
-    """One connection; an `asyncio.Protocol` in all but name.
+    """One client connection. It has the methods of `asyncio.Protocol`, without being derived from
+    it.
 
-    It is one of `connections`, which the server's connections share, while it lasts.
+    While it is open it is in `connections`, the set of the server's open connections.
 
-    `active` is the request that is being answered. `deadline` is when what it waits for is late,
-    on the event loop's clock: one sweep looks at all connections, so no request needs a timer.
+    `active` is the request that is being answered. `deadline` is the time, on the event loop's
+    clock, at which the current wait times out: one sweep checks all connections, so that no request
+    needs a timer.
     """
 
     __slots__ = (
@@ -137,43 +139,43 @@ class ClientConnection:
         self.response = ResponseWriter()
         self.active: ClientRequest | None = None
         self._active_is_read = False
-        """Whether the active request's listener knows that the body is complete."""
+        """Whether the active request's listener has been told that the body is complete."""
         self._last: ClientRequest | None = None
-        """The request that came last, while it is not answered."""
+        """The latest request, until it has been answered."""
         self._arrived: ClientRequest | None = None
-        """A request whose head came in this read, and whose turn it is."""
+        """A request whose head was parsed in the current read and that can begin at once."""
         self._waiting: list[ClientRequest] | None = None
-        """Those behind the active one; hardly any connection ever has one."""
+        """Pipelined requests behind the active one. None on nearly all connections."""
         self.read_paused = self.write_paused = False
         self._waits_for_turn = self._has_turn = False
         self.deadline = NEVER
         self._awaited = HEAD
         self._counted = 0
-        """Bytes that the client has not read, as far as they count in the budget of answers."""
+        """Unread bytes that are charged to the answer budget."""
         self._unread = 0
-        """Bytes that were left for the client to read when the deadline was set."""
+        """Size of the write buffer in bytes when the deadline was set."""
         self._pieces = 0
-        """Pieces of body in the read that is being parsed."""
+        """Chunks of request bodies in the read that is being parsed."""
         self._discards_input = False
         self._closes_next = False
-        """Whether the next response is to be the last."""
+        """Whether the next response will be the last one on the connection."""
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Wait for the first request."""
+        """Keep the transport and wait for the first request."""
         self.transport = self.response.transport = transport
         self._connections.add(self)
         self._await(HEAD, HEAD_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Take a request whose head is known, or else parse."""
+        """Look up the request's head among the known ones, or else parse the data."""
         if len(data) > LARGE_READ_BYTES and not self._may_take(data):
-            return  # what is refused and discarded waits too
+            return  # data that will be discarded is limited as well
         if self._discards_input:
             return
         key, body = NOTHING
-        # The parser is between two requests, and the client reads.
+        # The parser is between two requests, and the client is reading.
         if self._last is None and not self._parser.in_head and not self.write_paused:
             key, body = split(data)
             head = self._known_heads.find(key)
@@ -186,13 +188,13 @@ class ClientConnection:
             self._known_heads.add(key, arrived.head)
 
     def eof_received(self) -> None:
-        """Close. With something left to be sent that takes until the client has read it."""
+        """Close the connection, once the client has read what is still to be sent."""
         if self.transport.get_write_buffer_size():
             self._tell_of_end()
             self._await_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """The client disconnected: stop all work for it."""
+        """Release everything and stop all work for the client."""
         self._connections.discard(self)
         self._parser.close()
         self._count_unread(0)
@@ -200,7 +202,7 @@ class ClientConnection:
         self._tell_of_end()
 
     def pause_writing(self) -> None:
-        """The client reads slower than its engine writes."""
+        """Pause the answer: the client reads more slowly than its engine writes."""
         self.write_paused = True
         self._await_reading()
         self._count_unread(self._unread)
@@ -208,7 +210,7 @@ class ClientConnection:
             self.active.listener.on_write_paused()
 
     def resume_writing(self) -> None:
-        """The client caught up."""
+        """Resume the answer, or begin the next request."""
         self.write_paused = False
         self._count_unread(0)
         self.deadline = NEVER
@@ -224,17 +226,17 @@ class ClientConnection:
         if active.listener is not None:
             active.listener.on_write_resumed()
 
-    # What the limiter of reads calls.
+    # Called by the read limiter.
 
     def wait_for_turn(self) -> None:
-        """Read no more for now."""
+        """Stop reading until `read_on` is called."""
         self._waits_for_turn = True
         if not self.read_paused and not self.transport.is_closing():
             self.transport.pause_reading()
 
     def read_on(self, data: bytes) -> None:
-        """Take what was read, and read on, unless something else forbids it or the connection is
-        closed."""
+        """Process data that was held back, and resume reading unless the connection is closed or
+        reading is paused for another reason."""
         self._waits_for_turn = False
         if self.transport.is_closing():
             return
@@ -244,14 +246,14 @@ class ClientConnection:
             self.transport.resume_reading()
 
     def _may_take(self, data: bytes) -> bool:
-        """Whether a large read may be parsed now. If not, it comes back by `read_on`."""
+        """Whether a large read may be parsed now. If not, the limiter will pass it to `read_on`."""
         has_turn, self._has_turn = self._has_turn, False
         return has_turn or self._read_limiter.may_take(data, self)
 
-    # What the server calls.
+    # Called by the server.
 
     def shutdown(self) -> None:
-        """Answer what has come, then close."""
+        """Answer the requests that have been received, then close."""
         if self._last is None:
             self._close()
         else:
@@ -260,17 +262,17 @@ class ClientConnection:
                 self.response.closes = True
 
     def drain(self) -> None:
-        """Answer once more, and say that the connection ends with that: a client may send its next
-        request at any moment, and must not find the connection closed."""
+        """Answer one more request, with `Connection: close`. The client may send its next request
+        at any moment, so the connection cannot simply be closed."""
         self._closes_next = True
         if self.active is not None and not self.response.is_started:
             self.response.closes = True
 
     def on_deadline(self) -> None:
-        """What it waits for is late."""
+        """Handle the time-out of the current wait: abort, answer with an error, or close."""
         self.deadline = NEVER
         if self.write_paused or self.transport.is_closing():
-            if self.transport.get_write_buffer_size() < self._unread:  # it reads, if slowly
+            if self.transport.get_write_buffer_size() < self._unread:  # it reads, but slowly
                 self._await_reading()
             else:
                 self.transport.abort()
@@ -281,16 +283,16 @@ class ClientConnection:
         else:
             self._close()
 
-    # What the parser calls.
+    # Called by the parser.
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is there that is not answered."""
+        """Whether all requests have been answered."""
         return self._last is None
 
     def on_head(self, head: RequestHead) -> None:
-        """It is the request's turn, or it waits for those before it, and until their answers are
-        read."""
+        """Queue a request. It begins at once if the earlier ones have been answered and the client
+        has read the answers."""
         request = ClientRequest(head)
         if self._last is None and not self.write_paused:
             self._arrived = request
@@ -299,7 +301,7 @@ class ClientConnection:
         self._last = request
 
     def on_body(self, body: bytes) -> None:
-        """Keep a piece of body, unless its request has been answered without it."""
+        """Add a chunk to the latest request's body, unless it has been answered without it."""
         self._pieces += 1
         request = self._last
         if request is not None:
@@ -308,14 +310,14 @@ class ClientConnection:
                 self._pause_reading()
 
     def on_message_complete(self) -> None:
-        """The body is whole."""
+        """Mark the latest request's body as complete."""
         if self._last is not None:
             self._last.is_complete = True
 
-    # What a listener calls.
+    # Called by a request's listener.
 
     def end_response(self) -> None:
-        """End the response, and go on with the next request."""
+        """End the response and begin the next request."""
         request = self.active
         if request is None:
             return
@@ -331,16 +333,16 @@ class ClientConnection:
             self._go_on()
 
     def fail(self, request: ClientRequest, error: RouterError, block: bytes = b"") -> None:
-        """End the response with an error, as well as that is still possible.
+        """End the response with an error, as far as that is still possible.
 
-        Before the head: a response of its own, with `block` as further header lines. In an event
-        stream: an error frame. In any other body: a broken connection.
+        Before the head is sent: an error response, with `block` as additional header lines. In an
+        event stream: an error frame. In any other body: the connection is aborted.
         """
         if self.active is not request:
             return
         response = self.response
         if not response.is_started:
-            if not request.is_complete:  # the rest of it is not worth reading
+            if not request.is_complete:  # do not read the rest of the body
                 response.closes = True
             body = error.body()
             block += error.header_lines() + b"content-type: application/json\r\n"
@@ -349,19 +351,19 @@ class ClientConnection:
             self.end_response()
         elif response.write_error_frame(error):
             self.end_response()
-        else:  # a client cannot take this for a complete body
+        else:  # so that the client does not take the body for complete
             self.active = request.listener = None
             self.transport.abort()
 
     # From one request to the next.
 
     def _begin(self, request: ClientRequest) -> None:
-        """It is its turn: nothing is answered before it on this connection."""
-        if self.transport.is_closing() or self._last is None:  # it was refused in the meantime
+        """Begin a request: all earlier ones on this connection have been answered."""
+        if self.transport.is_closing() or self._last is None:  # refused in the meantime
             return
         self.active = request
         self._active_is_read = False
-        if not self.write_paused:  # the client has done its part
+        if not self.write_paused:  # it is no longer the client that is waited for
             self.deadline = NEVER
         if self.read_paused:
             self._resume_reading()
@@ -376,11 +378,11 @@ class ClientConnection:
 
     def _tell_of_body(self, request: ClientRequest) -> None:
         listener = request.listener
-        if listener is None:  # it was answered by its head
+        if listener is None:  # it was answered from its head alone
             return
         if request.is_complete:
             self._active_is_read = True
-            if not self.write_paused:  # the client has done its part
+            if not self.write_paused:  # it is no longer the client that is waited for
                 self.deadline = NEVER
             listener.on_body_complete()
             return
@@ -393,24 +395,24 @@ class ClientConnection:
     def _wait_its_turn(self, request: ClientRequest) -> None:
         waiting = self._waiting = self._waiting or []
         if len(waiting) >= MAX_WAITING:
-            raise ValueError("too many requests at once")  # becomes a parser error
+            raise ValueError("too many requests at once")  # httptools turns it into a parser error
         waiting.append(request)
         if self._has_backlog():
             self._pause_reading()
 
     def _has_backlog(self) -> bool:
-        """Whether so much waits behind the active request that no more is to be read."""
+        """Whether enough requests are queued that reading should pause."""
         waiting = self._waiting
         return waiting is not None and (
             len(waiting) > MAX_PIPELINED or sum(each.size for each in waiting) > UNREAD_BYTES
         )
 
     def _go_on(self) -> None:
-        """Begin the next request, if it has come: not before the client has read the answers up to
-        it, or they would be kept without a limit."""
+        """Begin the next request, if there is one, once the client has read the previous answers.
+        Otherwise unread answers would accumulate without limit."""
         if self.read_paused:
             self._resume_reading()
-        if self.write_paused:  # see `resume_writing`
+        if self.write_paused:  # continued by `resume_writing`
             return
         if self._waiting:
             self.loop.call_soon(self._begin, self._waiting.pop(0))
@@ -432,12 +434,12 @@ class ClientConnection:
         self.deadline = self.loop.time() + seconds
 
     def _await_reading(self) -> None:
-        """The client must go on reading what it is sent."""
+        """Time out if the client reads nothing for `stall_seconds`."""
         self._unread = self.transport.get_write_buffer_size()
         self._await(LINGER, self._handler.stall_seconds)
 
     def _count_unread(self, size: int) -> None:
-        """The client has so many bytes to read."""
+        """Charge the unread bytes beyond `FREE_UNREAD_BYTES` to the answer budget."""
         counted = max(0, size - FREE_UNREAD_BYTES)
         if counted != self._counted:
             self._handler.answer_budget.add(counted - self._counted)
@@ -449,11 +451,11 @@ class ClientConnection:
             listener, request.listener = request.listener, None
             listener.on_disconnect()
 
-    # Reading.
+    # Parsing.
 
     def _parse(self, data: bytes) -> ClientRequest | None:
-        """Begin a request that came, which is returned, and tell the listener of the active one
-        what there is of its body."""
+        """Parse a read. Begins and returns a request that arrived in it; otherwise tells the active
+        request's listener how much of the body has arrived."""
         parser = self._parser
         self._pieces = 0
         try:
@@ -472,7 +474,7 @@ class ClientConnection:
         elif parser.in_head and self._awaited == NEXT_REQUEST:
             self._await(HEAD, HEAD_SECONDS)
         if parser.unparsed > MAX_HEAD_BYTES and not self._discards_input:
-            # A line without an end: the parser buffers all of it.
+            # An endless line, which the parser would buffer completely.
             self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
         return arrived
 
@@ -500,13 +502,14 @@ class ClientConnection:
             self._refuse(BadRequest("This is not a valid HTTP request."))
 
     def _refuse(self, error: RouterError) -> None:
-        """Read no further: answer, unless an answer is under way, and close."""
+        """Discard all further input, answer with an error unless another answer is in progress, and
+        close."""
         self._discards_input = True
         last = self._last
-        if last is not None and last.is_complete:  # it was pipelined behind a valid request
+        if last is not None and last.is_complete:  # the invalid data follows a valid request
             self.shutdown()
         elif last is not None and (self._waiting or (self.active and self.response.is_started)):
-            self.transport.abort()  # an error response would become part of the answer under way
+            self.transport.abort()  # an error response would become part of the answer in progress
         else:
             self._arrived = self._last = None
             self._tell_of_end()
@@ -518,15 +521,16 @@ class ClientConnection:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Say that the response was the last, and take what the client still sends for a while."""
+        """Close the sending side, then discard what the client still sends for up to
+        LINGER_SECONDS."""
         self._discards_input = True
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
         self._await(LINGER, LINGER_SECONDS)
 
     def _close(self) -> None:
-        """Close when the client has read all, or when it has not read for too long. With TLS, that
-        lasts until the client has closed its half too, or until it has not for too long."""
+        """Close once the client has read everything, or after a time-out. A TLS connection is
+        closed once the client has sent its close_notify too, or after LINGER_SECONDS."""
         self.transport.close()
         if self.transport.get_write_buffer_size():
             self._await_reading()

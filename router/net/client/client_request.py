@@ -1,4 +1,5 @@
-"""A client's request as its connection read it, and who is told what becomes of it."""
+"""A client's request as received on its connection, and the interface of the listener that answers
+it."""
 
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -9,36 +10,38 @@ __all__ = ["NO_HEAD", "ClientRequest", "RequestHead", "RequestListener"]
 
 
 SMALL_BYTES: Final = 4096
-"""Pieces of a body below this are joined: one may be a single byte, and takes fifty."""
+"""Chunks of a body below this size in bytes are joined: a chunk of one byte would take fifty bytes
+of memory."""
 
 
 class RequestListener(Protocol):
-    """Answers one request. Each method is called by the client's connection."""
+    """Answers one request. Its methods are called by the client's connection."""
 
     def on_body_progress(self, size: int) -> None:
-        """`size` bytes of the body have arrived, and it goes on."""
+        """`size` bytes of the body have arrived so far, and more will follow."""
 
     def on_body_complete(self) -> None:
-        """The whole body has arrived. Called once, if at all."""
+        """The whole body has arrived. Called at most once."""
 
     def on_body_timeout(self) -> None:
-        """The body was not complete in time."""
+        """The body was not complete within the time-out."""
 
     def on_disconnect(self) -> None:
-        """The client is gone, or cannot be told anything more. Nothing is called after it."""
+        """The client has disconnected, or nothing more can be sent to it. No other method is called
+        after this."""
 
     def on_write_paused(self) -> None:
-        """The client does not read: its connection's write buffer is full."""
+        """The client is not reading: the connection's write buffer is full."""
 
     def on_write_resumed(self) -> None:
-        """The client has read; more can be written."""
+        """The client has read; writing may continue."""
 
 
 class RequestHead:
-    """A request's head. It does not change: requests with the same one share it.
+    """The head of a request. It is immutable and shared by all requests with the same head.
 
-    `target` is the request target as it was sent, `headers` have lower-case names. `keep_alive`
-    says whether the connection may serve another request after this one.
+    `target` is the request target as sent, `headers` have lower-case names, `keep_alive` tells
+    whether the connection may serve another request after this one.
     """
 
     __slots__ = (
@@ -67,11 +70,11 @@ class RequestHead:
         self.is_http_1_0 = is_http_1_0
         self.keep_alive = keep_alive
         self.fields: Mapping[bytes, bytes] = dict(headers)
-        """Headers by name; of those that come twice the last one."""
+        """Headers by name; the last one where a name is repeated."""
         self.is_accepted = False
-        """Whether an engine may be asked what has this head."""
+        """Whether requests with this head are passed to engines."""
         self.engine_lines: bytes | None = None
-        """The header lines that go on to an engine, once they are known."""
+        """The header lines that are sent to engines, once they have been computed."""
 
     @property
     def expects_continue(self) -> bool:
@@ -82,16 +85,16 @@ class RequestHead:
 
 
 NO_HEAD: Final = RequestHead(b"", b"", [], is_http_1_0=False, keep_alive=False)
-"""Of a request whose head is needed no more."""
+"""Placeholder for a request whose head is no longer needed."""
 
 
 class ClientRequest:
-    """A request's head, and its body as far as it has arrived."""
+    """A request: its head, and the part of its body that has arrived."""
 
     __slots__ = ("_parts", "head", "is_complete", "keep_alive", "listener", "size")
 
     def __init__(self, head: RequestHead, body: bytes | None = None) -> None:
-        """With `body` the request is complete."""
+        """A request whose `body` is given is complete."""
         self.head = head
         self.keep_alive = head.keep_alive
         self.is_complete = body is not None
@@ -99,11 +102,12 @@ class ClientRequest:
         self.size = 0 if body is None else len(body)
         """Bytes of body that have arrived."""
         self.listener: RequestListener | None = None
-        """Who answers it; None before its turn, and once it is answered."""
+        """The listener that answers it. None before the request begins and after it has been
+        answered."""
         self._parts: list[bytes] = [] if body is None else [body]
 
     def add(self, data: bytes) -> None:
-        """Keep a piece of the body."""
+        """Add a chunk to the body."""
         parts = self._parts
         if parts and len(data) < SMALL_BYTES and len(parts[-1]) < SMALL_BYTES:
             parts[-1] += data
@@ -112,11 +116,12 @@ class ClientRequest:
         self.size += len(data)
 
     def take_body(self) -> bytes:
-        """The body that has arrived; it is kept here no longer."""
+        """Return and release the body that has arrived."""
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def take_pieces(self) -> list[bytes]:
-        """The same as it arrived; joining megabytes would hold up the event loop."""
+        """Return and release the body as a list of chunks: joining megabytes would block the event
+        loop."""
         parts, self._parts = self._parts, []
         return parts

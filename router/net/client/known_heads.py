@@ -1,8 +1,9 @@
-"""Heads that come again and again: parsed and judged once.
+"""A cache of message heads, so that a head that is sent repeatedly is parsed and validated only
+once.
 
-The requests of one client differ in their bodies, and their heads in Content-Length only; so do the
-answers of one engine. Where the parser has accepted a head with a body, the same bytes with another
-length have the same meaning.
+The requests of one client have the same head except for Content-Length; so do the responses of one
+engine. Where the parser has accepted a head with a body, the same bytes with another length have
+the same meaning.
 """
 
 from collections.abc import Callable
@@ -11,14 +12,14 @@ from typing import Final, Generic, TypeVar
 __all__ = ["NOTHING", "Key", "KnownHeads", "split"]
 
 MAX_BYTES: Final = 2048
-"""Of a head that is kept; those of SDKs have some 500."""
+"""Longest head in bytes that is cached; those of common SDKs have about 500."""
 
 LENGTH_NAMES: Final = (b"\r\ncontent-l", b"\r\nContent-L")
-"""What stands before `ength: ` in the line that states the length."""
+"""What precedes `ength: ` in a Content-Length line."""
 
 Key = tuple[bytes, bytes]
-"""What stands in a head before the digits of the length, and behind them; the whole of one that
-states none, and nothing."""
+"""The bytes of a head before the digits of Content-Length and after them. For a head without
+Content-Length: the whole head and empty bytes."""
 
 NOTHING: Final = ((b"", b""), b"")
 
@@ -26,16 +27,16 @@ Head = TypeVar("Head")
 
 
 class KnownHeads(Generic[Head]):
-    """Up to `most` heads."""
+    """A cache of up to `most` heads."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._heads: dict[Key, Head] = {}
         self.find: Callable[[Key], Head | None] = self._heads.get
-        """The head that was added with a key."""
+        """Returns the head that was added with this key, or None."""
 
     def add(self, key: Key, head: Head) -> None:
-        """Keep a head. When there are too many, all go: those in use soon come back."""
+        """Add a head. A full cache is cleared: the heads in use are soon added again."""
         if len(key[0]) + len(key[1]) > MAX_BYTES:
             return
         if len(self._heads) >= self._most:
@@ -43,13 +44,14 @@ class KnownHeads(Generic[Head]):
         self._heads[key] = head
 
     def clear(self) -> None:
-        """Forget all: what they were judged by has changed."""
+        """Remove all heads, because the settings by which they were validated have changed."""
         self._heads.clear()
 
 
 def split(data: bytes) -> tuple[Key, bytes]:
-    """The key of a head and its body, if `data` is a whole message with a body; else nothing."""
-    # `partition`, as a method with one argument, takes half as long as `find` and slices.
+    """Split a message into the key of its head and its body. Returns NOTHING unless `data` is
+    exactly one message with a body and Content-Length."""
+    # `partition` takes half the time of `find` with slices.
     head, _, body = data.partition(b"\r\n\r\n")
     if not body:
         return NOTHING

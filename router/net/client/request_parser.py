@@ -1,6 +1,6 @@
-"""Parses what a client sends: heads and bodies of one request after the other.
+"""Parses a client connection's input into request heads and body chunks (HTTP/1.1 by httptools).
 
-Requests whose head is known go around it (`known_heads.py`).
+Requests with a known head bypass it (`known_heads.py`).
 """
 
 from typing import Any, Final, Protocol, cast
@@ -13,37 +13,39 @@ from router.net.client.client_request import RequestHead
 __all__ = ["MAX_HEADERS", "MAX_HEAD_BYTES", "ParserListener", "RequestParser"]
 
 MAX_HEAD_BYTES: Final = 64 << 10
-"""Request line and headers together; nginx and Node.js allow 32 and 16 KiB, tokens are long."""
+"""Limit in bytes for the request line and headers together. nginx allows 32 KiB and Node.js 16;
+bearer tokens can be long."""
 
 MAX_HEADERS: Final = 256
-"""Of one request; Apache and Envoy take 100. Each costs far more memory and time than its bytes."""
+"""Most headers of a request; Apache and Envoy allow 100. Each costs far more memory and time than
+its bytes alone."""
 
 FIELD_BYTES: Final = len(b": \r\n")
-"""Of a header line, beside its name and value."""
+"""Bytes of a header line besides its name and value."""
 
 VERSIONS: Final = frozenset({"1.0", "1.1"})
-"""Of HTTP that are answered; the parser takes 0.9 and 2.0 as well."""
+"""Accepted HTTP versions; the parser accepts 0.9 and 2.0 as well."""
 
 
 class ParserListener(Protocol):
-    """Takes what was found. `is_idle` says whether every request is answered."""
+    """Receives what was parsed."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is there that is not answered."""
+        """Whether all requests have been answered."""
 
     def on_head(self, head: RequestHead) -> None:
-        """A request's head is whole."""
+        """A request's head is complete."""
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body of the request that came last."""
+        """A chunk of the latest request's body."""
 
     def on_message_complete(self) -> None:
-        """That body is whole."""
+        """The latest request's body is complete."""
 
 
 class RequestParser:
-    """Of one connection."""
+    """The parser of one connection."""
 
     __slots__ = (
         "_declined",
@@ -60,22 +62,22 @@ class RequestParser:
     def __init__(self, listener: ParserListener) -> None:
         self._listener = listener
         self._parser: Any = None
-        """Made when it is needed: most connections bring known heads only."""
+        """Created when needed: most connections only send known heads."""
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self.head_bytes = 0
-        """Of the head that is being parsed."""
+        """Bytes so far of the head that is being parsed."""
         self.unparsed = 0
-        """Bytes read since something was found in them."""
+        """Bytes read since the parser last reported anything."""
         self.in_head = False
-        """Whether a head has begun and is not whole."""
+        """Whether a head has begun and is not complete."""
         self._declined: bytes | None = None
-        """The head of a request that offered to upgrade, without the offer."""
+        """The head of a request that offered an upgrade, with the offer removed."""
         self._is_over = False
-        """Whether nothing more is parsed: bytes for a tunnel are no requests."""
+        """Whether all further input is ignored: after CONNECT it is not HTTP."""
 
     def feed(self, data: bytes) -> None:
-        """Parse. Raises HttpParserError for what is not HTTP."""
+        """Parse data. Raises HttpParserError if it is not valid HTTP."""
         if self._is_over:
             return
         if self._parser is None:
@@ -86,8 +88,8 @@ class RequestParser:
         self._feed(data)
 
     def close(self) -> None:
-        """Nothing is parsed any more. Its parser refers to it, and it to the connection, which
-        would be left to the garbage collector."""
+        """Stop parsing. Breaks the reference cycle of parser and connection, which would otherwise
+        be left to the garbage collector."""
         self._parser = None
         self._is_over = True
         self._listener = cast("ParserListener", None)
@@ -97,31 +99,32 @@ class RequestParser:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             head, self._declined = self._declined, None
-            if head is None:  # it was CONNECT
+            if head is None:  # it was a CONNECT request
                 self._is_over = True
                 return
             # Java's HTTP client offers h2c with its requests. The offer is declined by answering as
-            # usual; httptools ends such a request at its head, so it is parsed again without it.
+            # usual. httptools ends such a request after its head, so it is parsed again without the
+            # offer.
             rest = data[upgrade.args[0] :]
             self._parser = httptools.HttpRequestParser(self)
             self._feed(head + rest)
 
-    # What the parser calls.
+    # Called by httptools.
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Reset the state for a new request."""
         self._target = b""
         self._headers = []
         self.in_head = True
         self.head_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        """Keep and count the request target."""
+        """Add to the request target, and count its bytes."""
         self._count(len(url))
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep and count a header; one that follows the body is counted only."""
+        """Count a header's bytes, and keep the header unless it is a trailer."""
         self._count(len(name) + len(value) + FIELD_BYTES)
         if self.in_head:
             self._headers.append((name.lower(), value))
@@ -129,7 +132,7 @@ class RequestParser:
                 raise ValueError("too many headers")  # httptools turns it into a parser error
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """Check the head and pass it to the listener."""
         self.in_head = False
         self.unparsed = 0
         parser = self._parser
@@ -151,18 +154,18 @@ class RequestParser:
         self._listener.on_head(head)
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a piece of body."""
+        """Pass a chunk of the body to the listener."""
         self.unparsed = 0
         self._listener.on_body(body)
 
     def on_message_complete(self) -> None:
-        """The body is whole, unless the request is to be parsed again."""
+        """Tell the listener that the body is complete, unless the request will be parsed again."""
         if self._declined is None:
             self._listener.on_message_complete()
 
     @property
     def has_too_many_headers(self) -> bool:
-        """Whether that is why the head was refused."""
+        """Whether the head was refused for its number of headers."""
         return len(self._headers) > MAX_HEADERS
 
     def _count(self, size: int) -> None:
@@ -186,6 +189,6 @@ class RequestParser:
 
 
 def _is_chunked(headers: HeaderPairs) -> bool:
-    """Whether the only transfer coding is chunked. The parser accepts others before it."""
+    """Whether chunked is the only transfer coding. The parser accepts others before it."""
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     return codings == [b"chunked"]

@@ -20,9 +20,9 @@ BODILESS: Final = frozenset({204, 304})
 
 
 class ResponseWriter:
-    """The response under way. A head is sent together with the first bytes of its body.
+    """Writes the current response. The head is sent together with the first bytes of the body.
 
-    While `is_corked`, what is written is kept for `end`, so that both go out in one system call.
+    While `is_corked`, written data is kept until `end`, so that both are sent in one system call.
     """
 
     __slots__ = (
@@ -47,14 +47,15 @@ class ResponseWriter:
         self._stream_of: RouteKind | None = None
         self.is_corked = False
         self.is_started = False
-        """Whether the head is decided on, sent or not."""
+        """Whether the head has been set; it may not have been sent yet."""
         self.closes = False
-        """Whether the connection ends with this response."""
+        """Whether the connection closes after this response."""
         self.extra = b""
-        """Header lines of this response, whatever becomes of the request."""
+        """Header lines that are added to this response, also if it is an error."""
 
     def begin(self, method: bytes, *, is_http_1_0: bool, closes: bool) -> None:
-        """Get ready for the response to a request. One to HEAD has no body, whatever is written."""
+        """Prepare for the response to a request. A response to HEAD has no body, whatever is
+        written."""
         self._head = b""
         self._has_body = method != b"HEAD"
         self._is_http_1_0 = is_http_1_0
@@ -69,10 +70,10 @@ class ResponseWriter:
         length: int | None,
         stream_of: RouteKind | None = None,
     ) -> None:
-        """Decide on the head. `block` is its header lines; without `length` the body is chunked.
+        """Set the head. `block` is its header lines; without a `length` the body is sent in chunks.
 
-        `stream_of` says that the body is an event stream, of which kind of route. Nothing is sent
-        before the first `write`, `flush` or `end`.
+        `stream_of` is the kind of route if the body is an event stream. Nothing is sent before the
+        first `write`, `flush` or `end`.
         """
         self.is_started = True
         if self.extra:
@@ -86,14 +87,14 @@ class ResponseWriter:
         elif not self._is_http_1_0:
             self._is_chunked = self._has_body
             framing = b"transfer-encoding: chunked\r\n"
-        else:  # the end of the connection ends the body
+        else:  # closing the connection ends the body
             self.closes = True
             framing = b""
         end = b"connection: close\r\n\r\n" if self.closes else b"\r\n"
         self._head = line + block + framing + end
 
     def write(self, data: bytes) -> None:
-        """Send a piece of body."""
+        """Send data of the body."""
         if not (data and self._has_body):
             return
         if self._is_chunked:
@@ -107,12 +108,12 @@ class ResponseWriter:
             self.transport.write(data)
 
     def chunk_writer(self) -> Callable[[bytes], None] | None:
-        """Where whole chunks can be written as they stand; None before the head is sent, and for a
+        """A function that writes already framed chunks. None before the head is sent, and for a
         body that is not chunked."""
         return self.transport.write if self._is_chunked and not self._head else None
 
     def flush(self) -> None:
-        """Send the head if it still waits for a body."""
+        """Send the head if it has not been sent yet."""
         if self._head:
             self.transport.write(self._head)
             self._head = b""
@@ -125,7 +126,8 @@ class ResponseWriter:
             self._head = b""
 
     def write_error_frame(self, error: RouterError) -> bool:
-        """End an event stream's content with an error frame; False if this is no event stream."""
+        """End an event stream with an error frame. Returns False if the response is not an event
+        stream."""
         if self._stream_of is None:
             return False
         self.write(error_frame(error, self._stream_of))
