@@ -1,1 +1,1 @@
-"""The engine's side: connections, and what takes an answer."""
+"""The engine side of net: connections to engines, and the legs that process their answers."""

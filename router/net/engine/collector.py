@@ -1,4 +1,4 @@
-"""Reads an engine's whole reply into memory: a prefill's, or a tokenizer's."""
+"""Reads the whole reply of a prefill engine or of a tokenizer into memory."""
 
 import time
 
@@ -13,13 +13,13 @@ from router.net.limits.idle_sweep import IdleTimeoutSweep
 __all__ = ["Collector"]
 
 MAX_COLLECTED_BYTES = 16 << 20
-"""Of a reply that the router reads itself: the token ids of a prompt of a million tokens, and the
-blocks of its KV cache, take 8 MB."""
+"""Largest reply in bytes that the router reads for itself. The token ids of a prompt of a million
+tokens and the block ids of its KV cache take 8 MB."""
 
 
 class Collector(EngineLeg):
-    """An attempt whose reply goes to the plan. `asked_at`: when the plan asked for it, in seconds
-    on the event loop's clock."""
+    """An attempt whose reply is passed to the plan. `asked_at`: when the plan requested it, in
+    seconds on the event loop's clock."""
 
     __slots__ = ("_asked_at", "_headers", "_parts", "_patience")
 
@@ -48,16 +48,16 @@ class Collector(EngineLeg):
                 self._give_up(failure)
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """Keep a piece of body."""
+        """Add data to the body."""
         self._parts.append(data)
         self._count_kept(len(data), MAX_COLLECTED_BYTES)
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
-        """Body bytes are wanted without their framing."""
+        """Always False: the body is wanted without its chunk framing."""
         return False
 
     def on_end(self) -> None:
-        """The reply is whole."""
+        """Pass the reply to the plan."""
         body = b"".join(self._parts)
         if self.status < 400:
             self.timer.unary_answer(time.monotonic())
@@ -67,14 +67,14 @@ class Collector(EngineLeg):
         self._settle(Reply(self.status, tuple(self._headers), body))
 
     def on_lost(self, failure: Failure) -> None:
-        """There will be no reply."""
+        """Report that there will be no reply."""
         self.failure = failure
         self._settle(failure)
 
     def check_idle(self, now: float) -> None:
-        """Leave an engine that is late, or that has stopped answering everybody."""
+        """Give up when the time-out has passed or the engine has stalled."""
         listener = self._listener
-        if listener is None:  # it ended in this very sweep
+        if listener is None:  # the attempt ended during this sweep
             return
         failure = given_up(
             self._patience,

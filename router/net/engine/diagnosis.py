@@ -1,4 +1,5 @@
-"""What is wrong with an engine, and what to do: the sentences of `pd-router check` and the log."""
+"""Explains why a GET to an engine failed and what to do about it, in sentences for `pd-router
+check` and the log."""
 
 import socket
 import ssl
@@ -11,29 +12,30 @@ from router.net.exhaustion import is_exhaustion, remedy
 __all__ = ["ERRORS", "OWN", "Diagnosis", "Trouble", "trouble_of"]
 
 ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
-"""What a GET with aiohttp may raise; a ValueError where an answer is too large."""
+"""What a GET with aiohttp may raise; ValueError if the response is too large."""
 
 
 OWN: Final = "exhausted"
-"""The word for trouble that is this process's own."""
+"""`Trouble.health` if the cause is a limit of this process and not the engine."""
 
 
 class Trouble(NamedTuple):
-    """Why an engine cannot be used, in a word, and advice."""
+    """Why an engine cannot be used: a short name of the cause, and advice for the operator."""
 
     health: str
     advice: str | None
 
 
 class Diagnosis:
-    """Explains failed GETs. `timeout_seconds` was their patience; `has_key`: they had a key."""
+    """Explains failed GETs. `timeout_seconds`: their time-out. `has_key`: whether they sent an API
+    key."""
 
     def __init__(self, timeout_seconds: float, *, has_key: bool) -> None:
         self._seconds = timeout_seconds
         self._has_key = has_key
 
     def of_error(self, error: Exception, path: str) -> Trouble:
-        """What one of `ERRORS` means."""
+        """Explains an exception, one of `ERRORS`."""
         if isinstance(error, TimeoutError):
             return Trouble(
                 "timeout",
@@ -43,7 +45,7 @@ class Diagnosis:
         return trouble_of(error)
 
     def of_status(self, status: int, path: str) -> Trouble | None:
-        """What a status other than 200 means; None for 200."""
+        """Explains a status other than 200. None for 200."""
         if status == 200:
             return None
         if status in (401, 403):
@@ -55,8 +57,8 @@ class Diagnosis:
 
 
 def trouble_of(error: Exception) -> Trouble:
-    """What a library's or the system's error means. The kinds derive from each other: narrow ones
-    first."""
+    """Explains an exception of aiohttp or the operating system. The classes derive from each other,
+    so the most specific ones come first."""
     match error:
         case aiohttp.ClientConnectorDNSError() | socket.gaierror() | UnicodeError():
             return Trouble("unknown host", "the host's name does not resolve: check the URL")

@@ -1,6 +1,6 @@
 """One keep-alive HTTP/1.1 connection to an engine, as an asyncio protocol.
 
-It parses answers and hands them to a sink: the head, then one piece of body per read, then the
+It parses answers and passes them to a sink: the head, then the body data of each read, then the
 end. Retries are decided elsewhere.
 """
 
@@ -19,24 +19,25 @@ __all__ = ["EngineConnection", "Owner", "Sink"]
 
 
 MAX_OVERHEAD_BYTES: Final = 64 << 10
-"""That come in a row without a byte of body: heads, interim answers, chunk extensions, trailers.
-The parser keeps a line until it ends."""
+"""Most bytes in a row without body data: heads, interim responses, chunk extensions, trailers. The
+parser buffers a line until it ends."""
 
 MAX_HEADERS: Final = 256
-"""Of one answer."""
+"""Most headers of an answer."""
 
 BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Which no interim answer has."""
+"""Headers that an interim response (1xx) must not have."""
 
 MAX_WHOLE_CHUNK: Final = 4096
-"""Reads below this may be recognised as one whole chunk; an event of a token has some 250 bytes.
-Others have turns: when 1,024 connections or more have something, libuv reads from them again and
-again before it does anything else, up to 49,000 times."""
+"""Reads shorter than this, in bytes, are tried as one whole chunk; the event of a token has about
+250. Longer ones go through the read limiter, because with 1,024 or more readable connections libuv
+reads from them up to 49,000 times before it does anything else."""
 
 
 def _chunk_heads() -> list[bytes]:
-    """By the length of a whole chunk in its framing: the size line that it must begin with; for a
-    length that no chunk has, more than the read holds. A table, because most tokens pass here."""
+    """A table of chunk-size lines by the length in bytes of a whole framed chunk. Lengths that no
+    chunk can have map to a line longer than any read, which never matches. A table, because most
+    tokens pass through here."""
     heads = [b"?" * MAX_WHOLE_CHUNK] * MAX_WHOLE_CHUNK
     for size in range(1, MAX_WHOLE_CHUNK):
         head = b"%x\r\n" % size
@@ -49,24 +50,26 @@ def _chunk_heads() -> list[bytes]:
 CHUNK_HEADS: Final = _chunk_heads()
 
 CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-"""By which the parser learns that chunks follow, where the head that they follow is known."""
+"""Fed to the parser in place of a known head, so that it expects chunks."""
 
 
 class Sink(Protocol):
-    """Takes one answer. `on_end` or `on_lost` comes last, exactly once, unless it is aborted."""
+    """Receives one answer. `on_end` or `on_lost` is called last and exactly once, unless the
+    request is aborted."""
 
     def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
-        """The status and headers have arrived. `length`: of the body, if it is stated.
-        `has_body`: its first bytes follow at once."""
+        """The status and headers have arrived. `length`: of the body in bytes, if the engine states
+        it. `has_body`: `on_data` follows immediately."""
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """The body bytes of one read have arrived; after the last ones `on_end` follows at once."""
+        """The body data of one read have arrived. After the last ones `on_end` follows
+        immediately."""
 
     def on_chunk(self, chunk: bytes, size: int) -> bool:
-        """One whole chunk of a chunked body has arrived if `chunk` ends with its line end: `size`
-        bytes in their framing.
+        """Perhaps one whole framed chunk has arrived, with `size` bytes of data. It is one if
+        `chunk` ends with the line end of its framing.
 
-        True: it was, and was taken as it is. False: it is passed to `on_data` instead.
+        Returns True if the sink took it as it is; otherwise it is parsed and passed to `on_data`.
         """
 
     def on_end(self) -> None:
@@ -80,20 +83,20 @@ class Owner(Protocol):
     """The pool that a connection returns to."""
 
     known_heads: KnownHeads[AnswerHead]
-    """Those of all connections to the engine."""
+    """Shared by all connections to the engine."""
 
     read_limiter: ReadLimiter
-    """For all engines' connections."""
+    """Shared by all connections to engines."""
 
     def put(self, connection: "EngineConnection") -> None:
-        """The connection is idle and may be used again."""
+        """The connection is idle and can be reused."""
 
     def forget(self, connection: "EngineConnection") -> None:
-        """The connection is closed."""
+        """The connection has been closed."""
 
 
 class EngineConnection(asyncio.Protocol):
-    """Sends one request at a time and feeds its answer to the request's sink."""
+    """Sends one request at a time and passes its answer to the request's sink."""
 
     __slots__ = (
         "_between_chunks",
@@ -132,12 +135,12 @@ class EngineConnection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._status = 0
         self._head: AnswerHead | None = None
-        """A head that the sink does not have yet."""
+        """A parsed head that has not been passed to the sink yet."""
         self._known: AnswerHead | None = None
-        """The head of an answer of which only the chunks are parsed."""
+        """The known head of an answer of which only the chunks are parsed."""
         self._length: int | None = None
         self._is_asked = False
-        """Whether a request was sent and nothing of its answer has come."""
+        """Whether a request was sent and none of its answer has arrived."""
         self._is_paused = self._waits_for_turn = self._has_turn = False
         self._has_head = False
         self._until_close = False
@@ -147,16 +150,17 @@ class EngineConnection(asyncio.Protocol):
         self._excess = False
         self._broken: str | None = None
         self._overhead = 0
-        """Bytes that were read since there was body among them."""
+        """Bytes read in a row without body data."""
         self.idle_since = 0.0
-        """When the pool got it back; the pool's clock."""
+        """When it was returned to the pool, in seconds on the pool's clock."""
 
-    # What the relay calls.
+    # Called by the run of a request.
 
     def start(self, head: bytes, body: bytes, sink: Sink, lead: tuple[bytes, ...] = ()) -> None:
-        """Send a request; its answer, or the loss of a closed connection, goes to `sink`.
+        """Send a request. Its answer, or the failure of a connection that was closed, goes to
+        `sink`.
 
-        `lead`: of a large body, the pieces that come before `body`.
+        `lead`: for a large body, the parts that precede `body`.
         """
         self._sink = sink
         self._has_head = self._complete = self._excess = self._between_chunks = False
@@ -169,32 +173,34 @@ class EngineConnection(asyncio.Protocol):
             self._transport.writelines((head, *lead, body) if lead else (head, body))
 
     def abort(self) -> None:
-        """Close at once, which makes the engine stop; the sink gets no further calls."""
+        """Close immediately, which makes the engine stop working on the request. The sink gets no
+        further calls."""
         self._sink = None
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        """Stop reading: the kernel's buffers fill up, and the engine waits for a slow client."""
+        """Stop reading, so that the kernel's buffers fill up and TCP flow control slows down the
+        engine."""
         self._is_paused = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Continue reading."""
         self._is_paused = False
         if not self._waits_for_turn and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    # What the limiter of reads calls.
+    # Called by the read limiter.
 
     def wait_for_turn(self) -> None:
-        """Read no more for now."""
+        """Stop reading until `read_on` is called."""
         self._waits_for_turn = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def read_on(self, data: bytes) -> None:
-        """Take what was read, and read on, unless its answer is not wanted any more."""
+        """Process data that was held back, and continue reading, unless the request was aborted."""
         self._waits_for_turn = False
         if self._sink is None:
             return
@@ -207,20 +213,20 @@ class EngineConnection(asyncio.Protocol):
         """Whether the connection is closed or closing."""
         return self._transport.is_closing()
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Parse one read and pass on what it held."""
+        """Parse a read and pass on what it contains."""
         sink = self._sink
         if sink is None:  # data without a request
             self._transport.abort()
             return
-        # Most reads of a stream are one whole chunk. With its size written as uvicorn does, it can
-        # bypass the parser, which is between two chunks, and go to the client as it is.
+        # Most reads of a stream are exactly one chunk. If its size is written the way uvicorn does,
+        # it bypasses the parser (which is between two chunks) and goes to the client unchanged.
         length = len(data)
         if self._between_chunks and length < MAX_WHOLE_CHUNK:
             head = CHUNK_HEADS[length]
@@ -235,14 +241,14 @@ class EngineConnection(asyncio.Protocol):
         self._parse(data, sink)
 
     def _may_take(self, data: bytes) -> bool:
-        """Whether a large read may be parsed now. If not, it comes back by `read_on`."""
+        """Whether a large read may be parsed now. If not, the limiter will pass it to `read_on`."""
         has_turn, self._has_turn = self._has_turn, False
         return has_turn or self._owner.read_limiter.may_take(data, self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the sink, if it still waits."""
+        """Report the end or the failure of an answer that has not ended."""
         self._owner.forget(self)
-        self._parser = None  # a reference cycle, which would wait for the garbage collector
+        self._parser = None  # breaks a reference cycle, so that no garbage collection is needed
         if self._sink is None:
             return
         if self._has_head and self._until_close and exc is None:
@@ -253,27 +259,27 @@ class EngineConnection(asyncio.Protocol):
         else:
             self._fail(FailureKind.RESET, "closed the connection before it answered")
 
-    # What the parser calls.
+    # Called by httptools.
 
     def on_message_begin(self) -> None:
-        """An answer begins; one without a request is not read."""
+        """Note whether a second answer follows that no request asked for; it is ignored."""
         self._excess = self._complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Collect a header, unless it follows the body."""
+        """Collect a header, unless it is a trailer."""
         if not self._has_head:
             self._headers.append((name.lower(), value))
             if len(self._headers) > MAX_HEADERS:
                 raise ValueError("too many headers")  # httptools turns it into a parser error
 
     def on_headers_complete(self) -> None:
-        """The head is there, unless it is an interim answer (100 Continue, 103)."""
+        """Keep the head, unless it is an interim response (100 Continue, 103 Early Hints)."""
         if self._excess:
             return
         self._status = self._parser.get_status_code()
         if self._status < 200:
             if self._status < 100 or not BODY_HEADERS.isdisjoint(dict(self._headers)):
-                # The parser would read a body. httptools turns this into a parser error.
+                # The parser would expect a body. httptools turns this into a parser error.
                 raise ValueError("an interim answer with a body")
             return
         self._has_head = True
@@ -289,20 +295,20 @@ class EngineConnection(asyncio.Protocol):
         self._until_close = length is None and b"transfer-encoding" not in head.fields
 
     def on_chunk_header(self) -> None:
-        """The size of a chunk is there."""
+        """Note that the parser is inside a chunk."""
         self._between_chunks = False
 
     def on_chunk_complete(self) -> None:
-        """A chunk is whole."""
+        """Note that the parser is between two chunks."""
         self._between_chunks = True
 
     def on_body(self, body: bytes) -> None:
-        """Collect a piece of body."""
+        """Collect data of the body."""
         if not self._excess:
             self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
+        """Note that the answer is complete."""
         if self._excess:
             return
         if self._status < 200:
@@ -311,11 +317,11 @@ class EngineConnection(asyncio.Protocol):
         self._complete = True
         self._keep_alive = self._parser.should_keep_alive()
 
-    # Reading.
+    # Parsing.
 
     def _take_first(self, data: bytes, sink: Sink) -> None:
-        """The first read of an answer: if that is the whole of it and its head is known, it goes
-        around the parser, which is between two answers."""
+        """Process the first read of an answer. If it is a complete answer with a known head, the
+        parser (which is between two answers) is bypassed."""
         key, body = split(data)
         known = self._known_heads.find(key)
         if known is None:
@@ -329,8 +335,9 @@ class EngineConnection(asyncio.Protocol):
             self._finish(sink, is_reusable=True)
 
     def _take_parsed(self, data: bytes, sink: Sink, key: Key, body: bytes) -> None:
-        """The first read of any other answer. Of one in chunks whose head is known only those are
-        parsed. Heads are kept that came with some of their body, and decide how it is parsed."""
+        """Process the first read of any other answer. If its head is known and the body is chunked,
+        only the chunks are parsed. The head is added to the known ones if some of the body came
+        with it, because the body shows how such a head is to be parsed."""
         end = data.find(b"\r\n\r\n") + 4
         block = data[:end]
         self._known = self._known_heads.find((block, b""))
@@ -343,8 +350,8 @@ class EngineConnection(asyncio.Protocol):
             self._known_heads.add((block, b""), head)
 
     def _is_chunked_only(self, block: bytes, head: AnswerHead) -> bool:
-        """Whether these bytes are this head, and say that chunks follow and nothing else of how to
-        parse them. (The parser takes other line ends too, and what stands before a head.)"""
+        """Whether `block` is exactly the bytes of `head`, and the body is chunked with nothing else
+        that affects parsing. (The parser also accepts other line ends and leading blank lines.)"""
         lines = len(head.headers) + 2
         return (
             block.startswith(b"HTTP/1.1 200 ")
@@ -357,11 +364,12 @@ class EngineConnection(asyncio.Protocol):
         )
 
     def _parse(self, data: bytes, sink: Sink) -> AnswerHead | None:
-        """Pass on what a read holds; returns the head that was in it, if a body was as well."""
+        """Parse a read and pass on what it contains. Returns the head if the read contained one and
+        body data with it."""
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._broken = str(error)  # what came before it may be good
+            self._broken = str(error)  # the data before the error may be valid
         self._overhead = 0 if self._parts else self._overhead + len(data)
         if self._overhead > MAX_OVERHEAD_BYTES and self._broken is None:
             self._broken = f"more than {MAX_OVERHEAD_BYTES} bytes without a body"
@@ -376,7 +384,7 @@ class EngineConnection(asyncio.Protocol):
             head = None
         if self._sink is not sink:
             return None
-        # Behind a chunk the parser may have the beginning of a size, which has no line end yet.
+        # The read may have ended within a chunk-size line, which the parser then holds.
         self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         if self._complete:
             self._finish(sink, is_reusable=self._has_ended_well())
@@ -386,11 +394,11 @@ class EngineConnection(asyncio.Protocol):
         return head
 
     def _has_ended_well(self) -> bool:
-        """Whether the answer is whole, and another one may come behind it."""
+        """Whether the answer is complete and the connection can be reused."""
         is_clean = not self._excess and self._broken is None
         return self._complete and self._keep_alive and is_clean
 
-    # What follows from it.
+    # End of an answer.
 
     def _finish(self, sink: Sink, *, is_reusable: bool) -> None:
         self._sink = None

@@ -1,4 +1,4 @@
-"""What the head of a request to an engine takes from the client's."""
+"""Header lines of engine requests that are taken from the client's request."""
 
 from typing import Final
 
@@ -9,15 +9,17 @@ from router.net.client.client_request import RequestHead
 __all__ = ["DROP_FOR_ENGINE", "DROP_WHEN_READING", "KEY_HEADERS", "lines_for_engine"]
 
 KEY_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
-"""The client's key, where that is for the router."""
+"""The client's API key, in the forms that a router with API keys of its own accepts."""
 
 DROP_FOR_ENGINE: Final = http.REQUEST_ONLY | GATEWAY_HEADERS
 DROP_WHEN_READING: Final = DROP_FOR_ENGINE | {b"accept-encoding"}
-"""A compressed answer could not be searched for errors and KV parameters."""
+"""Client headers that are also dropped where the router reads the answer: a compressed answer could
+not be searched for errors and KV parameters."""
 
 
 def lines_for_engine(head: RequestHead, drop: frozenset[bytes], key: str | None) -> bytes:
-    """The client's header lines but for those in `drop`, and the `key` that engines want."""
+    """The client's header lines except those named in `drop`, plus the engines' API `key` if there
+    is one."""
     if key is None:
         return http.block(http.end_to_end(head.headers, drop))
     lines = http.block(http.end_to_end(head.headers, drop | {b"authorization"}))

@@ -1,4 +1,4 @@
-"""One attempt at an engine: what takes its answer, and who is told what became of it."""
+"""One attempt at an engine: it receives the answer and reports the outcome to its listener."""
 
 from typing import Final, Protocol
 
@@ -11,44 +11,46 @@ from router.net.limits.idle_sweep import IdleTimeoutSweep
 __all__ = ["MAX_REPLY_BYTES", "NO_ROOM", "EngineLeg", "LegListener"]
 
 MAX_REPLY_BYTES = 256 << 20
-"""The largest reply that is read into memory; a larger one is treated as an engine fault. A unary
-reply with logprobs for 100k tokens stays under a third of it."""
+"""Largest reply in bytes that is read into memory for a client; a larger one is treated as an
+engine failure. A unary reply with logprobs for 100,000 tokens takes less than a third of it."""
 
 NO_ROOM: Final = Failure(FailureKind.NO_ROOM, "The router holds too many answers now.")
 TOO_LARGE: Final = Failure(FailureKind.BROKEN, "The engine's reply is too large.")
 
 
 class LegListener(Protocol):
-    """The request that an attempt serves."""
+    """The request's run that makes the attempt."""
 
     def on_answer(self, status: int) -> Failure | None:
-        """The engine's answer has begun. Returns a failure where its status is one, whatever its
-        body says."""
+        """The engine's answer has begun. Returns a failure if the status alone is one."""
 
     def may_keep(self, size: int) -> bool:
-        """Whether `size` bytes more of the answer may be kept in memory; they are counted if so."""
+        """Whether `size` more bytes of the answer may be kept in memory. If so they are charged to
+        the answer budget."""
 
     def on_first_token(self) -> None:
-        """The client has had the first content of a stream."""
+        """The client has been sent the first content of a stream."""
 
     def on_leg_end(self, leg: "EngineLeg", outcome: Outcome | None) -> None:
-        """It is over: a reply or a failure, or None when all went to the client."""
+        """The attempt is over. `outcome`: a reply or a failure for the plan, or None if the whole
+        answer was sent to the client."""
 
     def response_headers(self, lines: bytes) -> bytes:
-        """The header lines of the answer: the engine's `lines`, and what the router adds."""
+        """The header lines of the client's response: the engine's `lines` and those that the router
+        adds."""
 
     def moved_comment(self) -> bytes:
-        """What is written where a stream goes on behind the head of another engine."""
+        """The SSE comment that is sent where a second engine continues a stream."""
 
     def may_leave_stalled_engine(self) -> bool:
         """Whether another engine could take the request."""
 
 
 class EngineLeg:
-    """Common to all attempts. `close` ends one from outside; the listener is then told nothing.
+    """What all attempts have in common. `close` ends an attempt without a report to the listener.
 
-    `failure` is how the engine failed, even if the client has been told already. `timer` times the
-    attempt for the engine's speed.
+    `failure` is how the engine failed, also if the client has been told already. `timer` measures
+    the engine's speed.
     """
 
     __slots__ = (
@@ -70,7 +72,7 @@ class EngineLeg:
         self.connection: EngineConnection | None = None
         self.failure: Failure | None = None
         self.status = 0
-        """The status of the answer, 0 if none has begun."""
+        """HTTP status of the answer, 0 before it begins."""
         self._kept = 0
         """Bytes of the answer that were kept in memory."""
         self._listener: LegListener | None = listener
@@ -79,16 +81,16 @@ class EngineLeg:
         sweep.watch(self)
 
     def check_idle(self, now: float) -> None:
-        """Give up on an engine that is late. `now` is the event loop's clock."""
+        """Give up if the engine has timed out. `now` is the event loop's clock, in seconds."""
 
     def on_write_paused(self, now: float) -> None:
-        """The client does not read."""
+        """The client has stopped reading."""
 
     def on_write_resumed(self) -> None:
-        """The client reads again."""
+        """The client is reading again."""
 
     def close(self, now: float) -> None:
-        """Stop the engine's work if it is not over."""
+        """Close the engine connection if the attempt is not over."""
         self._sweep.forget(self)
         self.timer.end(now)
         if self._listener is not None:
@@ -105,14 +107,14 @@ class EngineLeg:
             listener.on_leg_end(self, outcome)
 
     def _give_up(self, failure: Failure) -> None:
-        """Enough is known: the engine need not go on."""
+        """Close the engine connection and report `failure`."""
         self._abort()
         self.failure = failure
         self._settle(failure)
 
     def _count_kept(self, size: int, most: int) -> None:
-        """Count `size` bytes of the answer that are kept, and give up where this answer has more
-        than `most`, or all answers together have too many."""
+        """Count `size` more bytes as kept. Gives up if this answer has more than `most` bytes, or
+        if the answer budget is exhausted."""
         self._kept += size
         if self._kept > most:
             self._give_up(TOO_LARGE)

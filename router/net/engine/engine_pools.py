@@ -1,4 +1,4 @@
-"""The connections to every engine of the fleet."""
+"""The connection pools of all engines of the fleet."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,7 +10,8 @@ __all__ = ["EnginePools"]
 
 
 class EnginePools:
-    """A pool for each engine, made by `make`. `by_endpoint` is one object, which requests use."""
+    """One pool per engine, created by `make`. `by_endpoint` stays the same object, because requests
+    hold a reference to it."""
 
     def __init__(self, make: Callable[[Endpoint], EnginePool]) -> None:
         self.by_endpoint: dict[Endpoint, EnginePool] = {}
@@ -18,7 +19,8 @@ class EnginePools:
         self._members: dict[Endpoint, Member] = {}
 
     def follow(self, members: Iterable[Member]) -> None:
-        """These are the engines now. What is under way on other connections goes on."""
+        """Set the engines of the fleet. The pools of engines that have left are retired, and
+        requests in flight on them continue."""
         current = {member.endpoint: member for member in members}
         for endpoint, member in self._members.items():
             if current.get(endpoint) is not member:
@@ -36,7 +38,7 @@ class EnginePools:
         idle_seconds: float,
         max_idle: int,
     ) -> None:
-        """Make those of engines that join by `make` from now on, and keep to these limits."""
+        """Set `make` for engines that join from now on, and these limits for all pools."""
         self._make = make
         for pool in self.by_endpoint.values():
             pool.configure(
@@ -44,6 +46,6 @@ class EnginePools:
             )
 
     def close(self) -> None:
-        """Close everything at once."""
+        """Close all connections immediately."""
         for pool in self.by_endpoint.values():
             pool.close()

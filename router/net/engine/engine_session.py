@@ -1,4 +1,4 @@
-"""aiohttp sessions for what the router asks engines beside inference: probes, scrapes, surveys."""
+"""aiohttp sessions for all engine requests other than inference: probes, scrapes, surveys."""
 
 import ssl
 
@@ -14,12 +14,12 @@ def engine_session(
     keep_alive_seconds: float | None = None,
     timeout_seconds: float | None = None,
 ) -> aiohttp.ClientSession:
-    """A session with the engines' key and certificates; proxies of the environment are not
-    used. Without `keep_alive_seconds` each request connects and resolves names again; without
-    `timeout_seconds` aiohttp's own limit holds. Needs a running event loop.
+    """Create a session with the engines' API key and certificates, without the environment's
+    proxies. Without `keep_alive_seconds` each request opens a connection and resolves the name
+    again; without `timeout_seconds` aiohttp's default applies. Needs a running event loop.
 
-    Engines' cookies are not kept, and what they compress is not decompressed: both could fill the
-    memory."""
+    Cookies are not stored and responses are not decompressed, since both could exhaust the memory.
+    """
     if keep_alive_seconds is None:
         connector = aiohttp.TCPConnector(ssl=tls, limit=0, force_close=True, use_dns_cache=False)
     else:
@@ -37,7 +37,7 @@ def engine_session(
 
 
 async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The whole body of an answer. Raises ValueError for one of more than `limit` bytes."""
+    """Read the whole body of a response. Raises ValueError if it is larger than `limit` bytes."""
     body = bytearray()
     async for part in response.content.iter_any():
         body += part

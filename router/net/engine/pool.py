@@ -1,4 +1,5 @@
-"""Keep-alive connections to one engine: the most recently used first, none kept too long."""
+"""A pool of keep-alive connections to one engine. The most recently used is reused first, and idle
+ones are closed after a time-out."""
 
 import asyncio
 import logging
@@ -23,31 +24,32 @@ __all__ = ["RANK_HEADER", "EnginePool"]
 log = logging.getLogger(__name__)
 
 MAX_HEADS = 32
-"""Of answers that are kept, by engine: with Date there is a new one each second."""
+"""Most response heads that are cached per engine: their Date header makes a new one each second."""
 
 UNLIMITED = 1 << 62
-"""Bytes to be read, for commands that ask one engine."""
+"""A read limit in bytes that is never reached, for commands that query one engine."""
 
 RANK_HEADER = b"x-data-parallel-rank"
 
 UNREPLAYABLE_SECONDS = 1.0
-"""Longest idle time of a connection for requests that must not be sent twice: a fifth of vLLM's
-keep-alive limit."""
+"""Longest idle time in seconds of a connection for a request that must not be sent twice: a fifth
+of vLLM's keep-alive time-out."""
 
 
 COMPLAINT_SECONDS = 1.0
-"""Between two lines of a process that it has nothing left for connections."""
+"""Least seconds between two log lines about exhausted file descriptors or ports."""
 
 
 class EnginePool:
-    """Connections to one engine. Any number may be in use; at most `max_idle` wait for reuse.
+    """Connections to one engine. Any number may be in use; at most `max_idle` are kept idle.
 
-    `idle_seconds` must be below the engine's own limit (uvicorn: 5 s), or a request is sent into
-    a connection that the engine is closing.
+    `idle_seconds` must be less than the engine's keep-alive time-out (uvicorn: 5 s), or requests
+    may be sent on a connection that the engine is closing.
     """
 
     _complains_at: ClassVar[float] = -math.inf
-    """When this process may next log that it has nothing left for connections."""
+    """When this process may log exhausted file descriptors or ports again, on the monotonic
+    clock."""
 
     def __init__(
         self,
@@ -60,13 +62,13 @@ class EnginePool:
         read_limiter: ReadLimiter | None = None,
         rank: int | None = None,
     ) -> None:
-        """`rank`: of a data-parallel engine, to which requests are pinned."""
+        """`rank`: the data-parallel rank to which requests are pinned."""
         self.origin = origin
         self.read_limiter = read_limiter or ReadLimiter(UNLIMITED)
         self.authority = origin.authority.encode()
         """The value of the Host header."""
         self.rank_line = b"" if rank is None else b"%b: %d\r\n" % (RANK_HEADER, rank)
-        """The header line that pins a request to its rank; empty without ranks."""
+        """The header line that pins a request to its data-parallel rank; empty without ranks."""
         self.prefix = origin.prefix.encode("latin-1")
         """The path prefix of the engine's URL."""
         self._addresses = Addresses(origin.host, origin.port)
@@ -83,25 +85,26 @@ class EnginePool:
         return f"<EnginePool {self.origin.url} [{self.open} open, {self.idle} idle]>"
 
     def configure(self, *, connect_seconds: float, idle_seconds: float, max_idle: int) -> None:
-        """Keep to these limits from now on."""
+        """Set these limits."""
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
         self._max_idle = max_idle
 
     @property
     def open(self) -> int:
-        """Connections that exist, idle ones included."""
+        """Number of open connections, including idle ones."""
         return len(self._open)
 
     @property
     def idle(self) -> int:
-        """Connections that wait for reuse."""
+        """Number of idle connections."""
         return len(self._idle)
 
     def take(self, *, replay: bool) -> EngineConnection | None:
-        """An idle connection, or None. `replay`: the request may be sent twice.
+        """Take an idle connection, or None. `replay`: whether the request may be sent twice.
 
-        If not, only a connection that was in use a moment ago will do: no engine closes it so soon.
+        If it may not, only a connection that has been idle for less than UNREPLAYABLE_SECONDS is
+        taken: no engine closes it so soon.
         """
         seconds = self._idle_seconds if replay else min(self._idle_seconds, UNREPLAYABLE_SECONDS)
         oldest = time.monotonic() - seconds
@@ -115,7 +118,7 @@ class EnginePool:
         return None
 
     async def connect(self) -> EngineConnection | Failure:
-        """A new connection, or why there is none."""
+        """Open a connection. Returns a failure if that is not possible."""
         tried: list[str] = []
         try:
             async with asyncio.timeout(self._connect_seconds):
@@ -126,12 +129,12 @@ class EnginePool:
             text = f"The engine did not accept a connection in {self._connect_seconds:g} s."
             cause = f"no connection in {self._connect_seconds:g} s: check host and network"
             return Failure(FailureKind.REFUSED, text, cause)
-        except (OSError, UnicodeError) as error:  # UnicodeError: what is no host name
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
             if is_exhaustion(error):
                 return self._exhausted(error)
             cause = trouble_of(error).advice or ""
             return Failure(FailureKind.REFUSED, "The engine cannot be reached.", cause)
-        # Counted only now: if the connecting task is cancelled, uvloop does not call the protocol's
+        # Only counted now: if the connecting task is cancelled, uvloop does not call the protocol's
         # connection_lost.
         if not connection.is_closing():
             self._open.add(connection)
@@ -146,14 +149,14 @@ class EnginePool:
         return Failure(FailureKind.EXHAUSTED, "The router cannot open a connection now.")
 
     async def _connect(self, tried: list[str]) -> EngineConnection:
-        """Try each address, the current one last in `tried`. Raises OSError or UnicodeError."""
+        """Try each address, and append it to `tried` first. Raises OSError or UnicodeError."""
         is_cached = self._addresses.is_cached
         try:
             return await self._connect_to_one_of(await self._addresses.get(), tried)
         except OSError as error:
             if not is_cached or is_exhaustion(error):
                 raise
-            # The cached addresses may be outdated: the engine may have moved.
+            # The cached addresses may be outdated if the engine has moved.
             found = [each for each in await self._addresses.get() if each not in tried]
             if not found:
                 raise
@@ -179,7 +182,7 @@ class EnginePool:
             address,
             origin.port,
             ssl=None if self._tls is None else self._tls.context,
-            # The certificate is checked against the name, not the address.
+            # The certificate is checked against the host name, not the address.
             server_hostname=None if self._tls is None else origin.host,
         )
         return connection
@@ -196,20 +199,21 @@ class EnginePool:
             self._reaper = loop.call_later(self._idle_seconds, self._reap)
 
     def forget(self, connection: EngineConnection) -> None:
-        """The connection is closed."""
+        """Remove a connection that was closed."""
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
     def retire(self) -> None:
-        """The engine has left: keep no connection for reuse. Answers under way are not cut."""
+        """Close idle connections and keep none from now on, because the engine has left. Requests
+        in flight continue."""
         self._max_idle = 0
         self._stop_reaping()
         while self._idle:
             self._idle.popleft().abort()
 
     def close(self) -> None:
-        """Close everything at once."""
+        """Close all connections immediately."""
         self._addresses.close()
         self._stop_reaping()
         for connection in list(self._open):
@@ -222,7 +226,7 @@ class EnginePool:
             self._reaper = None
 
     def _reap(self) -> None:
-        """Close what has waited too long; idle connections are ordered by age."""
+        """Close connections that were idle for too long; the list is ordered by idle time."""
         self._reaper = None
         now = time.monotonic()
         while self._idle and self._idle[0].idle_since + self._idle_seconds <= now:

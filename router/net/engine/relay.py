@@ -1,8 +1,8 @@
-"""Passes one engine's answer on to the client, or keeps it back as the plan's step demands.
+"""Relays one engine's answer to the client, or holds it back if the plan's step asks for that.
 
-Bytes go from the engine's read callback to the client's transport with no task switch in between.
-The current handler of body bytes is the relay's state: keep, hold, events, whole body, or as it
-comes.
+Data goes from the engine's read callback to the client's transport without a task switch. The
+current handler of body data (`_on_data`) is the relay's state: keep, hold, events, whole body, or
+pass-through.
 """
 
 import time
@@ -35,24 +35,25 @@ from router.net.engine.relay_leg import RelayLeg
 __all__ = ["Relay"]
 
 MAX_HELD_EVENTS = 64
-"""Events without content, comments aside, that wait for the first one with some. /v1/responses
-begins with four, a chat of n choices with n; a token may have no text, but not so many in a row."""
+"""Most events without content that are held back until the first one with content, not counting
+comments. /v1/responses begins with four, a chat completion of n choices with n. A token may have
+empty text, but not this many in a row."""
 
 MAX_HELD_BYTES = MAX_EVENT_BYTES
-"""The first of them can hold the prompt's token ids."""
+"""Most bytes that are held back. The first event can contain the prompt's token ids."""
 
 JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 
 
 class Relay(RelayLeg):
-    """An attempt whose answer goes to the client."""
+    """An attempt whose answer is sent to the client."""
 
     __slots__ = ()
 
-    # What the engine's connection calls.
+    # Called by the engine's connection.
 
     def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
-        """Choose what becomes of the body. `has_body`: its first bytes follow at once."""
+        """Choose how the body is processed. `has_body`: its first data follow immediately."""
         listener = self._listener
         if listener is None:
             return
@@ -79,7 +80,7 @@ class Relay(RelayLeg):
                 self._start(None)
                 if not has_body:
                     self._response.flush()
-        elif generates or status >= 400:  # an error is read for the log
+        elif generates or status >= 400:  # the whole body of an error is read for the log
             self._on_end = Relay._end_whole
         else:
             self._length = length
@@ -87,8 +88,8 @@ class Relay(RelayLeg):
             self._on_end = Relay._end_empty
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """Take one read's worth of body."""
-        if self._listener is None:  # the client left in this very turn of the event loop
+        """Process the body data of one read."""
+        if self._listener is None:  # the client left in this turn of the event loop
             return
         if not is_last and (not data.startswith(b":") or has_data(data)):
             self._heard_at = self._client.loop.time()
@@ -96,9 +97,10 @@ class Relay(RelayLeg):
         self._on_data(self, data)
 
     def on_chunk(self, chunk: bytes, size: int) -> bool:
-        """Pass on a chunk as it stands: a whole event, with nothing in it to take out.
+        """Pass on a chunk unchanged if it ends with a complete event and contains nothing to
+        redact.
 
-        The shortest way through the router, and the one that nearly every token takes.
+        This is the fast path, which nearly every token takes.
         """
         forward = self._forward
         if forward is None or not chunk.endswith(b"}\n\n\r\n") or chunk.find(MARK) >= 0:
@@ -122,11 +124,12 @@ class Relay(RelayLeg):
             self._on_end(self)
 
     def on_lost(self, failure: Failure) -> None:
-        """The engine broke off: an error frame if the client has seen a stream, else its plan."""
+        """Report a broken answer: by an error frame if the client has received part of a stream,
+        otherwise to the plan."""
         self._break_off(EngineFailed(failure.message), failure)
 
     def _unusable(self, head: AnswerHead, *, generates: bool, is_stream: bool) -> Failure | None:
-        """What is wrong with a head that cannot be passed on, or whose body cannot be searched."""
+        """Why an answer cannot be passed on, judging by its head; None if it can."""
         if head.is_redirect or (generates and head.is_compressed):
             what = "a redirect" if head.is_redirect else "compressed data, not asked for"
             return Failure(FailureKind.BROKEN, f"The engine answered with {what}.")
@@ -137,7 +140,7 @@ class Relay(RelayLeg):
             return Failure(FailureKind.BROKEN, text)
         return None
 
-    # Handlers of body bytes, and of their end.
+    # Handlers of body data and of the end of the body.
 
     def _end_whole(self) -> None:
         parts, now = self._parts, time.monotonic()
@@ -166,7 +169,7 @@ class Relay(RelayLeg):
         self._end()
 
     def _pass_first(self, data: bytes) -> None:
-        """Up to now another engine could answer instead."""
+        """Send the head with the first data: from now on no other engine can answer instead."""
         self._start(self._length)
         self._on_data = Relay._write
         self._on_end = Relay._end
@@ -179,7 +182,7 @@ class Relay(RelayLeg):
     def _pass_events(self, data: bytes) -> None:
         splitter = self._splitter
         assert splitter is not None
-        # Nearly every read is whole events with nothing to take out.
+        # Nearly every read is complete events with nothing to redact.
         if not (
             self._is_plain and splitter.is_empty and data.endswith(b"\n\n") and data.find(MARK) < 0
         ):
@@ -195,10 +198,10 @@ class Relay(RelayLeg):
             self._count_tail(splitter.buffered)
 
     def _hold(self, data: bytes) -> None:
-        """Keep events back until one has content: up to then another engine can answer instead.
+        """Hold events back until one has content: until then another engine can answer instead.
 
-        With the step's `hold` the head waits too; without it the client has had the head, and gets
-        comments, which keep its connection alive.
+        If the step's `hold` is set the head is held back too. Otherwise the head has been sent, and
+        the client gets comments that keep its connection alive.
         """
         assert self._splitter is not None
         size = len(data)
@@ -229,16 +232,17 @@ class Relay(RelayLeg):
         self._count_kept(size, MAX_HELD_BYTES)
 
     def _is_settled_by(self, event: bytes) -> bool:
-        """Whether an error event in place of the first token goes to the plan: what is the engine's
-        own fault, or the step keeps, or was never shown as a stream. Else it passes."""
-        self.timer.end(time.monotonic())  # a failure is no token to be timed
+        """Handle an error event that comes in place of the first token. Returns True if it goes to
+        the plan: a 5xx, a status that the step keeps, or any error before the head was sent.
+        Otherwise it is relayed."""
+        self.timer.end(time.monotonic())  # a failure must not count as a token's time
         status, keep = status_of(event), self._step.keep
         if status >= 500 and status not in keep:
             self._give_up(failed_stream(event))
             return True
         if self._step.hold or status in keep:
             self._abort()
-            self.status = status  # whoever gets it gets it as an error response
+            self.status = status  # the client or the plan gets it as an error response
             self._settle(Reply(status, JSON_HEADERS, data_of(event)))
             return True
         return False
@@ -266,14 +270,14 @@ class Relay(RelayLeg):
         self._end()
 
     def _calibrate(self) -> None:
-        """Tell the timer what the engine says that the stream took, beside what was counted."""
+        """Report the token counts of the engine's usage, to be compared with the counted events."""
         tokens = self._record.generated = generated_tokens(self._last)
         if tokens and self._record.text_bytes >= MIN_BYTES:
             self._record.prompt_tokens = prompt_tokens(self._last)
         if tokens and self._is_single and self._counter is self.timer.speed:
             passed = self._record.chunks - self._first_chunk - self._sent
             if self._last.endswith(b"\r\n") and is_usage_only(self._last):
-                passed -= 1  # it was passed on as it came, and is no token
+                passed -= 1  # it was passed on unchanged, and is not a token
             self.timer.calibrate(tokens, 1 + passed + self._sent_events)
 
     def _end(self) -> None:
@@ -283,7 +287,7 @@ class Relay(RelayLeg):
         self._settle(None)
 
     def _note_error(self, event: bytes) -> None:
-        """The client has had tokens and then this error, which ended the stream."""
+        """Record an error event that ended the stream after tokens had been sent."""
         status = status_of(event)
         if status >= 500:
             self.failure = failed_stream(event)
@@ -296,12 +300,12 @@ class Relay(RelayLeg):
     def _break_off(self, error: RouterError, failure: Failure) -> None:
         if self._listener is None:
             return
-        if self._is_done:  # nothing is missing but the end of the framing
+        if self._is_done:  # only the end of the framing is missing
             self._end()
             return
         self.failure = failure
         if not self._response.is_started or self._on_data is Relay._hold:
-            self._settle(failure)  # the client has had a head at most: its plan knows what to do
+            self._settle(failure)  # the client has at most received a head, so the plan decides
             return
         self._record.error = error.message
         self._client.fail(self._request, error)

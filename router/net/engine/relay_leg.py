@@ -1,6 +1,6 @@
-"""An attempt whose answer goes to the client: its time-outs, its back-pressure, what it writes.
+"""An attempt whose answer is sent to the client: time-outs, back-pressure and writing.
 
-What becomes of the answer's bytes is `Relay`'s.
+`Relay` defines how the answer's data are processed.
 """
 
 import time
@@ -23,25 +23,27 @@ from router.net.limits.idle_sweep import IdleTimeoutSweep
 __all__ = ["FREE_TAIL_BYTES", "RelayLeg"]
 
 NO_HEAD: Final = AnswerHead(0, [])
-"""Of an answer that has not begun."""
+"""Placeholder until an answer begins."""
 
 
 FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
-"""In the last event of each answer; in all others it is null. Within a text quotes are escaped."""
+"""Found in the last event of each choice; in other events finish_reason is null. Within text,
+quotes are escaped."""
 
 
 FREE_TAIL_BYTES: Final = 1 << 16
-"""Of an event whose end has not come so much is not counted: a read may end anywhere."""
+"""Bytes of an incomplete event that are not charged to the answer budget: a read may end
+anywhere."""
 
 
 class TokenCount(Protocol):
-    """Where the tokens of a stream are counted."""
+    """Where a stream's tokens are counted."""
 
     tokens: int
 
 
 class Uncounted:
-    """Where they are counted while they tell nothing of the engine."""
+    """A token count that is discarded, while the stream does not tell the engine's speed."""
 
     __slots__ = ("tokens",)
 
@@ -50,13 +52,14 @@ class Uncounted:
 
 
 def counter_of(timer: LegTimer) -> TokenCount:
-    """Where the tokens of a leg are counted."""
+    """Where a leg's tokens are counted: for the engine's speed, unless it has too many
+    sequences."""
     return timer.speed if timer.sequences <= MAX_TIMED_SEQUENCES else Uncounted()
 
 
 class RelayLeg(EngineLeg):
-    """The state of an attempt, and all that does not depend on what its answer is. (It has no
-    `super()`, which costs as much as what it calls.)"""
+    """The state of an attempt and everything that does not depend on the kind of answer. (It avoids
+    `super()`, which costs as much as the method that it calls.)"""
 
     __slots__ = (
         "_client",
@@ -111,48 +114,51 @@ class RelayLeg(EngineLeg):
         self._record = record
         self._patience = patience
         self._is_single = timer.sequences == 1
-        """Whether a chunk is one event: the tokens of several answers may come in one."""
+        """Whether each chunk is one event. With several choices a chunk may contain the tokens of
+        several."""
         self._counter: TokenCount = timer.speed if self._is_single else counter_of(timer)
         self._is_plain = step.splice is None
         self._is_stream = self._is_done = False
         self._is_paused = False
         self._head = NO_HEAD
         self._length: int | None = None
-        """Of a body that passes as it comes, where the engine states it."""
+        """Content-Length of a body that is passed through, if the engine states it."""
         self._parts: list[bytes] = []
         self._events_held = 0
         self._splitter: EventSplitter | None = None
         self._tail_counted = 0
-        """Of what the splitter has, once the client has had a first token."""
+        """Bytes of the splitter's buffer that are charged to the answer budget, once the first
+        token was sent."""
         self._last = b""
-        """What was passed on last, but for the terminator: it may hold the usage."""
+        """The last data that were passed on, except [DONE]: they may contain the usage."""
         self._first_chunk = self._passed_before = record.chunks
-        """Chunks that were passed on before this answer; with those that were passed on as they
-        came up to the last sweep."""
+        """`record.chunks` when this answer began; and the chunks passed on unchanged, up to the
+        last sweep."""
         self._sent = self._sent_events = 0
-        """Of `record.chunks`: those that were not passed on as they came, and the events in them
-        that were counted as tokens."""
+        """How many of `record.chunks` were not passed on unchanged, and how many events in them
+        were counted as tokens."""
         self._forward: Callable[[bytes], None] | None = None
-        """Where whole chunks go with their framing, while nothing needs to be done to them."""
+        """Writes whole framed chunks to the client. None while data need to be processed."""
         self._started_at = client.loop.time()
         self._heard_at: float | None = None
-        """When something came that was no comment."""
-        # Functions, not methods of this object: a cycle would leave every request, its body
-        # included, to the garbage collector.
+        """When data other than comments last arrived, on the event loop's clock."""
+        # Functions, not bound methods: a reference cycle would leave every request and its body to
+        # the garbage collector.
         self._on_data: Callable[[Any, bytes], None] = RelayLeg._keep
-        """What becomes of body bytes, and at their end; the relay's state."""
+        """The handlers of body data and of the end of the body: the relay's state."""
         self._on_end: Callable[[Any], None] = RelayLeg._end_kept
 
-    # What the request calls.
+    # Called by the request's run.
 
     def close(self, now: float) -> None:
-        """Stop the engine's work if it is not over."""
+        """Close the engine connection if the attempt is not over."""
         if self._is_paused:
             self.on_write_resumed()
         EngineLeg.close(self, now)
 
     def on_write_paused(self, now: float) -> None:
-        """The client reads slower than its engine writes: that says nothing of the engine."""
+        """Stop reading from the engine. While the client is slow, token times do not tell the
+        engine's speed."""
         self._is_paused = True
         self._counter = Uncounted()
         self.timer.client_stopped(now)
@@ -160,23 +166,24 @@ class RelayLeg(EngineLeg):
             self.connection.pause_reading()
 
     def on_write_resumed(self) -> None:
-        """The client reads again. It is timed when it has kept up for a while."""
+        """Continue reading from the engine. Tokens are timed again once the client has kept up for
+        a while."""
         self._is_paused = False
         if self.connection is not None:
             self.connection.resume_reading()
 
-    # What the sweep calls.
+    # Called by the sweep.
 
     def check_idle(self, now: float) -> None:
-        """Give up on an engine that has been silent for too long."""
+        """Give up on an engine that has sent nothing for too long."""
         listener = self._listener
-        if listener is None:  # it ended in this very sweep
+        if listener is None:  # the attempt ended during this sweep
             return
         timer = self.timer
         if timer.sweeps_to_wait and not self._is_paused and timer.catches_up(time.monotonic()):
             self._counter = counter_of(timer)
         passed = self._record.chunks - self._sent
-        if self._is_paused:  # it is the client that everybody waits for
+        if self._is_paused:  # the delay is the client's, not the engine's
             self._started_at = self._heard_at = now
         elif passed != self._passed_before:
             self._heard_at, self._passed_before = now, passed
@@ -198,23 +205,23 @@ class RelayLeg(EngineLeg):
             self._break_off(EngineTimedOut(failure.message), failure)
 
     def _break_off(self, error: RouterError, failure: Failure) -> None:
-        """End an answer that will not be complete."""
+        """End an answer that will not be completed."""
         raise NotImplementedError
 
-    # An answer for the plan.
+    # An answer that is kept for the plan.
 
     def _keep(self, data: bytes) -> None:
         parts = self._parts
         parts.append(data)
-        if len(parts) > 1 or not self._response.is_corked:  # else it is whole, and goes on at once
+        if len(parts) > 1 or not self._response.is_corked:  # otherwise it is complete
             self._count_kept(len(data), MAX_REPLY_BYTES)
 
     def _end_kept(self) -> None:
         self._settle(Reply(self.status, tuple(self._head.headers), b"".join(self._parts)))
 
     def _count_tail(self, buffered: int) -> None:
-        """Count what is kept of an event that has only begun; where there is no room for it the
-        stream ends before it."""
+        """Charge an incomplete event's bytes to the answer budget. If that is exhausted, the stream
+        is ended."""
         listener = self._listener
         counted = max(0, buffered - FREE_TAIL_BYTES)
         more = counted - self._tail_counted
@@ -226,11 +233,11 @@ class RelayLeg(EngineLeg):
             self._abort()
             self._break_off(Overloaded(NO_ROOM.message), NO_ROOM)
 
-    # What it writes.
+    # Writing.
 
     def _start(self, length: int | None) -> None:
         response = self._response
-        if not response.is_started:  # else by an engine that stalled: this one goes on
+        if not response.is_started:  # otherwise the engine continues the stream of one that stalled
             block = self._head.lines_for_client()
             if self._listener is not None:
                 block = self._listener.response_headers(block)
@@ -249,7 +256,7 @@ class RelayLeg(EngineLeg):
                 if self._listener is not None:
                     self._listener.on_first_token()
         elif self._is_stream and not self._response.is_corked:
-            # What comes with the end is for the most part no token but usage and [DONE].
+            # The last read usually has no token but the usage and [DONE].
             found = data_events(data)
             self._counter.tokens += found
             self._sent_events += found
@@ -260,7 +267,8 @@ class RelayLeg(EngineLeg):
         self._send(data)
 
     def _count_ended(self, data: bytes) -> None:
-        """Several answers come in one stream: those that are complete are not waited for."""
+        """Count the choices of a stream that have ended, so that their tokens are not waited
+        for."""
         if ended := sum(map(data.count, FINISHED)):
             self.timer.sequences_ended(ended, time.monotonic())
 
