@@ -1,1 +1,1 @@
-"""What holds requests and bytes back for a while."""
+"""Limits that hold back requests and bytes."""

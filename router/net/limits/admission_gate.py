@@ -1,4 +1,5 @@
-"""Lets requests in, up to a limit, and keeps the others waiting (`core/limits/admission.py`)."""
+"""Admits requests up to a limit and queues the others; the queue is in
+`core/limits/admission.py`."""
 
 import asyncio
 import math
@@ -19,60 +20,64 @@ from router.net.limits.start_limiter import StartLimiter
 __all__ = ["AdmissionGate", "AdmissionLimits", "QueueMetrics", "Waiter"]
 
 SWEEP_SECONDS: Final = 0.1
-"""Between two looks for requests that have waited too long, and for engines that have joined."""
+"""Seconds between checks for requests that have waited too long and for engines that have
+joined."""
 
 POLL_SECONDS: Final = 0.005
-"""The same where other processes may give places back: a quarter of a decode step."""
+"""The same if other processes may release places; a quarter of a decode step."""
 
 UNLIMITED: Final = 1 << 30
 
 REQUEST_COST: Final = 256
 """Tokens that a request costs in addition to its prompt: for its slot, and for the beginning of its
-answer, whose length nobody knows yet."""
+answer, whose length is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Of requests of all processes, in flight and in their queues. None: no limit."""
+    """Limits of requests in flight and in queues, over all processes. None: no limit."""
 
     in_flight: int | None
     in_flight_per_engine: int | None
-    """On each decode engine."""
+    """Requests in flight on each decode engine."""
     queue_size: int
     queue_seconds: float
     tenant_header: bytes
-    """The header whose value names the tenant, unless the API key does."""
+    """The header whose value identifies the tenant, unless the API key does."""
     priority_from: str
-    """`none`, `body`, or a header's name."""
+    """Where the priority comes from: `none`, `body`, or the name of a header."""
 
 
 class QueueMetrics(Protocol):
-    """Counts what happens."""
+    """Metrics of the queue."""
 
     def queue_length(self, waiting: int) -> None:
-        """The number of requests that wait now."""
+        """Set the number of requests in the queue."""
 
     def queue_waited(self, seconds: float) -> None:
-        """A request was let in after a wait."""
+        """Count a request that was admitted after it had waited."""
 
     def queue_rejected(self, reason: str) -> None:
-        """A request was rejected, with reason full, pushed_out or timeout."""
+        """Count a rejected request; `reason` is full, pushed_out or timeout."""
 
 
 class Waiter(Protocol):
-    """A request that waits."""
+    """A request in the queue."""
 
     def on_turn(self, waited: float) -> None:
-        """It is its turn, after so many seconds."""
+        """The request is admitted, after it waited for so many seconds."""
 
     def on_refused(self, error: RouterError) -> None:
-        """It waits no longer."""
+        """The request is rejected."""
 
 
 class AdmissionGate:
-    """`engines_for`: the decode engines that may take a group's requests at a time; `merged`: what
-    stands for all groups for which these are the same; `total`: the requests that it and its like
-    in other processes have let in; `share`: how many may wait in this one."""
+    """Admits requests and queues those above the limits. Needs a running event loop.
+
+    `engines_for`: the decode engines that may take a group's requests, at a time. `merged`: maps a
+    group to one that stands for all groups with the same engines. `total`: requests in flight of
+    all processes. `share`: how much of the queue this process may use.
+    """
 
     def __init__(
         self,
@@ -92,10 +97,10 @@ class AdmissionGate:
         self._total = total or LocalCount()
         self._share = share or QueueShare()
         self._keeps_all = False
-        """Whether those that wait go on although there are too many: a reload has lowered the
+        """Whether requests beyond the queue's size stay in it, because a reload has lowered the
         limit."""
         self._awaited: set[Count] = set()
-        """Those for whose places requests wait here, as other processes know."""
+        """The counts on which other processes see that requests are waiting here for a place."""
         self._engines_for = engines_for
         self._start_limiter = start_limiter
         self._metrics = metrics
@@ -104,7 +109,7 @@ class AdmissionGate:
         self._timer: asyncio.TimerHandle | None = None
 
     def configure(self, limits: AdmissionLimits) -> None:
-        """Keep to these limits from now on; whoever waits goes on waiting, if there is no room."""
+        """Set new limits. Requests in the queue stay in it if there is no room for them."""
         self._keeps_all = limits.queue_size < self.limits.queue_size or self._keeps_all
         self.limits = limits
         self.admission.queue_size = limits.queue_size
@@ -112,10 +117,11 @@ class AdmissionGate:
         self._let_in()
 
     def ticket(self, facts: Facts, fields: Mapping[bytes, bytes], tenant: str | None) -> Ticket:
-        """A request's ticket; `fields` are its headers, `tenant` is the name of its API key."""
+        """Create a request's ticket. `fields` are its headers, `tenant` is the name of its API
+        key."""
         key: Hashable = tenant
         if key is None:
-            # Of a credential only a hash is kept.
+            # Only a hash of a credential is kept.
             key = hash(fields.get(self.limits.tenant_header, b""))
         priority, cost = self._priority(facts, fields), float(REQUEST_COST + facts.tokens)
         return Ticket(key, priority, cost, _now(), group_of(facts), Place(self.places))
@@ -133,8 +139,8 @@ class AdmissionGate:
             return 0
 
     def enter(self, ticket: Ticket, waiter: Waiter) -> bool:
-        """Whether a request is let in at once; else `waiter` is told when. Raises QueueFull
-        if it cannot even wait."""
+        """Whether a request is admitted at once. If not, `waiter` is called later. Raises QueueFull
+        if there is no place in the queue either."""
         admission = self.admission
         most = self._share.most(self.limits.queue_size)
         refused = admission.offer(ticket, self._limit(), self._has_room, most)
@@ -153,7 +159,8 @@ class AdmissionGate:
         return False
 
     def leave(self, ticket: Ticket, answer_tokens: int = 0) -> None:
-        """A request has ended after so many tokens, or waits no longer."""
+        """Release the place of a request that has ended after `answer_tokens` tokens, or has left
+        the queue."""
         if ticket.state == IN_FLIGHT:
             self._total.add(-1)
         self.admission.leave(ticket, float(max(0, answer_tokens - REQUEST_COST)))
@@ -166,32 +173,33 @@ class AdmissionGate:
             asyncio.get_running_loop().call_soon(self._let_in)
 
     def close(self) -> None:
-        """Stop the timer that looks after waiting requests."""
+        """Stop the timer that checks the queue."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _limit(self) -> int:
-        """How many this process may serve at a time, now."""
+        """How many requests this process may have in flight now."""
         limit = self.limits.in_flight
         if limit is None:
             return UNLIMITED
         return self.admission.in_flight + self._total.room(limit, _now())
 
     def _has_room(self, group: Hashable) -> bool:
-        """Whether an engine can take one more of a group. Where none may take any all are let in,
-        to get 503."""
+        """Whether an engine has room for one more request of a group. If no engine may take any,
+        all are admitted, to be answered with 503."""
         if self.places.per_engine is None:
             return True
         engines, now = self._engines(group)
         return not engines or self.places.with_room(engines, now) is not None
 
     def _engines(self, group: Hashable) -> tuple[Sequence[Candidate], float]:
-        """Those that may take a group's requests, now."""
+        """The engines that may take a group's requests, and the current time."""
         now = _now()
         return self._engines_for(cast("Group", group), now), now
 
     def _begin(self, ticket: Ticket) -> None:
-        """It is let in. Until its plan has leased an engine, a place on one is kept for it."""
+        """Count an admitted request, and reserve a place on an engine until its plan has leased
+        one."""
         self._total.add(1)
         if ticket.place is None or self.places.per_engine is None:
             return
@@ -224,10 +232,10 @@ class AdmissionGate:
             self._keeps_all = False
 
     def _tell_others(self, now: float) -> None:
-        """Tell other processes for which places requests wait here."""
+        """Show other processes for which places requests are waiting here."""
         groups = self.admission.groups
         awaited: set[Count] = set()
-        if any(map(self._has_room, groups)):  # what an engine could take waits for the limit of all
+        if any(map(self._has_room, groups)):  # they wait for the total limit
             awaited.add(self._total)
         if self.places.per_engine is not None:
             for group in groups:
@@ -250,7 +258,8 @@ class AdmissionGate:
         for ticket in self.admission.came_before(_now() - seconds):
             self._metrics.queue_rejected("timeout")
             error = Overloaded(f"The request waited {seconds:g} s for its turn.")
-            # A thousand that came together are late together; each answer takes some 0.1 ms.
+            # A thousand requests that arrived together time out together, and each response takes
+            # about 0.1 ms.
             refuse = partial(self._waiters.pop(ticket).on_refused, error)
             self._start_limiter.submit(loop, refuse)
         self._let_in()
@@ -260,7 +269,7 @@ class AdmissionGate:
             self._watch()
 
     def _give_back(self) -> None:
-        """Refuse who waits here on other processes' share of the queue, which they need now."""
+        """Reject requests that use other processes' share of the queue, now that these need it."""
         most, loop = self._share.most(self.limits.queue_size), asyncio.get_running_loop()
         while (ticket := self.admission.refuse_beyond(most)) is not None:
             self._metrics.queue_rejected("pushed_out")

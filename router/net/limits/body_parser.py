@@ -1,7 +1,7 @@
-"""Has large bodies read by another process, one after the other.
+"""Has large bodies parsed by another process, one at a time.
 
-The process is started with the first large body, and again when it has died. It dies with the
-router, whose end of its standard input closes then.
+The process is started for the first large body, and again if it has died. It ends with the router,
+because its standard input is closed then.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ __all__ = ["BodyParser"]
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 256 << 10
-"""Of a body that is read at once; as the event loop reads sockets."""
+"""Bytes of a body that are read from the process at a time, like the event loop's reads."""
 
 SECONDS: Final = 60.0
-"""For one body. The worst of those that are read at all takes a few seconds."""
+"""Time-out for one body. The worst accepted bodies take a few seconds."""
 
 DESCRIPTORS: Final = 16
-"""Free ones that there must be before the process is started, which takes nine for a moment. With
-fewer uvloop may hide the cause (errno -1), and does not close those that it has opened."""
+"""Free file descriptors that are required before the process is started; that takes nine for a
+moment. With fewer, uvloop may report errno -1 and leak those that it has opened."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,31 +46,33 @@ class _Question:
 
 
 class BodyParser:
-    """`prefill_from`: estimated tokens from which on a request may be prefilled remotely; None
-    where there are no prefill engines. `wants_ids`: for KV-cache events."""
+    """The parser process and the queue of bodies for it. `prefill_from`: estimated tokens from
+    which on a request may be prefilled remotely; None without prefill engines. `wants_ids`: whether
+    token ids are needed for KV-cache events."""
 
     def __init__(self, prefill_from: int | None, *, wants_ids: bool = False) -> None:
         self.prefill_from = prefill_from
         self._wants_ids = wants_ids
         self._questions: dict[_Question, None] = {}
-        """Bodies that wait, in the order in which they came."""
+        """Queued bodies, in the order of arrival."""
         self._task: asyncio.Task[None] | None = None
         self._process: Process | None = None
 
     @property
     def pid(self) -> int | None:
-        """The process's id while there is one."""
+        """The process id; None if the process is not running."""
         return None if self._process is None else self._process.pid
 
     async def read(
         self, route: Route, content_type: bytes, pieces: list[bytes], query: bytes = b""
     ) -> Facts:
-        """The facts of a request whose body came in `pieces`. Raises BadRequest, as `facts.read`.
+        """Parse a body that came in `pieces`. Raises BadRequest, as `facts.read` does.
 
-        A body whose reader leaves is dropped and not read, unless that has begun."""
+        If the caller is cancelled, its body is dropped, unless it is being parsed already.
+        """
         loop = asyncio.get_running_loop()
         question = _Question(route, content_type, query, pieces, loop.create_future())
-        del pieces  # a traceback would keep the pieces alive
+        del pieces  # a traceback would keep them alive
         self._questions[question] = None
         if self._task is None:
             self._task = loop.create_task(self._work())
@@ -79,10 +81,10 @@ class BodyParser:
         finally:
             self._questions.pop(question, None)
             question.pieces = []
-            del question  # an error refers to this frame, and the question's answer to the error
+            del question  # breaks the cycle of error, frame, question and answer
 
     async def close(self) -> None:
-        """End the process, and whoever waits for it."""
+        """End the process and cancel all that wait for it."""
         task = self._task
         if task is not None:
             task.cancel()
@@ -90,7 +92,7 @@ class BodyParser:
         await self._end_process()
 
     async def _work(self) -> None:
-        """Have bodies read until none waits."""
+        """Parse queued bodies until there are none."""
         try:
             while self._questions:
                 question = next(iter(self._questions))
@@ -110,7 +112,8 @@ class BodyParser:
                 facts = await self._exchange(question)
         except BadRequest as error:
             if not answer.done():
-                # Its traceback's frames hold the body, and the question, whose answer holds it.
+                # The traceback's frames hold the body, and the question, whose answer holds the
+                # error.
                 answer.set_exception(error.with_traceback(None))
         except (OSError, EOFError, TimeoutError) as error:
             failure = _failure_of(error)
@@ -118,7 +121,7 @@ class BodyParser:
             if not answer.done():
                 answer.set_exception(failure)
         except BaseException as error:
-            await self._end_process()  # its next answer would be of the body before
+            await self._end_process()  # otherwise its next answer would be for this body
             if not isinstance(error, Exception):
                 answer.cancel()
                 raise
@@ -130,7 +133,8 @@ class BodyParser:
                 answer.set_result(facts)
 
     async def _exchange(self, question: _Question) -> Facts:
-        """Raises BadRequest; OSError or EOFError when the process has died."""
+        """Send a body and read the answer. Raises BadRequest; OSError or EOFError if the process
+        has died."""
         if self._process is not None and _is_gone(self._process):
             await self._end_process()
         if self._process is None:
@@ -181,7 +185,8 @@ def _is_gone(process: Process) -> bool:
 
 
 def _failure_of(error: OSError | EOFError) -> RouterError:
-    """What the client is told of a process that failed or could not be started; it is logged."""
+    """The error for the client if the process failed or could not be started; the cause is
+    logged."""
     if is_exhaustion(error):
         log.error("cannot have large bodies read: %s; %s", error.strerror, remedy(error))
         return Overloaded("The router cannot read a large body now.")
@@ -194,7 +199,7 @@ def _failure_of(error: OSError | EOFError) -> RouterError:
 
 
 async def _pieces(reader: asyncio.StreamReader, size: int) -> list[bytes]:
-    """The next `size` bytes."""
+    """Read the next `size` bytes."""
     pieces = []
     while size:
         piece = await reader.read(min(size, PIECE_BYTES))
@@ -206,9 +211,9 @@ async def _pieces(reader: asyncio.StreamReader, size: int) -> list[bytes]:
 
 
 def _environment(own: Mapping[str, str]) -> dict[str, str]:
-    """The hash seed makes keys of prefixes (`core/prefix/keys.py`), which all workers of a host and
-    all such processes are to share: it is made of this process's own seed, so that nobody outside
-    knows it."""
+    """The environment for the process. Its hash seed determines the keys of prefixes
+    (`core/prefix/keys.py`), which all workers and parser processes of a host must share. It is
+    derived from this process's secret seed, so that outsiders cannot know it."""
     seed = hash("body process") & 0xFFFF_FFFF
     passed_on = {key: value for key, value in own.items() if not key.startswith("PD_ROUTER_")}
     return {**passed_on, "PYTHONHASHSEED": str(seed)}

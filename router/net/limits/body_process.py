@@ -1,8 +1,8 @@
-"""The process that reads large bodies: `python -m router.net.limits.body_process`.
+"""The process that parses large bodies: `python -m router.net.limits.body_process`.
 
-The router starts it. It takes one body after the other from standard input and answers each on
-standard output, until its input ends. A message is a head of lengths, then a JSON document, then
-bodies of these lengths.
+It is started by the router. It reads bodies from standard input and writes answers to standard
+output until its input ends. A message is a head of lengths, a JSON document, and byte strings of
+these lengths.
 """
 
 import os
@@ -23,16 +23,16 @@ QUESTION: Final = struct.Struct("!QQ")
 
 ANSWER: Final = struct.Struct("!QQQQ")
 """Lengths of the JSON document, of the client's body without forbidden keys, of the prefill
-request's body, and of the prompt's token ids; `ABSENT` where there are none."""
+request's body, and of the prompt's token ids; `ABSENT` for missing ones."""
 
 ABSENT: Final = (1 << 64) - 1
 
 NICENESS: Final = 10
-"""Added to the process's niceness: on a busy machine the router itself goes first."""
+"""Added to the process's niceness, so that the router itself has precedence on a busy machine."""
 
 
 def main(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer one body after the other until standard input ends."""
+    """Answer bodies until standard input ends."""
     while head := questions.read(QUESTION.size):
         length, size = QUESTION.unpack(head)
         asked = orjson.loads(questions.read(length))

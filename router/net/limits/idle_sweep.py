@@ -17,11 +17,11 @@ class Watched(Protocol):
     """Something with an idle time-out."""
 
     def check_idle(self, now: float) -> None:
-        """Fail if it has been idle for too long. `now` is the event loop's clock."""
+        """Fail if it has been idle for too long. `now` is the event loop's clock, in seconds."""
 
 
 class IdleTimeoutSweep:
-    """Calls `check_idle` of all that is watched, about once a second."""
+    """Calls `check_idle` of everything that is watched, about once a second."""
 
     def __init__(self, shortest_seconds: float) -> None:
         self._interval = min(SWEEP_SECONDS, shortest_seconds / 4)
@@ -29,7 +29,7 @@ class IdleTimeoutSweep:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, one: Watched) -> None:
-        """Check it from now on."""
+        """Start to check it."""
         self._watched.add(one)
         if self._timer is None:
             self._arm()
@@ -39,7 +39,7 @@ class IdleTimeoutSweep:
         self._watched.discard(one)
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the timer."""
         self._watched.clear()
         self._disarm()
 
@@ -47,8 +47,8 @@ class IdleTimeoutSweep:
         self._disarm()
         now = asyncio.get_running_loop().time()
         for one in list(self._watched):
-            one.check_idle(now)  # it may be retried, and watched again
-        if self._watched and self._timer is None:  # two would each arm the next for ever
+            one.check_idle(now)  # it may be retried, and be watched again
+        if self._watched and self._timer is None:  # a second timer would never end
             self._arm()
 
     def _arm(self) -> None:

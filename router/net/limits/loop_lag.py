@@ -1,4 +1,4 @@
-"""Measures event loop lag: the time that all streams wait while something else is computed."""
+"""Measures event loop lag: how long all streams wait while one callback runs."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,8 @@ from collections.abc import Callable
 __all__ = ["INTERVAL_SECONDS", "LoopLagMonitor"]
 
 INTERVAL_SECONDS = 0.01
-"""Between two measurements, and their precision. A hundred timers a second take 0.1 % of a core."""
+"""Seconds between measurements, and their resolution. A hundred timers a second take 0.1 % of a
+core."""
 
 
 class LoopLagMonitor:
@@ -19,7 +20,7 @@ class LoopLagMonitor:
         self._due = 0.0
 
     def start(self) -> None:
-        """Begin. Needs a running event loop."""
+        """Start. Needs a running event loop."""
         self._loop = asyncio.get_running_loop()
         self._wait(self._loop.time())
 
@@ -35,5 +36,5 @@ class LoopLagMonitor:
     def _measure(self) -> None:
         now = self._loop.time()
         late = max(0.0, now - self._due)
-        self._wait(now)  # whatever comes of it
+        self._wait(now)  # even if `observe` raises
         self._observe(late)

@@ -1,8 +1,8 @@
-"""Limits how many bytes of large reads are parsed between two refills, which come every 10 ms.
+"""Limits how many bytes of large reads are parsed between two refills, which happen every 10 ms.
 
-In one turn the event loop reads up to 256 kB from each socket that is readable: with a thousand
-clients that send large bodies at once, that is a quarter of a gigabyte before any stream goes on. A
-read beyond the limit is held unparsed, and reading from its connection is paused until its turn.
+In one turn the event loop reads up to 256 kB from each readable socket. If a thousand clients send
+large bodies at once, that is 250 MB before any stream continues. A read beyond the limit is kept
+unparsed, and its connection is not read from until its turn.
 """
 
 from collections import deque
@@ -18,36 +18,36 @@ __all__ = [
 ]
 
 LARGE_READ_BYTES: Final = 16 << 10
-"""Only reads above this size, in bytes, are limited. The limit is for all connections together."""
+"""Only reads larger than this, in bytes, are limited. All connections share one limit."""
 
 MAX_HELD_BYTES: Final = 64 << 20
-"""Bytes of reads that are held. Beyond it reads are parsed at once, so that the request can be
-refused rather than kept."""
+"""Most bytes of reads that are kept. Beyond that, reads are parsed at once, so that their requests
+can be refused."""
 
 LEAST_COST: Final = 16 << 10
-"""Bytes that a read counts for at least: reading it and passing it on takes 50 us."""
+"""Least cost of a read, in bytes: reading and passing on takes 50 us."""
 
 PIECE_BYTES: Final = 512
-"""Bytes that a chunk of a body counts for in addition: parsing it takes half a microsecond."""
+"""Additional cost of a chunk of a body, in bytes: parsing takes 0.5 us."""
 
 READ_PER_REFILL: Final = 2 << 20
-"""Bytes of large reads that are parsed between two refills, from clients, and as many from engines:
-200 MB a second. A read of 256 kB takes 0.7 ms, most of it in the kernel and for its memory."""
+"""Bytes of large reads that are parsed between two refills, for clients and for engines each: 200
+MB/s. A read of 256 kB takes 0.7 ms, most of it in the kernel and for memory allocation."""
 
 
 class Reading(Protocol):
-    """A connection."""
+    """A connection whose reads are limited."""
 
     def wait_for_turn(self) -> None:
-        """Read no more for now."""
+        """Stop reading."""
 
     def read_on(self, data: bytes) -> None:
-        """Take what was read, and go on; nothing happens if the connection is gone."""
+        """Process the data and continue reading. No effect if the connection is closed."""
 
 
 class ReadLimiter:
-    """Takes up to `limit` bytes between two calls of `refill`, and the rest of the read that
-    exceeds it."""
+    """Admits up to `limit` bytes between two calls of `refill`; the read that exceeds it is
+    admitted whole."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -56,7 +56,8 @@ class ReadLimiter:
         self._waiting: deque[tuple[Reading, bytes]] = deque()
 
     def may_take(self, data: bytes, connection: Reading) -> bool:
-        """Whether a read may be taken now. If not, the connection gets it back in its turn."""
+        """Whether a read may be parsed now. If not, it is passed to the connection's `read_on`
+        later."""
         if self._left > 0 or self._held + len(data) > MAX_HELD_BYTES:
             self._left -= max(LEAST_COST, len(data))
             return True
@@ -66,11 +67,13 @@ class ReadLimiter:
         return False
 
     def took_pieces(self, number: int) -> None:
-        """Charge a read for its chunks: `number` of them take longer than its size tells."""
+        """Charge the chunks of a read that has many: they take longer to parse than its size
+        tells."""
         self._left -= PIECE_BYTES * number
 
     def refill(self) -> None:
-        """Restore the limit, less what was taken beyond it; held reads are taken in their order."""
+        """Restore the limit, minus what was used beyond it, and pass on held reads in their
+        order."""
         self._left = min(self._limit, self._left + self._limit)
         while self._waiting and self._left > 0:
             connection, data = self._waiting.popleft()

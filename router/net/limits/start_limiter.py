@@ -1,6 +1,6 @@
 """Limits how many requests start in one turn of the event loop.
 
-Starting two thousand requests that arrive together takes 0.1 s, in which no stream would move.
+Starting two thousand requests that arrive together takes 0.1 s, in which no stream would continue.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ __all__ = ["StartLimiter"]
 
 
 class StartLimiter:
-    """Runs up to `limit` pieces of work at once, and of the rest as many per turn, in order.
+    """Runs up to `limit` pieces of work at once, and the others in later turns, in order.
 
     `refill` restores the limit; call it a hundred times a second. (Counting per turn would take a
-    callback, and so a system call, in each turn.)
+    callback, and thus a system call, in each turn.)
     """
 
     def __init__(self, limit: int) -> None:
@@ -26,7 +26,8 @@ class StartLimiter:
     def submit(
         self, loop: asyncio.AbstractEventLoop, work: Callable[[], None], cost: int = 1
     ) -> None:
-        """Run it now or in one of the next turns. `cost`: as how many pieces it counts."""
+        """Run `work` now or in one of the next turns. `cost`: how many pieces of work it counts
+        for."""
         if self._left > 0:
             self._left -= cost
             work()
@@ -35,7 +36,7 @@ class StartLimiter:
             self._go_on(loop)
 
     def refill(self) -> None:
-        """Restore the limit, unless work is waiting."""
+        """Restore the limit, unless work is queued."""
         if not self._waiting:
             self._left = self._limit
 
@@ -52,10 +53,11 @@ class StartLimiter:
             while left > 0 and last > 0:
                 work, cost = waiting.popleft()
                 left -= cost
-                last -= 1  # what it brings waits behind the others
+                last -= 1  # work that it adds is for a later turn
                 work()
         finally:
-            # What is left is for the next turn: under load hardly any request has to wait.
+            # With an empty queue the rest of the limit stays usable, so that requests rarely have
+            # to wait.
             self._left = 0 if waiting else left
             if waiting:
                 self._go_on(loop)

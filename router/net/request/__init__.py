@@ -1,1 +1,1 @@
-"""One run of a request: from the client's bytes through its plan to the one exit."""
+"""The run of a request: from the client's data through its plan to its single exit."""

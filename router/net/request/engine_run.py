@@ -1,8 +1,8 @@
-"""A request's run that makes its own calls to engines.
+"""A request's run that makes its own engine requests.
 
-`RequestRun` says which engine is to be asked for what; `EngineRun` asks it, on a pooled connection
-or a new one, and hands on what came of it. Nothing in it awaits: what an engine sends drives the
-run on, from the very read that brought it.
+`RequestRun` decides which engine is sent what. `EngineRun` sends it, on a pooled connection or a
+new one, and reports the outcome. Nothing is awaited: the run continues within the read callback
+that received the engine's data.
 """
 
 import asyncio
@@ -37,11 +37,12 @@ from router.net.request.network import Network
 __all__ = ["EngineRun"]
 
 GONE = Failure(FailureKind.REFUSED, "The engine has left.", "it has left the fleet")
-"""Its requests had not ended when it was forgotten; this one had not even been sent."""
+"""The outcome if an engine is forgotten because all its requests had ended, before this one was
+sent."""
 
 
 class EngineRun(RequestRun):
-    """Listens to its engine leg."""
+    """A run that is the listener of its engine leg."""
 
     __slots__ = (
         "_client",
@@ -74,10 +75,10 @@ class EngineRun(RequestRun):
         rng = network.rng
         given = request.head.fields.get(b"x-request-id")
         own = None if given is None else http.clean_request_id(given)
-        # Unique, not secret: uuid4 asks the kernel for every one.
+        # Unique, not secret: uuid4 makes a system call each time.
         request_id = own or rng.getrandbits(128).to_bytes(16).hex()
         record = RequestEnded(request_id, route.path, time.monotonic())
-        # Not super(), which costs as much as what it calls.
+        # Not super(), which costs as much as the call itself.
         RequestRun.__init__(self, network.scheduler, network.observe, record, rng, network.sample)
         self._network = network
         self._client = client
@@ -85,45 +86,47 @@ class EngineRun(RequestRun):
         self._route = route
         self._query = query
         self._leg: EngineLeg | None = None
-        """The attempt at an engine that is under way."""
+        """The current attempt at an engine."""
         self._waiting: asyncio.Task[Any] | None = None
-        """What cannot be had at once: the facts of a large body, a connection, or word of a KV
+        """Whatever the run has to wait for: the facts of a large body, a connection, or a KV
         cache."""
         self._is_reused = False
-        """Whether the attempt is on a connection that has served others."""
+        """Whether the current attempt is on a connection that has been used before."""
         self._is_over = False
-        # A client may use one request id twice at a time; engines must not see that (vllm#10583).
+        # Clients may use a request id for two requests at a time, which engines cannot handle
+        # (vllm#10583).
         self._engine_id = b"%b-%08x" % (request_id.encode(), rng.getrandbits(32))
         self._sent = 0
-        """Engine requests so far; it numbers their ids."""
+        """Number of engine requests so far; it is part of their ids."""
         self._held = 0
-        """Bytes of body that are taken from the budget."""
+        """Bytes of the client's body that are charged to the byte budget."""
         self._kept = 0
-        """Bytes of engines' answers that are taken from theirs."""
+        """Bytes of engines' answers that are charged to the answer budget."""
         self._kept_for_plan = 0
-        """Those of them that the plan has been given."""
+        """How many of these bytes have been passed to the plan."""
         self._ticket: Ticket | None = None
-        """Its place among those that are served, or its wait for one; None without a limit."""
+        """The request's place in flight or in the queue; None without a limit."""
         self._usage: KeyUsage | None = None
-        """Where it counts as a stream of its API key."""
+        """The usage of its API key, in which it counts as a stream."""
         self._left: tuple[bytes, ...] = ()
-        """Engines that this request waited for in vain, where answers name engines."""
+        """URLs of the engines that failed to serve it, if answers name engines."""
 
-    # What follows from it: see `PlanRunner`.
+    # Implemented by `PlanRunner`.
 
     def _settle(
         self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
     ) -> None:
-        """Report what became of the engine request, and go on."""
+        """Report the outcome of the engine request to the plan, and continue."""
         raise NotImplementedError
 
     def _finish(self, error: Exception | None) -> None:
-        """End the request, unless it has ended: it was answered, or `error` is to be the answer."""
+        """End the request if it has not ended. `error`: what to answer, or None if it has been
+        answered."""
         raise NotImplementedError
 
     def _await(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
-        """Do what takes time, and go on with its result. It is cancelled if the request ends, but
-        a result that is there already comes even then."""
+        """Run a coroutine and call `then` with its result. It is cancelled when the request ends,
+        but a result that is already there is delivered even then."""
         self._waiting = self._client.loop.create_task(work)
         self._waiting.add_done_callback(partial(self._on_awaited, then))
 
@@ -140,10 +143,10 @@ class EngineRun(RequestRun):
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
 
-    # Asking an engine.
+    # Engine requests.
 
     def _ask(self) -> None:
-        """Send the run's engine request on an idle connection or a new one."""
+        """Send the plan's engine request on an idle connection or a new one."""
         pool = self._network.pools.get(self.step.endpoint)
         if pool is not None:
             connection = pool.take(replay=self.may_replay())
@@ -163,7 +166,7 @@ class EngineRun(RequestRun):
     def _on_connected(self, pool: EnginePool, fresh: EngineConnection | Failure) -> None:
         if isinstance(fresh, Failure):
             self._settle(fresh, fresh, 0, time.monotonic())
-        elif self._is_over:  # it ended in the moment in which the connection came
+        elif self._is_over:  # the request ended just as the connection was opened
             fresh.abort()
         else:
             self._is_reused = False
@@ -206,7 +209,7 @@ class EngineRun(RequestRun):
         )
 
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
-        """The head of a request to an engine; each attempt has an id of its own."""
+        """The head of an engine request, with an id that is unique to this attempt."""
         client_head = self._request.head
         lines = client_head.engine_lines
         if lines is None:
@@ -215,7 +218,7 @@ class EngineRun(RequestRun):
                 drop |= KEY_HEADERS
             lines = lines_for_engine(client_head, drop, self._network.engine_api_key)
             client_head.engine_lines = lines
-        if pool.rank_line:  # the choice of a rank is the router's
+        if pool.rank_line:  # only the router chooses the rank
             lines = pool.rank_line + http.without(lines, RANK_HEADER)
         self._sent += 1
         return (
@@ -231,20 +234,22 @@ class EngineRun(RequestRun):
         )
 
     def _not_for_engines(self) -> frozenset[bytes]:
-        """The client's headers that do not go on to engines."""
+        """Names of the client's headers that are not sent to engines."""
         return DROP_WHEN_READING if self._route.generates else DROP_FOR_ENGINE
 
-    # What the engine leg reports.
+    # Called by the engine leg.
 
     def on_answer(self, status: int) -> Failure | None:
-        """The engine's answer begins; a failure where the engine refuses the router's key."""
+        """Note that the engine's answer has begun. Returns a failure if the engine refuses the
+        router's API key."""
         self.answered(status, time.monotonic())
         if status in UNAUTHORIZED_STATUSES and self._network.withholds_client_keys:
             return UNAUTHORIZED
         return None
 
     def response_headers(self, lines: bytes) -> bytes:
-        """The header lines of an answer: the engine's `lines`, and what the router adds."""
+        """The header lines of the client's response: the engine's `lines` and those that the router
+        adds."""
         own = b"x-request-id: %b\r\n" % self.record.request_id.encode()
         if self._network.names_engines:
             own += b"x-pd-router-endpoint: %b\r\n" % self.step.endpoint.url.encode()
@@ -260,28 +265,28 @@ class EngineRun(RequestRun):
         return lines + own
 
     def _limit_lines(self) -> bytes:
-        """What answers say of the API key's limits; nothing where it has none."""
+        """Header lines with the rate limits of the request's API key; empty if it has none."""
         keys = self._network.api_keys
         usage = None if keys is None else keys.usages.get(self.record.api_key or "")
         return b"" if usage is None else usage.header_lines(time.monotonic())
 
     def moved_comment(self) -> bytes:
-        """What the router says in a stream whose head named another engine: a comment, which
-        clients of event streams ignore. Nothing where answers do not name engines."""
+        """The SSE comment for a stream that is continued by another engine than the one named in
+        its head. Empty unless answers name engines."""
         if not self._network.names_engines:
             return b""
         named = self.step.endpoint.url.encode()
         return b": x-pd-router-endpoint %b left %b\n\n" % (named, b", ".join(self._left))
 
     def may_keep(self, size: int) -> bool:
-        """Whether the engine's answer may take `size` bytes more of memory."""
+        """Charge `size` bytes to the answer budget. Returns False if it is exhausted."""
         if not self._network.answer_budget.try_take(size):
             return False
         self._kept += size
         return True
 
     def on_first_token(self) -> None:
-        """The client has had a first token: what another attempt would take is not needed."""
+        """Release what only another attempt would need: the first token has been sent."""
         self.begun()
         self._request.head = NO_HEAD
         self._drop_body()
@@ -294,12 +299,12 @@ class EngineRun(RequestRun):
         self._held = 0
 
     def _drop_answer(self) -> None:
-        """The last answer is not kept any more; those that the plan was given are."""
+        """Release the bytes of the last answer, but not of those that were passed to the plan."""
         self._network.answer_budget.give(self._kept - self._kept_for_plan)
         self._kept = self._kept_for_plan
 
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
-        """It is known what became of the answer."""
+        """Replay the request on a new connection, or report its outcome to the plan."""
         self._leg = None
         now = time.monotonic()
         leg.close(now)
@@ -313,5 +318,5 @@ class EngineRun(RequestRun):
             self._settle(outcome, leg.failure, leg.status, now)
 
     def may_leave_stalled_engine(self) -> bool:
-        """Whether another engine could take a request that waits for a stalled one."""
+        """Whether another engine could take the request."""
         return self.may_leave_stalled(time.monotonic())

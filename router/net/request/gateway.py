@@ -1,4 +1,4 @@
-"""Requests by way of a gateway that chooses the engines itself (`--direct-mode`)."""
+"""Requests from a gateway that chooses the engines itself (`--direct-mode`)."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +15,12 @@ __all__ = ["Gateway", "Networks"]
 Networks = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
 MAX_KNOWN: Final = 1024
-"""Addresses of clients that are remembered."""
+"""Most client addresses that are cached."""
 
 
 class Gateway:
-    """Reads the headers of gateways in the `trusted` networks, and answers with theirs."""
+    """Reads the request headers of gateways in the `trusted` networks, and adds the gateway's
+    headers to responses."""
 
     def __init__(self, trusted: Networks) -> None:
         self._known: dict[str, bool] = {}
@@ -27,16 +28,16 @@ class Gateway:
         self.configure(trusted)
 
     def configure(self, trusted: Networks) -> None:
-        """Believe these from the next request on."""
+        """Set the trusted networks."""
         self._trusted = trusted
         self._known.clear()
 
     def follow(self, endpoints: Iterable[Endpoint]) -> None:
-        """These are the engines now."""
+        """Set the engines that a gateway may choose."""
         self._book = AddressBook(endpoints)
 
     def destinations(self, fields: Mapping[bytes, bytes], transport: Any) -> Destinations | None:
-        """The engines that a request shall go to; None where the router chooses."""
+        """The engines that a trusted gateway has chosen. None if the router is to choose."""
         if gateway.DESTINATION not in fields or not self.trusts(transport):
             return None
         return self._book.destinations(fields)
@@ -44,7 +45,7 @@ class Gateway:
     def lines(
         self, fields: Mapping[bytes, bytes], transport: Any, fleet: Fleet, endpoint: Endpoint
     ) -> bytes:
-        """The header lines for the gateway in the answer of an engine."""
+        """The header lines that tell a gateway which engine has served its request."""
         if not self.trusts(transport):
             return b""
         lines = [(gateway.SERVED, gateway.address_of(endpoint).encode())]
@@ -56,7 +57,7 @@ class Gateway:
         return block(lines)
 
     def trusts(self, transport: Any) -> bool:
-        """Whether the other end of a connection is a gateway."""
+        """Whether the peer of a connection is a trusted gateway."""
         peer = transport.get_extra_info("peername")
         host = peer[0] if isinstance(peer, tuple) and peer else ""
         known = self._known.get(host)

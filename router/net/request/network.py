@@ -1,4 +1,4 @@
-"""What all requests share: the engines' connections, the decisions, limits and time-outs."""
+"""What all requests share: engine connections, scheduler, limits and time-outs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,23 +33,23 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Patience with an engine, in seconds."""
+    """Time-outs for engines, in seconds."""
 
     prefill: Patience
-    """From the request to the whole reply of a prefill engine."""
+    """From the engine request to the whole reply of a prefill engine."""
     stream: Patience
     kv_ready: float
     """For LMCache's notifications, from the prefill reply on."""
 
     @property
     def shortest(self) -> float:
-        """Of those that are looked after by the sweep of idle legs."""
+        """The shortest of those that the idle sweep enforces."""
         return min(self.prefill.shortest, self.stream.shortest)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may take: bytes, and seconds."""
+    """Limits for clients, in bytes and seconds."""
 
     body_bytes: int
     body_seconds: float
@@ -58,63 +58,64 @@ class Limits:
 
 
 class KVReady(Protocol):
-    """Where prefill engines report that a KV cache has been sent."""
+    """Notifications from prefill engines that a KV cache has been transferred."""
 
     async def wait(self, transfer_id: str, count: int, timeout: float) -> bool:
-        """Whether `count` reports for `transfer_id` came within `timeout` seconds."""
+        """Whether `count` notifications for `transfer_id` arrive within `timeout` seconds."""
 
 
 class RequestTrace(Protocol):
-    """The trace of one request: a span for it, and one for each leg, one after the other."""
+    """The trace of one request: a span for the request, and one for each of its legs, which follow
+    each other."""
 
     @property
     def exported_trace_id(self) -> str | None:
-        """The trace id, in hexadecimal; None if it is not sampled."""
+        """The trace id in hexadecimal; None if the trace is not sampled."""
 
     def begin_leg(self, endpoint: Endpoint, path: str) -> None:
-        """An engine is asked."""
+        """Start the span of a leg."""
 
     def headers(self) -> bytes:
-        """The header lines that make the leg's span the parent of the engine's own."""
+        """Header lines that make the leg's span the parent of the engine's span."""
 
     def first_token(self) -> None:
-        """The client has had the first content of a stream."""
+        """Note that the client has been sent the first content of a stream."""
 
     def end_leg(self, status: int, failure: Failure | None) -> None:
-        """It is known what became of the leg; `status` is 0 if no answer began."""
+        """End the span of a leg. `status` is 0 if no answer began."""
 
     def end(self, record: RequestEnded) -> None:
-        """The request is over, and whatever leg is under way."""
+        """End the request's span, and that of a leg that has not ended."""
 
 
 class Tracing(Protocol):
-    """Makes traces."""
+    """Creates traces."""
 
     def begin(
         self, route: Route, traceparent: bytes | None, tracestate: bytes | None
     ) -> RequestTrace:
-        """The trace of a request that has arrived, part of its client's own where it sent one."""
+        """Start the trace of a request, as a part of the client's trace if it sent one."""
 
 
 class BodyParser(Protocol):
-    """Reads large bodies off the event loop."""
+    """Parses large bodies outside the event loop."""
 
     async def read(
         self, route: Route, content_type: bytes, pieces: list[bytes], query: bytes = b""
     ) -> Facts:
-        """The facts of a request whose body came in `pieces`. Raises a RouterError."""
+        """Parse a body that arrived in `pieces`. Raises a RouterError."""
 
 
 class Active(Protocol):
-    """A request that is being served."""
+    """A request in progress."""
 
     def abort(self) -> None:
-        """End it: the router is going."""
+        """End the request with an error, because the router is shutting down."""
 
 
 @dataclass(slots=True)
 class Network:
-    """All that requests share."""
+    """What all requests share."""
 
     scheduler: Scheduler
     plans: Callable[[Facts, Decision], Plan]
@@ -125,27 +126,28 @@ class Network:
     idle_sweep: IdleTimeoutSweep
     start_limiter: StartLimiter
     byte_budget: ByteBudget
-    """Of request bodies."""
+    """Budget for the bytes of request bodies."""
     answer_budget: ByteBudget
-    """Of answers that are read whole, or held back before their first token. A budget of its own:
-    work that engines have done is not lost because more bodies come."""
+    """Budget for the bytes of answers that are read whole, or held back before their first token.
+    It is separate from `byte_budget`, so that work of engines is not lost when many bodies
+    arrive."""
     read_limiter: ReadLimiter
     body_parser: BodyParser
     active: set[Active] = field(default_factory=set)
-    """Requests that have begun and not ended."""
+    """Requests in progress."""
     sample: float = 0.0
-    """The share of choices that are logged in full."""
+    """Share of routing decisions, 0 to 1, that are logged in full."""
     names_engines: bool = False
-    """Whether answers say which engine gave them."""
+    """Whether responses name the engine that served them."""
     engine_api_key: str | None = None
     kv_ready: KVReady | None = None
     tracing: Tracing | None = None
     api_keys: KeyFile | None = None
-    """None where anybody may ask."""
+    """None if no API key is required."""
     admission: AdmissionGate | None = None
-    """None where any number of requests is served at a time."""
+    """None if the number of requests in flight is not limited."""
     gateway: Gateway | None = None
-    """None where the router chooses all engines."""
+    """None unless a gateway may choose the engines."""
     rng: Random = field(default_factory=Random)
 
     @property

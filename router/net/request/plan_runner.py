@@ -1,6 +1,6 @@
-"""Runs a request's plan to its end: what the run asks for, step by step, and the one exit.
+"""Runs a request's plan to its end: performs its steps, and has the single exit.
 
-Whatever happens, `_end` is called: everything is given back, and the record is observed.
+Whatever happens, `_end` is called, which releases all resources and reports the record.
 """
 
 import asyncio
@@ -24,19 +24,19 @@ log = logging.getLogger(__name__)
 
 
 class PlanRunner(EngineRun):
-    """Every one ends with one answer, unless the client left, and with one record."""
+    """Each run ends with exactly one response, unless the client has left, and with one record."""
 
     __slots__ = ()
 
     def abort(self) -> None:
-        """The router is going: say so."""
+        """End the request with an error, because the router is shutting down."""
         self._tell(ShuttingDown("The router is shutting down."))
         self._end("aborted")
 
-    # The run.
+    # The steps of the plan.
 
     def _perform(self, action: Action | None) -> None:
-        """Do what the run asks for, up to what takes time or to its end."""
+        """Perform the plan's actions until one has to be waited for or the plan ends."""
         try:
             while action is not None:
                 if isinstance(action, ENGINE_REQUESTS):
@@ -70,7 +70,7 @@ class PlanRunner(EngineRun):
 
     def _send(self, reply: Reply) -> None:
         client, record = self._client, self.record
-        if client.response.is_started:  # with the head of a stream
+        if client.response.is_started:  # by an earlier engine that began a stream
             raise EngineFailed(f"The engine answered with status {reply.status}.")
         body = redact(reply.body)
         lines = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
@@ -89,14 +89,14 @@ class PlanRunner(EngineRun):
         if self._is_over:
             return
         if failure is not None and self._network.names_engines:
-            # Nothing waits at an engine that refuses connections.
+            # A refused connection is not counted: the client did not wait for that engine.
             self._left += () if failure.is_unseen else (self.step.endpoint.url.encode(),)
         try:
             action = self.settle(outcome, failure, status, now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
             return
-        if action is None:  # as nearly always
+        if action is None:  # nearly always
             self._finish(None)
         else:
             self._perform(action)
@@ -118,7 +118,7 @@ class PlanRunner(EngineRun):
         self._end(record.failure)
 
     def _end(self, outcome: str) -> None:
-        """The one exit: everything is given back, and the record is observed."""
+        """The single exit: releases all resources and reports the record."""
         if self._is_over:
             return
         self._is_over = True
@@ -127,7 +127,7 @@ class PlanRunner(EngineRun):
             self._stop_leg()
         self.close()
         if self._held:
-            if self.facts is None:  # it has not begun
+            if self.facts is None:  # the body is still in the request
                 self._request.take_pieces()
             self._drop_body()
         if self._kept:
@@ -158,13 +158,13 @@ class PlanRunner(EngineRun):
             leg.close(time.monotonic())
 
     def _tell(self, error: RouterError) -> None:
-        """Tell the client, if it is there, and the record."""
+        """Send an error to the client, if it is still connected, and record it."""
         client, record = self._client, self.record
         if client.active is self._request:
             if not client.response.is_started:
                 record.status = error.status
             record.error = record.error or error.message
             block = b"x-request-id: %b\r\n" % record.request_id.encode()
-            if not isinstance(error, QueueFull):  # which says that none are left
+            if not isinstance(error, QueueFull):  # QueueFull says nothing of the key's limits
                 block += self._limit_lines()
             client.fail(self._request, error, block)

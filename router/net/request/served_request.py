@@ -1,9 +1,9 @@
-"""One request on its way through the router: from its head to its record.
+"""One request on its way through the router, from its head to its record.
 
-`RequestRun` decides; a `ServedRequest` is that run with sockets: the sole owner of the request's
-record, leases, plan and outcome. Here is its way in, from the head to the start of its plan.
-`PlanRunner` takes it to its one exit, `EngineRun` asks engines. Nothing awaits: what clients and
-engines send drives it on, from the very read that brought it.
+`RequestRun` decides; `ServedRequest` is that run with sockets, and the sole owner of the request's
+record, leases, plan and outcome. This module has the way in: from the head to the start of the
+plan. `EngineRun` makes engine requests, `PlanRunner` takes the plan to its end. Nothing is awaited:
+the run continues within the read callbacks of client and engines.
 """
 
 import time
@@ -23,19 +23,19 @@ from router.net.request.plan_runner import PlanRunner
 __all__ = ["ServedRequest"]
 
 BYTES_PER_START: Final = 2048
-"""Of a body, for which its request counts as one more of those that may begin in a turn of the
-event loop: of 64 KiB, which take 17 ms at worst, one or two begin."""
+"""For each so many bytes of body a request counts as one more start in a turn of the event loop.
+Parsing 64 KiB takes up to 17 ms, so one or two such requests start per turn."""
 
 
 class ServedRequest(PlanRunner):
-    """Listens to its client's connection."""
+    """A run that is the listener of its client's request."""
 
     __slots__ = ()
 
-    # What the client's connection reports.
+    # Called by the client's connection.
 
     def on_head(self) -> None:
-        """Refuse by the head what need not be read."""
+        """Refuse a request whose head alone shows that it cannot be served."""
         head, network = self._request.head, self._network
         try:
             if network.api_keys is not None:
@@ -50,19 +50,19 @@ class ServedRequest(PlanRunner):
             head.is_accepted = True
 
     def on_body_progress(self, size: int) -> None:
-        """Refuse a body that is too large as soon as it is."""
+        """Refuse a body as soon as it exceeds the size limit."""
         try:
             self._hold(size)
         except RouterError as error:
             self._finish(error)
 
     def on_body_timeout(self) -> None:
-        """Refuse a body that takes too long."""
+        """Refuse a body that was not complete within the time-out."""
         seconds = self._network.limits.body_seconds
         self._finish(BodyTooSlow(f"The body did not arrive within {seconds:g} s."))
 
     def on_body_complete(self) -> None:
-        """Its turn comes now, or when others that came with it have had theirs."""
+        """Start the request now, or in a later turn of the event loop if many arrived together."""
         size = self._request.size
         try:
             self._hold(size)
@@ -73,24 +73,24 @@ class ServedRequest(PlanRunner):
             self._network.start_limiter.submit(self._client.loop, self._begin, cost)
 
     def on_write_paused(self) -> None:
-        """The client does not read: neither does the leg."""
+        """Pause the leg: the client is not reading."""
         if self._leg is not None:
             self._leg.on_write_paused(time.monotonic())
 
     def on_write_resumed(self) -> None:
-        """The client reads again."""
+        """Resume the leg."""
         if self._leg is not None:
             self._leg.on_write_resumed()
 
     def on_disconnect(self) -> None:
-        """The client is gone: stop working for it."""
+        """Stop all work for the client."""
         self._end("client_left")
 
-    # The run.
+    # The way to the plan.
 
     def _begin(self) -> None:
-        """Decide, and start the plan."""
-        if self._is_over:  # the client left, or the router goes
+        """Read the facts, and start the plan."""
+        if self._is_over:  # the client left, or the router is shutting down
             return
         request = self._request
         try:
@@ -109,8 +109,8 @@ class ServedRequest(PlanRunner):
             self._start(facts)
 
     def _start(self, facts: Facts) -> None:
-        """It is known what is asked."""
-        if self._is_over:  # it ended while its body was read
+        """Admit the request and start its plan."""
+        if self._is_over:  # it ended while its body was being parsed
             return
         network, record = self._network, self.record
         try:
@@ -135,8 +135,8 @@ class ServedRequest(PlanRunner):
     # Admission.
 
     def _count(self, facts: Facts, keys: KeyFile, now: float) -> None:
-        """Count the request by its API key. Raises LimitReached where that has a limit, and
-        has reached it."""
+        """Count the request for its API key. Raises LimitReached if that exceeds a limit of the
+        key."""
         name = self.record.api_key or ""
         usage = keys.usages.get(name)
         if usage is None:
@@ -149,8 +149,9 @@ class ServedRequest(PlanRunner):
         self._usage = usage
 
     def _enter(self, facts: Facts, gate: AdmissionGate) -> bool:
-        """Whether the request is let in; else it waits, or QueueFull is raised."""
-        if self._ticket is not None:  # it has waited
+        """Whether the request is admitted. If not, it waits in the queue, or QueueFull is
+        raised."""
+        if self._ticket is not None:  # it has already waited in the queue
             return True
         ticket = self._ticket = gate.ticket(facts, self._request.head.fields, self.record.api_key)
         self.place = ticket.place
@@ -160,7 +161,7 @@ class ServedRequest(PlanRunner):
         return is_in
 
     def on_turn(self, waited: float) -> None:
-        """Begin, after a wait."""
+        """Start the plan after `waited` seconds in the queue."""
         if self._is_over:
             return
         self.record.queue_seconds = waited
@@ -168,22 +169,22 @@ class ServedRequest(PlanRunner):
         self._start(self.facts)  # the engines may have changed
 
     def on_refused(self, error: RouterError) -> None:
-        """End: it waited too long, or had to make room."""
+        """End the request: it waited too long, or was displaced by another."""
         self._finish(error)
 
     def _read_apart(self, pieces: list[bytes]) -> None:
-        """Have the body read by another process."""
+        """Have the body parsed by another process."""
         kind = self._request.head.fields.get(b"content-type", b"")
         reading = self._network.body_parser.read(self._route, kind, pieces, self._query)
         self._await(reading, self._start)
 
-    # The body's bytes.
+    # The byte budget.
 
     def _max_bytes(self) -> int:
         return min(self._network.limits.body_bytes, self._route.max_body_bytes)
 
     def _hold(self, size: int) -> None:
-        """Take the body's bytes, `size` so far, from the budget. Raises a RouterError."""
+        """Charge the body's bytes, `size` so far, to the byte budget. Raises a RouterError."""
         if size > self._route.max_body_bytes or size > self._network.limits.body_bytes:
             check_size(size, self._max_bytes())
         self._network.byte_budget.take(size - self._held)

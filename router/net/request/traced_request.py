@@ -1,4 +1,5 @@
-"""A served request with a trace: a class of its own, so that others cost nothing more."""
+"""A served request with a trace. It is a class of its own so that tracing costs nothing where it is
+off."""
 
 from typing import Final
 
@@ -13,12 +14,12 @@ from router.net.request.served_request import ServedRequest
 __all__ = ["TracedRequest"]
 
 TRACE_CONTEXT: Final = frozenset({b"traceparent", b"tracestate"})
-"""W3C trace context: engines get this router's own."""
+"""W3C trace context headers, which the router replaces with its own."""
 
 
 class TracedRequest(ServedRequest):
-    """Each engine request is a leg of the trace; one that is sent again on another connection is
-    the same leg."""
+    """Each engine request is a leg of the trace; a replay on another connection belongs to the same
+    leg."""
 
     __slots__ = ("_trace",)
 
@@ -37,7 +38,7 @@ class TracedRequest(ServedRequest):
         self.record.trace_id = self._trace.exported_trace_id
 
     def on_first_token(self) -> None:
-        """The client has had a first token."""
+        """Note the first token in the trace."""
         self._trace.first_token()
         super().on_first_token()
 
