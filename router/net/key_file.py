@@ -1,4 +1,4 @@
-"""A file of API keys, read again when it changes, and what is taken with each of them."""
+"""A file of API keys, which is read again when it changes, and the usage of each key."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class KeyFile:
-    """The keys of a file. Raises OSError or ValueError if it cannot be read now; later a file that
-    is wrong is logged, and the keys that were read last remain. Where there are several processes,
-    what is taken is counted in `rows`, which they share. `on_limits` gets the limits by name,
-    whenever they were read."""
+    """The keys of a file. Raises OSError or ValueError if it cannot be read at first. Later an
+    invalid file is logged, and the previous keys stay in use. If there are several processes, usage
+    is counted in `rows`, which they share. `on_limits` is called with the limits by name each time
+    they were read."""
 
     def __init__(
         self,
@@ -28,16 +28,16 @@ class KeyFile:
     ) -> None:
         self.path = path
         self.usages: dict[str, KeyUsage] = {}
-        """By name, of keys that have limits."""
+        """Usage by name, for keys that have limits."""
         self._rows = rows
         self._on_limits = on_limits
         self._file = WatchedFiles(path)
         self._is_away = False
-        """Whether it could not be read when it was last tried."""
+        """Whether the last attempt to read the file failed with an OSError."""
         self.keys = self._read()
 
     def refresh(self) -> None:
-        """Read it again if it has changed."""
+        """Read the file again if it has changed."""
         self._share_rest()
         if not self._file.have_changed() and not self._is_away:
             return
@@ -46,7 +46,7 @@ class KeyFile:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             is_away = isinstance(error, OSError)
-            if not (is_away and self._is_away):  # once for each version, or while it is away
+            if not (is_away and self._is_away):  # log a missing file once
                 log.error("API keys: %s: %s; the old ones remain", self.path, reason)  # noqa: TRY400
             self._is_away = is_away
         else:
@@ -75,8 +75,8 @@ class KeyFile:
         return keys
 
     def _share_rest(self) -> None:
-        """Share what the leader has given a row since the file was read: until then, this process
-        allows its share."""
+        """Use the shared rows that the leader has assigned since the file was read. Until then this
+        process allows its own share of a limit."""
         if self._rows is None:
             return
         rest = [name for name, usage in self.usages.items() if not usage.is_shared]

@@ -1,6 +1,6 @@
-"""Background loops that run as long as the router does, and are restarted when they fail.
+"""Background loops that run as long as the router, and are restarted when they fail.
 
-Each failure is logged. `failing` names those that keep failing, for /health and /ready.
+Each failure is logged. `failing` lists the loops that keep failing, for /health and /ready.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ __all__ = ["Loop", "TaskSet"]
 log = logging.getLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.25
-"""Seconds before the first restart; doubled for each further one."""
+"""Seconds until the first restart; the delay doubles with each further one."""
 
 LONGEST_DELAY_SECONDS = 10.0
-"""Longest delay of a restart: six log lines a minute."""
+"""Longest delay of a restart in seconds: six log lines a minute."""
 
 SETTLED_SECONDS = 10.0
-"""A loop that has run for this long since its restart counts as healthy: a single failure is over
-within 30 s, before the liveness probe in deploy/kubernetes restarts the pod."""
+"""Seconds after which a restarted loop counts as healthy. After a single failure that is within 30
+s, before the liveness probe in deploy/kubernetes restarts the pod."""
 
 Loop = Callable[[], Coroutine[Any, Any, None]]
-"""Begins the loop; called again after a failure."""
+"""Starts the loop; called again after a failure."""
 
 
 class TaskSet:
-    """Owns background loops: the event loop itself holds only weak references to tasks.
+    """Owns background loops; the event loop itself only holds weak references to tasks.
 
-    `clock` is monotonic and in seconds, `sleep` waits for that many.
+    `clock` is monotonic and in seconds, `sleep` takes seconds.
     """
 
     def __init__(
@@ -42,12 +42,14 @@ class TaskSet:
         self._sleep = sleep
         self._tasks: set[asyncio.Task[None]] = set()
         self._restarted: dict[asyncio.Task[None], float | None] = {}
-        """Tasks that have failed, and when they were last restarted; None: they wait for it."""
+        """Tasks that have failed, with the time of their last restart; None while they wait for
+        it."""
 
     def spawn(self, loop: Loop, kind: str, of: str = "") -> asyncio.Task[None]:
-        """Run `loop` until it ends, is cancelled or the set is closed.
+        """Run `loop` until it ends, is cancelled, or the set is closed.
 
-        `kind` appears in /health if it keeps failing; `of` says in the log which one it is.
+        `kind` appears in /health if the loop keeps failing; `of` tells loops of one kind apart in
+        the log.
         """
         task = asyncio.get_running_loop().create_task(
             self._run(loop, f"{kind} {of}".rstrip()), name=kind
@@ -57,7 +59,7 @@ class TaskSet:
         return task
 
     def failing(self) -> list[str]:
-        """The kinds of loops that have failed and not run well since, each once."""
+        """The kinds of loops that have failed and not run well since, without duplicates."""
         settled = self._clock() - SETTLED_SECONDS
         kinds = (
             task.get_name()
@@ -67,7 +69,7 @@ class TaskSet:
         return sorted(set(kinds))
 
     async def close(self) -> None:
-        """Cancel what still runs and wait for it."""
+        """Cancel the running tasks and wait for them."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -13,25 +13,26 @@ log = logging.getLogger(__name__)
 
 
 class TLSFiles:
-    """`context` is the current one, for the connections that begin now. `make` makes one of the
-    files, and raises ValueError if it cannot; `what` is its name in the log."""
+    """`context` is the current one, for new connections. `make` creates one from the files and
+    raises ValueError if it cannot; `what` is its name in the log."""
 
     def __init__(self, what: str, make: Callable[[], ssl.SSLContext], *paths: Path | None) -> None:
         self._what = what
         self._make = make
         self._files = WatchedFiles(*(path for path in paths if path is not None))
         self._complaint = ""
-        """Why it could not be made when that was last tried."""
+        """Why the last attempt to create it failed; empty if it did not."""
         self.context = make()
 
     def refresh(self) -> None:
-        """Rebuild it if a file has changed. While that fails the old one stays, and it is tried
-        each time: what is wrong need not be in the files (their mode, too many open files)."""
+        """Create the context again if a file has changed. While that fails the old one stays in
+        use, and each call tries again, because the cause may not be in the files' content
+        (permissions, file descriptors)."""
         if not self._files.have_changed() and not self._complaint:
             return
         try:
             self.context = self._make()
-        except ValueError as error:  # perhaps the other file of a pair is yet to come
+        except ValueError as error:  # perhaps the other file of a pair is not there yet
             if (complaint := str(error)) != self._complaint:
                 self._complaint = complaint
                 log.error("%s: %s; the old ones remain", self._what, complaint)  # noqa: TRY400

@@ -1,4 +1,4 @@
-"""Files that are checked at intervals, and read again when they have changed."""
+"""Detects changes of files by polling."""
 
 from pathlib import Path
 from typing import Final
@@ -6,21 +6,21 @@ from typing import Final
 __all__ = ["LOOK_SECONDS", "WatchedFiles"]
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks. Events of changes (inotify) would come sooner, but the files of a ConfigMap
-are links that are exchanged, and network file systems have no such events."""
+"""Seconds between checks. inotify would be faster, but the files of a ConfigMap are symlinks that
+are replaced, and network file systems have no such events."""
 
 Version = tuple[int, int, int]
 
 
 class WatchedFiles:
-    """Some files, as they are now."""
+    """A set of files, as they were at the last check."""
 
     def __init__(self, *paths: Path) -> None:
         self._paths = paths
         self._versions = self._look()
 
     def have_changed(self) -> bool:
-        """Whether one of them is another than at the last look."""
+        """Whether one of them has changed since the last check."""
         before, self._versions = self._versions, self._look()
         return self._versions != before
 
@@ -29,8 +29,8 @@ class WatchedFiles:
 
 
 def _version(path: Path) -> Version | None:
-    """A value that changes when the file is rewritten, or replaced as Kubernetes does it; None if
-    it cannot be seen."""
+    """A value that changes when the file is rewritten, or replaced the way Kubernetes does. None if
+    it cannot be read."""
     try:
         status = path.stat()
     except OSError:

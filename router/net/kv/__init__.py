@@ -1,1 +1,1 @@
-"""KV caches: notifications and events of engines."""
+"""Notifications of KV-cache transfers, and KV-cache events of engines."""

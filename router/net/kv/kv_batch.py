@@ -1,9 +1,9 @@
-"""Reads a message of KV-cache events a little at a time: the work between two events, and between
-two pieces of a long one, has a bound, so that a message of megabytes stops nothing.
+"""Parses a message of KV-cache events incrementally: the work between two events, and between two
+pieces of a long one, is bounded, so that a message of megabytes does not block the event loop.
 
-Short messages and events, nearly all, are unpacked whole. Of a longer one lists are read as far as
-bytes have been handed to msgpack, token ids straight into an array, and members that nobody asks
-for are skipped.
+Nearly all messages and events are short and unpacked whole. In longer ones, lists are read as far
+as bytes have been fed to msgpack, token ids are read into an array, and unknown members are
+skipped.
 """
 
 from array import array
@@ -16,19 +16,19 @@ from router.core.prefix.kv_events import FIELDS, MAX_BLOCKS, BadBatch, extra_key
 __all__ = ["read_batch"]
 
 FEED_BYTES: Final = 4_096
-"""Handed to msgpack at a time. The worst, 4,096 empty lists, takes a quarter of a millisecond."""
+"""Bytes that are fed to msgpack at a time. The worst case, 4,096 empty lists, takes 0.25 ms."""
 
 SHORT_BYTES: Final = 8_192
-"""A message or event of fewer bytes is unpacked whole: some 1,500 tokens. So is a value of a longer
-one."""
+"""A message or event of fewer bytes (about 1,500 tokens) is unpacked whole. A single value may not
+be longer than this."""
 
 KNOWN: Final = frozenset({"type", *chain.from_iterable(FIELDS.values())})
-"""Members of events."""
+"""Names of the members of events that are used."""
 
 LISTS: Final = frozenset({"block_hashes", "token_ids", "extra_keys"})
 
 ARRAYS: Final = (b"\xdc", b"\xdd")
-"""First bytes of arrays that have more than 15 values."""
+"""First bytes of msgpack arrays with more than 15 values."""
 
 NO_EVENTS: Final = "it holds no list of events"
 
@@ -36,13 +36,14 @@ Values = TypeVar("Values", list[Any], "array[int]")
 
 
 def read_batch(msgpack: Any, payload: bytes) -> Iterator[object]:
-    """The events of a message, for `read_event`; None where the next one takes longer.
+    """Yields the events of a message, for `read_event`, and None after each piece of work on a long
+    one.
 
-    A batch is an array [time, events, rank] or a map. Raises BadBatch, perhaps behind some events;
-    what stands behind the events is not looked at.
+    A batch is an array [time, events, rank] or a map. Raises BadBatch, possibly after some events;
+    data after the events are ignored.
     """
     try:
-        if len(payload) <= SHORT_BYTES:  # 7 us less than a reader takes: nearly all messages
+        if len(payload) <= SHORT_BYTES:  # saves the 7 us for a reader, for nearly all messages
             yield from _events_of(msgpack.unpackb(payload))
         else:
             yield from _Reader(msgpack, payload).batch()
@@ -64,11 +65,11 @@ def _events_of(batch: object) -> Iterator[object]:
 
 
 class _TooLong(BadBatch):
-    """A value that is longer than SHORT_BYTES."""
+    """A value is longer than SHORT_BYTES."""
 
 
 class _Reader:
-    """One message. What is a generator yields None after each piece of work."""
+    """Reads one message. The generators yield None after each piece of work."""
 
     def __init__(self, msgpack: Any, payload: bytes) -> None:
         self._msgpack = msgpack
@@ -76,8 +77,8 @@ class _Reader:
         self._begin(0)
 
     def _begin(self, at: int) -> None:
-        """Read from there on."""
-        # A list of n values is allocated when its head is read: these limits bound it.
+        """Continue at this offset of the payload."""
+        # A list of n values is allocated when its head is read; these limits bound the allocation.
         self._unpacker = self._msgpack.Unpacker(
             max_buffer_size=8 * FEED_BYTES,
             max_array_len=2 * SHORT_BYTES,
@@ -87,7 +88,7 @@ class _Reader:
 
     @property
     def _at(self) -> int:
-        """Where it is; only between two values."""
+        """The current offset in the payload. Valid only between two values."""
         return self._start + int(self._unpacker.tell())
 
     def _feed(self) -> None:
@@ -98,7 +99,7 @@ class _Reader:
         self._fed += len(piece)
 
     def batch(self) -> Generator[object, None, None]:
-        """All events."""
+        """Yields all events."""
         if self._is_array():
             has_events = self._head() > 1
             if has_events:
@@ -111,14 +112,14 @@ class _Reader:
             start = self._at
             try:
                 event = self._value()
-            except ValueError:  # it is long, or holds a list that is, or it is wrong: seen again
+            except ValueError:  # too long or invalid: read it again, in pieces
                 self._begin(start)
                 yield None
                 event = yield from self._long_event()
             yield [] if event is None else event
 
     def _find_events(self) -> Generator[None, None, bool]:
-        """Go to the member of that name."""
+        """Skip to the member `events` of a map. Returns whether there is one."""
         for _ in range(self._head()):
             if self._value() == "events":
                 return True
@@ -126,7 +127,7 @@ class _Reader:
         return False
 
     def _long_event(self) -> Generator[None, None, object]:
-        """Unpack the event in pieces, without its unknown members."""
+        """Unpack an event in pieces, without its unknown members."""
         fields: dict[str, object] = {}
         is_array, count = self._is_array(), self._head()
         names: Iterator[str] = (self._text() for _ in range(count))
@@ -141,7 +142,7 @@ class _Reader:
         return list(fields.values()) if is_array else fields
 
     def _member(self, name: str) -> Generator[None, None, object]:
-        """Lists are read piece by piece."""
+        """Read the value of a member. Lists are read in pieces."""
         if name not in LISTS or not self._is_array():
             return self._value()
         if name == "token_ids":
@@ -156,7 +157,8 @@ class _Reader:
     def _fill(
         self, values: Values, source: Iterator[Any], count: int
     ) -> Generator[None, None, Values]:
-        """Append so many values. What has been fed ends the iteration, and more goes on with it."""
+        """Append `count` values. The source ends where the fed bytes do, and continues once more
+        are fed."""
         idle = 0
         while True:
             before = len(values)
@@ -170,7 +172,7 @@ class _Reader:
             yield
 
     def _skip(self) -> Generator[None, None, None]:
-        """Go over a value of any length."""
+        """Skip a value of any length."""
         while True:
             try:
                 self._unpacker.skip()
@@ -181,7 +183,7 @@ class _Reader:
                 return
 
     def _value(self) -> object:
-        """The next value. Raises _TooLong."""
+        """Read the next value. Raises _TooLong."""
         start = self._at
         while True:
             try:
@@ -198,7 +200,7 @@ class _Reader:
         raise BadBatch("a name is no text")
 
     def _head(self) -> int:
-        """The number of values of an array, or of members of a map."""
+        """Read the head of an array or map. Returns its number of values or members."""
         unpacker = self._unpacker
         read = unpacker.read_array_header if self._is_array() else unpacker.read_map_header
         while True:
@@ -208,6 +210,6 @@ class _Reader:
                 self._feed()
 
     def _is_array(self) -> bool:
-        """Whether the next value is one, by its first byte."""
+        """Whether the next value is an array, by its first byte."""
         first = self._payload[self._at : self._at + 1]
         return b"\x90" <= first <= b"\x9f" or first in ARRAYS

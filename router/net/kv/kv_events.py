@@ -1,7 +1,7 @@
-"""Subscribes to the engines' KV-cache events, vLLM's ZmqEventPublisher, over ZeroMQ.
+"""Subscribes to the engines' KV-cache events (vLLM's ZmqEventPublisher) over ZeroMQ.
 
-One budget for all: in a turn of the event loop events are taken for a millisecond, so that streams
-do not wait behind them.
+In each turn of the event loop, events of all engines are processed for a millisecond, so that
+streams do not wait for them.
 """
 
 import asyncio
@@ -17,20 +17,21 @@ from router.net.kv.kv_subscription import KVAddress, KVSubscription
 __all__ = ["KVAddress", "KVEventSubscriber"]
 
 TURN_SECONDS: Final = 0.001
-"""Seconds for events in each turn of the event loop. An event of 16,000 tokens takes about that."""
+"""Seconds per turn of the event loop for events. One event of 16,000 tokens takes about this
+long."""
 
 MAX_SOCKETS: Final = 8_192
-"""Of all engines: three or four each."""
+"""Most ZeroMQ sockets, for all engines; each engine takes three or four."""
 
 REPLAYS: Final = 4
-"""At a time: each is work for this process and for an engine."""
+"""Most concurrent replays: each is work for this process and for an engine."""
 
 
 class KVEventSubscriber:
     """All subscriptions of a router. Needs a running event loop."""
 
     def __init__(self, index: BlockIndex) -> None:
-        """Raises ImportError, naming the extra to install."""
+        """Raises ImportError, whose message names the extra to install."""
         try:
             import msgpack  # noqa: PLC0415 - an extra: only KV-cache events need it
             import zmq  # noqa: PLC0415
@@ -44,25 +45,25 @@ class KVEventSubscriber:
         self.monitor = monitor
         self.index = index
         self._context: Any = None
-        """Made for the first source: it has a thread."""
+        """Created for the first source, because it starts a thread."""
         self._watched: dict[EngineCache, list[KVSubscription]] = {}
         self._ready: deque[KVSubscription] = deque()
         self._is_scheduled = False
         self._replaying: set[KVSubscription] = set()
         self._waiting: dict[KVSubscription, int] = {}
-        """Those that may not ask yet, in the order in which they came, and from where on they will:
-        an engine whose numbers go back again and again waits once."""
+        """Subscriptions that wait for a replay, in the order of their requests, with the number to
+        replay from. An engine whose numbers repeatedly go back has only one place."""
 
     @property
     def context(self) -> Any:
-        """Of all sockets."""
+        """The ZeroMQ context of all sockets."""
         if self._context is None:
             self._context = self.zmq.Context(io_threads=1)
             self._context.set(self.zmq.MAX_SOCKETS, MAX_SOCKETS)
         return self._context
 
     def watch(self, cache: EngineCache, addresses: Sequence[KVAddress]) -> None:
-        """Follow an engine's sources from now on, instead of those before."""
+        """Subscribe to an engine's sources, in place of its previous ones."""
         current = self._watched.get(cache, [])
         if [each.address for each in current] == list(addresses):
             return
@@ -72,11 +73,11 @@ class KVEventSubscriber:
         cache.replace([each.source for each in found])
 
     def forget(self, cache: EngineCache) -> None:
-        """Do not follow an engine any more."""
+        """End the subscriptions to an engine's sources."""
         for each in self._watched.pop(cache, ()):
             each.close()
         cache.replace(())
-        self._schedule()  # the sweep ends it
+        self._schedule()  # sweeps what they held
 
     def close(self) -> None:
         """End all subscriptions."""
@@ -106,7 +107,7 @@ class KVEventSubscriber:
         while self._ready:
             subscription = self._ready.popleft()
             subscription.is_ready = False
-            # Each event may clear a cache: what that leaves is swept before the next one is taken.
+            # An event may clear a cache. The blocks that it held are swept before the next event.
             while self.index.sweep() or subscription.step():
                 if time.monotonic() >= until:
                     self.ready(subscription)
@@ -119,7 +120,8 @@ class KVEventSubscriber:
     # Replays, a few at a time.
 
     def may_replay(self, subscription: KVSubscription, start: int) -> bool:
-        """Whether it may ask now; else it is told when it may."""
+        """Whether a replay may be requested now. If not, the subscription's `ask` is called
+        later."""
         if subscription in self._replaying or len(self._replaying) < REPLAYS:
             self._replaying.add(subscription)
             return True
@@ -127,7 +129,7 @@ class KVEventSubscriber:
         return False
 
     def replay_over(self, subscription: KVSubscription) -> None:
-        """A subscription's replay is over: start the next one."""
+        """Note the end of a subscription's replay, and start the next one."""
         self._waiting.pop(subscription, None)
         self._replaying.discard(subscription)
         while self._waiting and len(self._replaying) < REPLAYS:

@@ -1,8 +1,8 @@
-"""Receives LMCache's notifications that a KV cache has reached its decode engine.
+"""Receives LMCache's notifications that a KV cache has been transferred to its decode engine.
 
-Each tensor-parallel rank of a prefill engine connects here and pushes one message per transfer,
-before or after the prefill's HTTP reply. So messages are counted per transfer even before they are
-waited for.
+Each tensor-parallel rank of a prefill engine connects to this socket and pushes one message per
+transfer, before or after the HTTP reply of the prefill. Messages are therefore counted per
+transfer, also before anything waits for them.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ __all__ = ["KVReadySocket"]
 log = logging.getLogger(__name__)
 
 KEPT = 4096
-"""Transfers whose early messages are kept; then the oldest are dropped. Ten times the prefills that
-a router has in flight."""
+"""Transfers whose early notifications are kept; beyond that the oldest are dropped. Ten times the
+prefills that a router has in flight."""
 
 MAX_MESSAGE_BYTES = 4096
-"""A notification has about 70; senders of longer ones are disconnected."""
+"""A notification has about 70 bytes; senders of longer messages are disconnected."""
 
 BATCH = 256
-"""Messages read per turn of the event loop, so that a flood cannot block the streams."""
+"""Messages that are read per turn of the event loop, so that a flood cannot block the streams."""
 
 
 @dataclass(slots=True)
@@ -33,13 +33,14 @@ class _Wait:
 
 
 class KVReadySocket:
-    """A ZeroMQ PULL socket: what LMCache calls pd_proxy_host:pd_proxy_port.
+    """A ZeroMQ PULL socket, which LMCache's settings call pd_proxy_host and pd_proxy_port.
 
-    `received` counts the notifications, `ignored` the messages that were none.
+    `received` counts the notifications, `ignored` the messages that were not notifications.
     """
 
     def __init__(self, address: str) -> None:
-        """`address` is like tcp://0.0.0.0:7500. Raises ImportError, naming the extra to install."""
+        """`address` is like tcp://0.0.0.0:7500. Raises ImportError, whose message names the extra
+        to install."""
         try:
             import msgpack  # noqa: PLC0415 - an extra: only LMCache with notifications needs it
             import zmq  # noqa: PLC0415
@@ -57,9 +58,10 @@ class KVReadySocket:
         self._socket: zmq.Socket[Any] | None = None
 
     def start(self) -> None:
-        """Bind and listen on the running event loop. Raises OSError when the address is not ours.
+        """Bind, and listen on the running event loop. Raises OSError if the address cannot be
+        bound.
 
-        Sets `address` to the bound one, which matters for port 0 or `*`.
+        Sets `address` to the bound one, which differs for port 0 or `*`.
         """
         zmq = self._zmq
         self._context = zmq.Context(io_threads=1)
@@ -77,7 +79,7 @@ class KVReadySocket:
         self._read()  # the descriptor does not signal messages that came before
 
     def close(self) -> None:
-        """Stop listening; waiters get False. No effect if not started."""
+        """Stop listening. Waiters get False. Idempotent."""
         for wait in self._waits.values():
             _settle(wait, is_ready=False)
         if self._socket is not None:
@@ -89,9 +91,10 @@ class KVReadySocket:
             self._context = None
 
     async def wait(self, transfer_id: str, count: int, timeout: float) -> bool:
-        """Whether `count` ranks report `transfer_id` within `timeout` seconds.
+        """Wait until `count` ranks have reported `transfer_id`. Returns False after `timeout`
+        seconds.
 
-        Call it once per transfer: it clears the count.
+        Call it once per transfer: it removes the count.
         """
         missing = count - self._early.pop(transfer_id, 0)
         if missing <= 0:
@@ -107,7 +110,7 @@ class KVReadySocket:
             del self._waits[transfer_id]
 
     def _read(self) -> None:
-        """Read all messages: the descriptor signals again only after that."""
+        """Read all messages, because the descriptor only signals again after that."""
         for _ in range(BATCH):
             if self._socket is None:
                 return
@@ -139,7 +142,7 @@ class KVReadySocket:
             self._early.popitem(last=False)
 
     def _transfer_id(self, frames: list[bytes]) -> str | None:
-        """The transfer that a ProxyNotif names; None for anything else."""
+        """The transfer that a ProxyNotif names; None for any other message."""
         if len(frames) != 1:
             return None
         try:

@@ -1,8 +1,8 @@
-"""Finds the engines' KV-cache events: named by the operator, told by the engines themselves, or by
-the source that lists the engines.
+"""Finds the addresses at which engines publish their KV-cache events: set by the operator, reported
+by the engine, or known from discovery.
 
-vLLM from 0.32 on answers GET /kv_event_sources with its publishers, one per data-parallel rank. Of
-older ones a pod's annotation may say the port.
+vLLM reports its publishers at GET /kv_event_sources from 0.32 on, one per data-parallel rank. For
+older versions a pod annotation can name the port.
 """
 
 import asyncio
@@ -34,21 +34,22 @@ __all__ = ["KVSourceFinder", "sources_in"]
 log = logging.getLogger(__name__)
 
 ASK_SECONDS: Final = 10.0
-"""Between two questions to an engine that is up: it may use other ports after a restart."""
+"""Seconds between requests to an engine that is up: after a restart it may use other ports."""
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks at what is to be logged, and at whether an engine is up."""
+"""Seconds between checks of what to log and of whether an engine is up."""
 
 MAX_ANSWER_BYTES: Final = 1 << 16
 MAX_RANKS: Final = 64
-"""Data-parallel ranks of one engine."""
+"""Most data-parallel ranks of one engine."""
 
 _TCP: Final = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]*@]+):(\d{1,5})")
 ANY_HOST: Final = ("*", "0.0.0.0", "[::]")
 
 
 class KVSourceFinder:
-    """Tells the subscriber whom to follow, and the log how that goes."""
+    """Keeps the subscriber informed of each engine's addresses, and logs the state of the
+    subscriptions."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class KVSourceFinder:
         tls: TLSFiles,
         tasks: TaskSet,
     ) -> None:
-        """`named`: addresses by engine URL; None: engines are asked."""
+        """`named`: addresses by engine URL. None: the engines are queried."""
         self._fleet = fleet
         self._subscriber = subscriber
         self._named = named
@@ -74,7 +75,7 @@ class KVSourceFinder:
         self._session: aiohttp.ClientSession | None = None
 
     def start(self, *, logs: bool) -> None:
-        """Begin. Of several workers one `logs`."""
+        """Start. Only one of several workers sets `logs`."""
         if self._named is None:
             self._session = self._make_session()
         self._is_started = True
@@ -83,18 +84,18 @@ class KVSourceFinder:
             self._tasks.spawn(self._log_for_ever, "KV events log")
 
     def follow(self) -> None:
-        """The fleet has changed: watch the engines that are in it now."""
+        """Adapt to a change of the fleet."""
         if self._is_started:
             self._loops.follow(self._fleet)
 
     async def close(self) -> None:
-        """End all; the tasks must have ended."""
+        """Close the subscriptions and the HTTP session. The tasks must have ended before."""
         self._subscriber.close()
         if self._session is not None:
             await self._session.close()
 
     async def _watch(self, member: Member) -> None:
-        """Until the engine leaves the fleet."""
+        """Keep an engine's addresses up to date until it leaves the fleet."""
         cache = member.cache
         assert cache is not None, "each has one where events are used"
         try:
@@ -107,8 +108,9 @@ class KVSourceFinder:
             self._subscriber.forget(cache)
 
     def _named_of(self, named: Mapping[str, Sequence[KVAddress]], name: str) -> Sequence[KVAddress]:
-        """What the operator names for an engine; of an engine with ranks in the ranks' order, which
-        need not begin at 0: an engine of several nodes may have an API server on each."""
+        """The addresses that the operator set for an engine. If it has data-parallel ranks, they
+        are in the order of the ranks. These need not begin at 0, because an engine that spans
+        several nodes may have an API server on each."""
         url, rank = split_rank(name)
         sources = named.get(url, ())
         if rank is None:
@@ -129,7 +131,8 @@ class KVSourceFinder:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _ask(self, name: str) -> list[KVAddress] | None:
-        """Its sources, none if it has no such route; None if it could not be asked."""
+        """Query an engine for its addresses. Returns an empty list if it has no such route, None if
+        it cannot be reached."""
         assert self._session is not None
         url, rank = split_rank(name)
         try:
@@ -155,18 +158,17 @@ class KVSourceFinder:
 
 
 def told_by_source(member: Member) -> list[KVAddress]:
-    """Where the engine publishes according to its source: a pod's annotation. For engines that
-    do not say it themselves."""
+    """The address according to discovery (a pod annotation), for engines that do not report it."""
     if member.kv_events_port is None:
         return []
     url, rank = split_rank(member.endpoint.url)
-    port = member.kv_events_port + (rank or 0)  # as vLLM's ranks choose theirs
+    port = member.kv_events_port + (rank or 0)  # vLLM adds the rank to the port
     return [KVAddress(f"tcp://{_host_of(url)}:{port}", None, "")]
 
 
 def sources_in(body: bytes, url: str, rank: int | None = None) -> list[KVAddress]:
-    """The sources in an answer of /kv_event_sources: a map by rank (0.32) or a list (0.33). With
-    `rank` only those of that data-parallel rank."""
+    """The addresses in a response of /kv_event_sources, a map by rank (vLLM 0.32) or a list (0.33).
+    With `rank`, only those of this data-parallel rank."""
     try:
         told: Any = engine_json(body)
     except ValueError:
@@ -197,7 +199,7 @@ def _address(entry: object, url: str) -> KVAddress | None:
 
 
 def _reachable(endpoint: object, url: str) -> str | None:
-    """A TCP endpoint as others reach it: where it is bound to all addresses, on the engine's."""
+    """A TCP address as seen from other hosts: a wildcard host is replaced by the engine's."""
     found = _TCP.fullmatch(endpoint) if isinstance(endpoint, str) else None
     if found is None:
         return None
@@ -206,6 +208,6 @@ def _reachable(endpoint: object, url: str) -> str | None:
 
 
 def _host_of(url: str) -> str:
-    """An engine's host, as it stands in a URL."""
+    """The host in a URL, with the brackets of an IPv6 address."""
     host = urlsplit(url).hostname or ""
     return f"[{host}]" if ":" in host else host

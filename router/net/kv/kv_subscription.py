@@ -1,7 +1,7 @@
-"""One source of KV-cache events over ZeroMQ, vLLM's ZmqEventPublisher.
+"""A subscription to one source of KV-cache events over ZeroMQ (vLLM's ZmqEventPublisher).
 
-A SUB socket, and a DEALER to its replay socket while something is missing. It does its work in
-small steps, when its owner says so.
+It has a SUB socket, and during a replay a DEALER socket. Its work is done in small steps, on the
+owner's call.
 """
 
 import asyncio
@@ -22,26 +22,26 @@ __all__ = ["KVAddress", "KVSubscription"]
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 4 << 20
-"""A step of 64,000 prompt tokens takes a third of a megabyte; senders of more are disconnected."""
+"""Senders of larger messages are disconnected. A step of 64,000 prompt tokens takes 0.3 MB."""
 
 LIVE_MESSAGES: Final = 4_096
 REPLAYED_MESSAGES: Final = 20_000
-"""Messages that wait unread. vLLM keeps 10,000 for replay, and its socket drops what does not fit
-(before 0.33)."""
+"""Most unread messages of a replay. vLLM keeps 10,000, and up to 0.32 drops those that do not
+fit."""
 
 REPLAY_IDLE_SECONDS: Final = 3.0
-"""Without a message, after which a replay is over: vLLM's publisher looks for requests ten times a
-second, but between its steps only."""
+"""Seconds without a message after which a replay is over. vLLM's publisher looks for requests ten
+times a second, but only between the engine's steps."""
 
 REPLAY_SECONDS: Final = 60.0
-"""For a whole replay."""
+"""Time-out in seconds for a whole replay."""
 
 SEQ_BYTES: Final = 8
 END_OF_REPLAY: Final = b"\xff" * SEQ_BYTES
 
 
 class KVAddress(NamedTuple):
-    """Where a source publishes, and where it answers replay requests, if it does."""
+    """The addresses at which a source publishes and, if it does, answers replay requests."""
 
     endpoint: str
     replay_endpoint: str | None = None
@@ -55,7 +55,7 @@ class Owner(Protocol):
 
     @property
     def zmq(self) -> Any:
-        """The package."""
+        """The package zmq."""
 
     @property
     def monitor(self) -> Any:
@@ -63,24 +63,24 @@ class Owner(Protocol):
 
     @property
     def msgpack(self) -> Any:
-        """The package."""
+        """The package msgpack."""
 
     @property
     def context(self) -> Any:
-        """ZeroMQ's."""
+        """The ZeroMQ context."""
 
     def ready(self, subscription: "KVSubscription") -> None:
-        """The subscription has work to do."""
+        """Schedule the subscription: it has work to do."""
 
     def may_replay(self, subscription: "KVSubscription", start: int) -> bool:
-        """Whether it may ask now; else it is told when it may."""
+        """Whether a replay may be requested now. If not, `ask` is called later."""
 
     def replay_over(self, subscription: "KVSubscription") -> None:
-        """The subscription's replay is over."""
+        """The subscription's replay has ended."""
 
 
 class KVSubscription:
-    """One source's sockets. `step` does a little work at a time."""
+    """The sockets of one source. Each call of `step` does a small piece of work."""
 
     def __init__(self, owner: Owner, address: KVAddress) -> None:
         self.address = address
@@ -92,7 +92,7 @@ class KVSubscription:
         )
         self._steps: deque[Step] = deque()
         self._batch: Iterator[None] | None = None
-        """The batch that is being read and applied; each `next` does a little of it."""
+        """The batch that is being parsed and applied, a piece with each `next`."""
         self._replay: Any = None
         self._replay_ends = self._replay_idle = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -103,7 +103,8 @@ class KVSubscription:
         self._live.maxmsgsize = MAX_MESSAGE_BYTES
         self._live.ipv6 = True
         self._live.subscribe(address.topic)
-        # Connections that end without a FIN: a host that is gone, a firewall that forgot them.
+        # Detects connections that ended without a FIN: the host is gone, or a firewall dropped its
+        # state.
         self._live.tcp_keepalive = 1
         self._live.tcp_keepalive_idle = 30
         self._monitor = self._live.get_monitor_socket(
@@ -118,7 +119,7 @@ class KVSubscription:
             log.warning("KV-cache events: cannot connect to %s: %s", address.endpoint, error)
 
     def close(self) -> None:
-        """End it."""
+        """Close all sockets."""
         self._end_replay()
         self._unlisten(self._monitor)
         self._unlisten(self._live)
@@ -137,12 +138,12 @@ class KVSubscription:
     def _unlisten(self, socket: Any) -> None:
         asyncio.get_running_loop().remove_reader(socket.fileno())
 
-    # Work.
+    # Steps.
 
     def step(self) -> bool:
-        """Take a piece of a batch, a step or a message; False if there is nothing to do.
+        """Process a piece of a batch, a step or a message. Returns False if there is nothing to do.
 
-        ZeroMQ's descriptors signal again only when all messages have been read.
+        ZeroMQ's descriptors signal again only after all messages have been read.
         """
         if self._live.closed:
             return False
@@ -163,7 +164,7 @@ class KVSubscription:
             self._misunderstood(str(error))
 
     def _pieces(self, payload: bytes) -> Iterator[None]:
-        """Read a batch and apply it. Raises BadBatch."""
+        """Parse a batch and apply it. Raises BadBatch."""
         source = self.source
         for raw in read_batch(self._owner.msgpack, payload):
             is_known = False
@@ -187,7 +188,8 @@ class KVSubscription:
             self.ask(step.start)
 
     def _misunderstood(self, error: str) -> None:
-        """A message could not be read, and may have announced a removal: drop what is known."""
+        """Handle a message that could not be parsed. It may have announced a removal, so all known
+        blocks are dropped."""
         source = self.source
         source.unreadable += 1
         source.blocks.clear()
@@ -225,7 +227,7 @@ class KVSubscription:
         frames = None if self._replay is None else self._received(self._replay)
         if frames is None:
             return False
-        # To vLLM 0.25 ["", number, batch], from 0.26 ["", topic, number, batch].
+        # vLLM up to 0.25 sends ["", number, batch], from 0.26 on ["", topic, number, batch].
         if len(frames) not in (3, 4) or len(frames[-2]) != SEQ_BYTES:
             self._misunderstood("a replayed message is not number and batch")
         elif frames[-2] == END_OF_REPLAY:
@@ -233,7 +235,7 @@ class KVSubscription:
         else:
             self._replay_idle = time.monotonic() + REPLAY_IDLE_SECONDS
             self._steps.extend(self.source.stream.replayed(_number(frames[-2]), frames[-1]))
-            if not self.source.stream.is_replaying:  # too much has come live meanwhile
+            if not self.source.stream.is_replaying:  # too many live batches have arrived meanwhile
                 self._end_replay()
         return True
 
@@ -247,7 +249,7 @@ class KVSubscription:
     # Replays.
 
     def ask(self, start: int) -> None:
-        """Ask for the batches from `start` on."""
+        """Request a replay of the batches from number `start` on."""
         zmq, loop = self._zmq, asyncio.get_running_loop()
         self._drop_replay()
         self._replay = self._owner.context.socket(zmq.DEALER)
