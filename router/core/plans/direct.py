@@ -1,4 +1,5 @@
-"""direct: the client's own request on a decode engine, retried on another where that is safe."""
+"""Decode directly: the client's own request on a decode engine, retried on another where that is
+safe."""
 
 from collections.abc import Generator
 from typing import Any, Final
@@ -27,11 +28,11 @@ def decode_directly(
     leased: Endpoint | None = None,
     failed_loads: int = 0,
 ) -> Plan:
-    """Choose a decode engine and let it do everything; retry on others where that is safe.
+    """Lease a decode engine that serves the whole request, and retry on others where that is safe.
 
-    Engines in `tried` have failed this request: they are excluded and count as attempts, as
-    `failed_loads` do, whose engines may be asked again. With `leased` it begins with that engine.
-    Raises NoEngine when there is none.
+    Engines in `tried` have failed this request: they are excluded and count as attempts.
+    `failed_loads` count as attempts too, but their engines may be tried again. If `leased` is
+    given, it is the first engine. Raises NoEngine if no engine is available.
     """
     endpoint = leased or (yield Lease(DECODE, tried) if tried else LEASE)
     replay = may_replay(facts)
@@ -58,8 +59,8 @@ direct = decode_directly
 def release_and_lease_other(
     endpoint: Endpoint, tried: frozenset[Endpoint], outcome: Outcome, *, computes: bool = True
 ) -> Generator[Step, Any, Endpoint | None]:
-    """Release an endpoint and lease another one; None when there is no other. Raises NoPartner
-    where the KV cache of a prefill is of use to none of them."""
+    """Release an endpoint and lease another one. Returns None if there is no other. Raises
+    NoPartner if there are others, but none that can load the KV cache of the request's prefill."""
     yield Release(endpoint)
     try:
         other = yield Lease(endpoint.role, tried, computes)
@@ -72,7 +73,7 @@ def release_and_lease_other(
 
 
 def finish_with(outcome: Outcome) -> Plan:
-    """Send the engine's own answer to the client, or raise the error of its failure."""
+    """Send the engine's own reply to the client. Raises the error of a failure."""
     if not isinstance(outcome, Reply):
         raise error_of(outcome)
     yield Send(outcome)

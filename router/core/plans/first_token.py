@@ -1,8 +1,8 @@
-"""LMCache: the prefill engine samples the first token, the decode engine continues after it.
+"""LMCache: the prefill engine samples the first token, and the decode engine continues after it.
 
-Decides which requests qualify, and writes the bodies for both engines. The decode engine sees the
-first token as the end of its prompt, so only parameters that treat prompt and answer tokens alike
-are exact. All other requests are decoded from the client's own body.
+Decides which requests qualify, and writes the bodies for both engines. For the decode engine the
+first token is part of the prompt, so the result is only exact for parameters that treat prompt and
+output tokens alike. For all other requests the decode engine gets the client's own body.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,11 +28,12 @@ __all__ = [
 ]
 
 DEFAULT_LIMIT = 16
-"""vLLM's max_tokens for /v1/completions that name none."""
+"""vLLM's default for max_tokens on /v1/completions."""
 
 
 def _is_whole(value: object, least: int) -> bool:
-    """vLLM's lax "8" or 8.0 is left to the engine to read."""
+    """Whether it is an integer of at least `least`. vLLM also accepts "8" and 8.0; such requests
+    are not split."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -62,9 +63,9 @@ def _are_usage_options(options: object) -> bool:
     )
 
 
-# What shapes each token by itself, or does not shape it at all: any scalar goes to both engines,
-# and is theirs to refuse. repetition_penalty counts tokens of the prompt and of the answer alike
-# (vLLM's apply_repetition_penalties masks their union).
+# Parameters that affect each token independently, or not at all. Any scalar value is passed to both
+# engines, which validate it. repetition_penalty treats prompt and output tokens alike (vLLM's
+# apply_repetition_penalties uses the union of their masks).
 _ALIKE = frozenset(
     {
         "model",
@@ -77,12 +78,12 @@ _ALIKE = frozenset(
         "user",
         "priority",
         "cache_salt",
-        "seed",  # with temperature 0 only, see below
+        "seed",  # only with temperature 0, see `is_exact`
     }
 )
 
-# What is read or rewritten here, and the values that are understood. `max_tokens: null` is not:
-# older engines take it for "no limit", newer ones for 16.
+# Parameters that are read or rewritten here, and the accepted values. `max_tokens: null` is not
+# accepted: older engines take it for "no limit", newer ones for 16.
 _UNDERSTOOD: Mapping[str, Callable[[object], bool]] = {
     "prompt": _is_one_prompt,
     "max_tokens": lambda value: _is_whole(value, 1),
@@ -95,8 +96,9 @@ _UNDERSTOOD: Mapping[str, Callable[[object], bool]] = {
     "stream_options": _are_usage_options,
 }
 
-# What must be off, in the spellings that clients send by default: penalties on the answer alone
-# forget the first token, stop strings may begin in it, echo would repeat it, and so on.
+# Parameters that must be off, with the values that mean off and that clients send by default.
+# Penalties on output tokens would miss the first token, a stop string may begin in it, echo would
+# repeat it, and so on.
 _OFF: Mapping[str, tuple[object, ...]] = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
@@ -117,15 +119,15 @@ _OFF: Mapping[str, tuple[object, ...]] = {
 
 
 def is_exact(facts: Facts) -> bool:
-    """Whether the answer stays the same when it is split after its first token."""
+    """Whether splitting the request after its first token leaves the answer unchanged."""
     body = facts.body
     return (
         facts.route.kind is RouteKind.COMPLETIONS
         and "prompt" in body
         and all(_is_fit(key, value) for key, value in body.items())
-        # A seeded generator would restart on the decode engine.
+        # The decode engine would restart the seeded generator.
         and (body.get("seed") is None or body.get("temperature") == 0)
-        # These two are errors that the prefill engine would not see.
+        # These two are errors that the prefill engine would not detect.
         and body.get("min_tokens", 0) <= limit(body)
         and (body.get("stream_options") is None or facts.stream)
     )
@@ -140,16 +142,16 @@ def _is_fit(key: str, value: object) -> bool:
 
 
 def limit(body: Mapping[str, Any]) -> int:
-    """The request's max_tokens."""
+    """The request's max_tokens, or vLLM's default."""
     wanted: int = body.get("max_tokens", DEFAULT_LIMIT)
     return wanted
 
 
-# The bodies.
+# Request bodies.
 
 
 def own_tokens(body: Mapping[str, Any]) -> list[int] | None:
-    """The client's prompt if it is token ids; None if it is text."""
+    """The client's prompt if it consists of token ids; None if it is text."""
     prompt = prompts(body["prompt"])[0]
     return prompt if isinstance(prompt, list) else None
 
@@ -161,22 +163,23 @@ def tokenize_body(body: Mapping[str, Any]) -> bytes:
 
 
 def read_tokens(reply: Reply) -> list[int] | None:
-    """The token ids in a /tokenize reply; None when it has none."""
+    """The token ids in a /tokenize reply; None if there are none."""
     tokens = _object(reply.body).get("tokens") if reply.status == 200 else None
     return tokens if isinstance(tokens, list) and _is_ids(tokens) else None
 
 
 def prefill_body(body: Mapping[str, Any], tokens: list[int]) -> dict[str, Any]:
-    """The prefill request: one token, sampled with the client's parameters, since it is shown."""
+    """The prefill request: one token, sampled with the client's parameters, because the client gets
+    it."""
     asked = _with_prompt(body, tokens) | {"max_tokens": 1, "stream": False}
-    asked.pop("stream_options", None)  # 400 without stream
+    asked.pop("stream_options", None)  # 400 without `stream`
     if asked.pop("min_tokens", 0):
         asked["min_tokens"] = 1
     return asked
 
 
 def decode_body(body: Mapping[str, Any], tokens: list[int], first: int) -> dict[str, Any]:
-    """The decode request: max_tokens and min_tokens are one less."""
+    """The decode request, with max_tokens and min_tokens reduced by one."""
     asked = _with_prompt(body, [*tokens, first]) | {"max_tokens": limit(body) - 1}
     if "min_tokens" in asked:
         asked["min_tokens"] = max(asked["min_tokens"] - 1, 0)
@@ -184,7 +187,7 @@ def decode_body(body: Mapping[str, Any], tokens: list[int], first: int) -> dict[
 
 
 def _with_prompt(body: Mapping[str, Any], tokens: list[int]) -> dict[str, Any]:
-    """`add_special_tokens` has done its work in /tokenize."""
+    """Replace the prompt by token ids. `add_special_tokens` was applied by /tokenize."""
     kept = {key: value for key, value in body.items() if key != "add_special_tokens"}
     return kept | {"prompt": tokens}
 
@@ -196,35 +199,38 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The first token, as the prefill engine's reply states it."""
+    """The first token, as given in the prefill engine's reply."""
 
     document: dict[str, Any]
     token: int | None
-    """None when LMCache did not name it."""
+    """None if LMCache did not report it."""
     text: str
     finish: str | None
 
     def ends(self, most: int) -> bool:
-        """Whether it is the whole answer: end of sequence, or `most` (max_tokens) is 1."""
+        """Whether the token is the whole answer: it ends the sequence, or `most` (max_tokens) is
+        1."""
         return self.finish == "stop" or (self.finish == "length" and most == 1)
 
     @property
     def goes_on(self) -> bool:
-        """Whether a decode engine can continue; an aborted prefill finishes with "abort"."""
+        """Whether a decode engine can continue. An aborted prefill has the finish reason
+        "abort"."""
         return self.finish == "length" and self.token is not None
 
     @property
     def is_shown(self) -> bool:
-        """Whether its text can be shown by itself.
+        """Whether the token's text can be sent on its own.
 
-        vLLM holds back the first bytes of a character, so the text is empty then. An engine whose
-        prompt ends within a character shows the whole prompt with it (tokenizers' DecodeStream).
+        vLLM holds back the first bytes of a multi-byte character, so the text is empty. If the
+        prompt ends within a character, the engine repeats the whole prompt with it (tokenizers'
+        DecodeStream).
         """
         return bool(self.text) and REPLACEMENT not in self.text
 
 
 def read_sampled(reply: Reply) -> Sampled | None:
-    """Read a prefill reply to a body from `prefill_body`; None when it is something else."""
+    """Parse the reply to a `prefill_body`. None if it is not such a reply."""
     document = _object(reply.body)
     try:
         choice = document["choices"][0]
@@ -238,7 +244,7 @@ def read_sampled(reply: Reply) -> Sampled | None:
 
 
 def _object(data: bytes) -> dict[str, Any]:
-    """A JSON object; an empty one for anything else."""
+    """Parse a JSON object; an empty one for anything else."""
     try:
         document = engine_json(data)
     except ValueError:

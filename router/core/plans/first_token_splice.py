@@ -1,8 +1,8 @@
 """Splices the first token, sampled by the prefill engine, into the decode engine's answer.
 
 The client sees one answer: one id, the first token's text as the first chunk, and the usage of its
-own prompt. (The decode engine's prompt was one token longer, its answer one shorter.) Of a stream,
-only the first chunk and those with usage are parsed.
+own prompt. (For the decode engine the prompt was one token longer and the answer one shorter.) In a
+stream only the first chunk and those with usage are parsed.
 """
 
 import re
@@ -23,7 +23,7 @@ __all__ = ["FirstToken", "whole_answer"]
 Json = dict[str, Any]
 
 _USAGE_KEY = b'"usage"'
-# A quote inside a JSON string is escaped, so text that talks about usage is not taken for it.
+# Quotes within a JSON string are escaped, so generated text cannot match.
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
 _IDENTITY = ("id", "object", "created", "model")
@@ -31,13 +31,13 @@ _IDENTITY = ("id", "object", "created", "model")
 
 @dataclass(slots=True)
 class FirstToken:
-    """The splice for one answer; `text` is the first token's."""
+    """The splice of one answer; `text` is the first token's text."""
 
     text: str
     _is_out: bool = field(default=False, init=False)
 
     def events(self, data: bytes) -> bytes:
-        """Insert the first token's chunk before the first event; correct every usage."""
+        """Insert the first token's chunk before the first event, and correct each usage."""
         if self._is_out and _USAGE_KEY not in data:
             return data
         events = sse.events(data)
@@ -57,7 +57,7 @@ class FirstToken:
         _correct_usage(document)
         try:
             return orjson.dumps(document)
-        except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
+        except orjson.JSONEncodeError:  # orjson parses 1024 levels of nesting and writes 254
             return data
 
     def _event(self, event: bytes) -> bytes:
@@ -71,13 +71,14 @@ class FirstToken:
             frames = _frame(document) if is_corrected else event
             if not self._is_out:
                 frames = _frame(self._head(document)) + frames
-        except orjson.JSONEncodeError:  # it reads 1024 levels of nesting and writes 254
+        except orjson.JSONEncodeError:  # orjson parses 1024 levels of nesting and writes 254
             return event
         self._is_out = True
         return frames
 
     def _head(self, document: Json) -> Json:
-        """The first token's chunk, in the shape of the decode engine's own (already mended)."""
+        """The first token's chunk, shaped like the decode engine's first chunk (whose usage has
+        been corrected)."""
         choice = dict.fromkeys(_members(document)) | {"index": 0, "text": self.text}
         head = {key: document[key] for key in _IDENTITY if key in document} | {"choices": [choice]}
         usage = document.get("usage")
@@ -92,7 +93,7 @@ class FirstToken:
 
 
 def _chunk(data: bytes) -> Json | None:
-    """A chunk of an answer; None for anything else, as `[DONE]` or an error."""
+    """Parse a chunk of an answer. None for anything else, such as `[DONE]` or an error."""
     try:
         document = engine_json(data)
     except ValueError:
@@ -101,14 +102,15 @@ def _chunk(data: bytes) -> Json | None:
 
 
 def _members(document: Json) -> Iterable[str]:
-    """The members of the first choice; those of any where there is none, as beside the usage."""
+    """Names of the first choice's members; of a completion choice if there is none, as in a usage
+    chunk."""
     choices = document["choices"]
     is_one = isinstance(choices, list) and choices and isinstance(choices[0], dict)
     return choices[0] if is_one else ("index", "text", "finish_reason")
 
 
 def _correct_usage(document: Json) -> bool:
-    """Count the first token to the answer and not to the prompt; False if nothing is counted."""
+    """Count the first token as output instead of prompt. Returns False if there is no usage."""
     usage = document.get("usage")
     if not isinstance(usage, dict):
         return False
@@ -126,7 +128,7 @@ def _frame(document: Json) -> bytes:
 
 
 def whole_answer(facts: Facts, reply: Reply) -> Reply:
-    """The prefill engine's unary reply as the answer that the client asked for."""
+    """The prefill engine's unary reply, in the form that the client asked for."""
     if not facts.stream:
         return Reply(reply.status, reply.headers, redact(reply.body))
     headers = ((b"content-type", b"text/event-stream; charset=utf-8"),)
@@ -137,7 +139,7 @@ def whole_answer(facts: Facts, reply: Reply) -> Reply:
         raise EngineFailed("The engine's reply is nested too deeply.") from None
 
 
-# A streamed choice has fewer members than a unary one.
+# A choice of a stream has fewer members than one of a unary reply.
 _STREAMED = (
     *("index", "text", "logprobs", "finish_reason", "stop_reason"),
     *("prompt_token_ids", "token_ids"),
@@ -145,11 +147,11 @@ _STREAMED = (
 
 
 def _as_stream(document: Json, options: Mapping[str, Any]) -> bytes:
-    """The chunks that the engine itself would have sent."""
+    """The events that the engine itself would have sent for a stream."""
     identity = {key: document[key] for key in _IDENTITY if key in document}
     fingerprint = "system_fingerprint"
     last = {fingerprint: document[fingerprint]} if fingerprint in document else {}
-    # Unlike a unary reply, a stream leaves out what is null.
+    # Unlike a unary reply, a stream omits null members.
     counts = document.get("usage")
     counts = counts if isinstance(counts, dict) else {}
     usage = {key: value for key, value in counts.items() if value is not None}

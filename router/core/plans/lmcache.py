@@ -45,8 +45,8 @@ from router.core.wire.jsonspan import with_member
 __all__ = ["lmcache"]
 
 REFUSALS = frozenset(range(400, 500)) - BUSY
-"""Errors about a body that the router wrote: a prompt of the engine's full length has no room for
-the first token, and clients must only get errors about their own request."""
+"""Errors about a body that the router wrote, which the client must not get. For example, a prompt
+of the model's full context length leaves no room for the first token."""
 
 
 def lmcache(
@@ -58,11 +58,11 @@ def lmcache(
 ) -> Plan:
     """Lease a decode engine, prefill into its receiver, decode.
 
-    `receivers` holds decode engines; one that was discovered may be missing. `new_transfer_id`
-    returns ids that are unique across routers. `notify`: the prefill engines report finished
+    `receivers`: by decode engine; one that was discovered may have none. `new_transfer_id` returns
+    ids that are unique across routers. `notify`: whether the prefill engines report finished
     transfers.
     """
-    # Before the prefill, which has to name the receiver.
+    # Leased before the prefill, because the prefill request names the receiver.
     decode = yield Lease(Role.DECODE, computes=False)
     receiver = receivers.get(decode)
     if receiver is None:
@@ -96,17 +96,18 @@ def lmcache(
             yield from decode_directly(facts, leased=decode)  # it has the KV cache
             return
         if not (_has(outcome, LOAD_FAILED) and (yield Retry(Role.DECODE))):
-            yield from _decode_elsewhere(facts, decode, outcome)  # a failed load is passed on
+            yield from _decode_elsewhere(facts, decode, outcome)  # passes on a failed KV load
             return
         yield FellBack(Role.DECODE, "kv_load_failed")
         failed_loads += 1
-    # Leased again: the engine that computes the prompt is chosen and counted as such.
+    # Release and lease again, so that the engine that computes the prompt is chosen and counted as
+    # such.
     yield Release(decode)
     yield from decode_directly(facts, failed_loads=failed_loads)
 
 
 class _Transfer:
-    """One request's prefill into one receiver: its requests, and how to decode after it."""
+    """The prefill of one request into one receiver: the requests for it, and the decode request."""
 
     def __init__(
         self, facts: Facts, receiver: Receiver, new_transfer_id: Callable[[], str]
@@ -116,18 +117,18 @@ class _Transfer:
         self._new_id = new_transfer_id
         self._id = ""
         self._shares = first_token.is_exact(facts)
-        """Whether the prefill engine's first token is the client's."""
+        """Whether the first token sampled by the prefill engine is sent to the client."""
         self._tokens = first_token.own_tokens(facts.body) if self._shares else None
         self._own_body = None if self._shares else _own_body(facts)
         self._sampled: Sampled | None = None
 
     @property
     def can_ask(self) -> bool:
-        """Whether the prefill request can be written."""
+        """Whether the prefill request's body can be written."""
         return self._shares or self._own_body is not None
 
     def ask(self, endpoint: Endpoint) -> Generator[Step, Any, Outcome]:
-        """Tokenise if needed, then prefill with a new transfer id."""
+        """Tokenize if needed, then prefill with a new transfer id."""
         if self._shares and self._tokens is None:
             failed = yield from self._tokenize(endpoint)
             if failed is not None:
@@ -138,14 +139,15 @@ class _Transfer:
         return outcome
 
     def _tokenize(self, endpoint: Endpoint) -> Generator[Step, Any, Outcome | None]:
-        """Get the prompt's tokens; returns the outcome if the engine failed."""
+        """Get the prompt's token ids. Returns the outcome if the engine failed."""
         body = first_token.tokenize_body(self._facts.body)
         outcome: Outcome = yield Call(endpoint, "/tokenize", body, is_prefill=False)
         if not isinstance(outcome, Reply) or outcome.status >= 500 or outcome.status in BUSY:
             return outcome
         self._tokens = first_token.read_tokens(outcome)
         if self._tokens is None:
-            # Perhaps a gateway that serves only /v1: send the client's own prompt to both engines.
+            # The engine may be a gateway that only serves /v1. Both engines get the client's own
+            # prompt.
             yield FellBack(Role.PREFILL, "tokenize_failed")
             self._shares = False
             self._own_body = _own_body(self._facts)
@@ -157,11 +159,12 @@ class _Transfer:
         if self._tokens is not None:
             body = orjson.dumps(first_token.prefill_body(self._facts.body, self._tokens))
             params = {"ret_first_tok": True, **params}
-        assert body is not None  # see can_ask
+        assert body is not None  # checked by `can_ask`
         return with_member(body, KV_KEY, orjson.dumps(params))
 
     def take(self, reply: Reply) -> Reply | None:
-        """Keep the sampled token; returns the client's answer if it is complete or an error."""
+        """Keep the sampled token. Returns a reply for the client if the answer is complete or an
+        error."""
         if reply.status >= 400:
             return reply
         if not self._shares:
@@ -172,7 +175,8 @@ class _Transfer:
         return None
 
     def arrives(self, *, notify: bool) -> Generator[Step, Any, bool]:
-        """Whether the KV cache reaches the decode engine; a fallback event if not."""
+        """Wait for the transfer. Returns False, with a fallback event, if the KV cache does not
+        arrive."""
         if self._shares and (self._sampled is None or not self._sampled.goes_on):
             yield FellBack(Role.PREFILL, "no_first_tok")
             return False
@@ -182,7 +186,8 @@ class _Transfer:
         return True
 
     def decode(self, endpoint: Endpoint) -> Stream:
-        """The decode leg: after the first token if it can be shown, else the client's request."""
+        """The decode request: it continues after the first token if that can be sent, otherwise it
+        is the client's own request."""
         facts, sampled = self._facts, self._sampled
         keep = BUSY | LOAD_FAILED
         if self._tokens is None or sampled is None or sampled.token is None or not sampled.is_shown:
@@ -194,7 +199,7 @@ class _Transfer:
 
 
 def _own_body(facts: Facts) -> bytes | None:
-    """The client's request for one token, or of a large one the last piece; None when it cannot be
+    """The client's request for one token; for a large body its last piece. None if it cannot be
     written."""
     return facts.prefill[-1] if facts.prefill else body_for_prefill(facts)
 
@@ -204,7 +209,7 @@ def _has(outcome: Outcome, statuses: frozenset[int]) -> bool:
 
 
 def _decode_elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
-    """Let another decode engine compute the prompt, if the request may be retried."""
+    """Have another decode engine compute the prompt, if the request may be retried."""
     other = None
     tried = frozenset({decode})
     if may_retry_elsewhere(outcome, facts):

@@ -1,8 +1,7 @@
-"""Where a decode engine's LMCache takes KV caches, as LMCache's `disagg_spec` names it.
+"""The address at which a decode engine's LMCache receives KV caches (LMCache's `disagg_spec`).
 
-A prefill engine pushes the cache to the ports of its own tensor-parallel rank, so both lists hold
-one port per rank. What is wrong with them is found in
-router/settings/checks.py, before the first request.
+A prefill engine pushes to the ports of its own tensor-parallel rank, so both lists of ports have
+one entry per rank. router/settings/checks.py validates them at start-up.
 """
 
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ __all__ = ["Receiver"]
 
 
 class Receiver(NamedTuple):
-    """A decode engine's address for KV caches."""
+    """The address of a decode engine for KV caches."""
 
     host: str
     init_ports: tuple[int, ...]
@@ -19,7 +18,8 @@ class Receiver(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Tensor-parallel ranks; each of the prefill engine's reports its part as sent."""
+        """Number of tensor-parallel ranks; each rank of the prefill engine reports its part as
+        sent."""
         return len(self.init_ports)
 
     def spec(self, transfer_id: str) -> dict[str, Any]:

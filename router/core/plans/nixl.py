@@ -1,15 +1,17 @@
-"""nixl: prefill on one engine, decode on another, the KV reference carried from reply to request.
+"""NIXL: prefill on one engine and decode on another, which gets the KV reference of the prefill's
+reply.
 
 The protocol is vLLM's NixlConnector in pull mode (tests/v1/kv_connector/nixl_integration/
-toy_proxy_server.py, 0.11 to 0.33). What this file guards:
+toy_proxy_server.py, 0.11 to 0.33). What this module guarantees:
 
-- The KV reference is opaque and forwarded byte for byte: keys and types differ by version.
-- It is used once. The decode engine's read frees the prefill engine's blocks, so a second use can
-  read another request's cache (vllm#52234). Only a refused connection proves that it was not used.
-- A failed KV load is hidden from the client: prefill again once, then decode directly. It counts as
-  an attempt of the request (`ATTEMPTS`), and does not exclude the engine.
-- Where the prefill engine's partners (same vLLM version and model) went away during the prefill,
-  any other decode engine computes the prompt.
+- The KV reference is opaque and forwarded byte for byte: its keys and types differ by version.
+- A reference is used once. When the decode engine has read the KV cache, the prefill engine frees
+  the blocks, so a second read could return another request's cache (vllm#52234). Only a refused
+  connection proves that the reference was not used.
+- A failed KV load is hidden from the client: the prompt is prefilled once more, then the request
+  is decoded directly. It counts as an attempt (`ATTEMPTS`) and does not exclude the engine.
+- If all engines that could load the KV cache (same vLLM version and model) go down during the
+  prefill, any other decode engine computes the prompt.
 """
 
 from collections.abc import Generator
@@ -36,19 +38,19 @@ ASK = {
     "remote_host": None,
     "remote_port": None,
 }
-"""What makes a prefill engine keep its blocks. Only the first key is read (vLLM's
-pull_scheduler.py); the rest is what every vLLM proxy sends."""
+"""The `kv_transfer_params` of a prefill request: keep the KV cache for a decode engine. vLLM reads
+only the first key (pull_scheduler.py); vLLM's example proxies send all of them."""
 
 
 NO_PARTNER: Final = Failure(FailureKind.REFUSED, "No decode engine can use the KV cache.")
-"""Stands for a decode leg for which there is no engine."""
+"""The outcome of a decode leg for which there is no engine."""
 
 
 def nixl(facts: Facts) -> Plan:
-    """Prefill remotely, then lease a decode engine, which decodes with the reference.
+    """Prefill remotely, then lease a decode engine, which loads the KV cache by the reference.
 
-    A prefill may take minutes: a decode engine leased before it would be chosen by old data, and
-    count as busy meanwhile. Before the prefill it is only checked that there is one.
+    A prefill may take minutes. A decode engine leased before it would be chosen by outdated loads,
+    and would count as busy meanwhile. So before the prefill it is only checked that there is one.
     """
     tried: frozenset[Endpoint] = frozenset()
     failed_loads = 0
@@ -61,20 +63,20 @@ def nixl(facts: Facts) -> Plan:
             yield from finish_with(reply)
             return
         reference = yield from _reference(reply)
-        reply = None  # a large one is not kept beside the body that it goes into
+        reply = None  # do not keep a large reply beside the body that contains its reference
         if reference is None:
             break
         tried, outcome = yield from _decode(facts, tried, reference, failed_loads)
         if outcome is None:
             return
-        # Python 3.11 traces no jump behind a throw() into the generator above.
+        # Python 3.11 does not trace a jump after a throw() into the generator above.
         if outcome is NO_PARTNER:  # pragma: no branch
             yield FellBack(DECODE, "no_partner")
             break
         try:
             yield Check(DECODE, tried)
         except NoEngine:
-            if _is_load_failure(outcome):  # its message is of no use to the client
+            if _is_load_failure(outcome):  # its message does not help the client
                 raise
             yield from finish_with(outcome)
             return
@@ -97,14 +99,15 @@ def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
 
 
 def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
-    """The KV reference in a prefill reply; None, with a fallback event, when there is none."""
+    """The KV reference in a prefill reply. None, with a fallback event, if there is none."""
     if reply is None:
         return None
     try:
         reference = member(reply.body, KV_KEY)
     except ValueError:
         reference = None
-    # Partial or empty parameters crash vLLM's decode engine: only objects are forwarded.
+    # Partial or empty parameters crash vLLM's decode engine, so only non-empty objects are
+    # forwarded.
     if reference is None or not reference.startswith(b"{") or reference[1:].lstrip() == b"}":
         yield FellBack(PREFILL, "no_kv_params")
         return None
@@ -116,9 +119,10 @@ def _decode(
 ) -> Generator[Step, Any, tuple[frozenset[Endpoint], Outcome | None]]:
     """Lease a decode engine and send it the client's own body with the reference.
 
-    After a refused connection the reference is unused and goes to another engine. Returns the tried
-    engines and None once the client has its answer, or an outcome that needs another prefill; then
-    nothing is leased. Raises NoEngine when all decode engines went down during the prefill.
+    If a connection is refused, the unused reference goes to another engine. Returns the tried
+    engines, and None once the client has its answer, or an outcome that needs another prefill;
+    nothing is leased in that case. Raises NoEngine if all decode engines went down during the
+    prefill.
     """
     body = with_member(facts.raw, KV_KEY, reference)
     try:
@@ -146,7 +150,8 @@ def _decode(
                 other = yield from release_and_lease_other(decode, tried, outcome, computes=False)
             except NoPartner:
                 return tried, NO_PARTNER
-            # Python 3.11 traces no frame that goes on after a throw() into a generator below it.
+            # Python 3.11 does not trace a frame that continues after a throw() into a generator
+            # below it.
             if other is None:  # pragma: no cover - test_with_no_other_decode_engine_...
                 yield from finish_with(outcome)
                 return tried, None

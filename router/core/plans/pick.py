@@ -1,7 +1,8 @@
-"""pick: chooses the engines of a request that an Envoy carries out (`web/epp`).
+"""Chooses the engines for a request that Envoy sends (`web/epp`, an endpoint picker).
 
-The prefill engine's address goes to the decode engine with the request; a sidecar there has the
-prompt computed and loads the KV cache. Both engines are leased at once, and kept until the answer.
+Envoy sends the request to the decode engine with the prefill engine's address in a header; a
+sidecar there requests the prefill and loads the KV cache. Both engines are leased at the same time,
+until the answer has ended.
 """
 
 from router.core.errors import NoEngine
@@ -13,7 +14,7 @@ __all__ = ["pick", "retried"]
 
 
 def pick(facts: Facts, decision: Decision) -> Plan:
-    """Lease what the decision needs. Raises NoEngine."""
+    """Lease the engines that the decision needs. Raises NoEngine."""
     if decision.mode is REMOTE:
         decode = yield Lease(DECODE, computes=False)
         try:
@@ -28,5 +29,5 @@ def pick(facts: Facts, decision: Decision) -> Plan:
 
 
 def retried() -> FellBack:
-    """The gateway has used another decode engine than the first choice."""
+    """The event that Envoy has used another decode engine than the first choice."""
     return FellBack(DECODE, "gateway_retry")

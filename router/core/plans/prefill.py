@@ -1,4 +1,4 @@
-"""The prefill leg, common to all connectors: its request body, and its retries."""
+"""The prefill leg, common to all connectors: its request body and its retries."""
 
 import json
 from collections.abc import Callable, Generator, Mapping
@@ -35,22 +35,22 @@ __all__ = [
 KV_KEY = "kv_transfer_params"
 
 PREFILLS = 2
-"""Prefills per request, at most; after two failed decodes the decode engine computes the prompt."""
+"""Most prefills per request; after two failed decodes the decode engine computes the prompt."""
 
 LOAD_FAILED = frozenset({500})
-"""The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
+"""The status of a failed KV load with vLLM's default kv_load_failure_policy "fail"."""
 
 PREFILL_ATTEMPTS = 2
-"""Prefill engines tried before the decode engine computes the prompt: each attempt delays the first
-token."""
+"""Most prefill engines that are tried before the decode engine computes the prompt: each attempt
+delays the first token."""
 
 
 Ask = Callable[[Endpoint], Generator[Step, Any, Outcome]]
-"""The steps of one attempt on a leased prefill engine; returns its outcome."""
+"""The steps of one attempt on a leased prefill engine. Returns its outcome."""
 
 
 def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply | None]:
-    """`prefill_by` with the same request for each engine; `body` is its body, or of a large one the
+    """`prefill_by` with the same request for each engine. `body` is its body; for a large body the
     last piece."""
     lead = facts.prefill[:-1]
 
@@ -62,10 +62,11 @@ def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply 
 
 
 def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
-    """A prefill engine's good reply, or its 4xx; None when the decode engine must do without.
+    """The successful reply of a prefill engine, or its 4xx. None if the decode engine has to
+    compute the prompt.
 
-    Each engine that fails is recorded. The lease ends with the reply. For a reply that the router
-    has no room for it would have none from another engine either.
+    Each failed engine is recorded. The lease ends with the reply. If the router has no memory for a
+    reply, no other engine is tried, because there would be none for its reply either.
     """
     tried: frozenset[Endpoint] = frozenset()
     for _ in range(PREFILL_ATTEMPTS):
@@ -89,31 +90,32 @@ def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
 _ONE_TOKEN = {RESPONSES: "max_output_tokens"}
 _DROP = frozenset(
     {
-        "stream_options",  # 400 without stream
+        "stream_options",  # 400 without `stream`
         "min_tokens",  # 400 when above max_tokens
         "min_completion_tokens",
         "stop",
         "stop_token_ids",
-        "stop_sequences",  # the name of `stop` on /v1/messages
+        "stop_sequences",  # what /v1/messages calls `stop`
         "best_of",
     }
 )
 
 
 DIGITS: Final = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte in range(256))
-"""For bytes.translate: all digits become 0, and all else spaces."""
+"""Table for bytes.translate: maps digits to 0 and everything else to spaces."""
 
 LONG_NUMBER: Final = b"0" * 19
-"""Digits, at least, of an integer that does not fit in 64 bits."""
+"""The fewest digits of an integer that does not fit into 64 bits."""
 
 
 def body_for_prefill(facts: Facts, **members: object) -> bytes | None:
-    """The client's body for one token, with more members; None when it cannot be written.
+    """The client's body changed to generate one token, with additional members. None if it cannot
+    be written.
 
-    orjson makes floats of integers beyond 64 bits. Where they are in the prompt, as the bounds in
-    a tool's schema are, the prefill engine would read another prompt than the decode engine: the
-    json module keeps them. Both modules keep all other numbers. orjson reads 1024 levels of nesting
-    and writes 254, json reads and writes what Python's stack allows.
+    orjson turns integers beyond 64 bits into floats. If they are part of the prompt, such as bounds
+    in a tool's schema, the prefill engine would get another prompt than the decode engine, so the
+    json module is used. Both modules preserve all other numbers. orjson parses 1024 levels of
+    nesting and writes 254, json as many as Python's stack allows.
     """
     try:
         if _may_hold_long_integers(facts.raw):
@@ -125,10 +127,12 @@ def body_for_prefill(facts: Facts, **members: object) -> bytes | None:
 
 
 def _may_hold_long_integers(document: bytes) -> bool:
-    """Digits in a string look like one: then the slower module does the same.
+    """Whether there are 19 digits in a row. They may be within a string; then the slower module
+    gives the same result.
 
-    Of every sixth byte at least three are among 19 digits: looking at these first takes a quarter
-    of the time, and rules most prompts out. A regular expression takes ten times as long as all.
+    Among 19 digits at least three are at multiples of six, so checking only these bytes rules out
+    most prompts in a quarter of the time. A regular expression takes ten times as long as checking
+    all.
     """
     is_likely = b"000" in document[::6].translate(DIGITS)
     return is_likely and LONG_NUMBER in document.translate(DIGITS)
@@ -137,18 +141,18 @@ def _may_hold_long_integers(document: bytes) -> bool:
 def _for_one_token(
     kind: RouteKind, given: Mapping[str, Any], members: dict[str, object]
 ) -> dict[str, Any]:
-    """The client's body, made to produce one token and to end for its length.
+    """The client's body, changed to generate one token and to end with finish reason "length".
 
-    Up to vLLM 0.20 an engine hands its KV cache over only when it ended for length, so nothing
-    else may end it: no stop strings, no end-of-sequence.
+    Up to 0.20, vLLM hands over a KV cache only if the request ended that way, so nothing else may
+    end it: no stop strings, no end-of-sequence token.
     """
     body = {key: value for key, value in given.items() if key not in _DROP}
     body[_ONE_TOKEN.get(kind, "max_tokens")] = 1
-    if "max_completion_tokens" in body:  # on chat it takes precedence over max_tokens
+    if "max_completion_tokens" in body:  # for chats it takes precedence over max_tokens
         body["max_completion_tokens"] = 1
     if "n" in body:
         body["n"] = 1
-    # Only the decode engine's answer is to be stored; on /v1/responses that is the default.
+    # Only the decode engine's answer may be stored; on /v1/responses storing is the default.
     if kind is RESPONSES or body.get("store"):
         body["store"] = False
     if kind is MESSAGES and KV_KEY not in members and _has_budget(body.get("thinking")):
@@ -159,6 +163,6 @@ def _for_one_token(
 
 
 def _has_budget(thinking: object) -> bool:
-    """Thinking tokens that vLLM wants to be less than max_tokens, unless KV parameters tell it that
-    it only prefills. It makes no difference to the prompt."""
+    """Whether there is a budget of thinking tokens. vLLM requires it to be less than max_tokens,
+    unless KV parameters mark the request as prefill only. It does not affect the prompt."""
     return isinstance(thinking, dict) and thinking.get("type") == "enabled"

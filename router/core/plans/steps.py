@@ -41,18 +41,19 @@ __all__ = [
 
 
 class Splice(Protocol):
-    """Rewrites an engine's answer on its way to the client."""
+    """Rewrites an engine's answer before it is sent to the client."""
 
     def events(self, data: bytes) -> bytes:
-        """Rewrite whole SSE events."""
+        """Rewrite complete SSE events."""
 
     def body(self, data: bytes) -> bytes:
-        """Rewrite a whole JSON body."""
+        """Rewrite a complete JSON body."""
 
 
 @dataclass(slots=True)
 class Check:
-    """Check that an endpoint of `role`, not in `exclude`, could be leased; leases none."""
+    """Check that an endpoint of `role` that is not in `exclude` could be leased, without a
+    lease."""
 
     role: Role
     exclude: frozenset[Endpoint] = frozenset()
@@ -60,9 +61,9 @@ class Check:
 
 @dataclass(slots=True)
 class Lease:
-    """Choose an endpoint of `role`, not in `exclude`, and lease it.
+    """Choose an endpoint of `role` that is not in `exclude`, and lease it.
 
-    `computes`: the engine computes the prompt; False where it loads the prompt's KV cache.
+    `computes`: whether the engine computes the prompt; False if it loads the prompt's KV cache.
     """
 
     role: Role
@@ -79,18 +80,18 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Take one retry of the budget, to ask an engine of `role` that is not excluded for having
-    failed. A `Lease` with engines to exclude takes one by itself."""
+    """Take one retry from the budget, to use an engine of `role` that is not excluded although it
+    failed. A `Lease` with excluded engines takes one by itself."""
 
     role: Role
 
 
 @dataclass(slots=True)
 class Call:
-    """POST and read the whole reply into memory.
+    """POST, and read the whole reply into memory.
 
-    `is_prefill`: the engine computes the prompt for it, so it is timed; False for tokenizing.
-    `lead`: of a large body, the pieces that come before `body`.
+    `is_prefill`: the engine computes the prompt, so the reply is timed; False for tokenizing.
+    `lead`: for a large body, the pieces that precede `body`.
     """
 
     endpoint: Endpoint
@@ -102,12 +103,12 @@ class Call:
 
 @dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Stream:
-    """POST and relay the reply to the client, unless the plan keeps it.
+    """POST, and relay the reply to the client, unless the plan keeps it.
 
-    Replies with a status in `keep` come back to the plan. With `hold` the head waits for the
-    first content: an error event before it comes back as a `Reply` with that error's status.
-    `replay` allows sending the request a second time when a pooled connection was closed under it.
-    `lead`: of a large body, the pieces that come before `body`.
+    Replies with a status in `keep` are returned to the plan. With `hold`, the head is held back
+    until the first content: an error event before that is returned as a `Reply` with the error's
+    status. `replay`: the request may be sent again if a pooled connection is closed under it.
+    `lead`: for a large body, the pieces that precede `body`.
     """
 
     endpoint: Endpoint
@@ -150,14 +151,14 @@ class AwaitKV:
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Wait before the next engine is asked. No plan asks for it: `RequestRun` does."""
+    """Wait `seconds` before the next engine request. Only `RequestRun` yields it, no plan does."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Answer the client from memory."""
+    """Answer the client with a reply that is in memory."""
 
     reply: Reply = field(repr=False)
 
