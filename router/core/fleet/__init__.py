@@ -1,1 +1,1 @@
-"""The engines that are there: their state, load and what events change."""
+"""The fleet of engines: their state and load, and how events change it."""

@@ -1,4 +1,5 @@
-"""The log's lines on the engines' KV-cache events: when they come, and when they tell nothing."""
+"""Log lines about the engines' KV-cache events: when a subscription becomes live or stops being
+so."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -10,18 +11,18 @@ from router.core.prefix.kv_source import EngineCache, SourceState
 __all__ = ["CacheLog", "state_text"]
 
 SETTLE_SECONDS: Final = 5.0
-"""Until a state other than live is mentioned: connections and replays take a moment."""
+"""Seconds until a state other than live is logged: connections and replays take a moment."""
 
 
 class CacheLog:
-    """Compares each engine's state with the one that was last logged."""
+    """Compares each engine's state with the last one that was logged."""
 
     def __init__(self) -> None:
         self._told: dict[EngineCache, SourceState | None] = {}
         self._since: dict[EngineCache, tuple[SourceState | None, float]] = {}
 
     def notices(self, members: Iterable[Member], now: float) -> list[Notice]:
-        """What is to be logged now, of engines that are up."""
+        """The lines to log now, about engines that are up."""
         caches = [(member, member.cache) for member in members if member.cache is not None]
         if len(self._since) > len(caches):  # engines have left
             current = {cache for _, cache in caches}
@@ -51,7 +52,7 @@ HISTORY: Final = "its prompts are routed by what was sent there (--prefix-cache 
 
 
 def state_text(cache: EngineCache, state: SourceState | None) -> str:
-    """What an engine in that state does, and what to do about it; its name comes before it."""
+    """The log text for an engine in this state, with advice. The engine's name precedes it."""
     where = ", ".join(source.endpoint for source in cache.sources)
     if state is None:
         return (

@@ -1,4 +1,4 @@
-"""Which engines of a pool may take a request now."""
+"""Selects the engines of a pool that may take a request now."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,12 +11,12 @@ from router.core.values import Candidate, Endpoint
 __all__ = ["FEWEST", "SUBSET_SIZE", "add_holders", "eligible", "part", "sample"]
 
 SUBSET_SIZE: Final = 32
-"""Largest random subset of a pool that one request considers. The best of 32 is hardly worse than
-the best of a thousand, and the cost does not grow with the pool."""
+"""Size of the random subset of a large pool that one request considers. The best of 32 is hardly
+worse than the best of a thousand, and the cost does not grow with the pool."""
 
 FEWEST: Final = 8
-"""Of a subset that may take a request. Where there are fewer, few of the pool serve its model or
-are in use, and one of them that is slow would get its share wherever it is alone in a subset."""
+"""Fewest engines of a subset that may take a request. With fewer, a slow engine would often be the
+only one in a subset and get a full share of the requests."""
 
 UP: Final = State.UP
 
@@ -30,10 +30,10 @@ def eligible(
     *,
     is_panic: bool,
 ) -> list[Candidate]:
-    """The members that may take a request for `model`; gauges from before `oldest` count as absent.
+    """The members that may take a request for `model`. Gauges read before `oldest` are ignored.
 
-    Engines that are full until later than `free_at` are included only if there are no others,
-    stalled and ejected ones only then or in a panic.
+    Engines that report to be full until later than `free_at` are included only if there are no
+    others. Stalled and ejected engines are included only then, or in a panic.
     """
     found = _eligible(pool, model, exclude, oldest, free_at, skip_blocked=not is_panic)
     return (
@@ -54,14 +54,14 @@ def sample(
     is_panic: bool,
 ) -> list[Candidate]:
     """The engines of a random subset of a large pool that may take the request. `draw`, 0 to 1,
-    chooses the subset."""
+    selects the subset."""
     step = _step(pool)
     subset = pool[int(draw * step) :: step]
     return _eligible(subset, model, exclude, oldest, free_at, skip_blocked=not is_panic)
 
 
 def part(candidates: Sequence[Candidate], draw: float) -> list[Candidate]:
-    """The part of these that one request considers, chosen by `draw`."""
+    """The subset of the candidates that one request considers, selected by `draw`."""
     step = _step(candidates)
     return list(candidates[int(draw * step) :: step])
 
@@ -76,13 +76,13 @@ def add_holders(
     *,
     is_panic: bool,
 ) -> None:
-    """Add those of the holders of a prompt's beginning that may take the request."""
+    """Add those `holders` of a prompt's beginning that may take the request."""
     more = _eligible(holders, model, exclude, oldest, free_at, skip_blocked=not is_panic)
     found += [view for view in more if view not in found]
 
 
 def _step(items: Sequence[object]) -> int:
-    """Every n-th makes a subset: neighbours share a rack, and may be slow together."""
+    """A subset is every n-th engine, because neighbours may share a rack and be slow together."""
     return max(1, -(-len(items) // SUBSET_SIZE))
 
 
@@ -101,7 +101,7 @@ def _eligible(
             member.health.state is not UP
             or (model is not None and member.models is not None and model not in member.models)
             or (
-                skip_blocked  # as in Member.is_blocked
+                skip_blocked  # same as Member.is_blocked
                 and (member.stall.since is not None or member.outlier.until is not None)
             )
             or member.full_until > free_at

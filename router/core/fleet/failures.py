@@ -1,4 +1,4 @@
-"""What a failed leg says of its engine."""
+"""Interprets failed legs: what they tell about the engine."""
 
 from typing import Final
 
@@ -16,26 +16,27 @@ CAUSES: Final = {
     FailureKind.UNAUTHORIZED: "it refused the router's API key: see --engine-api-key",
     FailureKind.STALLED: "it produced no tokens, with open streams",
 }
-"""How a request failed, where the event names no cause."""
+"""Text for the cause of a failure, where the event has none."""
 
 SAME_CRASH_SECONDS: Final = 1.0
-"""Answers that break within this time, sent before the first of them broke, are one crash."""
+"""Failures within this many seconds, of requests sent before the first of them, count as one
+crash."""
 
 
 def cause(failure: LegFailed) -> str:
-    """What operators are told."""
+    """The cause of the failure, for operators."""
     return failure.cause or CAUSES[failure.kind]
 
 
 def is_unreachable(failure: LegFailed) -> bool:
-    """Whether a failed leg means that the engine cannot be reached."""
+    """Whether the failure means that the engine cannot be reached."""
     return failure.kind in (FailureKind.REFUSED, FailureKind.RESET)
 
 
 def is_part_of_crash(failure: LegFailed, member: Member, now: float) -> bool:
-    """Whether the failure counts together with the first of the member's failures in a row: all
-    answers of an engine that crashes break together. Those that were sent after the crash count
-    separately."""
+    """Whether the failure belongs to the same crash as the first of the member's current failures
+    in a row: when an engine crashes, all its answers break at once. Failures of requests that were
+    sent after the crash count separately."""
     return (
         failure.kind in (FailureKind.BROKEN, FailureKind.RESET)
         and now - member.failing_since < SAME_CRASH_SECONDS

@@ -1,7 +1,8 @@
-"""The fleet: every endpoint with its health, models, load and speed, and who may take a request.
+"""The fleet: every endpoint with its health, models, load and speed, and which of them may take a
+request.
 
-Changed by `apply`, `observe`, `observe_shared`, `ended` and `tick` only. Time is an argument; no
-I/O.
+It is changed only by `apply`, `observe`, `observe_shared`, `ended` and `tick`. Time is an argument;
+there is no I/O.
 """
 
 import math
@@ -23,16 +24,17 @@ from router.core.values import NO_KEYS, Candidate, Endpoint, Facts, PrefixKeys, 
 __all__ = ["Fleet"]
 
 MAX_NEWS = 30_000
-"""Keys in one event, or those of one prompt: they take half a megabyte, what a socket takes."""
+"""Most keys in one event (except that one prompt's keys stay together): half a megabyte, the size
+of a socket's buffer."""
 
 
 class Fleet(ObservedPools):
-    """All endpoints by role. Gauges older than `stale_after` seconds count as absent.
+    """All endpoints by role. Gauges older than `stale_after` seconds are ignored.
 
-    Who is in it `apply` says; `endpoints` are those with which it begins.
-    `speed_of` makes an endpoint's speed estimator; by default it measures this process only. With
-    `shares_prefixes`, `held_prefixes` tells what other processes and replicas should know. With
-    `cache_events` the engines' KV-cache events tell what they hold, where there are any.
+    `apply` sets the endpoints; `endpoints` are the initial ones. `speed_of` creates an endpoint's
+    speed estimator; by default it uses only this process's measurements. With `shares_prefixes`,
+    `held_prefixes` yields news for other processes and replicas. With `cache_events`, the engines'
+    KV-cache events tell which prompts they hold.
     """
 
     def __init__(
@@ -72,15 +74,16 @@ class Fleet(ObservedPools):
         """The endpoints of a role that may take a request for `model` now.
 
         Stalled and ejected engines are included only if there are no others, or if too many are
-        (panic), and those that are full if all others are. With `moves` an engine has failed the
-        request, which has not many tries: one that was full and has taken nothing since still is.
+        excluded (panic). Engines that report to be full are included only if all others do too.
+        `moves`: an engine has failed the request, whose number of attempts is limited, so engines
+        that were full count as full until they accept a request.
         """
         if exclude:
             return self._eligible(role, model, exclude, now, _free_at(now, moves=moves))
         kept = self._kept.get((role, model))
         if kept is None:
             kept = self._eligible(role, model, exclude, now, now)
-            if model is None or model in self.known_models():  # clients may name any model
+            if model is None or model in self.known_models():  # clients can send any model name
                 self._kept[role, model] = kept
         return kept
 
@@ -106,8 +109,8 @@ class Fleet(ObservedPools):
         *,
         moves: bool = False,
     ) -> list[Candidate]:
-        """The same of a `sampled` role for one request: of a random subset, the same one each time
-        that this request asks, and of engines that were sent its prompt's beginning."""
+        """Like `candidates`, for a `sampled` role: from a random subset, which is the same for all
+        attempts of a request, plus engines that were sent the beginning of its prompt."""
         if facts.draw is None:
             facts.draw = rng.random()
         model, draw, oldest = facts.model, facts.draw, now - self._stale_after
@@ -120,22 +123,22 @@ class Fleet(ObservedPools):
         return found
 
     def _holders(self, role: Role, facts: Facts) -> list[Member]:
-        """The engines in use that were sent the beginning of this prompt last."""
+        """The engines in use that were last sent the beginning of this prompt."""
         if facts.prefix is None:
             return []
         members = (self._members.get(each) for each in self.sampled[role].of(facts.prefix))
         return [member for member in members if member is not None and not member.is_drained]
 
     def usable(self, role: Role) -> int:
-        """How many engines of a role may get a request now, whatever its model."""
+        """How many engines of a role may get a request now, regardless of its model."""
         up = [member for member in self._in_use[role] if member.health.is_usable]
         free = [member for member in up if not member.is_blocked]
-        return len(up if self._monitors[role].is_panic else free or up)  # as `eligible` chooses
+        return len(up if self._monitors[role].is_panic else free or up)  # as `eligible` does
 
     def usable_of(
         self, endpoints: Iterable[Endpoint], exclude: frozenset[Endpoint]
     ) -> list[Candidate]:
-        """The candidates among these endpoints that may get a request, stalled or not, in their
+        """The candidates among these endpoints that may get a request, stalled or not, in the given
         order."""
         members = (self._members.get(each) for each in endpoints if each not in exclude)
         return [member.view for member in members if member is not None and member.is_usable]
@@ -145,7 +148,7 @@ class Fleet(ObservedPools):
     ) -> Lease:
         """Count a request on the endpoint until the lease is released.
 
-        `pending` of its `tokens` are computed by this engine, whose KV cache holds `prefix` then.
+        The engine computes `pending` of its `tokens`, after which its KV cache holds `prefix`.
         """
         member = self._members[endpoint]
         claim = None
@@ -163,7 +166,7 @@ class Fleet(ObservedPools):
         prefix: PrefixKeys,
         lookup: Lookup | None,
     ) -> Lease:
-        """The same, where engines tell of their caches: the answer may tell more of the prompt, and
+        """Like `lease`, with KV-cache events: the answer may reveal the prompt's token ids and
         whether the prediction was right."""
         member, events = self._members[endpoint], self.cache_events
         assert events is not None, "engines tell"
@@ -194,7 +197,7 @@ class Fleet(ObservedPools):
         ]
 
     def lookup(self, facts: Facts, prefix: PrefixKeys) -> Lookup | None:
-        """What engines' KV-cache events tell of the prompt; None if nothing. Only with
+        """What the engines' KV-cache events tell about the prompt. None if nothing, or without
         `cache_events`."""
         events = self.cache_events
         assert events is not None, "engines tell"
@@ -210,17 +213,18 @@ class Fleet(ObservedPools):
         sequences: int = 1,
         computes: bool = True,
     ) -> LegTimer:
-        """The timer of a leg on a leased endpoint. `tracks_first_token`: a stream or a prefill,
-        `sequences`: answers generated side by side, `computes`: it computes the lease's prompt."""
+        """Create the timer of a leg on a leased endpoint. `tracks_first_token`: it is a stream or a
+        prefill. `sequences`: number of choices generated concurrently. `computes`: the engine
+        computes the lease's prompt."""
         member = self._members.get(lease.endpoint)
-        # The speed of an engine that has left is not used any more.
+        # The speed of an engine that has left is discarded.
         speed = SpeedEstimator() if member is None else member.speed
         if not computes:
             return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)
         return LegTimer(speed, lease, lease.pending_there, now, tracks_first_token, sequences)
 
     def held_prefixes(self) -> Iterator[PrefixesHeld]:
-        """What engines have computed for this process since the last call."""
+        """The prompts that engines have computed for this process since the last call."""
         for member in self._members.values():
             some: list[PrefixKeys] = []
             size = 0
@@ -235,5 +239,5 @@ class Fleet(ObservedPools):
 
 
 def _free_at(now: float, *, moves: bool) -> float:
-    """An engine that is full until later is asked last."""
+    """Engines that are full until later than this time are only used if all are."""
     return -math.inf if moves else now

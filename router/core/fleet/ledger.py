@@ -1,4 +1,4 @@
-"""In-flight leases: exact, immediate, never leaked and never released twice."""
+"""In-flight leases: exact and immediate; none is leaked or released twice."""
 
 from collections.abc import Callable
 from types import TracebackType
@@ -15,8 +15,8 @@ __all__ = ["Lease", "Ledger"]
 class Ledger:
     """This router's requests on each endpoint; only leases change the counts.
 
-    `load_of` makes an endpoint's load; by default it counts this process only. With `peers` loads
-    are those of sibling replicas too.
+    `load_of` creates an endpoint's load; by default it counts only this process. With `peers`,
+    loads include those of sibling replicas.
     """
 
     def __init__(
@@ -29,19 +29,21 @@ class Ledger:
         self._loads: dict[Endpoint, Load] = {}
 
     def load(self, endpoint: Endpoint) -> Load:
-        """The endpoint's load, live."""
+        """The endpoint's load; it changes with the leases."""
         load = self._loads.get(endpoint)
         return self.renew(endpoint) if load is None else load
 
     def renew(self, endpoint: Endpoint) -> Load:
-        """The load of another engine at this endpoint: leases on the one before do not count."""
+        """A new load for a new engine at this endpoint. Leases on the previous engine do not count
+        in it."""
         own = self._load_of(endpoint)
         load = own if self.peers is None else self.peers.load(own, endpoint)
         self._loads[endpoint] = load
         return load
 
     def forget(self, endpoint: Endpoint) -> None:
-        """The engine has left. Leases that there are end as always, and count nowhere."""
+        """Remove an engine that has left. Its remaining leases are released as usual and no longer
+        counted."""
         self._loads.pop(endpoint, None)
         if self.peers is not None:
             self.peers.drop(endpoint)
@@ -56,8 +58,8 @@ class Ledger:
     ) -> "Lease":
         """Count a request of `tokens` estimated input tokens until the lease is released.
 
-        `pending` of them are computed by this engine; `claim`: what its KV cache will hold then;
-        `feedback`: who wants to know what its answer tells of the prompt.
+        The engine computes `pending` of them. `claim`: the prompt that its KV cache will then hold.
+        `feedback`: receives what the answer tells about the prompt.
         """
         return Lease(self.load(endpoint), endpoint, tokens, pending, claim, feedback)
 
@@ -66,12 +68,12 @@ class Ledger:
         return self.load(endpoint).own.requests
 
     def known(self, endpoint: Endpoint) -> int:
-        """The same with what sibling replicas tell of theirs."""
+        """The same, plus the requests that sibling replicas report."""
         return self.load(endpoint).requests
 
     def own(self) -> dict[Endpoint, tuple[int, int]]:
-        """This router's requests, and prompt tokens still to be computed, on each endpoint that
-        has any: what siblings are told."""
+        """Requests, and prompt tokens still to be computed, of this router on each endpoint that
+        has any; sent to sibling replicas."""
         loads = ((endpoint, load.own) for endpoint, load in self._loads.items())
         return {
             endpoint: (load.requests, max(0, load.pending))
@@ -80,16 +82,16 @@ class Ledger:
         }
 
     def tokens(self, endpoint: Endpoint) -> int:
-        """The estimated input tokens of the requests on the endpoint now."""
+        """The estimated input tokens of this router's requests on the endpoint."""
         return self.load(endpoint).tokens
 
     def total(self) -> int:
-        """All leases."""
+        """Number of all leases."""
         return sum(load.own.requests for load in self._loads.values())
 
 
 class Lease:
-    """One request on one endpoint. Released once, on success, error or cancellation."""
+    """One request on one endpoint. It is released once, on success, error or cancellation."""
 
     __slots__ = ("_claim", "_load", "endpoint", "feedback", "loads", "pending", "tokens")
 
@@ -104,7 +106,7 @@ class Lease:
     ) -> None:
         self._load: Load | None = load
         self.pending = pending
-        """Prompt tokens that it still has to compute for this request."""
+        """Prompt tokens that the engine still has to compute for this request."""
         self.loads = 0
         """Prompt tokens whose KV cache it loads from another engine, where that is measured."""
         self._claim = claim
@@ -115,15 +117,16 @@ class Lease:
 
     @property
     def pending_there(self) -> int:
-        """Prompt tokens that the endpoint has to compute, this request's included.
+        """Prompt tokens that the endpoint has to compute for all its requests, including this one.
 
-        0 if another engine computes this prompt: the request does not queue for prefill here.
+        0 if another engine computes this request's prompt, since it then does not queue for prefill
+        here.
         """
         return self._load.pending if self._load is not None and self.pending else 0
 
     def prefilled(self, *, goes_on: bool = True) -> None:
-        """The engine has computed the prompt. Idempotent. Unless it `goes_on`, the lease is about
-        to be released, with what is pending."""
+        """Note that the engine has computed the prompt. Idempotent. With `goes_on` False the lease
+        is about to be released, including what is pending."""
         if goes_on:
             pending, self.pending = self.pending, 0
             if pending and self._load is not None:

@@ -1,7 +1,7 @@
-"""Times one leg for the engine's speed estimate.
+"""Measures the times of one leg for the engine's speed estimate.
 
-The relay counts tokens (`SpeedEstimator.tokens`); the timer reports the first token, the end, and
-the usage that the engine states.
+The relay counts tokens (`SpeedEstimator.tokens`); the timer is told of the first token, the end,
+and the usage that the engine reports.
 """
 
 from router.core.fleet.ledger import Lease
@@ -11,21 +11,22 @@ from router.core.speed.speed_estimator import SpeedEstimator
 __all__ = ["MAX_TIMED_SEQUENCES", "MIN_UNARY_TOKENS", "LegTimer"]
 
 MIN_UNARY_TOKENS = 32
-"""Tokens from which a unary answer is used to estimate seconds per token: its prefill and network
-time hardly count then. Answers that waited for a KV transfer are not used."""
+"""Fewest tokens of a unary answer that is used to estimate seconds per token: with so many, its
+prefill and network time hardly matter. Answers that waited for a KV transfer are not used."""
 
 
 MAX_TIMED_SEQUENCES = 16
-"""The most answers to one request from which speed is measured. Of more, the engine runs an unknown
-number later than others, and a single such request would outweigh all others."""
+"""Most sequences of one request from which speed is measured. With more, the engine schedules an
+unknown number of them later, and a single such request would outweigh all others."""
 
 CATCH_UP_SWEEPS = 2
-"""Sweeps over silent streams until one whose client did not read is timed again: at least one whole
-interval. What has piled up by then comes faster than any engine makes it."""
+"""Sweeps over idle streams until a stream is timed again after its client had stopped reading; at
+least one whole interval. Data that have piled up by then arrive faster than any engine
+generates."""
 
 
 class LegTimer:
-    """Times one leg, to its first token and to its end."""
+    """Measures one leg up to its first token and up to its end."""
 
     __slots__ = (
         "_has_begun",
@@ -52,22 +53,23 @@ class LegTimer:
     ) -> None:
         """`work`: prompt tokens to compute before its first token.
 
-        `tracks_first_token`: its first token is seen as it comes (a stream or a prefill, not a
-        unary answer). `sequences`: answers generated side by side (the request's `n`, for each of
-        its prompts); of more than MAX_TIMED_SEQUENCES only the prompt is timed.
+        `tracks_first_token`: the first token is seen when it arrives (a stream or a prefill, not a
+        unary answer). `sequences`: number generated concurrently (the request's `n` for each of its
+        prompts); with more than MAX_TIMED_SEQUENCES only the prompt is timed.
         """
         self.speed = speed
         self.work = work
         self.started = now
         self.sequences = sequences
         self.is_held = False
-        """Whether its first token is held back: its prompt was computed before."""
+        """Whether its first token is held back by the engine although its prompt has been
+        computed."""
         self._lease = lease
         self.feedback: PromptFeedback | None = None if lease is None else lease.feedback
-        """Gets what the answer reveals about the prompt; for --prefix-cache events only."""
+        """Receives what the answer tells about the prompt; only with --prefix-cache events."""
         self.sweeps_to_wait = 0
-        """Sweeps over silent streams, with a client that reads, until it is timed again; 0 while it
-        is."""
+        """Idle sweeps, while the client reads, until the leg is timed again; 0 while it is
+        timed."""
         self._has_begun = False
         self._is_paused = False
         self._is_open = tracks_first_token = tracks_first_token and sequences <= MAX_TIMED_SEQUENCES
@@ -80,18 +82,18 @@ class LegTimer:
 
     @property
     def pending(self) -> int:
-        """Its own prompt tokens, while they are to be computed there."""
+        """Prompt tokens that the engine still has to compute for this leg."""
         return 0 if self._lease is None else self._lease.pending
 
     def first_token(self, now: float) -> None:
-        """The first token of a stream came."""
+        """The first token of a stream has arrived."""
         self._answered(now, goes_on=True)
         self._has_begun = self._is_open
         if self._is_open and not self._is_paused:
             self.speed.on_stream_start(self, now)
 
     def unary_answer(self, now: float, tokens: int = 0) -> None:
-        """The whole answer came at once, with `tokens` generated tokens (0: not known)."""
+        """The whole answer has arrived, with `tokens` generated tokens (0 if unknown)."""
         self._answered(now, goes_on=self._is_open)
         sequences = self.sequences
         if sequences > MAX_TIMED_SEQUENCES or not self.work:
@@ -103,7 +105,7 @@ class LegTimer:
             self.speed.answers.add(self.work, seconds)
 
     def sequences_ended(self, count: int, now: float) -> None:
-        """`count` of a stream's answers are complete. The end of the last one is the leg's."""
+        """`count` sequences of a stream have ended. The last one ends with the leg."""
         count = min(count, self.sequences - 1)
         if count > 0 and self._has_begun and self._is_open:
             self.sequences -= count
@@ -111,13 +113,13 @@ class LegTimer:
                 self.speed.on_sequences_end(count, now)
 
     def calibrate(self, tokens: int, events: int) -> None:
-        """The stream's usage states `tokens`, which arrived in `events`. The first token of each
-        sequence has an event of its own."""
+        """Compare the stream's usage of `tokens` with the number of `events`. Each sequence's first
+        token is an event of its own."""
         first = self.sequences
         self.speed.calibration.learn(tokens - first, events - first, by_usage=True)
 
     def end(self, now: float) -> None:
-        """The leg is over. Idempotent."""
+        """The leg has ended. Idempotent."""
         if self._is_open:
             self.pause(now)
             self._is_open = False
@@ -125,8 +127,8 @@ class LegTimer:
             self.speed.unary.pop(self, None)
 
     def prompt_computed(self) -> None:
-        """The prompt should be computed by now, though nothing came: it no longer delays other
-        requests."""
+        """Assume that the prompt has been computed although nothing arrived, so that it no longer
+        counts as delaying other requests."""
         lease = self._lease
         if lease is not None:
             self.speed.computed += lease.pending
@@ -143,16 +145,17 @@ class LegTimer:
         if self._is_open and not self._is_paused:
             self.speed.on_first_token(self, now)
 
-    # While the client does not read, neither the engine's speed nor a stall can be seen. A leg that
+    # While the client does not read, neither the engine's speed nor a stall is visible. A leg that
     # was paused before its first token is not used for prefill speed.
 
     def client_stopped(self, now: float) -> None:
-        """The client does not read: time nothing until it has kept up for a while."""
+        """The client has stopped reading: stop timing until it has kept up for a while."""
         self.sweeps_to_wait = CATCH_UP_SWEEPS
         self.pause(now)
 
     def catches_up(self, now: float) -> bool:
-        """A sweep has come, and the client reads again; whether it is timed from now on."""
+        """Count a sweep during which the client reads. Returns whether the leg is timed from now
+        on."""
         self.sweeps_to_wait -= 1
         if self.sweeps_to_wait:
             return False
@@ -160,7 +163,7 @@ class LegTimer:
         return True
 
     def pause(self, now: float) -> None:
-        """Do not count it as open, nor as a stream. Idempotent."""
+        """Stop counting it as open and as a stream. Idempotent."""
         if self._is_open and not self._is_paused:
             self._is_paused = True
             self.work = 0
@@ -169,12 +172,12 @@ class LegTimer:
             self.speed.on_end(self, now, was_stream=self._has_begun)
 
     def resume(self, now: float) -> None:
-        """Count it again. No effect if it is over or not paused."""
+        """Count it again. No effect if it has ended or is not paused."""
         if not self._is_open or not self._is_paused:
             return
         self._is_paused = False
         if self._has_begun:
             self.speed.on_resume(self, now)
         else:
-            self.started = now  # as if it were sent only now, behind those that wait already
+            self.started = now  # as if it were sent now, behind all that are queued
             self.speed.on_request(self, now)

@@ -24,121 +24,126 @@ from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys
 __all__ = ["Exclusion", "Kind", "Member"]
 
 Kind = tuple[str | None, str | None]
-"""An engine's vLLM version, and what a model's name stands for there; None: not known."""
+"""An engine's vLLM version, and the root of a model it serves; None if unknown. Engines of one kind
+can exchange KV caches."""
 
 LASTING_SECONDS = 2.0
-"""How long an engine has to be slow until requests leave what it holds of their prompts: longer
-than most accidents of measurement, no longer than one that has become slow may keep them. (With
-`unsteady-chats` of `pd-router simulate` 1.5 s find fewer hits, and 2.5 s hardly more.)"""
+"""Seconds that an engine has to be slow before requests go elsewhere although it holds part of
+their prompts: longer than most measurement errors, and short enough that an engine that has become
+slow does not keep them. (With `unsteady-chats` of `pd-router simulate`, 1.5 s gives fewer cache
+hits and 2.5 s hardly more.)"""
 
 CALIBRATION_EVENTS = 200
-"""Fewest events between two scrapes: the engine's counter is some steps ahead of the relay."""
+"""Fewest events between two scrapes for calibration, because the engine's counter is some steps
+ahead of the relay."""
 
 
 class Exclusion(StrEnum):
     """Why an engine that is up gets no new requests (ejected, stalled) or few (slow)."""
 
     EJECTED = "ejected"
-    """It fails more than others: outlier ejection."""
+    """It fails more often than others (outlier ejection)."""
     STALLED = "stalled"
     """It has open streams and produces no tokens."""
     SLOW = "slow"
-    """It takes several times the pool's median; only shortest_expected_delay uses this."""
+    """It takes several times the pool's median time; only used by shortest_expected_delay."""
 
 
 @dataclass(slots=True)
 class Member:
-    """An endpoint in its pool. Health, failures, stalls and speed are judged separately."""
+    """An endpoint in its pool. Health, failures, stalls and speed are judged independently."""
 
     view: Candidate
-    """What policies see of it."""
+    """The data that policies see."""
     health: Health = field(default_factory=Health)
     since: float | None = None
-    """When its state began; None before the first probe."""
+    """When its health state began; None before the first probe."""
     row: int = 0
     identity: str = ""
-    """Which engine it is, as the roster tells engines at one URL apart."""
+    """Identifies the engine, as the roster tells apart engines that had the same URL."""
     source: str = ""
     """The source that lists it."""
     joined_at: float = -math.inf
-    """When it came into the fleet."""
+    """When it joined the fleet."""
     is_drained: bool = False
-    """Whether it gets no new requests, by order of its source or of an operator."""
+    """Whether it gets no new requests, as its source or an operator has ordered."""
     drained_since: float | None = None
     leaving_since: float | None = None
-    """Since when no source lists it: it is drained, and then forgotten."""
+    """Since when no source lists it. It is drained, and removed once it has no requests."""
     kv_events_port: int | None = None
-    """Where it publishes KV-cache events, as its source says."""
+    """The port of its KV-cache events, according to its source."""
     full_at: float = -math.inf
-    """When it refused a request because it had enough of them, the last time."""
+    """When it last refused a request because it was full."""
     full_until: float = -math.inf
-    """Until when others are asked first; kept when that is over, until it takes a request."""
+    """Until when other engines are preferred because it is full. Kept after that time, until it
+    accepts a request."""
     last_error: str | None = None
-    """What failed last, and why; kept when it is over."""
+    """The last failure with its cause. Kept after a recovery."""
     last_error_at: float = -math.inf
     version: str | None = None
-    """The engine's own, as its /version tells; None if not known."""
+    """The vLLM version from its /version; None if unknown."""
     outlier: Outlier = FINE
     others_before: Outlier = FINE
-    """What the others answered in the interval in which it was ejected."""
+    """Answers and failures of the other engines in the interval in which it was ejected."""
     stall: Stall = stall.CLEAR
     speed: SpeedEstimator = field(default_factory=SpeedEstimator)
     slowdowns: deque[float] = field(
         default_factory=lambda: deque(maxlen=int(LASTING_SECONDS / TICK_SECONDS))
     )
-    """Those of the last ticks."""
+    """Its slowdown at each of the last ticks."""
     slow_since: float | None = None
     unsteady_since: float = -math.inf
-    """When it became slow, at first where it has been so again before it had its full share."""
+    """When it became slow; if it became slow again during slow start, when it first did."""
     failing_since: float = -math.inf
-    """When the first of its last failures in a row was seen."""
+    """When the first of its current failures in a row was seen."""
     returned_at: float = -math.inf
-    """When slow start began."""
+    """When its slow start began."""
     cards: tuple[dict[str, Any], ...] | None = None
-    """The entries of its /v1/models; None if not known."""
+    """The entries of its /v1/models; None if unknown."""
     models: frozenset[str] | None = None
     roots: dict[str | None, str | None] = field(default_factory=dict)
-    """What a served name stands for there (its card's `root`), and under None what its first model
-    does; None if not known."""
+    """The root of each model that it serves (from its card), and under None the root of its first
+    model; None if unknown."""
     gauges: Gauges | None = None
     gauges_at: float = 0.0
     scraped_at: float | None = None
-    """When its gauges were last read; None: never."""
+    """When its gauges were last read; None if never."""
     unread_since: float | None = None
-    """Since when they could not be read; None if they were, the last time."""
+    """Since when its gauges cannot be read; None if the last scrape succeeded."""
     gauges_error: str | None = None
-    """Why not."""
+    """Why its gauges cannot be read."""
     capacity: Capacity = field(default_factory=Capacity)
     queue: QueueDetector = field(default_factory=QueueDetector)
     stale_gauges: StaleGauges = field(default_factory=StaleGauges)
     median: float | None = None
     """Median seconds per token (prefill: per prompt token) of the engines with which it has models
-    in common, itself included; None if not known."""
+    in common, including itself; None if unknown."""
     history: SlowdownHistory | None = None
-    """Its long-term slowdown; None if not known."""
+    """Its long-term slowdown; None if unknown."""
     counted_speed: CountedSpeed = field(default_factory=CountedSpeed)
-    """Its speed by its own counter of generated tokens."""
+    """Its speed according to its own counter of generated tokens."""
     own: int = 0
-    """This router's requests there, at the last tick."""
+    """This router's requests on it at the last tick."""
     own_lately: int = 0
-    """The larger of the last two ticks' `own`."""
+    """The larger of `own` at the last two ticks."""
     counted: tuple[int, EventCounts] | None = None
-    """The engine's counter of generated tokens at the last scrape, and the events counted here
-    until then; None if other clients had requests there."""
+    """Its counter of generated tokens at the last scrape, with the events counted here up to then;
+    None if it had requests of other clients."""
 
     prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
-    """The prompt prefixes in its KV cache."""
+    """The prompt prefixes that its KV cache is predicted to hold."""
     prefix_trust: PrefixTrust = field(default_factory=PrefixTrust)
     cache: EngineCache | None = None
-    """The same by the engine's KV-cache events; None where they are not used."""
+    """The prompt prefixes in its KV cache according to its KV-cache events; None if these are not
+    used."""
 
     def set_slowdown(self, slowdown: float) -> None:
-        """Tell policies its slowdown; call it once per tick."""
+        """Set the slowdown that policies see. Call it once per tick."""
         self.slowdowns.append(slowdown)
         self.view.slowdown, self.view.lasting_slowdown = slowdown, min(self.slowdowns)
 
     def uncached(self, tokens: int, prefix: PrefixKeys, lookup: Lookup | None = None) -> int:
-        """How many of a prompt's tokens it would have to compute: at least one."""
+        """How many of a prompt's tokens it would have to compute; at least one."""
         if lookup is not None:
             return self._uncached_by_events(tokens, prefix, lookup)
         held = self.prefixes.match(prefix)
@@ -149,21 +154,23 @@ class Member:
 
     def _uncached_by_events(self, tokens: int, prefix: PrefixKeys, lookup: Lookup) -> int:
         cache = self.cache
-        # Where each answer confirms the predictions, counters of all requests tell nothing more.
+        # If answers confirm the predictions, the counters for all requests give no further
+        # information.
         is_believed = cache is not None and cache.is_believed
         share = 1.0 if is_believed else self.prefix_trust.share
         held = self.held(prefix, lookup)
         return max(1, tokens - int(share * held)) if held else tokens
 
     def held(self, prefix: PrefixKeys, lookup: Lookup) -> int:
-        """Estimated tokens of a prompt that its KV cache holds, or will hold when requests under
-        way are computed: by its events, and by what was sent there where they do not say."""
+        """Estimated tokens of a prompt that its KV cache holds, or will hold when requests in
+        flight have been computed. Known from its events, or else predicted from what was sent
+        there."""
         cache = self.cache
         tokens = None if cache is None or cache.is_wrong else cache.held(lookup.match)
         if cache is None or tokens is None:
             return self.prefixes.match(prefix)
         prompt = lookup.prompt
-        if cache.confirms(prompt, tokens):  # what follows may be held as well
+        if cache.confirms(prompt, tokens):  # the rest of the prompt may be held too
             return max(prompt.estimated, self.prefixes.match(prefix))
         held = self.prefixes.expected(prefix) if cache.is_whole else self.prefixes.match(prefix)
         return max(prompt.as_estimated(tokens), held)
@@ -171,9 +178,9 @@ class Member:
     def observe_gauges(
         self, gauges: Gauges | None, own: int, now: float, *, has_transfers: bool
     ) -> None:
-        """Learn from a scrape, None if it failed. `own`: this router's requests there when it was
-        taken; `has_transfers`: the engine loads KV caches of others."""
-        # What grew since a scrape before the silence may be older than it.
+        """Update from a scrape; `gauges` is None if it failed. `own`: this router's requests on it
+        at that time. `has_transfers`: the engine loads KV caches of others."""
+        # An increase since a scrape before the silence may be older than the silence.
         silent_since = max(self.speed.last_token_at, self.stall.since or 0.0)
         if stall.has_generated(self.gauges, gauges):
             self.speed.is_warm = True
@@ -198,9 +205,10 @@ class Member:
             return
         self.capacity.observe_running(running, now)
         waiting = gauges.waiting or 0
-        # Gauges lag by a step: own requests that have just ended are not other clients'.
+        # Gauges lag by a step, so own requests that have just ended must not count as other
+        # clients'.
         others = 0 if self.stale_gauges.are_stale else max(0, running + waiting - ours)
-        # Damped: routers that all follow the same old gauges would oscillate together.
+        # Damped: routers that all follow the same outdated gauges would oscillate together.
         before = view.other_requests
         view.other_requests = others if before is None else _half_way(before, others)
         if self.counted_speed.observe(gauges, self.speed, own, now):
@@ -208,7 +216,8 @@ class Member:
         self.calibrate(gauges, others)
 
     def observe_cache(self, gauges: Gauges) -> None:
-        """Learn from a scrape how much it caches, and whether predictions hold."""
+        """Learn the cache's size from a scrape, and compare the predictions with the engine's
+        counters."""
         held, trust = self.prefixes, self.prefix_trust
         trust.observe(held.prompt_tokens, held.predicted_tokens, gauges)
         if gauges.cache_tokens is not None:
@@ -217,45 +226,46 @@ class Member:
             self.cache.observe(gauges)
 
     def forget_cache(self) -> None:
-        """Forget its cache, because it is another engine now."""
+        """Forget what its cache holds, because a new engine has taken its place."""
         self.prefixes.clear()
         self.prefix_trust = PrefixTrust()
         if self.cache is not None:
             self.cache.reset()
 
     def set_cards(self, cards: tuple[dict[str, Any], ...]) -> None:
-        """Set the models that it lists."""
+        """Set the models that it serves."""
         self.cards = cards
         self.models = frozenset(card["id"] for card in cards)
         self.roots = {card["id"]: _root(card) for card in cards[::-1]}  # the first one counts
         self.roots[None] = _root(cards[0]) if cards else None
 
     def kind(self, model: str | None) -> Kind:
-        """What decides with which engines it can exchange KV caches of a model."""
+        """Its kind for a model. It can exchange KV caches of the model with engines of the same
+        kind."""
         return self.version, self.roots.get(model)
 
     def full(self, seconds: float, now: float) -> bool:
-        """It has reported that it is full: others are preferred for that many seconds. Returns
-        whether that is news."""
+        """Note that it reports to be full: others are preferred for `seconds`. Returns False if it
+        was already full."""
         was_full = self.is_full(now)
         self.full_at, self.full_until = now, now + seconds
         return not was_full
 
     def is_full(self, now: float) -> bool:
-        """Whether others are asked first, because it has said that it is full."""
+        """Whether others are preferred because it reports to be full."""
         return self.full_until > now
 
     def has_room(self) -> None:
-        """It accepts requests again, or is another engine."""
+        """Note that it is not full: it accepts requests again, or is a new engine."""
         self.full_at = self.full_until = -math.inf
 
     def failed(self, error: str, now: float) -> None:
-        """Note what failed."""
+        """Note a failure."""
         self.last_error, self.last_error_at = error, now
 
     def calibrate(self, gauges: Gauges, others: int) -> None:
         """Learn tokens per event from the engine's counter of generated tokens, between two scrapes
-        during which it generated for streams of this router only."""
+        in which it generated only for this router's streams."""
         before, generated = self.counted, gauges.generated
         self.counted = None
         # Tokens of unary answers, and of streams whose clients do not read, are not counted here.
@@ -267,7 +277,7 @@ class Member:
             return
         events = now.events - before[1].events
         if events < CALIBRATION_EVENTS:
-            self.counted = before  # with few streams that takes several scrapes
+            self.counted = before  # with few streams it takes several scrapes
             return
         tokens = generated - before[0] - (now.begun - before[1].begun)
         self.speed.calibration.learn(tokens, events, by_usage=False)
@@ -279,22 +289,22 @@ class Member:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may get new requests: it is up, and not drained."""
+        """Whether it may get new requests: it is up and not drained."""
         return self.health.is_usable and not self.is_drained
 
     @property
     def ordinal(self) -> int:
-        """How many engines joined before it."""
+        """Number of engines that joined before it."""
         return self.view.ordinal
 
     @property
     def other_requests(self) -> int | None:
-        """Other clients' requests there, as of `gauges_at`."""
+        """Other clients' requests on it, as of `gauges_at`."""
         return self.view.other_requests
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it gets no new requests: ejected or stalled."""
+        """Whether it gets no new requests because it is ejected or stalled."""
         return self.outlier.until is not None or self.stall.since is not None
 
     @property

@@ -1,6 +1,6 @@
-"""What events tell of the fleet's engines: health, failures, models and load.
+"""Updates the fleet's engines from events: health, failures, models and load.
 
-Events of engines that are not in it (any more) are ignored.
+Events about engines that are not in the fleet, or no longer, are ignored.
 """
 
 import math
@@ -33,20 +33,21 @@ UP: Final = State.UP
 NEVER: Final = -math.inf
 
 NOT_ITS_FAULT: Final = (FailureKind.EXHAUSTED, FailureKind.NO_ROOM)
-"""The engine was not asked, or the router could not keep its answer."""
+"""Kinds of failure that do not count against the engine: it got no request, or the router had no
+memory for its answer."""
 
 
 class ObservedPools(Pools):
-    """The pools, as events change them."""
+    """Pools that are updated by events."""
 
     def ended(self, record: RequestEnded) -> None:
-        """A request is over: learn how many tokens its text had."""
+        """Learn from a request that has ended how many tokens its text had."""
         if record.prompt_tokens and record.model in self.known_models():
             self.token_ratios.learn(record.model, record.text_bytes, record.prompt_tokens)
 
     def observe(self, event: Event, now: float) -> None:
-        """Update from an event; those that concern no engine are ignored."""
-        if isinstance(event, LegDone):  # the frequent ones first
+        """Update from an event. Events that do not concern an engine are ignored."""
+        if isinstance(event, LegDone):  # the most frequent kind first
             member = self._members.get(event.endpoint)
             if member is not None:
                 self._monitors[event.endpoint.role].answered(member, now, is_good=True)
@@ -58,7 +59,7 @@ class ObservedPools(Pools):
             return
         if isinstance(event, LegAnswered):
             if member.health.streak and member.health.state is UP:
-                # It resets failed probes in a row, but only a probe brings an engine up.
+                # It resets the count of failed probes; only a probe can bring an engine up.
                 self._see(member, HealthSignal.OK, now)
             if member.full_until != NEVER or event.status >= 400:
                 self._answered(member, event, now)
@@ -70,11 +71,11 @@ class ObservedPools(Pools):
             self._failed(member, event, now)
 
     def observe_shared(self, event: SharedEvent, now: float) -> None:
-        """Update from an event of another worker process, or of a sibling replica."""
+        """Update from an event of another worker process or of a sibling replica."""
         member = self._members.get(event.endpoint)
-        if member is None:  # this process has heard of it too late, or not yet
+        if member is None:  # this process does not know the engine yet, or no longer
             return
-        if isinstance(event, PrefixesHeld):  # many, and they change no engine's state
+        if isinstance(event, PrefixesHeld):  # frequent, and they change no engine's state
             for prefix in event.prefixes:
                 member.prefixes.hold(prefix)
                 self._note_holder(prefix, event.endpoint)
@@ -92,15 +93,16 @@ class ObservedPools(Pools):
             self._see(member, HealthSignal.FAILED, now)
 
     def _answered(self, member: Member, event: LegAnswered, now: float) -> None:
-        """An error, or an answer of an engine that was full."""
+        """Update from an engine's response status: an error, a report to be full, or a sign that it
+        has room again."""
         asked_at = now - event.seconds
-        if asked_at < member.joined_at:  # another engine was asked, at the same URL
+        if asked_at < member.joined_at:  # it came from the previous engine at this URL
             return
         if event.full_seconds:
             if member.full(event.full_seconds, now):
                 self._kept.clear()
         elif event.status < 400:
-            if asked_at >= member.full_at:  # what it took before says nothing of its room since
+            if asked_at >= member.full_at:  # older ones tell nothing about its room
                 member.has_room()
                 self._kept.clear()
         elif event.status >= 500 and event.is_own_doing:
@@ -108,14 +110,14 @@ class ObservedPools(Pools):
             self._count_failure(member, now)
 
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
-        if event.asked_at < member.joined_at:  # another engine was asked, at the same URL
+        if event.asked_at < member.joined_at:  # it was a failure of the previous engine at this URL
             return
         if event.kind in NOT_ITS_FAULT:
             return
         member.failed(cause(event), now)
         if is_unreachable(event):
             self._see(member, HealthSignal.FAILED, now)
-        if event.kind is FailureKind.STALLED:  # the pool monitor's own verdict
+        if event.kind is FailureKind.STALLED:  # the pool monitor has already judged it
             return
         if not is_part_of_crash(event, member, now):
             self._count_failure(member, now)
@@ -127,7 +129,7 @@ class ObservedPools(Pools):
         self._see(member, event.signal, now)
         if event.version is not None:
             if member.version not in (None, event.version):
-                # Another engine has taken its place behind a Service, and no probe failed.
+                # A new engine took its place behind a Service without a failed probe in between.
                 self._kept.clear()
                 self._monitors[event.endpoint.role].joined(member, now)
             member.version = event.version

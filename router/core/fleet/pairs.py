@@ -1,4 +1,4 @@
-"""Which prefill and decode engines can exchange KV caches, as while engines are upgraded."""
+"""Which prefill and decode engines can exchange KV caches. During a rolling upgrade not all can."""
 
 from collections.abc import Collection, Iterable
 
@@ -9,7 +9,7 @@ __all__ = ["is_mixed", "strangers"]
 
 
 def is_mixed(members: Iterable[Member]) -> bool:
-    """Whether engines differ in version, or in what a model's name stands for."""
+    """Whether engines differ in version or in the root of a served model."""
     versions: set[str] = set()
     roots: set[tuple[str, str]] = set()
     for member in members:
@@ -24,11 +24,12 @@ def is_mixed(members: Iterable[Member]) -> bool:
 def strangers(
     members: Iterable[Member], partners: Collection[Kind], model: str | None
 ) -> frozenset[Endpoint]:
-    """The engines that can exchange KV caches of a model with none of the partners, given by their
-    kinds; without partners there are none."""
+    """The engines that cannot exchange KV caches of a model with any of `partners`, a collection of
+    kinds. Empty if there are no partners."""
     if not partners:
         return frozenset()
-    # Kinds are compared, not engines: there are a thousand of these, and two or three kinds.
+    # Kinds are compared instead of engines: there may be a thousand engines, but only two or three
+    # kinds.
     by_kind: dict[Kind, list[Endpoint]] = {}
     for member in members:
         by_kind.setdefault(member.kind(model), []).append(member.endpoint)
@@ -41,6 +42,6 @@ def strangers(
 
 
 def _agree(one: Kind, other: Kind) -> bool:
-    """Whether both run the same vLLM version, and the name stands for the same model. What is not
-    known agrees with everything."""
+    """Whether both have the same vLLM version and the same root for the model. Unknown values match
+    any."""
     return all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))

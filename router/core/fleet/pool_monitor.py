@@ -1,7 +1,8 @@
 """Watches one pool: excludes engines that are slow, stalled or failing, and takes them back.
 
-Every tick it turns measurements into what policies see (`Candidate`). No exclusion is permanent;
-if more than a share of the pool is stalled or ejected, all are used (panic).
+At each tick it derives from measurements what policies see (`Candidate`). No exclusion is
+permanent. If more than `max_excluded` of the pool is stalled or ejected, all engines are used
+(panic).
 """
 
 import math
@@ -23,27 +24,30 @@ from router.core.values import Role
 __all__ = ["ExclusionConfig", "PoolMonitor"]
 
 DECAY = 0.99
-"""Factor per tick on the mean length of answers, which so spans half a minute."""
+"""Decay per tick of the mean answer length, which thus covers about half a minute."""
 
 LATE_SECONDS = 2 * TICK_SECONDS
-"""Since the last tick. Two workers on one core delay it by some hundredths of a second."""
+"""Seconds since the last tick from which a tick is late. Two workers on one core delay it by up to
+a few hundredths of a second."""
 
 SILENT_ENGINES = 2
 SILENT_TOKENS = 16
-"""If at least so many engines miss at least so many tokens at once, the cause is not theirs."""
+"""If at least this many engines send nothing although together at least this many tokens are due,
+the engines are not the cause."""
 
 MIN_SLOW_START_WEIGHT = 0.1
-"""Weight with which slow start begins; Envoy's min_weight_percent."""
+"""Initial weight of slow start; Envoy's min_weight_percent."""
 
 SLOW_START_FACTOR = 4.0
-"""Length of the slow start of an engine that was slow, over the time that it was, and at most
-`slow_start_seconds`: after a moment it has most of its requests still. (With 2 an engine that is
-slow every other second gets too many.)"""
+"""Length of the slow start of an engine that was slow, as a multiple of the time that it was slow;
+at most `slow_start_seconds`. After a short time it still has most of its requests. (With 2, an
+engine that is slow every other second gets too many.)"""
 
 FIRST_TOKEN_WEIGHT = 1 / 32
-"""Requests that a prompt token is worth which delays a first token on a decode engine: one more
-stream hardly slows the others there, a prompt holds them all up. (`pd-router simulate` finds little
-difference from 1/64 to 1/16. Measured costs say too little: gaps grow with prefills.)"""
+"""Cost, in requests, of a prompt token that delays a first token on a decode engine. One more
+stream hardly slows down the others, but a prompt delays them all. (In `pd-router simulate`, values
+from 1/64 to 1/16 make little difference. Measured costs are too low, because gaps grow with
+prefills.)"""
 
 PREFILL_TOKENS_PER_REQUEST = 64
 """Fixed cost of a request on a prefill engine, in prompt tokens."""
@@ -51,17 +55,19 @@ PREFILL_TOKENS_PER_REQUEST = 64
 
 @dataclass(frozen=True, slots=True)
 class ExclusionConfig:
-    """When engines are excluded, and how they return."""
+    """When engines are excluded and how they return."""
 
     stall_seconds: float = 2.0
-    """Seconds without tokens, with open streams, that exclude an engine; 0: never."""
+    """Seconds without a token on any open stream after which an engine is stalled; 0: never."""
     outliers: outlier.OutlierConfig = field(default_factory=outlier.OutlierConfig)
     max_excluded: float = 0.5
-    """Share of a pool, 0 to 1, that may be stalled or ejected; beyond it all are used (panic)."""
+    """Share of a pool, 0 to 1, that may be stalled or ejected. If more are, all engines are used
+    (panic)."""
     slow_start_seconds: float = 5.0
-    """Seconds from an engine's return to its full share; 0: at once."""
+    """Seconds from an engine's return until it has its full share; 0: at once."""
     speed_roles: frozenset[Role] = frozenset(Role)
-    """Those whose policy avoids slow engines, which so return when they are fast again."""
+    """Roles whose policy avoids slow engines. There, an engine that is fast again gets a slow
+    start."""
 
 
 class PoolMonitor:
@@ -74,49 +80,50 @@ class PoolMonitor:
         self._interval_ends: float | None = None
         self._ticked_at = math.inf
         self.is_panic = False
-        """Whether so many are excluded that exclusions are ignored."""
+        """Whether so many engines are excluded that exclusions are ignored."""
         self.pool_median: float | None = None
-        """Median seconds per token (prefill: per prompt token) of all; None if not known."""
+        """Median seconds per token (prefill: per prompt token) of the pool; None if unknown."""
         self._up = self._blocked = 0
-        """Engines that may get new requests, and those of them that are excluded."""
+        """Engines that may get new requests, and how many of them are excluded."""
         self._is_counted = False
-        """Whether both are of now; exclusions keep them in step."""
+        """Whether both counts are current; exclusions keep them so."""
         self._members: Sequence[Member] = ()
         self._rivals: list[list[Member]] | None = None
-        """None until they are asked for."""
+        """Result of `rivals`; None until it is computed."""
         self.watch(members)
 
     def configure(self, config: ExclusionConfig) -> None:
-        """Judge by this configuration from now on."""
+        """Set the configuration."""
         self._config = config
 
     def watch(self, members: Sequence[Member]) -> None:
-        """These are the pool from now on."""
+        """Set the members of the pool."""
         self._members, self._rivals = members, None
         self._is_counted = False
         for member in members:
-            if self._role is Role.DECODE:  # on prefill engines prompts are all the work there is
+            if self._role is Role.DECODE:  # on prefill engines all work is prompts
                 member.view.first_token_weight = FIRST_TOKEN_WEIGHT
             elif member.speed.prompts is None:
                 member.speed.prompts = LineFit()
 
     def models_changed(self) -> None:
-        """Members list other models now."""
+        """Note that members serve other models than before."""
         self._rivals = None
 
     def rivals(self) -> list[list[Member]]:
-        """The members in groups that share requests. To group a thousand takes milliseconds: too
-        long for each tick."""
+        """The members, in groups that share requests. Cached, because grouping a thousand takes
+        milliseconds."""
         if self._rivals is None:
             self._rivals = served_models.rivals(self._members)
         return self._rivals
 
     def health_changed(self) -> None:
-        """Another number of engines may get new requests now."""
+        """Note that the number of engines that may get new requests has changed."""
         self._is_counted = False
 
     def answered(self, member: Member, now: float, *, is_good: bool) -> None:
-        """Count an answer or a failure of the engine."""
+        """Count an answer or a failure of the engine, and eject it if it has failed too often in a
+        row."""
         rules = self._config.outliers
         member.outlier = outlier.after(member.outlier, is_good=is_good)
         streak = member.outlier.streak
@@ -130,7 +137,7 @@ class PoolMonitor:
                 self._eject(member, outlier.ejected(member.outlier, now, rules, streak))
 
     def ejected_elsewhere(self, member: Member, event: Ejected) -> None:
-        """Another worker process ejected the engine."""
+        """Eject the engine, as another worker process has done."""
         if self._may_eject(member):
             times = member.outlier.ejections + 1
             state = outlier.Outlier(
@@ -139,7 +146,8 @@ class PoolMonitor:
             self._eject(member, state)
 
     def joined(self, member: Member, now: float) -> None:
-        """The engine came up: forget the old one; slow start if the pool is in use."""
+        """Reset what was learned about the member: a new engine has come up. It gets a slow start
+        if the pool is in use."""
         member.version = None
         member.speed.reset()
         member.speed.is_stalled = False
@@ -158,10 +166,10 @@ class PoolMonitor:
             member.view.slow_start_weight = self._slow_start_weight(member, now)
 
     def tick(self, now: float) -> None:
-        """Update everything; call it every `TICK_SECONDS`.
+        """Update everything. Call it every `TICK_SECONDS`.
 
-        A late tick judges neither stalls nor speed: this process was blocked, and what engines sent
-        meanwhile is unread.
+        A late tick does not judge stalls and speed: this process was blocked, and what engines sent
+        meanwhile has not been read.
         """
         is_late = now - self._ticked_at > LATE_SECONDS
         self._ticked_at = now
@@ -184,7 +192,8 @@ class PoolMonitor:
         self.is_panic = self._blocked > self._config.max_excluded * self._up
 
     def _assume_calibration(self) -> None:
-        """An engine that has just come up sends as many tokens in an event as the others do."""
+        """Assume that an engine without calibration sends as many tokens per event as the
+        others."""
         calibrations = [member.speed.calibration for member in self._members]
         learned = pool_speed.pool_median(c.tokens_per_event for c in calibrations if c.is_learned)
         if learned is not None:
@@ -192,8 +201,9 @@ class PoolMonitor:
                 calibration.assume(learned)
 
     def _measure_overhead(self, members: Sequence[Member]) -> None:
-        """Find out what a prefill takes beside its tokens: engines that get short prompts only, as
-        those do that are avoided, would look slow. Those do not count."""
+        """Estimate the fixed time of a prefill, without which engines that only get short prompts
+        would look slow. Engines that are avoided are not used for the estimate, because they get
+        short prompts only."""
         fits = (
             member.speed.prompts
             for member in members
@@ -205,8 +215,8 @@ class PoolMonitor:
                 member.speed.prompt_overhead = int(overhead)
 
     def _measure_interference(self, members: Sequence[Member], per_prompt_token: float) -> None:
-        """Find out how much prompts hold up streams: engines that compute more of them, or longer
-        ones, would look slow."""
+        """Estimate how much prompts delay streams. Otherwise engines that compute more or longer
+        prompts would look slow."""
         share = prompt_share_of(
             member.speed.interference
             for member in members
@@ -216,14 +226,14 @@ class PoolMonitor:
             member.speed.prompt_share, member.speed.prompt_seconds = share, per_prompt_token
 
     def _judge(self, now: float) -> None:
-        """Find stalled and slow engines, each among those with which it shares requests."""
+        """Judge stalls and slowdowns, in each group of engines that share requests."""
         measured: list[float] = []
         for members in self.rivals():
             measured += self._judge_rivals(members, now)
         self.pool_median = pool_speed.pool_median(measured)
 
     def _judge_rivals(self, members: Sequence[Member], now: float) -> list[float]:
-        """Returns their seconds per token, as far as they are known."""
+        """Judge the engines of one group. Returns the known ones of their seconds per token."""
         is_prefill = self._role is Role.PREFILL
         if is_prefill:
             self._measure_overhead(members)
@@ -254,7 +264,8 @@ class PoolMonitor:
             self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
             view = member.view
             view.prompt_cost = cost
-            # What is asked for again must be computed, and delays that request's first token.
+            # Evicted prefixes that are requested again have to be computed, which delays a first
+            # token.
             weight = member.prefixes.evictions.weight
             view.eviction_cost = weight * (cost + view.first_token_weight)
             view.prompt_slowdown = pool_speed.prompt_slowdown(
@@ -264,7 +275,7 @@ class PoolMonitor:
         return measured
 
     def expected_delay(self, member: Member) -> float | None:
-        """Expected seconds to the last token of a request of mean length; None if not known."""
+        """Expected seconds to the last token of a request of mean length; None if unknown."""
         median = member.median
         if median is None:
             return None
@@ -276,13 +287,13 @@ class PoolMonitor:
         return median * tokens * view.slowdown * (1 + max(0.0, requests - view.slots) / view.slots)
 
     def _is_pool_silent(self) -> bool:
-        """Whether no engine sent a token since the last tick although many were due: then the
-        host, the network or this process was blocked, not the engines."""
+        """Whether no engine sent a token since the last tick although many were due. Then the host,
+        the network or this process was blocked, not the engines."""
         streaming = [m.speed for m in self._members if m.speed.all_streams]
         if len(streaming) < SILENT_ENGINES or not self.pool_median or self._role is Role.PREFILL:
             return False
         due = sum(speed.all_streams for speed in streaming) * TICK_SECONDS / self.pool_median
-        # Streams that have just ended had tokens, too.
+        # Streams that have just ended sent tokens too.
         return due >= SILENT_TOKENS and not any(m.speed.tokens for m in self._members)
 
     def _count(self, member: Member, now: float, *, is_late: bool) -> None:
@@ -299,7 +310,8 @@ class PoolMonitor:
         speed, view, capacity = member.speed, member.view, member.capacity
         capacity.observe_running(speed.sure_streams, now)
         in_flight = view.load.requests + (view.other_requests or 0)
-        # Only fresh gauges, and only if there are requests whose first tokens are not seen here.
+        # Use gauges only if they are fresh and there are requests whose first tokens are not seen
+        # here.
         counts_gauges = view.other_requests is not None and in_flight > speed.all_open
         is_queueing = waits_for_slot(speed, member.queue, now) or (
             counts_gauges and member.queue.is_queueing
@@ -314,8 +326,8 @@ class PoolMonitor:
         )
 
     def _set_slots(self) -> None:
-        """Tell policies how many sequences each engine runs side by side, by what is known of those
-        with which it shares requests."""
+        """Set the number of sequences that each engine runs concurrently, as policies see it.
+        Engines whose number is unknown get that of others in their group."""
         for members in self.rivals():
             limits = [member.capacity.slots for member in members]
             known = max((limit for limit in limits if limit != math.inf), default=math.inf)
@@ -339,8 +351,9 @@ class PoolMonitor:
             member.outlier = outlier.interval(member.outlier)
 
     def _take_back_if_failures_moved(self, failing: Sequence[int]) -> None:
-        """Those that their failure rate ejected, if the others, without the `failing` ones, fail
-        more than before: another engine that breaks proves nothing."""
+        """Take back engines that were ejected for their failure rate, if the others now fail more
+        than before, not counting those at the indices `failing`. An engine that breaks by itself
+        proves nothing."""
         out = [one for one in self._members if one.outlier.until is not None]
         others = outlier.together(
             one.outlier
@@ -352,8 +365,8 @@ class PoolMonitor:
                 self._set_outlier(member, outlier.withdrawn(member.outlier))
 
     def _prompt_cost(self, per_prompt_token: float | None, median: float | None) -> float:
-        """The cost of a prompt token in requests of mean length, by median seconds per prompt
-        token and per token."""
+        """The cost of a prompt token, in requests of mean length. Arguments: median seconds per
+        prompt token and per token."""
         if self._role is Role.PREFILL:
             return 1 / PREFILL_TOKENS_PER_REQUEST
         if per_prompt_token is None or not median or self._streams < 1:
@@ -385,7 +398,7 @@ class PoolMonitor:
                     full = self._config.slow_start_seconds
                     length = SLOW_START_FACTOR * (now - member.unsteady_since)
                     member.returned_at = now - max(0.0, full - length)
-                member.capacity.reset()  # learned from the few requests that it got
+                member.capacity.reset()  # it was learned while the engine got few requests
             member.slow_since = None
         elif member.slow_since is None and slowdown >= pool_speed.SLOW:
             if member.view.slow_start_weight == 1.0:
@@ -422,8 +435,8 @@ class PoolMonitor:
         self._keep_count(member, was_blocked=was_blocked)
 
     def _may_exclude(self, member: Member) -> bool:
-        """Whether one more engine may be excluded. Asked for each engine that stalls or fails, also
-        when all do at once: so engines are not counted each time."""
+        """Whether one more engine may be excluded. Uses kept counts, because all engines may stall
+        or fail at once, each with a call of this."""
         if not self._is_counted:
             self._count_blocked()
         others = self._blocked - (member.is_usable and member.is_blocked)
@@ -435,7 +448,7 @@ class PoolMonitor:
         self._is_counted = True
 
     def _keep_count(self, member: Member, *, was_blocked: bool) -> None:
-        """An engine may have been excluded, or taken back."""
+        """Update the count after an engine was excluded or taken back."""
         if member.is_usable:
             self._blocked += member.is_blocked - was_blocked
 
@@ -446,8 +459,8 @@ class PoolMonitor:
 
 
 def _set_windows(members: Sequence[Member]) -> None:
-    """Judge engines by as many ticks as tell them apart. One that changes its speed fluctuates
-    more than most: it does not count."""
+    """Set the number of ticks by which engines are judged, from the median variance of their rates.
+    The median ignores single engines whose speed changes."""
     speeds = [member.speed for member in members]
     variances = (speed.buckets.rate_variance(speed.prompt_share) for speed in speeds)
     usual = pool_speed.pool_median(variance for variance in variances if variance is not None)
@@ -458,10 +471,11 @@ def _set_windows(members: Sequence[Member]) -> None:
 
 
 def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
-    """Seconds per token (prefill: per prompt token); None until it has been reliable once.
+    """Seconds per token (prefill: per prompt token). None until the estimate has been reliable
+    once.
 
-    With the first few tokens after a start, one slow turn of the event loop makes an engine look
-    several times too slow.
+    With only a few tokens after a start, one slow turn of the event loop would make an engine look
+    several times slower than it is.
     """
     speed = member.speed
     if is_prefill:
@@ -473,12 +487,13 @@ def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
 
 
 def _counted(member: Member, now: float) -> float | None:
-    """Its seconds per token by its own counter, where events do not tell them."""
+    """Seconds per token by the engine's own counter, for engines whose events do not show them."""
     return member.counted_speed.per_token(now, member.speed.prompt_share, member.median)
 
 
 def _answer_times(members: Sequence[Member]) -> list[float | None]:
-    """Seconds per prompt token of short unary answers, for each; empty if there were none."""
+    """Seconds per prompt token of short unary answers, for each member; empty if there were
+    none."""
     fits = [member.speed.answers.fit for member in members if member.view.slowdown <= 1.0]
     if not any(fit.sums.samples for fit in fits):
         return []
@@ -490,8 +505,8 @@ def _answer_times(members: Sequence[Member]) -> list[float | None]:
 def _is_mixed(
     members: Sequence[Member], slowdowns: Sequence[float], reliable: Sequence[bool]
 ) -> bool:
-    """Whether they are of mixed hardware (H100 and L40S, say): a large part of them has been slow
-    since it joined."""
+    """Whether the engines run on mixed hardware (such as H100 and L40S): a large share of them has
+    been slow since they joined."""
     for member, slowdown, is_reliable in zip(members, slowdowns, reliable, strict=True):
         if is_reliable:
             member.history = pool_speed.updated_history(member.history, slowdown)

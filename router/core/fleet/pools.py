@@ -1,6 +1,6 @@
-"""The engines of the fleet, in a pool for each role.
+"""The engines of the fleet, in one pool per role.
 
-`apply` makes it what the roster says; time is an argument, no I/O.
+`apply` sets the engines from the roster. Time is an argument; there is no I/O.
 """
 
 import math
@@ -29,15 +29,15 @@ from router.core.wire.token_ratios import TokenRatios
 __all__ = ["UNLISTED", "Pools"]
 
 UNLISTED: Final = "\0"
-"""In place of the name of a model that no decode engine has listed."""
+"""Stands for all model names that no decode engine has listed."""
 
 
 class Pools:
-    """The engines by role, each a `Member`, and what a pool's members are together.
+    """The engines by role, each a `Member`, and what is derived from a pool's members.
 
-    `endpoints` are those with which it begins. `speed_of` makes an endpoint's speed estimator; by
-    default it measures this process only. With `shares_prefixes` engines note what other processes
-    should know, with `cache_events` what their KV-cache events tell.
+    `endpoints` are the initial engines. `speed_of` creates an endpoint's speed estimator; by
+    default it uses only this process's measurements. With `shares_prefixes`, prompts that engines
+    hold are kept for other processes. With `cache_events`, KV-cache events are used.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Pools:
         self.ledger = ledger
         self.cache_events = cache_events
         self.token_ratios = TokenRatios()
-        """Of the models that engines serve."""
+        """Tokens per byte of text, for each model."""
         self._thresholds = thresholds
         self._speed_of = speed_of
         self._max_num_seqs = max_num_seqs
@@ -67,35 +67,34 @@ class Pools:
         self._in_use = self._pools
         """Members that are not drained, by role."""
         self.sampled: dict[Role, RecentHolders] = {}
-        """The roles with so many engines in use that a request considers a sample of them, and who
-        of them was sent which prompt. A role that has become one stays one until half of them are
-        left, so that this is not forgotten where an engine comes and goes: all of a smaller pool
-        are in its sample."""
+        """Roles with so many engines in use that each request considers a sample of them, with the
+        recent holders of prompts. A role stays in it until only half that many are left, so that
+        the holders are not lost when single engines leave and join. (The sample of a smaller pool
+        is the whole pool.)"""
         self.is_mixed = False
-        """Whether engines in use differ in version, or in what a model's name stands for: then
-        prefill and decode engines are paired (`strangers`)."""
+        """Whether engines in use differ in version or in the root of a served model. Then prefill
+        and decode engines are paired (`strangers`)."""
         self._known: frozenset[str] | None = None
         self._adapters: frozenset[str] | None = None
         self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
-        """Candidates by role and known model, until something changes who they are, or a tick:
-        gauges get stale without an event."""
+        """Cache of candidates by role and known model. Cleared when an event changes them, and at
+        each tick because gauges become stale without an event."""
         self._strangers: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
-        """Engines that cannot be paired, by role, partner's kind (None: any partner) and known
-        model, until something changes who they are, or a tick: there are as many sets as engines
-        list models."""
+        """Cache of engines that cannot be paired, by role, partner's kind (None: any partner) and
+        known model. Cleared like `_kept`."""
         self._monitors = {role: PoolMonitor(role, (), exclusion_config) for role in Role}
         self.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], -math.inf)
 
     def configure(self, exclusion_config: ExclusionConfig) -> None:
-        """Exclude engines by this configuration from now on."""
+        """Set the configuration for exclusions."""
         for monitor in self._monitors.values():
             monitor.configure(exclusion_config)
 
     def apply(self, entries: Iterable[Entry], now: float) -> None:
-        """Make the fleet what the roster says.
+        """Set the engines from the roster's entries.
 
-        What is known of engines that stay is kept. Leases on those that are gone, or that another
-        engine has replaced, end as always and count nowhere.
+        What is known about engines that stay is kept. Leases on engines that are gone or replaced
+        are released as usual and no longer counted.
         """
         before, members = self._members, {}
         for entry in entries:
@@ -107,7 +106,7 @@ class Pools:
             members[entry.endpoint] = member
         for endpoint in before.keys() - members.keys():
             self.ledger.forget(endpoint)
-        self._members = members  # another object: who iterates over the old one is not disturbed
+        self._members = members  # a new object: iterations over the old one go on
         self._pools = {
             role: tuple(m for m in members.values() if m.endpoint.role is role) for role in Role
         }
@@ -143,7 +142,7 @@ class Pools:
         return member
 
     def _models_changed(self) -> None:
-        """Engines have come or gone, or list other models."""
+        """Update what depends on the models that engines serve."""
         self._known = self._adapters = None
         self._kept.clear()
         for monitor in self._monitors.values():
@@ -151,7 +150,7 @@ class Pools:
         self._compare()
 
     def _compare(self) -> None:
-        """Find out whether the engines in use are of one kind."""
+        """Determine whether the engines in use are of one kind."""
         self._strangers.clear()
         self.is_mixed = pairs.is_mixed(m for pool in self._in_use.values() for m in pool)
 
@@ -159,7 +158,7 @@ class Pools:
         return iter(self._members.values())
 
     def pool(self, role: Role) -> tuple[Member, ...]:
-        """The members of a role, in the order in which they are named."""
+        """The members of a role, in the order of the roster."""
         return self._pools[role]
 
     def has_in_use(self, role: Role) -> bool:
@@ -180,7 +179,7 @@ class Pools:
         return any(m.health.is_usable for m in self._in_use[Role.DECODE])
 
     def tick(self, now: float) -> None:
-        """Update speeds and exclusions; call it every `TICK_SECONDS`."""
+        """Update speeds and exclusions. Call it every `TICK_SECONDS`."""
         self._kept.clear()
         self._strangers.clear()
         for monitor in self._monitors.values():
@@ -206,24 +205,25 @@ class Pools:
             self._monitors[member.endpoint.role].joined(member, now)
 
     def _note_holder(self, prefix: PrefixKeys, endpoint: Endpoint) -> None:
-        """The engine's KV cache is going to hold this prompt."""
+        """Note that the engine's KV cache will hold this prompt."""
         holders = self.sampled.get(endpoint.role)
         if holders is not None:
             holders.note(prefix, endpoint)
 
     def expected_delay(self, member: Member) -> float | None:
-        """Expected seconds of a request of mean length there, now; None if not known."""
+        """Expected seconds of a request of mean length on this engine now; None if unknown."""
         return self._monitors[member.endpoint.role].expected_delay(member)
 
     def pool_median(self, role: Role) -> float | None:
-        """A pool's median seconds per token (prefill: per prompt token); None if not known."""
+        """A pool's median seconds per token (prefill: per prompt token); None if unknown."""
         return self._monitors[role].pool_median
 
     def strangers(
         self, role: Role, partner: Endpoint | None, model: str | None
     ) -> frozenset[Endpoint]:
-        """The engines of a role that cannot exchange KV caches of a model with `partner`. Without
-        one, the prefill engines that can with no decode engine that may get new requests."""
+        """The engines of a role that cannot exchange KV caches of a model with `partner`. Without a
+        partner: the prefill engines that cannot exchange with any decode engine that may get
+        requests."""
         other = None if partner is None else self._members.get(partner)
         if other is None and (partner is not None or role is not Role.PREFILL):
             return frozenset()
@@ -232,7 +232,7 @@ class Pools:
         if found is None:
             kinds = self._decode_kinds(model) if kind is None else {kind}
             found = pairs.strangers(self._in_use[role], kinds, model)
-            if model is None or model in self.known_models():  # clients may name any model
+            if model is None or model in self.known_models():  # clients can send any model name
                 self._strangers[role, kind, model] = found
         return found
 
@@ -245,14 +245,14 @@ class Pools:
         return served_models.cards(self._in_use[Role.DECODE])
 
     def known_models(self) -> frozenset[str]:
-        """Every model that any decode engine has listed, usable now or not."""
+        """All models that any decode engine has listed, whether it is usable now or not."""
         if self._known is None:
             self._known = served_models.names(self._pools[Role.DECODE])
         return self._known
 
     def listed(self, model: str | None) -> str | None:
-        """The model, or `UNLISTED` for all that no decode engine has listed: the same ones may take
-        any of those."""
+        """The model, or `UNLISTED` if no decode engine has listed it: the same engines may take any
+        of those."""
         return model if model is None or model in self.known_models() else UNLISTED
 
     def adapters(self) -> frozenset[str]:
@@ -262,13 +262,13 @@ class Pools:
         return self._adapters
 
     def base_models(self) -> frozenset[str]:
-        """The distinct base models; aliases and adapters of one count once."""
+        """The distinct base models; aliases and adapters of a model do not count."""
         return served_models.base_models(self._pools[Role.DECODE])
 
 
 def _inherit(member: Member, before: Mapping[Endpoint, Member], now: float) -> None:
-    """A rank is as healthy as the engine of which it was a part until now, and the other way round:
-    requests need not wait for its first probe."""
+    """Let a data-parallel rank inherit the health of the engine that it was a part of, and vice
+    versa, so that requests need not wait for its first probe."""
     url, rank = split_rank(member.endpoint.url)
     role = member.endpoint.role
     if rank is not None:
@@ -283,7 +283,7 @@ def _inherit(member: Member, before: Mapping[Endpoint, Member], now: float) -> N
 
 
 def _take_over(member: Member, entry: Entry, now: float) -> None:
-    """Take over what may change of an engine's entry."""
+    """Copy what may change in an engine's entry."""
     member.source = entry.source
     member.leaving_since = entry.leaving_since
     member.kv_events_port = entry.kv_events_port

@@ -1,8 +1,8 @@
-"""When the router probes engines, and with what: health, gauges and speed.
+"""When the router probes engines and with what: health, gauges and speed.
 
-A speed probe is a tiny generation on a stalled engine, or on a slow one that has no users'
-requests: it finds out that a stall is over, or that a slow engine has recovered. `prober.py` and
-`speed_prober.py` of `net/background` make the requests; the simulator uses the same rules.
+A speed probe is a tiny generation on a stalled engine, or on a slow one without requests of users.
+It detects that a stall is over or that a slow engine has recovered. The requests are made by
+`prober.py` and `speed_prober.py` of `net/background`; the simulator uses the same rules.
 """
 
 from collections.abc import Mapping
@@ -37,52 +37,53 @@ __all__ = [
 ]
 
 HEALTH_SECONDS = 5.0
-"""Between health probes of an engine that is up; a setting's default."""
+"""Seconds between health probes of an engine that is up; default of a setting."""
 
 SCRAPE_SECONDS = 1.0
-"""Between two reads of an engine's gauges; a setting's default."""
+"""Seconds between scrapes of an engine's gauges; default of a setting."""
 
 SPEED_PROBE_SECONDS = 1.0
-"""Between speed probes of an engine that needs them; a setting's default."""
+"""Seconds between speed probes of an engine that needs them; default of a setting."""
 
 JITTER = 0.1
-"""Random share by which intervals vary, so that a hundred engines are not probed at once."""
+"""Random variation of intervals, as a share, so that a hundred engines are not probed at the same
+time."""
 
 STALE_SCRAPES = 3
-"""Scrapes that may be missed before an engine's gauges count as absent."""
+"""Missed scrapes after which an engine's gauges are ignored."""
 
 DOUBT_SECONDS = 1.0
 """Seconds between health probes of an engine that is not up, or whose last probe failed."""
 
 VERSION_PROBES = 10
-"""Health probes of which one asks an engine that is up for its version: with 1,000 engines that
-takes 1 % of a core, with each probe it would be 13 %."""
+"""An engine that is up is asked for its version in one of so many health probes: with 1,000 engines
+that takes 1 % of a core, and would take 13 % in each probe."""
 
 SPEED_PROBE_PATH = "/v1/completions"
 
 SPEED_PROBE_TOKENS = 8
-"""Tokens of one probe: enough gaps to measure, and cheap."""
+"""Tokens of one probe: enough gaps to measure, and still cheap."""
 
 SPEED_PROBE_PROMPT = "1 2 3 4 5 6 7 8"
 SPEED_PROBE_PROMPT_TOKENS = len(SPEED_PROBE_PROMPT) // 4
 
 PREFILL_PROBE_TOKENS = 2048
-"""Of a prefill engine's probe: what vLLM computes in a step. A short prompt takes a step as
-well, and would not tell a fast engine from a slow one."""
+"""Prompt tokens of a prefill engine's probe: what vLLM computes in one step. A short prompt takes a
+step too, and would not tell a fast engine from a slow one."""
 
 PREFILL_PROBE_IDS = range(100, 1000)
-"""Token ids of such a prompt: in every vocabulary, and no special ones."""
+"""Token ids of such a prompt: they exist in every vocabulary and are not special tokens."""
 
 HUNG_STREAM_SECONDS = 10.0
-"""Of a stall, after which the streams of a stalled engine may hang alone: their tokens would have
-ended it."""
+"""Seconds of a stall after which its streams may be hanging by themselves: tokens of them would
+have ended the stall."""
 
 SPEED_PROBE_TIMEOUT_SECONDS = 10.0
-"""For a whole speed probe: 8 tokens at a second each, and some."""
+"""Time-out in seconds for a whole speed probe: 8 tokens at 1 s each, plus a reserve."""
 
 
 def seconds_to_health_probe(health: Health, interval: float) -> float:
-    """Seconds until the next probe; `interval` is that of a healthy engine."""
+    """Seconds until the next probe. `interval` is for a healthy engine."""
     if health.is_usable and not health.streak:
         return interval
     return min(interval, DOUBT_SECONDS)
@@ -90,22 +91,22 @@ def seconds_to_health_probe(health: Health, interval: float) -> float:
 
 def asks_version(member: Member, number: int) -> bool:
     """Whether the health probe with this number asks for the version too. Engines that are up are
-    asked as well: another one may take an engine's place at its URL between two probes."""
+    also asked, because a new engine may have taken over the URL between two probes."""
     is_known = member.version is not None and member.health.is_usable
     return not is_known or number % VERSION_PROBES == 0
 
 
 def roles_that_use_speed(policies: Mapping[Role, Policy]) -> frozenset[Role]:
-    """The roles whose policy gives slow engines fewer requests."""
+    """The roles whose policy avoids slow engines."""
     return frozenset(role for role, chosen in policies.items() if chosen is shortest_expected_delay)
 
 
 def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) -> bool:
-    """Whether only a probe can tell that it has recovered, or how fast it is now.
+    """Whether only a probe can show that the engine has recovered, or how fast it is now.
 
-    Stalled engines need one under every policy, after a while whatever is open there: one stream
-    may hang on an engine that is well. Slow ones need one only in `speed_roles`, which avoid them,
-    and while no request measures them. Ejected engines return when their time is over.
+    Stalled engines need one under every policy, and after a while even with open streams, because
+    one stream may hang on a healthy engine. Slow engines need one only in `speed_roles`, which
+    avoid them, and while no request measures their speed. Ejected engines return after a time.
     """
     if not member.is_usable or member.models == frozenset():
         return False
@@ -121,7 +122,7 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
 
 
 def speed_probe_tokens(role: Role) -> int:
-    """Tokens that one probe generates; for prefill engines only the first matters."""
+    """Tokens that one probe generates. For prefill engines only the first matters."""
     return 1 if role is Role.PREFILL else SPEED_PROBE_TOKENS
 
 
@@ -137,15 +138,15 @@ def speed_probe_work(member: Member) -> int:
 
 
 def speed_probe_leg(member: Member, now: float) -> LegTimer:
-    """The timer of a probe that is sent now. What a decode engine takes for a prompt of a few
-    letters is its step, and tells nothing of what users' prompts take per token."""
+    """Create the timer of a probe that is sent now. A decode engine's probe has a prompt of a few
+    letters, whose time is that of one step and does not show the cost per prompt token."""
     work = speed_probe_work(member) if member.endpoint.role is Role.PREFILL else 0
     return LegTimer(member.speed, None, work, now, tracks_first_token=True)
 
 
 def speed_probe_body(member: Member, rng: Random) -> bytes:
-    """The JSON body of one probe. A prefill engine's prompt is another one each time: its prefix
-    cache does not have it."""
+    """The JSON body of one probe. A prefill engine gets a new prompt each time, which is not in its
+    prefix cache."""
     tokens = speed_probe_tokens(member.endpoint.role)
     prompt: str | list[int] = SPEED_PROBE_PROMPT
     if member.endpoint.role is Role.PREFILL:

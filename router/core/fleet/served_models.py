@@ -1,4 +1,4 @@
-"""The models that a pool's engines list (their /v1/models)."""
+"""The models that a pool's engines serve (from /v1/models)."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -8,11 +8,11 @@ from router.core.fleet.member import Member
 __all__ = ["adapters", "are_same", "base_models", "cards", "names", "rivals"]
 
 VOLATILE: Final = ("created", "permission")
-"""Members of a card that differ in each answer of vLLM: the time, and random ids."""
+"""Members of a card that differ in each response of vLLM: time and random ids."""
 
 
 def cards(members: Iterable[Member]) -> dict[str, dict[str, Any]]:
-    """The model cards of the engines that are up, by id; of duplicates the first."""
+    """The model cards of the engines that are up, by id; the first one of duplicates."""
     found: dict[str, dict[str, Any]] = {}
     for member in members:
         if member.health.is_usable:
@@ -22,7 +22,7 @@ def cards(members: Iterable[Member]) -> dict[str, dict[str, Any]]:
 
 
 def are_same(some: tuple[dict[str, Any], ...], others: tuple[dict[str, Any], ...] | None) -> bool:
-    """Whether two answers of an engine list the same models."""
+    """Whether two responses of an engine list the same models."""
     if others is None or len(some) != len(others):
         return False
     pairs = zip(some, others, strict=True)
@@ -33,18 +33,18 @@ def are_same(some: tuple[dict[str, Any], ...], others: tuple[dict[str, Any], ...
 
 
 def names(members: Iterable[Member]) -> frozenset[str]:
-    """Every model that any engine has listed."""
+    """All models that any of the engines has listed."""
     return frozenset().union(*(member.models or () for member in members))
 
 
 def rivals(members: Iterable[Member]) -> list[list[Member]]:
-    """The engines in groups that have no model in common: a request has all its candidates in one.
-    Those that have not told their models are one as well."""
+    """The engines in groups that have no model in common: all candidates of a request are in one
+    group. Engines whose models are unknown form one group."""
     by_models: dict[frozenset[str] | None, list[Member]] = {}
     for member in members:
         by_models.setdefault(member.models, []).append(member)
     linked: dict[str, str] = {}
-    """Another model of the same group, by the model; itself for one in each group."""
+    """For each model another model of the same group; one model in each group has itself."""
     for models in by_models:
         for model in models or ():
             linked[_last(model, linked)] = _last(next(iter(models or ())), linked)
@@ -55,7 +55,8 @@ def rivals(members: Iterable[Member]) -> list[list[Member]]:
 
 
 def _last(model: str, linked: dict[str, str]) -> str:
-    """Where the links from a model end. They are shortened, so that the next way is not as long."""
+    """The model at the end of a chain of links. Shortens the chain on the way (path splitting, as
+    in union-find)."""
     after = linked.setdefault(model, model)
     while after != model:
         linked[model] = linked[after]
@@ -70,7 +71,7 @@ def adapters(members: Iterable[Member]) -> frozenset[str]:
 
 
 def base_models(members: Iterable[Member]) -> frozenset[str]:
-    """The distinct base models; aliases and adapters of one count once."""
+    """The distinct base models; aliases and adapters of a model do not count."""
     return frozenset(
         str(card.get("root") or card["id"])
         for member in members

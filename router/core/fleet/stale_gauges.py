@@ -1,8 +1,9 @@
-"""Tells gauges that an engine does not refresh from those of an engine with a steady load.
+"""Detects gauges that an engine does not refresh, as opposed to those of an engine with a steady
+load.
 
-vLLM writes its metrics at each step. When all its requests are aborted there is no next step, and
-the gauges count them until a request comes (vllm-project/vllm#22545, #29928): a router that went by
-them would send it none.
+vLLM updates its metrics at each step. When all its requests are aborted there is no next step, and
+the gauges count them until the next request (vllm-project/vllm#22545, #29928). A router that relied
+on them would never send one.
 """
 
 from router.core.values import Gauges
@@ -10,12 +11,12 @@ from router.core.values import Gauges
 __all__ = ["STALE_AFTER", "StaleGauges"]
 
 STALE_AFTER = 3
-"""Scrapes in a row that find all as the one before. An engine that computes one long prompt may
-look so for some seconds; one that generates does not."""
+"""Consecutive scrapes without a change after which gauges are stale. An engine that computes one
+long prompt may look unchanged for some seconds, one that generates does not."""
 
 
 class StaleGauges:
-    """Detects that an engine's gauges are stale, while this router has no requests there."""
+    """Detects that an engine's gauges are stale while this router has no requests on it."""
 
     __slots__ = ("_before", "_unchanged")
 
@@ -25,12 +26,12 @@ class StaleGauges:
 
     @property
     def are_stale(self) -> bool:
-        """Whether the requests that they count are gone."""
+        """Whether the requests that the gauges count have ended."""
         return self._unchanged >= STALE_AFTER
 
     def observe(self, gauges: Gauges | None, *, is_idle: bool) -> None:
-        """Update from a scrape. `is_idle`: this router has had no requests there lately. Without a
-        counter of generated tokens nothing tells that the engine stands still."""
+        """Update from a scrape. `is_idle`: this router had no requests on the engine at the last
+        ticks. Without a counter of generated tokens, stale gauges cannot be detected."""
         before, self._before = self._before, gauges
         is_same = (
             before is not None
@@ -42,7 +43,7 @@ class StaleGauges:
 
 
 def _moving(gauges: Gauges) -> tuple[int | None, ...]:
-    """What changes while an engine has requests."""
+    """The values that change while an engine has requests."""
     return (
         gauges.running,
         gauges.waiting,

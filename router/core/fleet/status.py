@@ -1,7 +1,7 @@
-"""What operators are told of engines: each one's status with its cause, and the lines of the log.
+"""The status of engines for operators, with its cause, and the log lines about changes.
 
-A status is the health, or while an engine is up why it is excluded. The log has a line for each
-change, whatever caused it, and reminders of engines that stay away.
+The status is the health or, while an engine is up, why it is excluded. Each change is logged,
+whatever caused it, and there are reminders of engines that stay away.
 """
 
 from collections import deque
@@ -16,24 +16,26 @@ from router.core.values import Endpoint, Role
 __all__ = ["Notice", "StatusLog", "cause", "exclusion_since", "pool_status", "since", "status"]
 
 FIRST_REMINDER_SECONDS: Final = 10.0
-"""Until an engine that is not up is mentioned again; the time doubles with each reminder."""
+"""Seconds until the first reminder of an engine that is not up; the interval doubles with each
+one."""
 
 LONGEST_REMINDER_SECONDS: Final = 640.0
 
 MAX_CHANGES: Final = 5
 CHANGES_SECONDS: Final = 60.0
-"""An engine that flaps gets that many lines in this time; further changes are only counted."""
+"""Period in seconds for MAX_CHANGES log lines of a flapping engine; further changes are only
+counted."""
 
 UNREAD_SECONDS: Final = 30.0
-"""For which gauges cannot be read until that is told: a busy engine is late at times."""
+"""Seconds for which gauges have been unreadable before it is logged: a busy engine may be late."""
 
 MAX_RECENT: Final = 20
-"""Changes that are kept for those who look later: more than an operator reads."""
+"""Most changes that are kept to be shown later."""
 
 
 def status(member: Member) -> State | Exclusion:
-    """An engine's state, or while it is up why it is excluded. One that is drained gets no requests
-    whatever its probes say, so those do not count."""
+    """An engine's health or, while it is up, why it is excluded. A drained engine gets no requests
+    whatever its probes say, so for it drained comes first."""
     if member.is_drained:
         return State.DRAINING
     state = member.health.state
@@ -41,14 +43,14 @@ def status(member: Member) -> State | Exclusion:
 
 
 def since(member: Member) -> float | None:
-    """When its status began; None if not known."""
+    """When the status began; None if unknown."""
     if member.is_drained:
         return member.drained_since
     return exclusion_since(member) if isinstance(status(member), Exclusion) else member.since
 
 
 def exclusion_since(member: Member) -> float | None:
-    """When its exclusion began; None if it is not excluded."""
+    """When the exclusion began; None if it is not excluded."""
     match member.exclusion:
         case Exclusion.EJECTED:
             return member.outlier.since
@@ -60,7 +62,7 @@ def exclusion_since(member: Member) -> float | None:
 
 
 def cause(member: Member) -> str | None:
-    """Why it is not simply up; None if it is, or if no cause is known."""
+    """Why it is not fully in use; None if it is, or if the cause is unknown."""
     if member.leaving_since is not None:
         return f"it was removed from the fleet, with {_requests(member)}"
     if member.is_drained:
@@ -78,7 +80,8 @@ def cause(member: Member) -> str | None:
 
 
 def pool_status(pool: Sequence[Member]) -> str:
-    """How many of a pool are up, and what the others are: "0 of 3 up: 2 down, 1 ejected"."""
+    """How many engines of a pool are up, and the status of the others: "0 of 3 up: 2 down, 1
+    ejected"."""
     if not pool:
         return "none is known yet"
     text = f"{_up(pool)} of {len(pool)} up"
@@ -94,7 +97,7 @@ _NOT_UP: Final = (
 
 
 def _up(pool: Iterable[Member]) -> int:
-    """How many take new requests; slow ones take some."""
+    """How many take new requests, including slow ones."""
     return sum(member.is_usable and not member.is_blocked for member in pool)
 
 
@@ -113,31 +116,31 @@ class Notice(NamedTuple):
 
 @dataclass(slots=True)
 class _Told:
-    """What the log says of one engine."""
+    """The logged state of one engine."""
 
     member: Member
     entered_at: float
-    """When its status was first seen."""
+    """When its current status was first seen."""
     due: float
     """When the next reminder is due, unless the status changes."""
     seen: State | Exclusion = State.STARTING
     logged: State | Exclusion = State.STARTING
     before: State | Exclusion = State.STARTING
     lasted: float = 0.0
-    """The status before `seen`, and its seconds."""
+    """How long the status before `seen` lasted, in seconds."""
     changes: int = 0
-    """Changes since the last line."""
+    """Changes since the last log line."""
     far_off_since: float | None = None
-    """When predictions of its prefix cache were called far off; None while they are right."""
+    """Since when predictions of its prefix cache are logged as far off; None if they are not."""
     is_unread: bool = False
-    """Whether it was told that its gauges cannot be read."""
+    """Whether it was logged that its gauges cannot be read."""
     lines: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
-    """When the last changes were logged."""
+    """Times of the last logged changes."""
 
 
 class StatusLog:
-    """The log lines of a fleet's changes. It compares states, so it does not matter who changed
-    them. `pool` gives the members of a role; those of now are no news."""
+    """The log lines about a fleet's changes. It compares states, so all changes are seen, whatever
+    caused them. `pool` returns the members of a role. The initial members are not logged."""
 
     def __init__(
         self, members: Iterable[Member], pool: Callable[[Role], Sequence[Member]], now: float
@@ -145,13 +148,13 @@ class StatusLog:
         self._members = members
         self._pool = pool
         self.recent: deque[tuple[float, Notice]] = deque(maxlen=MAX_RECENT)
-        """The last changes, oldest first, each with its time; reminders are none."""
+        """The last changes with their times, oldest first, without reminders."""
         self._told = {m.endpoint: _told(m, now) for m in members}
         self._pools_up: dict[Role, str] = {}
-        """What the lines of a tick say of the pools: a thousand lines count each of them once."""
+        """Summaries of the pools, computed once per tick for all lines."""
 
     def notices(self, now: float) -> list[Notice]:
-        """What is to be logged now."""
+        """The lines to log now."""
         self._pools_up.clear()
         before, self._told = self._told, {}
         found: list[Notice | None] = []
@@ -230,7 +233,7 @@ def _told(member: Member, now: float) -> _Told:
 
 
 def _prediction(member: Member, told: _Told, now: float) -> Notice | None:
-    """What is to be said of the predictions of an engine's prefix cache."""
+    """A line about the predictions of an engine's prefix cache, if there is a change to log."""
     trust, since = member.prefix_trust, told.far_off_since
     if trust.is_far_off is (since is not None):
         return None
@@ -243,13 +246,14 @@ def _prediction(member: Member, told: _Told, now: float) -> Notice | None:
             "predicted to hold, so predictions count as much less: check that it runs with "
             "--enable-prefix-caching, and whether other clients fill its KV cache",
         )
-    if not trust.is_measured:  # a new engine, of which nothing is known yet
+    if not trust.is_measured:  # a new engine, without measurements yet
         return None
     return Notice(False, f"{name} finds what is predicted again after {_seconds(now - since)} s")
 
 
 def _gauges(member: Member, told: _Told, now: float) -> Notice | None:
-    """What is to be said of gauges that cannot be read, while the engine is up: others' are not."""
+    """A line about gauges that cannot be read, or can be read again. Only for engines that are up;
+    others are not scraped."""
     unread, up = member.unread_since, member.since
     if not member.health.is_usable or up is None:
         return None
@@ -268,5 +272,6 @@ def _gauges(member: Member, told: _Told, now: float) -> Notice | None:
 
 
 def _seconds(seconds: float) -> str:
-    """In at most three digits before the point, and none behind it where that says nothing."""
+    """A duration with at most three digits before the decimal point, and a decimal only if below
+    10."""
     return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"

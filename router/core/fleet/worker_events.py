@@ -1,4 +1,5 @@
-"""What the worker processes of one host tell each other: the network and the simulator ask here."""
+"""What the worker processes of one host tell each other; used by the network and by the
+simulator."""
 
 from collections.abc import Iterator
 
@@ -12,11 +13,11 @@ __all__ = ["FleetNews", "for_workers"]
 
 
 OF_THE_LEADER = (Probed, Scraped)
-"""What only one of them looks after."""
+"""Events that only the leader causes."""
 
 
 def for_workers(event: Event) -> SharedEvent | None:
-    """The event, if the other workers should know of it."""
+    """The event if other workers need it, else None."""
     if isinstance(event, OF_THE_LEADER):
         return event
     if isinstance(event, LegFailed) and is_unreachable(event):
@@ -25,14 +26,14 @@ def for_workers(event: Event) -> SharedEvent | None:
 
 
 class FleetNews:
-    """What a fleet has found out by itself."""
+    """What a fleet has found out by itself and other processes need to know."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._known = _exclusions(fleet)
 
     def take(self) -> Iterator[SharedEvent]:
-        """What others should know since the last call: prompts that engines hold, ejections."""
+        """News since the last call: prompts that engines hold, and ejections."""
         yield from self._fleet.held_prefixes()
         before, self._known = self._known, _exclusions(self._fleet)
         for member in self._fleet:
