@@ -1,1 +1,1 @@
-"""Which engines serve a request, and how its plan is driven."""
+"""Chooses the engines that serve a request, and drives its plan."""

@@ -1,11 +1,11 @@
-"""`--routing-threshold auto`: prefill remotely what is expected to be done sooner that way.
+"""`--routing-threshold auto`: prefill remotely if the first token is expected sooner that way.
 
-    remote = prefill(tokens ahead + own) + load(tokens that the decode engine lacks)
-    direct = decode(tokens ahead + own) + what its running streams lose meanwhile
+    remote = prefill(queued tokens + own) + load(tokens that the decode engine lacks)
+    direct = decode(queued tokens + own) + weighted delay of its running streams
 
-All three are lines fitted to the legs of late (`prompt_costs.py`), the tokens ahead are exact. What
-an engine's prefix cache holds is neither computed nor loaded. The decision is a threshold: the
-longer a prompt, the less there is for its direct way.
+The three functions are lines fitted to recent legs (`prompt_costs.py`); queued tokens are known
+exactly. Tokens in an engine's prefix cache are neither computed nor loaded. The result acts like a
+threshold, because longer prompts gain more from a remote prefill.
 """
 
 import math
@@ -21,47 +21,53 @@ from router.core.values import DIRECT, REMOTE, Candidate, Decision, Endpoint, Pr
 __all__ = ["AutoThreshold", "Prompt"]
 
 COLD_THRESHOLD: Final = 2048
-"""Uncached tokens, until both ways are measured: what others take for a constant (Dynamo)."""
+"""Uncached tokens; used until both modes have been measured. Other routers use it as a constant
+(Dynamo)."""
 
 FLOOR: Final = 64
-"""Uncached tokens below which prompts are direct: a few blocks; no transfer is worth them."""
+"""Uncached tokens below which prompts are always direct: a few blocks are not worth a transfer."""
 
 CEILING: Final = 32_768
-"""From here on they are remote: a decode engine's streams would stutter for seconds."""
+"""Uncached tokens from which prompts are always remote: computing them would block a decode
+engine's streams for seconds."""
 
 WARM_SAMPLES: Final = 16.0
-"""First tokens of a pool from which its line is used."""
+"""First tokens of a pool from which its fitted line is used."""
 
 PRIOR_SAMPLES: Final = 8.0
-"""What the pool's line weighs in each engine's own."""
+"""Weight of the pool's samples in each engine's own fit."""
 
 STREAM_WEIGHT: Final = 0.05
-"""What a second that a running stream loses counts against one that a first token is late. Readers
-are behind their streams, and wait for first tokens."""
+"""Weight of a second of delay for each running stream, relative to a second of delay of a first
+token. Users read more slowly than streams arrive, but wait for first tokens."""
 
 HYSTERESIS: Final = 0.05
-"""Share of the delay at the threshold by which the other way must be better."""
+"""Share of the delay at the threshold by which the other mode must be better."""
 
 FOLLOW_SECONDS: Final = 2.0
-"""In which the threshold that is shown, and that hysteresis holds to, follows the present one."""
+"""Time constant in seconds with which the shown threshold, which hysteresis uses, follows the
+current one."""
 
 TRY_SHARE: Final = 1 / 64
-"""Share of the requests near the threshold that go the other way: both estimates stay fresh."""
+"""Share of the requests near the threshold that use the other mode, to keep both estimates up to
+date."""
 
 NEAR: Final = 1.5
-"""Near: the worse way takes at most so many times what the better one does."""
+"""A request is near the threshold if the worse mode takes at most this many times what the better
+one takes."""
 
 COLD_TRY_SHARE: Final = 1 / 8
-"""The same, while a way has not been measured."""
+"""The same share while a mode has not been measured."""
 
 STALE_SECONDS: Final = 10.0
 STALE_TRY_SHARE: Final = 1 / 16
-"""A way that nobody has gone for so long is tried by such a share until somebody has: it may be
-better now."""
+"""If no request has used a mode for this many seconds, the share of requests that try it until one
+has: it may have become better."""
 
 
 class Prompt(NamedTuple):
-    """A prompt on a candidate: the tokens of it that this engine would have to compute."""
+    """A prompt on a candidate, with the number of its tokens that this engine would have to
+    compute."""
 
     candidate: Candidate
     uncached: int
@@ -73,17 +79,18 @@ class _Lines(NamedTuple):
 
 
 class _PoolSums(NamedTuple):
-    """The samples of all engines together."""
+    """The sums of all engines' samples."""
 
     computing: dict[Role, Sums]
     loading: Sums
 
 
 class AutoThreshold:
-    """The threshold of one router process; it measures all engines of the fleet.
+    """The threshold of one router process, with measurements of all engines of the fleet.
 
-    `max_itl_impact`: by how much, as a share, prompts may lengthen the gaps between tokens of the
-    streams on a decode engine that computes them itself. Without `tries` nothing is left to chance.
+    `max_itl_impact`: the largest accepted increase, as a share, of the inter-token latency of
+    streams on a decode engine that computes prompts itself. Without `tries`, no request uses the
+    worse mode to measure it.
     """
 
     def __init__(self, fleet: Fleet, max_itl_impact: float, *, tries: bool = True) -> None:
@@ -91,24 +98,25 @@ class AutoThreshold:
         self._tries = tries
         self._max_impact = max_itl_impact
         self._pools: _PoolSums | None = None
-        """None until both ways have been measured."""
+        """None until both modes have been measured."""
         self._lines: dict[Endpoint, _Lines] = {}
-        """Of the engines that were asked for since the last fit."""
+        """The lines of the engines that were needed since the last fit."""
         self._fitted_at = -math.inf
         for member in fleet:
             _costs_of(member)
         self.tokens = float(COLD_THRESHOLD)
-        """The present threshold, in uncached tokens."""
+        """The current threshold in uncached tokens."""
         self._followed_at = -math.inf
         self._went_direct = self._went_remote = -math.inf
-        """When a request last took this mode."""
+        """When a request last used this mode."""
 
     def decide(
         self, decode: Prompt, prefill: Prompt, now: float, rng: Random, *, is_stream: bool
     ) -> Decision:
-        """The mode of a request for which these engines would be chosen.
+        """Decide the mode of a request for which these engines would be chosen.
 
-        Only streams show their first token, so only they try what is not known.
+        Only streams try a mode that has not been measured, because only their first tokens can be
+        timed.
         """
         if now - self._fitted_at >= TICK_SECONDS:
             self._fit(now)
@@ -122,7 +130,7 @@ class AutoThreshold:
     def _decision(
         self, decode: Prompt, prefill: Prompt, now: float, rng: Random | None
     ) -> Decision:
-        """Without a random source nothing is tried."""
+        """Without a random source no tries are made."""
         pools = self._pools
         if pools is None:
             return self._cold(decode, rng)
@@ -150,20 +158,21 @@ class AutoThreshold:
         return Decision(DIRECT, "cheaper_direct", delay)
 
     def _cold(self, decode: Prompt, rng: Random | None) -> Decision:
-        """A constant threshold, and tries of what is not known."""
+        """A constant threshold, with tries of modes that have not been measured."""
         own = decode.uncached
         is_remote = own >= COLD_THRESHOLD
         if rng is not None and FLOOR <= own < CEILING and rng.random() < COLD_TRY_SHARE:
             return Decision(DIRECT if is_remote else REMOTE, "try")
         return Decision(REMOTE if is_remote else DIRECT, "cold_default")
 
-    # The two ways, as lines over the tokens that the decode engine lacks.
+    # Both modes as lines over the number of tokens that the decode engine lacks.
 
     def _remote(
         self, prefill: Prompt, decode: Prompt, on_prefill: _Lines, on_decode: _Lines
     ) -> Line:
         computing, loading = on_prefill.computing, on_decode.loading
-        # Fewer where the prefill engine's cache holds more of the prompt than the decode engine's.
+        # The prefill engine computes fewer tokens if its cache holds more of the prompt than the
+        # decode engine's.
         more = prefill.candidate.load.pending + prefill.uncached - decode.uncached
         base = computing.seconds(float(more)) + loading.base
         return Line(base, computing.per_token + loading.per_token)
@@ -177,8 +186,8 @@ class AutoThreshold:
         )
 
     def _impact(self, decode: Prompt, on_decode: _Lines) -> float:
-        """By how much gaps between tokens are longer on a decode engine that computes this prompt,
-        those of late and those ahead of it; 0 where no streams run."""
+        """The relative increase of the inter-token latency on a decode engine that computes this
+        prompt, from this prompt, recent ones and queued ones. 0 if it has no running streams."""
         member = self._fleet.member(decode.candidate.endpoint)
         if not member.speed.all_streams:
             return 0.0
@@ -190,7 +199,7 @@ class AutoThreshold:
     # The threshold.
 
     def _follow(self, here: Line, there: Line, now: float) -> None:
-        """Let the threshold follow the length for which both ways take as long."""
+        """Move the threshold toward the length for which both modes take the same time."""
         present = _crossing(here, there)
         elapsed, self._followed_at = now - self._followed_at, now
         share = 1.0 - math.exp(-max(0.0, elapsed) / FOLLOW_SECONDS)
@@ -199,7 +208,7 @@ class AutoThreshold:
     def _is_try(
         self, delay: PromptDelay, now: float, rng: Random | None, *, is_remote: bool
     ) -> bool:
-        """Whether to go the way that seems the worse one."""
+        """Whether to use the mode that seems worse."""
         if rng is None:
             return False
         other_at = self._went_direct if is_remote else self._went_remote
@@ -207,11 +216,11 @@ class AutoThreshold:
             return rng.random() < STALE_TRY_SHARE
         return max(delay) <= NEAR * min(delay) and rng.random() < TRY_SHARE
 
-    # The measurements.
+    # Measurements.
 
     def _fit(self, now: float) -> None:
-        """Take together what all engines have measured. The lines of each are fitted when they are
-        asked for: of a thousand engines a few are."""
+        """Sum up what all engines have measured. The lines of an engine are fitted when they are
+        needed: a few out of a thousand are."""
         self._fitted_at = now
         self._lines = {}
         costs = {role: [_costs_of(member) for member in self._fleet.pool(role)] for role in Role}
@@ -233,7 +242,7 @@ class AutoThreshold:
 
 
 def _costs_of(member: Member) -> PromptCosts:
-    """They are measured from now on, if they have not been."""
+    """The prompt costs of an engine; it starts to measure them on the first call."""
     costs = member.speed.costs
     if costs is None:
         costs = member.speed.costs = PromptCosts()
@@ -241,7 +250,7 @@ def _costs_of(member: Member) -> PromptCosts:
 
 
 def _crossing(here: Line, there: Line) -> float:
-    """The tokens from which `there` takes less long, within floor and ceiling."""
+    """The number of tokens from which `there` takes less time, limited to FLOOR and CEILING."""
     more, gain = there.base - here.base, here.per_token - there.per_token
     if more <= FLOOR * gain:
         return float(FLOOR)
@@ -249,7 +258,7 @@ def _crossing(here: Line, there: Line) -> float:
 
 
 def _line(own: Sums, pool: Sums) -> Line:
-    """An engine's line: with few samples of its own, the pool's."""
+    """The line of an engine; with few samples of its own, mostly the pool's."""
     line = own.plus(pool, min(1.0, PRIOR_SAMPLES / pool.samples)).line()
     assert line is not None, "the pool has samples"
     return line

@@ -1,8 +1,7 @@
-"""One request that an Envoy carries out: which engines it shall ask, and what it tells of the
-answer.
+"""One request that Envoy sends: which engines it should use, and what is learned from the answer.
 
-The decisions, leases and the record are those of any request (`RequestRun`); only what moves the
-bytes is another program.
+Decisions, leases and record are those of any request (`RequestRun`); only the data are moved by
+another program.
 """
 
 from collections.abc import Callable
@@ -34,11 +33,13 @@ from router.core.wire.usage import TAIL_BYTES, generated_tokens
 __all__ = ["EndpointPick"]
 
 ALTERNATIVES: Final = 2
-"""Further decode engines that Envoy may retry on: with the first as many as the router tries."""
+"""Further decode engines on which Envoy may retry. With the first one that makes as many attempts
+as the router itself makes."""
 
 
 class EndpointPick(RequestRun):
-    """`choose` first; then what Envoy sees: `on_head`, `on_body`, `on_end`; `end` in any case."""
+    """Call `choose` first; then `on_head`, `on_body` and `on_end` as Envoy reports them; `end` in
+    any case."""
 
     __slots__ = (
         "_error",
@@ -63,27 +64,28 @@ class EndpointPick(RequestRun):
         is_watched: bool,
         sample: float = 0.0,
     ) -> None:
-        """`is_watched`: Envoy passes the answer's body by, so that speeds can be measured."""
+        """`is_watched`: Envoy streams the answer's body through the router, so that speeds can be
+        measured."""
         super().__init__(scheduler, observe, record, rng, sample)
         self._is_watched = is_watched
         self._is_stream = False
         self._timer: LegTimer | None = None
         self._splitter = EventSplitter()
-        """Of a stream's events."""
+        """Splits a stream into events."""
         self._error = b""
         """The stream's last error event."""
         self._is_abort = False
-        """Whether an answer that is no stream says that the engine dropped the request."""
+        """Whether a unary answer says that the engine aborted the request."""
         self._events = 0
-        """From that one on."""
+        """Events from the first one with content on."""
         self._has_failed = False
-        """Whether the engine has."""
+        """Whether a failure of the engine has been recorded."""
         self._tail = b""
         self.is_over = False
-        """Whether the answer was seen to its end."""
+        """Whether the end of the answer was seen."""
 
     def choose(self, facts: Facts, now: float) -> None:
-        """Decide and lease. Raises a RouterError."""
+        """Decide the mode, and lease the engines. Raises a RouterError."""
         record = self.record
         record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
         record.text_bytes = facts.learnable_bytes
@@ -96,14 +98,14 @@ class EndpointPick(RequestRun):
 
     @property
     def prefill(self) -> Endpoint | None:
-        """The prefill engine, if there is one."""
+        """The leased prefill engine, or None."""
         prefill = self.record.prefill
         return prefill if prefill in self._leases else None
 
     def decodes(self, now: float) -> tuple[Endpoint, ...]:
-        """The decode engine, and others for retries, the best first."""
+        """The decode engine and alternatives for retries, best first."""
         chosen, facts = self.step.endpoint, self._known()
-        if split_rank(chosen.url)[1] is not None:  # the header that pins it would go along
+        if split_rank(chosen.url)[1] is not None:  # retries would send the rank header too
             return (chosen,)
         try:
             ranking = self._scheduler.rank(DECODE, facts, frozenset({chosen}), now)
@@ -112,21 +114,21 @@ class EndpointPick(RequestRun):
         ordered = sorted(zip(ranking.scores, ranking.candidates, strict=True), key=_score)
         return (chosen, *(candidate.endpoint for _, candidate in ordered[:ALTERNATIVES]))
 
-    # What Envoy sees.
+    # Called with what Envoy reports.
 
     def on_head(self, status: int, served: Endpoint | None, now: float) -> None:
-        """The answer begins. `served`: the engine that gave it, where Envoy tells."""
+        """The answer has begun. `served`: the engine that it comes from, if Envoy tells."""
         if served is not None and served != self.step.endpoint:
             self._move(served, now)
         self.record.status = status
         self._observe(LegAnswered(self.step.endpoint, status, now - self.asked_at))
-        if self._timer is None:  # nothing more will be seen
+        if self._timer is None:  # the body will not be seen
             for lease in self._leases.values():
                 lease.prefilled()
         self.begun()
 
     def on_body(self, data: bytes, now: float) -> None:
-        """A piece of the answer's body."""
+        """Data of the answer's body."""
         record = self.record
         record.chunks += 1
         record.bytes_out += len(data)
@@ -147,7 +149,8 @@ class EndpointPick(RequestRun):
         timer.speed.tokens += found
 
     def _begin(self, whole: bytes, timer: LegTimer, now: float) -> int:
-        """Look for the first event with content; returns how many follow it here."""
+        """Look for the first event with content. Returns the number of events with data after
+        it."""
         found = events(whole)
         for place, event in enumerate(found, 1):
             kind = event_kind(event)
@@ -156,7 +159,7 @@ class EndpointPick(RequestRun):
                 self._release_prefill()
                 self._events = 1
                 return sum(1 for each in found[place:] if data_of(each))
-            if kind is not EventKind.PREAMBLE:  # no token to be timed
+            if kind is not EventKind.PREAMBLE:  # a failure must not count as a token's time
                 timer.end(now)
                 self._timer = None
                 if kind is EventKind.ABORTED:
@@ -167,14 +170,14 @@ class EndpointPick(RequestRun):
         return 0
 
     def _report(self, event: bytes) -> None:
-        """The stream has this error event."""
+        """Record an error event of the stream."""
         status = status_of(event)
         if status >= 500:
             text = engine_error(DECODE, status, data_of(event))
             self.fail(failed_stream(event), text)
 
     def fail(self, failure: Failure, error: str) -> None:
-        """The engine has failed the request. `error`: for the record."""
+        """Record that the engine has failed the request. `error`: the text for the record."""
         self._has_failed = True
         self.record.error = error
         self._observe(LegFailed(self.step.endpoint, failure.kind, self.asked_at, failure.cause))
@@ -199,8 +202,8 @@ class EndpointPick(RequestRun):
             self._observe(LegDone(self.step.endpoint))
 
     def end(self, now: float, error: str | None = None, *, is_aborted: bool = False) -> None:
-        """The request is over, for whatever reason; `is_aborted`: for this router, which is going.
-        Once."""
+        """The request has ended for any reason. `is_aborted`: because the router is shutting down.
+        Call it once."""
         if self._timer is not None:
             self._timer.end(now)
         self.close()
@@ -213,7 +216,8 @@ class EndpointPick(RequestRun):
         self._observe(record)
 
     def _move(self, served: Endpoint, now: float) -> None:
-        """Envoy has retried, and another engine has answered: the lease goes there."""
+        """Move the lease to another engine, because Envoy has retried and that engine has
+        answered."""
         facts = self._known()
         chosen = Destinations((), (served,))
         fallback = retried()
@@ -227,7 +231,7 @@ class EndpointPick(RequestRun):
         computes = self.record.mode is not REMOTE
         try:
             lease = self._scheduler.lease(DECODE, facts, frozenset(), now, computes=computes)
-        except NoEngine:  # it has gone meanwhile: its answer comes all the same
+        except NoEngine:  # it has left the fleet; its answer is passed on all the same
             return
         finally:
             facts.destinations = before

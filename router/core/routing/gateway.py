@@ -1,6 +1,5 @@
-"""What a gateway with an endpoint picker of its own says, and is told: the endpoint picker protocol
-of the Gateway API Inference Extension, llm-d's header for the prefill engine, and ORCA's load
-reports."""
+"""The headers of gateways with an endpoint picker: the endpoint picker protocol of the Gateway API
+Inference Extension, llm-d's header for the prefill engine, and ORCA load reports."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -25,20 +24,20 @@ __all__ = [
 ]
 
 DESTINATION: Final = b"x-gateway-destination-endpoint"
-"""The decode engine as `ip:port`; several with commas, the first that can take the request does."""
+"""The decode engine as `ip:port`. Of a comma-separated list the first usable one is taken."""
 
 PREFILLER: Final = b"x-prefiller-host-port"
-"""The prefill engine, likewise; without it the decode engine does all."""
+"""The prefill engine in the same format. Without it the decode engine computes the prompt."""
 
 LLM_D_PREFILLER: Final = b"x-llm-d-prefiller-host-port"
-"""Its newer name. llm-d's endpoint pickers that know it set both, and its sidecars read the older
-one first: only that one was always taken from clients."""
+"""The newer name of that header. llm-d's endpoint pickers that know it set both, and its sidecars
+prefer the older one, so reading the older one is sufficient."""
 
 SERVED: Final = b"x-gateway-destination-endpoint-served"
-"""Of an answer: the decode engine that gave it."""
+"""In a response: the decode engine that it comes from."""
 
 LOAD_FORMAT: Final = b"endpoint-load-metrics-format"
-"""TEXT or JSON: the answer shall report the engine's load."""
+"""TEXT or JSON: asks for the engine's load in the response."""
 
 LOAD_REPORT: Final = b"endpoint-load-metrics"
 
@@ -58,23 +57,22 @@ GATEWAY_HEADERS: Final = frozenset(
         LOAD_FORMAT,
     }
 )
-"""What gateways and endpoint pickers say. Those behind an engine's port that read them (llm-d's
-routing sidecar, in all its versions) connect to the hosts that they name: so no client's goes on,
-whoever it is."""
+"""Headers of gateways and endpoint pickers. They are never forwarded, because llm-d's routing
+sidecar in front of an engine connects to the hosts that they name (server-side request forgery)."""
 
 MAX_NAMED: Final = 16
-"""Addresses of one header that are looked at."""
+"""Most addresses of one header that are considered."""
 
 
 def address_of(endpoint: Endpoint) -> str:
-    """An endpoint as gateways name it: `10.0.0.1:8000`, `[fd00::1]:8000`."""
+    """An endpoint as gateways write it: `10.0.0.1:8000`, `[fd00::1]:8000`."""
     place = origin(split_rank(endpoint.url)[0])
     host = f"[{place.host}]" if ":" in place.host else place.host
     return f"{host}:{place.port}"
 
 
 class AddressBook:
-    """The endpoints by role and address. Data-parallel ranks have their engine's."""
+    """The endpoints by role and address. Data-parallel ranks have the address of their engine."""
 
     def __init__(self, endpoints: Iterable[Endpoint] = ()) -> None:
         self._found: dict[tuple[Role, str], tuple[Endpoint, ...]] = {}
@@ -83,8 +81,8 @@ class AddressBook:
             self._found[key] = (*self._found.get(key, ()), endpoint)
 
     def destinations(self, fields: Mapping[bytes, bytes]) -> Destinations | None:
-        """The engines that a request's headers name; None where they name no decode engine.
-        Addresses of no engine are left out."""
+        """The engines named in a request's headers. None if they name no decode engine. Addresses
+        that belong to no engine are ignored."""
         decode = fields.get(DESTINATION)
         if decode is None:
             return None
@@ -100,9 +98,9 @@ class AddressBook:
 
 
 def load_report(wanted: bytes, member: Member) -> bytes | None:
-    """An engine's load in ORCA's formats, with vLLM's names for the metrics; None for a format that
-    is not known. Requests are those of the router, counted at this moment, and what the engine's
-    gauges say beyond them."""
+    """An engine's load in one of ORCA's formats, with vLLM's metric names. None for an unknown
+    format. Requests are the router's current ones plus what the engine's gauges count beyond
+    them."""
     kind = wanted.strip().upper()
     if kind not in (b"TEXT", b"JSON"):
         return None

@@ -1,8 +1,9 @@
-"""Large bodies: which they are, and what routing needs to know of one that another process reads.
+"""Large bodies, which another process parses: which bodies are large, and what that process
+returns.
 
-Reading JSON takes up to a hundred times longer per byte when it holds many small values, and holds
-the interpreter's lock: neither a limit of bytes nor a thread keeps the event loop free. `digest`
-runs in that other process (`net/limits/body_process.py`), `facts_of` in the router.
+Parsing JSON with many small values takes up to a hundred times longer per byte, and holds the
+interpreter's lock, so neither a size limit nor a thread keeps the event loop responsive. `digest`
+runs in the other process (`net/limits/body_process.py`), `facts_of` in the router.
 """
 
 from collections.abc import Sequence
@@ -28,57 +29,59 @@ __all__ = [
 ]
 
 SMALL_BYTES: Final = 4 << 10
-"""Bodies up to this size are read on the event loop whatever they hold: parsed they take 0.1 MB."""
+"""Bodies up to this size in bytes are always parsed on the event loop: they take at most 0.1 MB
+parsed."""
 
 LIGHT_BYTES: Final = 64 << 10
-"""Bodies up to this size are read on the event loop, unless they are dense: 0.1 ms for a prompt."""
+"""Bodies up to this size in bytes are parsed on the event loop unless they are dense: 0.1 ms for a
+prompt."""
 
 BYTES_PER_BRACKET: Final = 12
 QUOTES_PER_BYTE: Final = 0.4
-"""A body is dense if it has fewer bytes per opening bracket, or more quotes per byte: parsed it
-takes up to 24 times its size (`[{},{},...]`), and up to 17 ms. Chats of one-word messages have 30
-bytes per bracket, and tool definitions 0.25 quotes per byte."""
+"""A body is dense if it has fewer bytes per opening bracket, or more quotes per byte. Parsing it
+takes up to 24 times its size in memory (`[{},{},...]`) and up to 17 ms. Chats of one-word messages
+have 30 bytes per bracket, and tool definitions have 0.25 quotes per byte."""
 
 LARGE_BYTES: Final = 1 << 20
-"""Bodies above this size are never read on the event loop: a prompt of so many bytes takes 4 ms,
-base64 as long, and joining what its reads brought some more."""
+"""Bodies above this size in bytes are never parsed on the event loop: a prompt or base64 of this
+size takes 4 ms, plus the time to join its pieces."""
 
 FEW_VALUES: Final = 8192
-"""Brackets and commas of a body between the two that is read on the event loop: 400 kB of English
-prose have as many commas."""
+"""Most brackets and commas in a body between LIGHT_BYTES and LARGE_BYTES that is parsed on the
+event loop; 400 kB of English prose have as many commas."""
 
 MAX_VALUES: Final = 2_000_000
-"""Brackets and commas of a body that is read at all, in about a second: a prompt of two million
-token ids. 64 MiB of `{},` would take eight."""
+"""Most brackets and commas in a body that is accepted: a prompt of two million token ids, parsed in
+about a second. 64 MiB of `{},` would take eight."""
 
 
 FEW_MARKS: Final = 32
-"""Of one kind. Those of a short conversation around a long prompt."""
+"""Number of marks of one kind in a short conversation around a long prompt."""
 
 MAX_SALT: Final = 256
-"""Characters of a cache salt that is passed on; of a prompt with a longer one KV-cache events are
-not asked. Keys and UUIDs have some 40."""
+"""Longest cache salt in characters that is returned. For a prompt with a longer one, KV-cache
+events are not used. Keys and UUIDs have about 40."""
 
 VALUE_MARKS: Final = (b",", b"[", b"{")
-"""What stands before nearly every value of a JSON document."""
+"""Bytes that precede nearly every value of a JSON document."""
 
 
 class Digest(NamedTuple):
-    """What routing needs to know of a body."""
+    """What routing needs of a body."""
 
     summary: dict[str, Any]
-    """JSON, of a size that does not depend on the body's, but for the prefix keys."""
+    """A JSON object whose size does not depend on the body's, except for the prefix keys."""
     raw: bytes | None
     """The body without the keys that clients may not send; None if it had none."""
     prefill: bytes | None
-    """The body of a prefill request; None where there will be none."""
+    """The body of the prefill request; None if there will be none."""
     ids: bytes | None
-    """The prompt's token ids, packed, if the client sent ids and they are used."""
+    """The packed token ids of the prompt, if the client sent ids and they are needed."""
 
 
 def is_large(body: bytes) -> bool:
-    """Whether reading a body would hold up the event loop, or take many times its size in memory;
-    for sizes above SMALL_BYTES and up to LARGE_BYTES."""
+    """Whether parsing a body would block the event loop or take many times its size in memory. For
+    sizes above SMALL_BYTES and up to LARGE_BYTES."""
     if len(body) <= LIGHT_BYTES:
         return _is_dense(body)
     left = FEW_VALUES + 1
@@ -90,9 +93,8 @@ def is_large(body: bytes) -> bool:
 
 
 def _count(body: bytes, mark: bytes, most: int) -> int:
-    """How often it is there, up to `most`. Unlike bytes.count, which takes a millisecond, it skips
-    from one to the next; and as far as they are few, as in a prompt that is prose, it copies
-    nothing."""
+    """Count a mark, up to `most`. Unlike bytes.count, which takes a millisecond, it skips from one
+    to the next, and for prose, which has few, it copies nothing."""
     place = -1
     for count in range(FEW_MARKS):
         place = body.find(mark, place + 1)
@@ -119,8 +121,9 @@ def digest(
     *,
     wants_ids: bool = False,
 ) -> Digest:
-    """Read a body. `prefill_from`: estimated tokens from which on a request may be prefilled
-    remotely; None: none is. `wants_ids`: for KV-cache events. Raises BadRequest."""
+    """Parse a body. `prefill_from`: estimated tokens from which on a request may be prefilled
+    remotely; None: never. `wants_ids`: whether token ids are needed for KV-cache events. Raises
+    BadRequest."""
     is_json = route.generates or b"json" in content_type.lower()
     if is_json and _has_too_many(body):
         raise BadRequest(f"The body holds more than {MAX_VALUES} values.", "body")
@@ -146,14 +149,14 @@ def digest(
 
 
 def _has_usual_salt(facts: Facts) -> bool:
-    """Whether its cache salt, if it has one, is of a size that is passed on."""
+    """Whether its cache salt, if any, is short enough to be returned."""
     salt = facts.body.get("cache_salt")
     return not isinstance(salt, str) or len(salt) <= MAX_SALT
 
 
 def _kept(facts: Facts) -> dict[str, Any]:
-    """The members that routing reads later, in a form that is small. `n` stands for all sequences:
-    the prompts that they are of are left out."""
+    """The members that routing reads later, in a small form. `n` is replaced by the number of all
+    sequences, because the prompts are left out."""
     body = facts.body
     kept: dict[str, Any] = {key: True for key in ("store", "background") if body.get(key)}
     priority = body.get("priority")
@@ -168,8 +171,8 @@ def _kept(facts: Facts) -> dict[str, Any]:
 
 
 def _prefill(facts: Facts, prefill_from: int | None) -> tuple[bytes | None, str | None]:
-    """The prefill request's body, or why there can be none: then none is asked for, even if the
-    threshold has changed or a gateway wants it."""
+    """The prefill request's body, or the reason why there is none; then the request is never
+    prefilled remotely, even if the threshold changes or a gateway asks for it."""
     if not facts.route.generates or facts.direct_reason is not None:
         return None, None
     if prefill_from is None or facts.tokens < prefill_from:
@@ -186,8 +189,8 @@ def facts_of(
     prefill: Sequence[bytes],
     ids: bytes | None = None,
 ) -> Facts:
-    """The facts that `digest` found. `raw` and `prefill` are bodies in pieces; the latter is empty
-    where there is none."""
+    """The facts that `digest` found. `raw` and `prefill` are bodies in pieces; `prefill` is empty
+    if there is none."""
     pieces = _trimmed(raw) if route.generates else raw
     facts = Facts(
         route,
@@ -210,7 +213,7 @@ def facts_of(
 
 
 def _trimmed(pieces: Sequence[bytes]) -> Sequence[bytes]:
-    """Without pieces of white space behind the JSON object: the last one is to hold its end."""
+    """Drop pieces of white space after the JSON object, so that the last piece contains its end."""
     end = len(pieces)
     while end > 1 and pieces[end - 1].isspace():
         end -= 1

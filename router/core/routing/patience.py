@@ -1,4 +1,4 @@
-"""When an engine that is waited for is given up on: one rule for relay, collector and simulator."""
+"""When a silent engine is given up: one rule for relay, collector and simulator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ __all__ = ["Patience", "given_up"]
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds without a word from an engine until it is given up on."""
+    """Time-outs for an engine, in seconds."""
 
     first_byte: float
-    """From the request to the first byte of the answer's body, of a stream to its first content, of
-    a reply that the router reads itself to its end."""
+    """From the request to the first byte of the body; for a stream to its first content, for a
+    reply that the router reads itself to its end."""
     idle: float | None = None
-    """Between two reads of a stream that hold more than comments; None: of use is only a whole
-    reply."""
+    """Between two reads of a stream, not counting comments. None if only a complete reply is of
+    use."""
 
     @property
     def shortest(self) -> float:
@@ -34,11 +34,11 @@ def given_up(
     is_stalled: bool,
     may_leave: Callable[[], bool],
 ) -> Failure | None:
-    """Why the engine is given up on; None while it is waited for.
+    """The failure with which an engine is given up; None while it is waited for.
 
-    `heard_at`: when it last sent something that counts; None: nothing yet. `is_stalled`: it has
-    stalled, and the client has had nothing but a head; then `may_leave` is asked whether the
-    request can do without it.
+    `heard_at`: when it last sent data other than comments; None if it has not. `is_stalled`: the
+    engine has stalled, and the client has received at most a head; then `may_leave` tells whether
+    another engine could take the request.
     """
     limit, since, idle = patience.first_byte, asked_at, patience.idle
     if idle is not None and heard_at is not None:

@@ -1,4 +1,4 @@
-"""The candidates of a request in the order of their scores, and who is taken among equals."""
+"""The candidates of a request with their scores, and the choice among equal ones."""
 
 from dataclasses import dataclass
 from operator import attrgetter
@@ -34,9 +34,9 @@ class Ranking:
 
 
 def least_recent_first(candidates: list[Candidate]) -> None:
-    """Order candidates so that of equal scores the first one's is the least recently chosen.
+    """Sort candidates so that of equal scores the first belongs to the least recently chosen one.
 
-    Not a round-robin pointer: requests for different models have different candidates, and a common
-    pointer would send each model's requests to the same few.
+    A round-robin pointer would not work: requests for different models have different candidates,
+    and a shared pointer would send each model's requests to the same few engines.
     """
-    candidates.sort(key=CHOSEN_AT)  # one of them is out of place at most, as a rule
+    candidates.sort(key=CHOSEN_AT)  # usually at most one is out of place

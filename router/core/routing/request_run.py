@@ -40,8 +40,8 @@ from router.core.wire.usage import prefilled_tokens
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
 Action = Call | Stream | AwaitKV | Send | BackOff
-"""What the caller does next. It reports the result of a `Call` or `Stream` to `settle`, of an
-`AwaitKV` to `answer` (whether the KV cache is ready), of a `Send` or `BackOff` to `answer`
+"""What the caller has to do next. It passes the result of a `Call` or `Stream` to `settle`, of an
+`AwaitKV` to `answer` (whether the KV cache is ready), and of a `Send` or `BackOff` to `answer`
 (None)."""
 
 ENGINE_REQUESTS = (Stream, Call)
@@ -53,7 +53,7 @@ NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 class RequestRun:
     """Drives one request's plan. Call `close` at its end, however it ends.
 
-    `sample`: share of choices, 0 to 1, that are observed with all their candidates.
+    `sample`: share of engine choices, 0 to 1, that are observed with all candidates.
     """
 
     __slots__ = (
@@ -76,7 +76,7 @@ class RequestRun:
     )
 
     step: Call | Stream
-    """The engine request that was made last."""
+    """The latest engine request."""
 
     def __init__(
         self,
@@ -87,39 +87,40 @@ class RequestRun:
         sample: float = 0.0,
     ) -> None:
         self.facts: Facts | None = None
-        """None before the start, and once the answer has begun: a stream need not keep its prompt
-        in memory."""
+        """None before the start, and once the answer has begun, so that a stream does not keep its
+        prompt in memory."""
         self.place: Place | None = None
-        """Among those that are served; None without a limit."""
+        """The request's place in admission; None without a limit."""
         self.record = record
         self.asked_at = 0.0
-        """When `step` was requested."""
+        """When `step` was sent."""
         self._scheduler = scheduler
         self._observe = observe
         self._rng = rng
         self._sample = sample
         self._plan: Plan | None = None
         self._postponed: steps.Lease | None = None
-        """The plan's step that waits for the end of a `BackOff`."""
+        """The lease that follows the end of a `BackOff`."""
         self._leases: dict[Endpoint, Lease] = {}
         self._full = NO_ENDPOINTS
-        """Engines that have refused this request because they have enough of them."""
+        """Engines that have refused this request because they are full."""
         self._tried = NO_ENDPOINTS
-        """Decode engines that have failed this request, as the last lease excluded them."""
+        """Decode engines that have failed this request, as excluded by the last lease."""
         self._attempts = 0
-        """How often a decode engine was asked."""
+        """Number of requests sent to decode engines."""
         self._suspects: tuple[LegFailed, ...] = ()
-        """Failures of decode engines that may be failed KV loads, until it shows whose they are."""
+        """Failures of decode engines that may be failed KV loads. It is not known yet whether the
+        decode engine or the prefill engine is at fault."""
 
     def decided(self, decision: Decision) -> None:
-        """Note the decision, for the record and perhaps for the log."""
+        """Record the decision, and log it if it is sampled."""
         record = self.record
         record.mode, record.reason = decision.mode, decision.reason
         if decision.delay is not None and self._rng.random() < self._sample:
             self._observe(Decided(record.request_id, decision))
 
     def start(self, facts: Facts, plan: Plan, now: float) -> Action | None:
-        """The plan's first action. Raises as `answer` does."""
+        """Returns the plan's first action. Raises as `answer` does."""
         self.facts = facts
         self._plan = plan
         budget = self._scheduler.retry_budget
@@ -130,10 +131,10 @@ class RequestRun:
     def settle(
         self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
     ) -> Action | None:
-        """The call or stream is over; returns the next action. Raises as `answer` does.
+        """Report the end of a `Call` or `Stream`. Returns the next action. Raises as `answer` does.
 
         `failure`: how the engine failed, also if the client has been told and `outcome` is None.
-        `status`: of its answer; 0 if none began.
+        `status`: HTTP status of the answer; 0 if none began.
         """
         step = self.step
         if status in BUSY and isinstance(outcome, Reply):
@@ -155,7 +156,7 @@ class RequestRun:
             cause = f"it answered a request with {status}"
             suspect = LegFailed(step.endpoint, FailureKind.BROKEN, self.asked_at, cause)
             action = self.answer(outcome, now)
-            if isinstance(action, Send):  # no other answer will tell whose fault it was
+            if isinstance(action, Send):  # no other attempt will show which engine is at fault
                 self._observe(suspect)
             else:
                 self._suspects += (suspect,)
@@ -165,9 +166,10 @@ class RequestRun:
         return self.answer(outcome, now)
 
     def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
-        """Answer the plan's last step; returns the next action, None when the request is answered.
+        """Answer the plan's last step. Returns the next action, or None if the request has been
+        answered.
 
-        Raises the RouterError to send to the client.
+        Raises the RouterError to be sent to the client.
         """
         plan = self._plan
         if plan is None:
@@ -193,14 +195,14 @@ class RequestRun:
                         return step
                     given = self._do(step, now)
                 except RouterError as error:
-                    given = error  # it is raised inside the plan
+                    given = error  # raised inside the plan
         except StopIteration:
             return None
         finally:
-            given = None  # an error refers to this frame, and so would keep the request's body
+            given = None  # an error refers to this frame, which would keep the request's body alive
 
     def _back_off(self, step: steps.Lease, now: float) -> BackOff | None:
-        """The wait before another engine is leased; None if it is asked at once."""
+        """The wait before another engine is leased; None if there is none."""
         seconds = back_off(len(step.exclude), now - self.asked_at, self._rng)
         if not seconds:
             return None
@@ -208,7 +210,8 @@ class RequestRun:
         return BackOff(seconds)
 
     def _resumed(self, step: steps.Lease, now: float) -> object:
-        """What the plan gets for a step that was postponed: an error is raised inside it."""
+        """Perform a postponed lease. Returns an error instead of raising it, to be raised inside
+        the plan."""
         self._postponed = None
         try:
             return self._lease(step, now)
@@ -218,7 +221,7 @@ class RequestRun:
     def _do(
         self, step: steps.Check | steps.Release | steps.Retry | FellBack, now: float
     ) -> bool | None:
-        """A step that needs no I/O; returns its answer. Raises NoEngine."""
+        """Perform a step without I/O and return its answer. Raises NoEngine."""
         if isinstance(step, steps.Release):
             self._leases.pop(step.endpoint).release()
         elif isinstance(step, steps.Retry):
@@ -262,19 +265,20 @@ class RequestRun:
         return endpoint
 
     def _partner(self, role: Role) -> Endpoint | None:
-        """The engine at the other end of a transfer of the KV cache, if it is chosen already."""
+        """The engine at the other end of the KV transfer, if it has been chosen."""
         record = self.record
-        if role is PREFILL:  # its receiver is leased before it (LMCache), or chosen later (NIXL)
+        if role is PREFILL:  # the decode engine is leased before it (LMCache) or later (NIXL)
             return record.decode if record.decode in self._leases else None
         return record.prefill
 
     def _may_move(
         self, step: steps.Lease | steps.Check, now: float, *, computes: bool, is_taken: bool
     ) -> bool:
-        """Whether another engine may be asked than those that have failed the request.
+        """Whether another engine may be used instead of those that have failed the request.
 
-        To leave one that is full takes no retry: it has done no work. But where the next one does
-        not compute the prompt there is another prefill, which is for nothing if all are full.
+        Moving away from a full engine takes no retry from the budget, since it has done no work.
+        But if the next engine does not compute the prompt, a further prefill is needed, which would
+        be wasted if all are full.
         """
         role, record = step.role, self.record
         last = record.prefill if role is PREFILL else record.decode
@@ -285,7 +289,7 @@ class RequestRun:
         return self._has_retry(role, now, is_taken=is_taken)
 
     def _has_retry(self, role: Role, now: float, *, is_taken: bool) -> bool:
-        """Whether the budget has a retry left; a fallback event if not."""
+        """Whether the budget has a retry left. Observes a fallback event if not."""
         budget = self._scheduler.retry_budget
         if budget is None or (budget.take(now) if is_taken else budget.has_one(now)):
             return True
@@ -299,7 +303,7 @@ class RequestRun:
     # While an engine request is in flight.
 
     def leg(self, now: float) -> LegTimer:
-        """The timer of the engine request that is sent now."""
+        """Create the timer of the engine request that is about to be sent."""
         step = self.step
         lease = self._leases[step.endpoint]
         if isinstance(step, Call):  # a prefill generates one token
@@ -313,23 +317,23 @@ class RequestRun:
         )
 
     def answered(self, status: int, now: float) -> None:
-        """The engine's answer begins."""
+        """The engine's answer has begun."""
         step = self.step
         if status in BUSY and (isinstance(step, Call) or status in step.keep):
-            return  # its body tells whether that is a fault: see `settle`
+            return  # the body tells whether that is a failure, see `settle`
         is_own_doing, trace_id = not self._may_be_load_failure(status), self.record.trace_id
         self._observe(
             LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing, trace_id)
         )
 
     def _may_be_load_failure(self, status: int) -> bool:
-        """Whether an answer may be a failed KV load, and so the prefill engine's fault."""
+        """Whether a response may be a failed KV load, which can be the prefill engine's fault."""
         step = self.step
         return isinstance(step, Stream) and status in LOAD_FAILED and status in step.keep
 
     def _accuse(self) -> None:
-        """A decode engine has served the request. Where it has loaded a KV cache, transfers work:
-        those that failed the request before it are at fault, unless it is one of them."""
+        """Decide about suspects, now that a decode engine has served the request. If it has loaded
+        a KV cache, transfers work, so the other decode engines that failed before are at fault."""
         served, suspects = self.step.endpoint, self._suspects
         self._suspects = ()
         has_loaded = self._may_be_load_failure(500)
@@ -338,21 +342,22 @@ class RequestRun:
                 self._observe(suspect)
 
     def may_replay(self) -> bool:
-        """Whether the request may be sent again if its connection closed before an answer."""
+        """Whether the request may be sent again if its connection closes before an answer."""
         step = self.step
         return isinstance(step, Call) or step.replay
 
     def replays(self, outcome: Outcome | None, *, is_reused: bool) -> bool:
-        """Whether to send it again instead of settling it.
+        """Whether to send the request again instead of settling it.
 
-        Engines close idle connections: a reset on a reused one is no failure of the engine.
+        Engines close idle connections, so a reset on a reused connection is not a failure of the
+        engine.
         """
         is_stale = isinstance(outcome, Failure) and outcome.kind is FailureKind.RESET
         return is_stale and is_reused and self.may_replay()
 
     def may_leave_stalled(self, now: float) -> bool:
-        """Whether a request that waits for a stalled engine can go to another one."""
-        if isinstance(self.step, Call):  # the plan can always do without its reply
+        """Whether a request on a stalled engine can be moved to another one."""
+        if isinstance(self.step, Call):  # the plan can continue without its reply
             return True
         facts, endpoint = self._known(), self.step.endpoint
         budget = self._scheduler.retry_budget
@@ -366,7 +371,8 @@ class RequestRun:
     # The end.
 
     def begun(self) -> None:
-        """The client has had a first token: drop the plan and the prompt, nothing can be retried.
+        """The client has received a first token: drop the plan and the prompt, because no retry is
+        possible.
 
         A stream may last for minutes, and its prompt is most of its memory.
         """
@@ -378,7 +384,7 @@ class RequestRun:
         self.step.lead = ()
 
     def close(self) -> None:
-        """End the request: release its leases. Idempotent."""
+        """End the request and release its leases. Idempotent."""
         for lease in self._leases.values():
             lease.release()
         self._drop_plan()

@@ -41,15 +41,15 @@ NO_ROLES: frozenset[Role] = frozenset()
 
 LOAD_FACTOR = 32
 """How many times longer it takes to compute a prompt token than to load its KV cache from another
-engine: an engine that holds the prompt already is only a little better then."""
+engine. If the cache is loaded, an engine that already holds the prompt is only slightly better."""
 
 
 class Scheduler:
     """The scheduler of one router process. Its only state is the number of choices.
 
-    `cached_roles`: those in which it counts what an engine's prefix cache holds. With
-    `threshold_on_uncached` the threshold is for what the decode engine would have to compute, and
-    with `auto` it follows the engines.
+    `cached_roles`: roles in which engines' prefix caches are taken into account. With
+    `threshold_on_uncached` the threshold applies to the tokens that the decode engine would have to
+    compute. `auto` replaces the constant threshold.
     """
 
     def __init__(
@@ -72,20 +72,21 @@ class Scheduler:
         self._threshold_on_uncached = threshold_on_uncached
         self._auto = auto
         self.retry_budget = retry_budget
-        """None: each request may be tried again."""
+        """None: retries are not limited."""
         self._choices = 0
 
     def succeed(self, other: "Scheduler") -> None:
-        """Take the place of another one, with what it knows of the order of choices."""
+        """Take over the state of the scheduler that this one replaces."""
         self._choices = other._choices  # noqa: SLF001 - one of its own kind
 
     @property
     def threshold_now(self) -> float:
-        """Prompt tokens from which prompts are prefilled remotely now."""
+        """Prompt tokens from which prompts are currently prefilled remotely."""
         return float(self._threshold) if self._auto is None else self._auto.tokens
 
     def decide(self, facts: Facts, now: float) -> Decision:
-        """Direct or by remote prefill. Raises NotFound or BadRequest for a bad model."""
+        """Decide between direct and remote prefill. Raises NotFound or BadRequest for an invalid
+        model."""
         known = self.fleet.known_models()
         if facts.model not in known:
             self._check_model(facts, known)
@@ -99,7 +100,8 @@ class Scheduler:
         decision = threshold.decide(facts, self._threshold, has_prefill_pool)
         if decision.mode is REMOTE and self._threshold_on_uncached and self._threshold:
             decision = self._by_uncached(facts, now, decision)
-        # From here on tokens stand for work; a constant is compared with the plain estimate.
+        # From here on tokens stand for work, whereas a constant threshold is compared with the
+        # plain estimate.
         if facts.text_bytes >= MIN_BYTES:
             self._set_scale(facts)
         return decision
@@ -117,7 +119,7 @@ class Scheduler:
     def _by_uncached(self, facts: Facts, now: float, otherwise: Decision) -> Decision:
         try:
             ranking = self.rank(DECODE, facts, now=now)
-        except NoEngine:  # the plan says so
+        except NoEngine:  # the plan will raise it
             return otherwise
         is_cached = ranking.uncached[ranking.chosen] < self._threshold
         return Decision(DIRECT, "cached_on_decode") if is_cached else otherwise
@@ -125,7 +127,7 @@ class Scheduler:
     def _by_delay(self, facts: Facts, now: float, auto: AutoThreshold) -> Decision:
         try:
             decode = self.rank(DECODE, facts, now=now)
-        except NoEngine:  # the plan says so
+        except NoEngine:  # the plan will raise it
             return Decision(DIRECT, "no_decode_engine")
         try:
             prefill = self.rank(PREFILL, facts, now=now)
@@ -144,12 +146,12 @@ class Scheduler:
         partner: Endpoint | None = None,
         place: Place | None = None,
     ) -> Lease:
-        """Choose an endpoint and lease it. Raises NoEngine when there is none.
+        """Choose an endpoint and lease it. Raises NoEngine if there is none.
 
-        `computes`: the engine computes the prompt itself, it does not load its KV cache.
-        `partner`: the engine of the other role with which it exchanges that. Raises NoPartner when
-        there are engines, but none of them can. `place`: what admission gave the request; it moves
-        to the endpoint, which is full only if all are.
+        `computes`: the engine computes the prompt instead of loading its KV cache. `partner`: the
+        engine of the other role with which it exchanges the KV cache. Raises NoPartner if there are
+        engines but none can exchange with it. `place`: the request's place from admission, which
+        moves to the endpoint. Endpoints without room are chosen only if all have none.
         """
         moves = bool(exclude)
         if self.fleet.is_mixed and facts.destinations is None:
@@ -165,7 +167,7 @@ class Scheduler:
         chosen = candidates[index]
         self._choices += 1
         chosen.chosen_at = self._choices
-        # A prompt of a few letters is estimated at 0 tokens, and is one that has to be computed.
+        # Even a prompt that is estimated at 0 tokens has to be computed.
         pending = (uncached[index] or 1) if computes else 0
         fleet = self.fleet
         if fleet.cache_events is None or not prefix.keys:
@@ -184,8 +186,8 @@ class Scheduler:
         now: float,
         partner: Endpoint | None,
     ) -> frozenset[Endpoint]:
-        """`exclude`, with the engines that cannot exchange KV caches with the partner, or, if that
-        is chosen later, with any."""
+        """`exclude` plus the engines that cannot exchange KV caches with the partner; if no partner
+        has been chosen yet, with any engine."""
         fleet, model = self.fleet, facts.model
         strangers = fleet.strangers(role, partner, model)
         if not strangers or not fleet.candidates(role, model, exclude, now):
@@ -197,17 +199,17 @@ class Scheduler:
         return exclude | strangers
 
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
-        """Raise NoEngine if `lease` would; leases nothing."""
+        """Raise NoEngine if `lease` would, without a lease."""
         if not self._candidates(role, facts, exclude, now):
             raise self._no_engine(role, facts, exclude)
 
     def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
-        """Whether another endpoint, neither stalled, ejected nor full, could take the request."""
+        """Whether another endpoint that is not stalled, ejected or full could take the request."""
         others = (self.fleet.member(c.endpoint) for c in self._candidates(role, facts, than, now))
         return any(not member.is_blocked and not member.is_full(now) for member in others)
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
-        """The current candidates with their figures, as text, best first."""
+        """The current candidates with their figures as text, best first."""
         ranking = self.rank(role, facts, now=now)
         triples = zip(ranking.scores, ranking.uncached, ranking.candidates, strict=True)
         ordered = sorted(triples, key=lambda triple: triple[0])
@@ -225,7 +227,7 @@ class Scheduler:
         exclude: frozenset[Endpoint] = NO_ENDPOINTS,
         now: float = 0.0,
     ) -> Ranking:
-        """Score the candidates; leases nothing. Raises NoEngine when there is none."""
+        """Score the candidates without a lease. Raises NoEngine if there are none."""
         candidates, uncached, scores, chosen, _, _ = self._ranked(role, facts, exclude, now)
         return Ranking(tuple(candidates), tuple(uncached), tuple(scores), chosen)
 
@@ -270,15 +272,15 @@ class Scheduler:
     def _candidates(
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
     ) -> list[Candidate]:
-        """The engines that may take the request: of those that a gateway names, the first usable
-        one."""
+        """The engines that may take the request; of those that a gateway names, only the first
+        usable one."""
         usable = self._usable(role, facts, exclude, now)
         return usable if facts.destinations is None else usable[:1]
 
     def _usable(
         self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float
     ) -> list[Candidate]:
-        """The engines that may take the request, or may if those before them cannot."""
+        """The engines that may take the request. Of those that a gateway names, all usable ones."""
         named = facts.destinations
         if named is None:
             return self.fleet.candidates(role, facts.model, exclude, now)
@@ -286,13 +288,14 @@ class Scheduler:
         return self.fleet.usable_of(endpoints, exclude)
 
     def _prefix(self, facts: Facts) -> PrefixKeys:
-        """The keys of the request's prompt."""
+        """The keys of the request's prompt, computed once."""
         if facts.prefix is None:
             facts.prefix = prefix_keys(facts)
         return facts.prefix
 
     def _no_engine(self, role: Role, facts: Facts, exclude: frozenset[Endpoint]) -> NoEngine:
-        """How many there are, and why not one of them; clients learn no address."""
+        """The error with the pool's status and why no engine was chosen. It contains no addresses,
+        because clients get it."""
         if facts.destinations is not None:
             return NoEngine(
                 f"No {role} engine that the gateway chose can take this request: they are not in "
@@ -307,16 +310,16 @@ class Scheduler:
         return NoEngine(f"No {role} engine can take this request now: {why}.")
 
     def _check_model(self, facts: Facts, known: frozenset[str]) -> None:
-        """Whether an engine may have a model that is not among the known ones."""
+        """Check a model that no engine has listed. Raises NotFound or BadRequest."""
         if facts.model is None:
             if len(self.fleet.base_models()) > 1:
                 names = ", ".join(sorted(known))
                 raise BadRequest(f"`model` is required; this router serves {names}.", "model")
         elif known and not self._some_model_is_unknown():
-            # vLLM's own words for it.
+            # vLLM's wording.
             raise NotFound(f"The model `{facts.model}` does not exist.", "model")
 
     def _some_model_is_unknown(self) -> bool:
-        """Whether the models of a usable engine are not known (its /v1/models needs a key)."""
+        """Whether a usable engine's models are unknown (its /v1/models requires a key)."""
         pool = self.fleet.pool(DECODE)
         return any(m.models is None and m.is_usable for m in pool)

@@ -1,4 +1,4 @@
-"""Direct or disaggregated: one comparison, and the reason that is recorded with it."""
+"""The constant threshold: direct or remote prefill, with the reason for the record."""
 
 from typing import Final
 
@@ -12,7 +12,8 @@ AT_OR_ABOVE_THRESHOLD: Final = Decision(REMOTE, "at_or_above_threshold")
 
 
 def decide(facts: Facts, threshold: int, has_prefill_pool: bool) -> Decision:
-    """A request of at least `threshold` estimated tokens is prefilled remotely; 0 means always."""
+    """Decide the mode: a request of at least `threshold` estimated tokens is prefilled remotely; 0
+    means always."""
     if not has_prefill_pool:
         return NO_PREFILL_POOL
     if facts.direct_reason is not None:
