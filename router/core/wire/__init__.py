@@ -1,1 +1,1 @@
-"""What stands in requests and answers: their parts, sizes, events and headers."""
+"""Parses and writes the parts of requests and answers: contents, sizes, events and headers."""

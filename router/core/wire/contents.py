@@ -1,8 +1,8 @@
-"""What messages hold in the shapes of all APIs: text of the prompt, or something else.
+"""The contents of messages in all APIs: text of the prompt, or something else.
 
-Calls of tools with what they answer, and thoughts, are text of the prompt as well as what users and
-models say: vLLM hands all of it to the chat template. What the template leaves out (often the
-thoughts of earlier turns) is not known here.
+Tool calls, tool results and thinking blocks are text of the prompt, as well as what users and
+models say, because vLLM passes all of it to the chat template. What the template omits (often the
+thinking of earlier turns) is not known here.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 TEXT_PARTS: Final = ("text", "input_text", "output_text")
-"""The part types that carry what is said: chat and messages say "text", responses the other two. A
-tuple, because a client may put something there that has no hash."""
+"""The types of text parts: "text" in chats and messages, the other two in responses. A tuple,
+because a client may send an unhashable value to look up."""
 
 TEXT_MEMBERS: Final = {
     # Parts of /v1/messages.
@@ -40,15 +40,15 @@ TEXT_MEMBERS: Final = {
     "custom_tool_call_output": "output",
     "reasoning_text": "text",
 }
-"""The member that is text of the prompt, by the type of the part or item that has it."""
+"""The member that is text of the prompt, by the type of the part or item."""
 
 BILLING_HEADER: Final = "x-anthropic-billing-header"
-"""Claude Code puts a line that begins so before its system prompt. The rest of it differs from
-request to request, so vLLM leaves the line out (vllm#36829)."""
+"""Beginning of a line that Claude Code puts before its system prompt. The rest of the line differs
+from request to request, so vLLM removes it (vllm#36829)."""
 
 
 def text_of(part: object) -> str | None:
-    """What a part of a content says; None if it is something else."""
+    """The text of a content part; None if it is something else."""
     if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
         text = part.get("text")
         if isinstance(text, str):
@@ -57,7 +57,7 @@ def text_of(part: object) -> str | None:
 
 
 def unbilled(part: object) -> object:
-    """A system prompt, or a part of it, without Claude Code's billing header."""
+    """A system prompt, or a part of one, without Claude Code's billing header."""
     text = part if isinstance(part, str) else text_of(part)
     if text is None or not text.startswith(BILLING_HEADER):
         return part
@@ -66,14 +66,14 @@ def unbilled(part: object) -> object:
 
 
 def text_member(item: object) -> str | None:
-    """The member of a tool call, a tool's answer or a thought that is text of the prompt: a string,
-    a list of parts, or JSON. None if the item is none of these."""
+    """The member of a tool call, tool result or thinking block that is text of the prompt: a
+    string, a list of parts, or JSON. None for other items."""
     kind = item.get("type") if isinstance(item, dict) else None
     return TEXT_MEMBERS.get(kind) if isinstance(kind, str) else None
 
 
 def beside_content(message: Mapping[str, Any]) -> list[object]:
-    """What a message, or an item of /v1/responses, adds to the prompt beside its content: each a
+    """What a message, or an item of /v1/responses, adds to the prompt besides its content: each a
     string, a list of parts, JSON, or None."""
     found: list[object] = [message.get("reasoning") or message.get("reasoning_content")]
     name = text_member(message)
@@ -87,7 +87,7 @@ def beside_content(message: Mapping[str, Any]) -> list[object]:
 
 
 def json_text(value: Mapping[str, Any]) -> str:
-    """JSON as text of a prompt; empty if it is nested deeper than orjson writes (254 levels)."""
+    """JSON as text of a prompt; empty if nested more deeply than orjson can write (254 levels)."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
@@ -95,7 +95,8 @@ def json_text(value: Mapping[str, Any]) -> str:
 
 
 def has_media(facts: Facts) -> bool:
-    """Whether the prompt is more than text: an image's ids are the same for every image."""
+    """Whether the prompt contains more than text: an image's token ids are the same for all
+    images."""
     body = facts.body
     contents = [body.get("system")]
     for name in ("messages", "input"):

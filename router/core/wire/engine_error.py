@@ -1,5 +1,5 @@
-"""What an engine's error answer says: what failed, and for the log a line, short and without its
-clients' text."""
+"""Interprets an engine's error response: what failed, and a short line for the log without the
+client's text."""
 
 import re
 from typing import Any, Final
@@ -22,30 +22,30 @@ UNAUTHORIZED_STATUSES: Final = (401, 403)
 UNAUTHORIZED: Final = Failure(
     FailureKind.UNAUTHORIZED, "The engine did not accept the router's API key."
 )
-"""No client can mend that where its own key does not reach the engine."""
+"""The client cannot fix this, since its own key is not sent to the engine."""
 
 DROPPED: Final = Failure(FailureKind.BROKEN, "The engine aborted the request.")
-"""As vLLM does, with status 200, when it is shut down or put to sleep; before the first token
-another engine may answer."""
+"""vLLM does this, with status 200, when it is shut down or put to sleep. Before the first token
+another engine can answer."""
 
 ABORT: Final = b'"finish_reason":"abort"'
-"""What such an answer that is no stream holds, beside a usage of no tokens."""
+"""Found in a unary response of an aborted request, whose usage has no completion tokens."""
 
 MAX_CHARACTERS: Final = 200
 MAX_BYTES: Final = 1 << 16
-"""Longer answers are not parsed: a validation error may quote a whole prompt."""
+"""Longer responses are not parsed: a validation error may quote a whole prompt."""
 
-# vLLM's validation errors quote what was wrong: `'input': {...}`, `input_value='...'`.
+# vLLM's validation errors quote the invalid value: `'input': {...}`, `input_value='...'`.
 _INPUT: Final = re.compile(r"""(['"]input['"]\s*:|input_value\s*=).*""", re.DOTALL)
 
 
 def engine_error(role: str, status: int, body: bytes) -> str:
-    """One line of an engine's answer with an error status."""
+    """One line about an engine's error response."""
     return f"the {role} engine answered {status}: {_short(body)}"
 
 
 def failed_stream(event: bytes) -> Failure:
-    """The failure of an engine that reports an error of its own in a stream."""
+    """The failure of an engine that reports its own error in a stream."""
     text = _short(data_of(event))
     return Failure(
         FailureKind.BROKEN,
@@ -62,7 +62,8 @@ def _short(body: bytes) -> str:
 
 
 def _message(body: bytes) -> str:
-    """OpenAI's `error.message`, vLLM's old `message`, or FastAPI's `detail`; else nothing."""
+    """The text of an error: OpenAI's `error.message`, vLLM's older `message`, or FastAPI's
+    `detail`; empty if there is none."""
     try:
         document = orjson.loads(body) if len(body) <= MAX_BYTES else None
     except orjson.JSONDecodeError:

@@ -1,7 +1,8 @@
-"""Reads the few gauges that routing needs from an engine's /metrics text.
+"""Reads the few gauges that routing needs from an engine's /metrics page (Prometheus text format).
 
-A full parse of vLLM's 50 kB takes milliseconds; this searches for a few names. A gauge has one
-series per data-parallel rank (label `engine`): counts are summed, KV usage is the fullest rank's.
+Parsing all of vLLM's 50 kB takes milliseconds; this searches for a few names. There is one series
+per data-parallel rank (label `engine`): counts are added, and the KV usage is that of the fullest
+rank.
 """
 
 import re
@@ -14,10 +15,11 @@ from router.core.values import Gauges
 __all__ = ["of_rank", "ranks", "read"]
 
 MAX_SERIES: Final = 4096
-"""Lines that are looked at: those of 400 data-parallel ranks. An engine may send anything."""
+"""Most lines that are parsed: those of 400 data-parallel ranks. A limit, because an engine may send
+anything."""
 
-# The series that are read, each with its labels, value and perhaps time. What a line holds is taken
-# apart by searches that do not go back: patterns that do take minutes for a line made for it.
+# A line of one of the series, with labels, value and perhaps a timestamp. The line is then taken
+# apart by searches without backtracking: patterns that backtrack take minutes for a malicious line.
 _LINE: Final = re.compile(
     rb"^vllm:(num_requests_running|num_requests_waiting(?:_by_reason)?|num_preemptions_total"
     rb"|generation_tokens_total|(?:kv|gpu)_cache_usage_perc|prefix_cache_(?:queries|hits)_total"
@@ -34,7 +36,7 @@ Samples = Mapping[bytes, Sequence[float]]
 
 
 def read(text: bytes) -> Gauges:
-    """Read the gauges; one that is missing or unreadable is None."""
+    """Read the gauges. A missing or unreadable one is None."""
     found: dict[bytes, list[float]] = {}
     cache_tokens = block_tokens = 0
     for line in islice(_LINE.finditer(text), MAX_SERIES):
@@ -49,7 +51,7 @@ def read(text: bytes) -> Gauges:
             if number is not None:
                 found.setdefault(name, []).append(number)
     usage = [
-        # The second name is vLLM 0.11's; it was gone by 0.13.
+        # The second name is vLLM 0.11's; it was removed by 0.13.
         *found.get(b"kv_cache_usage_perc", ()),
         *found.get(b"gpu_cache_usage_perc", ()),
     ]
@@ -69,18 +71,18 @@ def read(text: bytes) -> Gauges:
 
 
 def ranks(text: bytes) -> tuple[int, ...]:
-    """The data-parallel ranks of which the page tells."""
+    """The data-parallel ranks on the page."""
     return tuple(sorted({int(rank) for rank in _RANK.findall(text)}))
 
 
 def of_rank(text: bytes, rank: int) -> bytes:
-    """The series of one rank."""
+    """The lines of one data-parallel rank."""
     label = b'engine="%d"' % rank
     return b"\n".join(line for line in text.split(b"\n") if label in line)
 
 
 def _number_in(labels: bytes, label: re.Pattern[bytes]) -> int:
-    """The number that a label has; 0 without it."""
+    """The number in a label; 0 without the label."""
     found = label.search(labels)
     return 0 if found is None else int(found.group(1))
 
@@ -91,7 +93,8 @@ def _sum(found: Samples, name: bytes) -> int | None:
 
 
 def _number(labels: bytes, value: bytes) -> float | None:
-    """The value of a series: a number, and perhaps the time that it is of."""
+    """The value of a series, which may be followed by a timestamp. None if it is not a usable
+    number."""
     if labels and not labels.startswith(b"{"):
         return None
     words = value.split(maxsplit=2)
@@ -103,4 +106,4 @@ def _number(labels: bytes, value: bytes) -> float | None:
         number = float(words[0])
     except ValueError:
         return None
-    return number if 0 <= number < 1e12 else None  # nor infinity
+    return number if 0 <= number < 1e12 else None  # excludes infinity too

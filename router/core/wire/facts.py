@@ -1,7 +1,7 @@
-"""The one parse of a request: from bytes to `Facts`.
+"""The only parse of a request: from bytes to `Facts`.
 
-The body's bytes are forwarded as the client sent them, unless they hold KV transfer keys: those are
-removed, and the body is serialised again.
+The body is forwarded as the client sent it, unless it contains KV transfer keys. These are removed,
+and the body is serialised again.
 """
 
 import math
@@ -20,19 +20,21 @@ from router.core.wire.token_ratios import MIN_BYTES, learnable_bytes
 __all__ = ["TRANSFER_KEYS", "read"]
 
 TRANSFER_KEYS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
-"""They choose the host that a decode engine connects to and the blocks it reads: only the router
-may set them (server-side request forgery otherwise; see vLLM's VLLM_P2P_MAX_PEERS note)."""
+"""Keys that choose the host which a decode engine connects to, and the blocks that it reads. Only
+the router may set them, otherwise clients could forge requests of the engine (SSRF; see vLLM's note
+on VLLM_P2P_MAX_PEERS)."""
 
 MAX_MODEL_CHARACTERS = 512
-"""Of a name that is logged and told to the client; file systems allow 255."""
+"""Longest model name in characters that is logged and returned to clients; file systems allow
+255."""
 
 
 def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> Facts:
-    """Read a request's body. Raises BadRequest when it must be a JSON object and is not."""
+    """Parse a request's body. Raises BadRequest if it must be a JSON object and is not."""
     if not route.generates:
         return _pass_through(route, content_type, raw, query)
     body, reason = _json_object(raw), None
-    if not _SPECIAL_KEYS.isdisjoint(body):  # hardly ever
+    if not _SPECIAL_KEYS.isdisjoint(body):  # rarely
         if _has_transfer_keys(body):
             body = _without_transfer_keys(body)
             raw = _dumps(body)
@@ -41,7 +43,7 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1:
             reason = "several_prompts"
-    # In this order: names would cost as much as all the rest of making it.
+    # Positional arguments: keyword arguments would cost as much as the rest of the construction.
     size, rule, text_bytes = tokens.estimate(route.kind, body)
     is_stream = body.get("stream") is True
     facts = Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
@@ -51,7 +53,7 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
 
 
 def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -> Facts:
-    """Only the model is read, from JSON or from a multipart field."""
+    """Read only the model, from JSON or from a multipart field."""
     model = None
     content_type = content_type.lower()
     if b"json" in content_type:
@@ -77,7 +79,7 @@ def _json_object(raw: bytes) -> dict[str, Any]:
 def _dumps(body: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(body)
-    except orjson.JSONEncodeError:  # it writes 254 levels and reads 1024
+    except orjson.JSONEncodeError:  # orjson writes 254 levels and parses 1024
         raise BadRequest("The body is nested too deeply.", "body") from None
 
 
@@ -92,21 +94,22 @@ def _model(body: Mapping[str, Any]) -> str | None:
     return model
 
 
-# A literal beginning is searched for ten times faster than one of any case: recordings are large.
+# A pattern that begins with a literal is searched ten times faster than a case-insensitive one, and
+# audio files are large.
 _MODEL_NAME: Final = re.compile(rb'name="?model"?[ \t]*\r\n')
 _BEFORE_NAME: Final = re.compile(rb"content-disposition:[ \t]*form-data;[ \t]*\Z", re.IGNORECASE)
 MAX_BEFORE_NAME: Final = 64
-"""Bytes in which that stands."""
+"""Bytes before the name of a field in its header line."""
 
 MAX_MODEL_NAMES: Final = 64
-"""Places with that name that are looked at: a recording has none."""
+"""Most occurrences of the name that are examined; an audio file has none."""
 
-# A part has few headers, and short ones. Without limits, and without the possessive `+`, which
-# forbids to try again with fewer of them, a megabyte of such lines takes minutes.
+# The headers and the value of a part. A part has few, short headers. Without the limits, and the
+# possessive `+` that prevents backtracking, a megabyte of such lines would take minutes.
 _PART_VALUE: Final = re.compile(rb"(?:[^\r\n]{1,4096}\r\n){0,4}+\r\n([^\r\n]{1,512})\r\n")
 
 MAX_MODEL_PARTS: Final = 8
-"""Parts of that name that are looked at, before one has a value: a client sends one."""
+"""Most parts of that name that are examined for a value; a client sends one."""
 
 
 def _multipart_model(raw: bytes) -> str | None:
@@ -137,20 +140,21 @@ def _without_transfer_keys(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _direct_reason(body: Mapping[str, Any]) -> str | None:
-    """Why the request must not be disaggregated; the names are those of the logs and metrics.
+    """Why the request must not be disaggregated; the reasons appear in logs and metrics.
 
-    Several answers share one KV reference, which may be read once only (vllm#43509, CVE-2026-94623
-    for prompt lists); prompt logprobs need the prompt computed where they are returned
-    (vllm#27449); beam search ignores the reference; stored responses live in one engine's memory.
-    One token is no call of a forced tool (vllm#38911: 400 or 500), and any other `tool_choice` may
-    change the prompt: chat templates see it, and vLLM may leave out the tools.
+    Several choices would share one KV reference, which may be read only once (vllm#43509;
+    CVE-2026-94623 for prompt lists). Prompt logprobs have to be computed where they are returned
+    (vllm#27449). Beam search ignores the reference. Stored responses are kept in one engine's
+    memory. One token cannot be a call of a forced tool (vllm#38911: 400 or 500), and any other
+    `tool_choice` may change the prompt, because chat templates see it and vLLM may leave out the
+    tools.
     """
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
 
 
 def _number(value: Any) -> float:
-    """vLLM's request models are lax: "2" is a number there. NaN, neither more nor less than any
-    number, for what is none."""
+    """Convert a number as vLLM's lax request models do: "2" is a number there. NaN, which compares
+    false with everything, for other values."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -158,21 +162,22 @@ def _number(value: Any) -> float:
 
 
 def _truncates(body: Mapping[str, Any]) -> bool:
-    """To what fits with `max_tokens`, which differs on the prefill leg. /v1/responses takes null
-    for "auto"."""
+    """Whether the prompt is truncated to what fits with `max_tokens`, which differs on the prefill
+    leg. /v1/responses takes null for "auto"."""
     is_left_to_vllm = _number(body.get("truncate_prompt_tokens")) < 0
     return is_left_to_vllm or body.get("truncation", "disabled") != "disabled"
 
 
 def _echo_has_logprobs(body: Mapping[str, Any]) -> bool:
-    """vLLM makes prompt logprobs of a completion's `logprobs` (0 is a number of them) and of a
-    chat's `top_logprobs`, which is 0 unless the client says null."""
+    """Whether the prompt's logprobs are returned. vLLM does so for `echo` with a completion's
+    `logprobs` (0 counts) or a chat's `top_logprobs`, which is 0 unless the client sends null."""
     given = body.get("top_logprobs", 0) if "messages" in body else body.get("logprobs")
     return given is not None and given is not False
 
 
 def _forces_a_tool(choice: object) -> bool:
-    """In the spelling of any route: "required", {"type": "any"}, or the tool's name."""
+    """Whether a tool call is forced, in any API's form: "required", {"type": "any"}, or a tool's
+    name."""
     if isinstance(choice, dict):
         return choice.get("type") not in ("auto", "none")
     return choice in ("required", "any")
@@ -182,7 +187,7 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("several_answers", lambda body: _number(body.get("n")) > 1),
     ("best_of", lambda body: _number(body.get("best_of")) > 1),
     ("beam_search", lambda body: bool(body.get("use_beam_search"))),
-    # Each embedding is one more prompt, and its tokens are not counted.
+    # Each embedding is a further prompt, whose tokens are not counted.
     ("prompt_embeds", lambda body: body.get("prompt_embeds") is not None),
     ("prompt_logprobs", lambda body: body.get("prompt_logprobs") is not None),
     ("echo_logprobs", lambda body: bool(body.get("echo")) and _echo_has_logprobs(body)),
@@ -197,4 +202,4 @@ _SPECIAL_KEYS: Final = TRANSFER_KEYS | {
     *("previous_response_id", "background", "tool_choice"),
     *("truncate_prompt_tokens", "truncation"),
 }
-"""A body without them has nothing to be removed, and no rule applies to it."""
+"""A body without any of these keys needs no change, and no rule applies to it."""

@@ -1,7 +1,7 @@
-"""Reads or adds one member of a JSON object as bytes, leaving the rest untouched.
+"""Reads or adds one member of a JSON object as bytes, without changing the rest.
 
-A KV reference must reach the decode engine byte for byte: parsing and serialising it would turn an
-integer over 64 bits into a float. Nothing here builds a tree of the document it edits.
+A KV reference must reach the decode engine byte for byte: parsing and serialising it would turn
+integers beyond 64 bits into floats. No tree of the edited document is built.
 """
 
 import json
@@ -14,15 +14,16 @@ import orjson
 __all__ = ["engine_json", "member", "value_end", "with_member"]
 
 LIGHT_BYTES: Final = 64 << 10
-"""Documents up to this size are read whatever they hold, in 17 ms at worst."""
+"""Documents up to this size in bytes are always parsed; it takes at most 17 ms."""
 
 MAX_CONTAINERS: Final = 32_768
 MAX_VALUES: Final = 1_500_000
-"""Objects and arrays, and values, of a larger one: some 50 ms. An answer of vLLM has a few hundred
-objects; a prompt of a million tokens has as many ids."""
+"""Most values, objects and arrays in a larger document, which takes about 50 ms. A response of vLLM
+has a few hundred objects; with the token ids of a prompt it has up to a million values."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-# A string that is cut off reaches to the end; possessive, so that it is read once.
+# A string, or an incomplete one up to the end. Possessive quantifiers, so that it is read only
+# once.
 _QUOTED = rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)'
 _STRING = re.compile(_QUOTED, re.DOTALL)
 _TO_BRACKET = re.compile(rb'(?:[^"\[\]{}]++|%b)*+[\[\]{}]' % _QUOTED, re.DOTALL)
@@ -31,8 +32,8 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def engine_json(document: bytes) -> Any:
-    """What an engine says in JSON. Raises ValueError when it is none, or when reading it would
-    hold up all streams."""
+    """Parse JSON from an engine. Raises ValueError if it is invalid, or would take so long that it
+    blocks the event loop."""
     if len(document) > LIGHT_BYTES and _is_heavy(document):
         raise ValueError("the document holds too many values")
     return orjson.loads(document)
@@ -44,10 +45,10 @@ def _is_heavy(document: bytes) -> bool:
 
 
 def member(document: bytes, key: str) -> bytes | None:
-    """The bytes of a top-level member's value; None when the object has no such member.
+    """The bytes of a top-level member's value; None if the object has no such member.
 
-    Of members with the same name the last one counts, as in every JSON parser here. Raises
-    ValueError when the document is not a JSON object, or one that takes too long to read.
+    If a name is repeated, the last member counts, as in all JSON parsers used here. Raises
+    ValueError if the document is not a JSON object or would take too long to parse.
     """
     if len(document) > LIGHT_BYTES and _is_heavy(document):
         raise ValueError("the document holds too many values")
@@ -58,15 +59,17 @@ def member(document: bytes, key: str) -> bytes | None:
     except (RecursionError, IndexError) as error:
         raise ValueError(f"not a JSON object: {error}") from None
     if found is not None:
-        orjson.loads(found)  # raises ValueError for what no reader takes, such as 1e999
+        orjson.loads(found)  # raises ValueError for invalid values such as 1e999
     return found
 
 
 def _only_one(document: bytes, key: str) -> bytes | None:
-    """The member, if its name stands in the document once, spelled plainly; None says nothing.
+    """The member, if its name occurs once in the document and without escapes. None means that this
+    is not known.
 
-    orjson is fast but gives no positions. Where it writes the value as it stands there, as it does
-    what vLLM has written, these bytes are the value; to look for its end takes ten times as long.
+    orjson is fast but returns no positions. If serialising the parsed value gives bytes that are
+    found in the document, as is the case for what vLLM writes, these are the value. Searching for
+    its end takes ten times as long.
     """
     mark = b'"%b":' % key.encode()
     at = document.find(mark)
@@ -122,24 +125,26 @@ def _skip(text: str, at: int) -> int:
 
 
 def with_member(document: bytes, key: str, value: bytes) -> bytes:
-    """Add a member at the end of a JSON object, which must be valid and not have the key yet."""
+    """Add a member at the end of a JSON object. The object must be valid and must not have the
+    key."""
     head = document.rstrip()[:-1]
     comma = b"" if head.rstrip().endswith(b"{") else b","
     return b'%b%b"%b":%b}' % (head, comma, key.encode(), value)
 
 
 def value_end(document: bytes, start: int) -> int:
-    """Where the JSON value that begins at `start` ends; the document's length if it is cut off."""
+    """The end of the JSON value that begins at `start`; the document's length if it is
+    incomplete."""
     first = document[start : start + 1]
     if first == b'"':
         found = _STRING.match(document, start)
-        assert found is not None  # the pattern matches whatever follows a quote
+        assert found is not None  # the pattern matches anything after a quote
         return found.end()
     if first not in (b"{", b"["):
         found = _SCALAR_END.search(document, start)
         return found.start() if found else len(document)
     depth, at = 0, start
-    # From bracket to bracket: strings and scalars, which are most of a KV reference, in one step.
+    # Skip from bracket to bracket: a KV reference consists mostly of strings and scalars.
     while (found := _TO_BRACKET.match(document, at)) is not None:
         at = found.end()
         depth += 1 if document[at - 1] in b"{[" else -1

@@ -1,8 +1,8 @@
 """Removes KV transfer parameters from engines' answers.
 
-vLLM 0.33 writes `"kv_transfer_params":null` into every chunk, and a decode engine with
-bidirectional transfer puts a live reference there: it names hosts, ports and blocks. The search
-works on bytes, since a JSON parse per chunk would cost more than relaying it.
+vLLM 0.33 writes `"kv_transfer_params":null` into each chunk, and a decode engine with bidirectional
+transfer writes a live reference, which contains hosts, ports and blocks. The search works on bytes,
+because parsing the JSON of each chunk would cost more than relaying it.
 """
 
 import re
@@ -12,22 +12,22 @@ from router.core.wire.jsonspan import value_end
 __all__ = ["MARK", "redact"]
 
 MARK = b'_transfer_params"'
-"""What every such member's name ends with: data without it is clean."""
+"""The end of the name of each such member. Data that do not contain it need no change."""
 
 _OPENINGS = (b'"kv', b'"ec')
 _COLON = re.compile(rb"\s*:\s*")
 _COMMA_AFTER = re.compile(rb"\s*,\s*")
 
 _NULLS = (b',"kv_transfer_params":null', b',"ec_transfer_params":null')
-"""How vLLM spells an empty one. Inside a JSON string every quote has a backslash before it: these
-bytes can only be a member and the comma before it."""
+"""How vLLM writes an empty one. Within a JSON string each quote is escaped, so these bytes can only
+be a member and the comma before it."""
 
 _BEFORE_MARK = len(b',"kv')
 
 
 def redact(data: bytes) -> bytes:
-    """`data` (a JSON body or whole SSE events) without the members, or `data` itself."""
-    mark = data.find(MARK)  # `in` makes and drops a TypeError for bytes before it searches
+    """`data` (a JSON body or complete SSE events) without these members, or `data` itself."""
+    mark = data.find(MARK)  # `in` raises and drops a TypeError for bytes before it searches
     if mark < 0:
         return data
     kept = []
@@ -35,7 +35,7 @@ def redact(data: bytes) -> bytes:
     while mark >= 0:
         end = mark + len(MARK)
         start = mark - _BEFORE_MARK
-        if start >= done and data.startswith(_NULLS, start):  # as in nearly every answer
+        if start >= done and data.startswith(_NULLS, start):  # in nearly all answers
             end = start + len(_NULLS[0])
             kept.append(data[done:start])
             done = end
@@ -51,12 +51,11 @@ def redact(data: bytes) -> bytes:
 
 
 def _member(data: bytes, mark: int, done: int) -> tuple[int, int] | None:
-    """Where the member with its name's end at `mark` begins and ends, one comma included.
+    """Start and end of the member whose name ends at `mark`, including one comma.
 
-    A comma before `done` went with the member before.
-
-    A quote that opens a member's name has no backslash before it; text that talks about the key
-    has one, and is not touched.
+    A comma before `done` was removed with the previous member. The quote that begins a member's
+    name is not escaped; in generated text that contains the name it is, and such text is not
+    changed.
     """
     start = mark - 3
     colon = _COLON.match(data, mark + len(MARK))

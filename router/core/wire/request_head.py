@@ -1,4 +1,4 @@
-"""What a request's head must say, and how large its body may be."""
+"""Checks of a request's head, and the limit of its body's size."""
 
 from collections.abc import Mapping
 
@@ -16,8 +16,8 @@ __all__ = ["check_head", "check_size", "declared_size"]
 def check_head(
     method: bytes, path: str, fields: Mapping[bytes, bytes], max_body_bytes: int
 ) -> None:
-    """Raises the RouterError that an inference request's head deserves; `fields` are its headers
-    by lower-case name."""
+    """Raise the RouterError for an inference request's head that cannot be accepted. `fields`: its
+    headers by lower-case name."""
     if method != b"POST":
         raise MethodNotAllowed(f"{path} takes POST, not {method.decode()}.")
     length = fields.get(b"content-length")
@@ -33,11 +33,11 @@ def check_head(
 
 
 def declared_size(fields: Mapping[bytes, bytes]) -> int:
-    """What `check_head` has accepted as Content-Length; 0 without one."""
+    """The Content-Length, which `check_head` has accepted; 0 without one."""
     return int(fields.get(b"content-length", b"0"))
 
 
 def check_size(size: int, limit: int) -> None:
-    """Raises BodyTooLarge for a body of more than `limit` bytes."""
+    """Raise BodyTooLarge for a body of more than `limit` bytes."""
     if size > limit:
         raise BodyTooLarge(f"The body is larger than {limit} bytes.")

@@ -1,7 +1,7 @@
-"""Server-sent events as bytes: splits them, and classifies the first ones of a stream.
+"""Server-sent events as bytes: splits a stream into events, and classifies the first ones.
 
-Parsing JSON per event would cost more than relaying it: the relay needs only the ends of events,
-and parses events only until the first one with content or an error.
+Parsing the JSON of each event would cost more than relaying it. The relay needs only the ends of
+events, and parses events only up to the first one with content or an error.
 """
 
 import re
@@ -35,16 +35,16 @@ __all__ = [
 DONE = b"data: [DONE]\n\n"
 
 MAX_EVENT_BYTES = 4 << 20
-"""A larger event is passed on in pieces, to bound the buffer. The first chunk of a chat can carry
-the prompt's token ids, about 0.5 MB for 60k tokens."""
+"""A larger event is passed on in pieces, to limit the buffer (bytes). The first chunk of a chat
+completion can contain the prompt's token ids, about 0.5 MB for 60,000 tokens."""
 
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
 class EventSplitter:
-    """Splits a stream of bytes at the ends of events, so that only whole events are relayed.
+    """Splits a stream of bytes at the ends of events, so that only complete events are relayed.
 
-    A stream that breaks within an event can then still end in a valid error frame.
+    If the stream breaks within an event, a valid error frame can still be sent.
     """
 
     __slots__ = ("_tail",)
@@ -54,21 +54,21 @@ class EventSplitter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is buffered."""
+        """Whether the buffer is empty."""
         return not self._tail
 
     @property
     def buffered(self) -> int:
-        """How many bytes are."""
+        """Number of bytes in the buffer."""
         return len(self._tail)
 
     def feed(self, data: bytes) -> bytes:
-        """The events that `data` completes; the rest is buffered."""
+        """Add data. Returns the events that it completes; the rest is buffered."""
         tail = self._tail
         if not tail and data.endswith(b"\n\n"):
             return data
-        # A large event comes in thousands of pieces, so each byte is looked at once; of an end that
-        # spans two pieces at most two bytes have been looked at before.
+        # A large event arrives in thousands of pieces, so each byte is searched only once, except
+        # the last two, which may be part of an end that spans two pieces.
         start = max(0, len(tail) - 2)
         tail += data
         cut = _last_end(tail, start)
@@ -79,38 +79,38 @@ class EventSplitter:
         return whole
 
     def rest(self) -> bytes:
-        """The bytes after the last whole event; empties the buffer."""
+        """Return the bytes after the last complete event and empty the buffer."""
         rest = bytes(self._tail)
         self._tail.clear()
         return rest
 
 
 def _last_end(data: bytearray, start: int) -> int:
-    """The offset behind the last event end at or after `start`, 0 if there is none."""
+    """The offset after the last event end that ends after `start`; 0 if there is none."""
     cut = data.rfind(b"\n\n", start) + 2
     crlf = data.rfind(b"\n\r\n", start) + 3
     return max(cut if cut > 1 else 0, crlf if crlf > 2 else 0)
 
 
 def events(data: bytes) -> list[bytes]:
-    """Split whole events; each keeps its terminator."""
-    if data.find(b"\r") < 0:  # as nearly always; the regular expression takes ten times as long
+    """Split complete events; each keeps its terminator."""
+    if data.find(b"\r") < 0:  # nearly always; the regular expression takes ten times as long
         return [event + b"\n\n" for event in data.split(b"\n\n")[:-1]]
     ends = [found.end() for found in _EVENT_END.finditer(data)]
     return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def data_of(event: bytes) -> bytes:
-    """The data of one event, its lines joined; empty for a comment."""
+    """The data of an event, its lines joined; empty for a comment."""
     is_one_line = event.find(b"\n") == len(event) - 2 and event.find(b"\r") < 0
-    if is_one_line and event.startswith(b"data: "):  # as nearly always
+    if is_one_line and event.startswith(b"data: "):  # nearly always
         return event[6:-2]
     lines = [line for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines)
 
 
 def has_data(read: bytes) -> bool:
-    """Whether one of the events that this read completes is no comment."""
+    """Whether a read completes an event with data, not just comments."""
     return any(map(data_of, events(read)))
 
 
@@ -123,12 +123,11 @@ STATUSES: Final = {
     "rate_limit_error": 429,
     "overloaded_error": 503,
 }
-"""By the type of an error: those of /v1/messages have no code."""
+"""HTTP status by error type, for /v1/messages, whose errors have no code."""
 
 
 def status_of(event: bytes) -> int:
-    """The HTTP status that an error event stands for: its `code` if that is one, or that of its
-    type, else 500."""
+    """The HTTP status of an error event: its `code` if valid, or the status of its type, or 500."""
     try:
         document: Any = engine_json(data_of(event))
         error = document["error"]
@@ -141,12 +140,11 @@ def status_of(event: bytes) -> int:
 
 
 _ERROR = re.compile(rb'"error"(?!\s*:\s*null)')
-"""What an error event holds. In the text of a token quotes are escaped."""
+"""Found in an error event. In generated text, quotes are escaped."""
 
 
 def error_in(data: bytes) -> bytes:
-    """The error event among these events, also if they are a chunk in its framing; empty if there
-    is none."""
+    """The error event among these events, which may be a framed chunk; empty if there is none."""
     if _ERROR.search(data) is not None:
         for event in events(data):
             if event_kind(event) is ERROR:
@@ -158,16 +156,16 @@ class EventKind(Enum):
     """The kind of an event at the beginning of a stream."""
 
     PREAMBLE = auto()
-    """A comment, a role, an empty delta: another engine can still answer instead."""
+    """A comment, a role or an empty delta: another engine can still answer instead."""
     CONTENT = auto()
-    """The event carries a token."""
+    """The event contains a token."""
     ERROR = auto()
     """The engine reports a failure."""
     ABORTED = auto()
-    """The engine dropped the request before its first token."""
+    """The engine aborted the request before its first token."""
 
 
-# Python 3.11 looks an Enum's members up in a slow way.
+# Enum members are looked up slowly in Python 3.11.
 PREAMBLE: Final = EventKind.PREAMBLE
 CONTENT: Final = EventKind.CONTENT
 ERROR: Final = EventKind.ERROR
@@ -191,7 +189,7 @@ _PREAMBLE_TYPES = frozenset(
 
 
 def event_kind(event: bytes) -> EventKind:
-    """Classify an event; unknown ones are content, so that nothing is held back forever."""
+    """Classify an event. Unknown events count as content, so that nothing is held back forever."""
     data = data_of(event)
     if not data:
         return PREAMBLE
@@ -209,8 +207,8 @@ def event_kind(event: bytes) -> EventKind:
 
 
 def data_events(data: bytes) -> int:
-    """How many of these whole events are no comments: with --sse-keep-alive-interval vLLM sends
-    those also while its core hangs."""
+    """Number of events with data. Comments do not count: with --sse-keep-alive-interval vLLM sends
+    them even if its core hangs."""
     found = data.count(b"\n\n")
     if data.startswith(b":"):
         found -= 1
@@ -218,10 +216,10 @@ def data_events(data: bytes) -> int:
 
 
 def keep_alive(event: bytes) -> bytes:
-    """The comment to send at once although this preamble event is held back; empty for most.
+    """The comment to send at once although this preamble event is held back; mostly empty.
 
     Comments and `ping` events keep connections alive and must not wait for the first content. A
-    comment is sent as it is; a `ping` may not precede `message_start`: a comment is sent instead.
+    comment is passed on. A `ping` may not precede `message_start`, so a comment is sent instead.
     """
     if not data_of(event):
         return event
@@ -247,12 +245,12 @@ def _was_dropped(choice: object) -> bool:
     return _is_empty({**choice, "finish_reason": None})
 
 
-# Fields of a chat delta that are no content.
+# Members of a chat delta that are not content.
 _SILENT_FIELDS = frozenset({"role"})
 
 
 def _is_empty(choice: object) -> bool:
-    """Whether a choice has no token, and goes on."""
+    """Whether a choice has no token and has not ended."""
     if not isinstance(choice, dict) or choice.get("finish_reason") is not None:
         return False
     delta = choice.get("delta")
@@ -262,7 +260,7 @@ def _is_empty(choice: object) -> bool:
 
 
 NAMED_EVENTS = frozenset({RouteKind.RESPONSES, RouteKind.MESSAGES})
-"""Routes whose clients go by the name of an event and by the `type` in its data."""
+"""Routes whose clients rely on the name of an event and on the `type` in its data."""
 
 
 def error_frame(error: RouterError, kind: RouteKind) -> bytes:

@@ -1,8 +1,8 @@
-"""Tokens per byte of text, by model, learned from the usage that engines state.
+"""Tokens per byte of text for each model, learned from the usage that engines report.
 
-What the estimate of `tokens.py` is multiplied by where tokens stand for work. Bytes, not
-characters: under the tokenizers of today a token of English is about four bytes, and so is one of
-Chinese, where characters per token differ by three.
+The estimate of `tokens.py` is multiplied by it where tokens stand for work. Bytes rather than
+characters: with current tokenizers a token has about four bytes in English and in Chinese, whereas
+characters per token differ by a factor of three.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,31 +14,31 @@ from router.core.wire.contents import has_media
 __all__ = ["BYTES_PER_TOKEN", "MIN_BYTES", "TokenRatios", "learnable_bytes"]
 
 BYTES_PER_TOKEN: Final = 4.0
-"""Until usage tells."""
+"""Default, until usage has been reported."""
 
 MIN_BYTES: Final = 4096
-"""Shorter texts tell as much of the chat template as of the text, and are no work to speak of: half
-a step of vLLM's (max_num_batched_tokens, 2048 at least)."""
+"""Shorter texts are not used: their tokens depend as much on the chat template, and they are little
+work (half a step of vLLM, whose max_num_batched_tokens is at least 2048)."""
 
 MEMORY_BYTES: Final = 1 << 20
-"""Text after which older counts are halved."""
+"""Bytes of text after which older counts are halved."""
 
 WARM_BYTES: Final = 8 * MIN_BYTES
-"""Text from which counts are believed."""
+"""Bytes of text from which the ratio is used."""
 
 LEAST, MOST = 1 / 16, 2.0
-"""Tokens per byte that a text can have: more or less is not a text's doing (an image counts
-thousands, a truncated prompt few)."""
+"""Bounds for tokens per byte of text. Values beyond them have other causes: an image counts as
+thousands of tokens, a truncated prompt as few."""
 
 MAX_MODELS: Final = 1024
 
 UNCOUNTED: Final = ("tools", "documents", "previous_response_id", "truncate_prompt_tokens")
-"""Members of a body by which its prompt has more tokens than its text has, or fewer."""
+"""Members of a body that make the prompt longer or shorter than its text."""
 
 
 def learnable_bytes(facts: Facts) -> int:
-    """The bytes of a prompt's text if the prompt is nothing but that, so that usage tells its
-    tokens; else 0."""
+    """The bytes of a prompt that consists only of text, so that usage shows the text's tokens; 0
+    for other prompts."""
     body = facts.body
     if any(map(body.get, UNCOUNTED)) or has_media(facts) or _has_thoughts(body.get("messages")):
         return 0
@@ -46,7 +46,7 @@ def learnable_bytes(facts: Facts) -> int:
 
 
 def _has_thoughts(messages: object) -> bool:
-    """Of a chat: templates leave out those of earlier turns."""
+    """Whether a chat contains thinking, which templates leave out for earlier turns."""
     if not isinstance(messages, list):
         return False
     spoken = [message for message in messages if isinstance(message, dict)]
@@ -54,15 +54,16 @@ def _has_thoughts(messages: object) -> bool:
 
 
 class TokenRatios:
-    """Of the models that engines serve."""
+    """The ratios of the models that engines serve."""
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[float, float]] = {}
-        """Tokens and bytes of late."""
+        """Tokens and bytes per model, with decay."""
 
     def learn(self, model: str | None, text_bytes: int, tokens: int) -> None:
-        """An engine said how many tokens a text of this model's has. Impossible numbers are
-        ignored. The model must be one that engines serve: clients may name any."""
+        """Learn from an engine's usage: a text of this model had so many tokens. Implausible
+        numbers are ignored. The model must be one that engines serve, because clients can send any
+        name."""
         if model is None or text_bytes < MIN_BYTES:
             return
         if not LEAST * text_bytes <= tokens <= MOST * text_bytes:
@@ -75,20 +76,20 @@ class TokenRatios:
         counts[model] = share * known_tokens + tokens, share * known_bytes + text_bytes
 
     def per_byte(self, model: str | None) -> float | None:
-        """The tokens per byte of a model; None if not known."""
+        """The tokens per byte of a model; None if unknown."""
         known = None if model is None else self._counts.get(model)
         if known is None or known[1] < WARM_BYTES:
             return None
         return known[0] / known[1]
 
     def scale(self, facts: Facts) -> float:
-        """The factor between a request's estimated tokens and those that it probably has."""
+        """The ratio between a request's probable and estimated tokens."""
         if not facts.text_bytes or not facts.tokens:
             return 1.0
         per_byte = self.per_byte(facts.model)
         if per_byte is None:
             per_byte = 1.0 / BYTES_PER_TOKEN
-            if facts.text_bytes < BYTES_PER_TOKEN * (facts.tokens + 1):  # ASCII: so it is estimated
+            if facts.text_bytes < BYTES_PER_TOKEN * (facts.tokens + 1):  # ASCII
                 return 1.0
         return facts.text_bytes * per_byte / facts.tokens
 

@@ -1,9 +1,9 @@
-"""How many tokens a prompt has, without a tokenizer.
+"""Estimates the number of tokens of a prompt without a tokenizer.
 
-Text counts characters // 4, the usual average of English text under the BPE tokenizers of current
-models; CJK text is underestimated about threefold (`token_ratios.py` makes up for that where it
-matters). Text is what is said, what tools are called with and answer, and thoughts (`contents.py`).
-A list of token ids counts its length. Images, audio, tool definitions and anything else count 0.
+Text counts characters // 4, the usual average for English with the BPE tokenizers of current
+models. CJK text is underestimated about threefold (`token_ratios.py` corrects that where it
+matters). Text includes tool call inputs, tool results and thinking (`contents.py`). A list of token
+ids counts its length. Images, audio, tool definitions and everything else count 0.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ __all__ = ["CHARACTERS_PER_TOKEN", "NAMED_MEMBERS", "Estimate", "estimate", "pro
 CHARACTERS_PER_TOKEN = 4
 
 NAMED_MEMBERS: Final = 2
-"""Of a message, that are looked at first: its role and its content. Most have no other."""
+"""Number of members of most messages: role and content, which are looked up first."""
 
 BY_CHARACTERS = "characters / 4"
 BY_IDS = "token ids"
@@ -26,15 +26,16 @@ NONE = "no text"
 
 
 Estimate = tuple[int, str, int]
-"""An estimated number of input tokens, the rule that gave it, and the UTF-8 bytes of the text; 0
-where some of it is token ids. A plain tuple: a named one takes ten times as long to make."""
+"""Estimated number of input tokens, the name of the rule used, and the UTF-8 bytes of the text (0
+if some of it is token ids). A plain tuple, because creating a NamedTuple takes ten times as
+long."""
 
 
 def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
-    """Estimate the input tokens of a request's parsed body. Malformed parts count 0."""
+    """Estimate the input tokens of a parsed body. Malformed parts count 0."""
     if kind is COMPLETIONS:
         prompt = body.get("prompt")
-        if isinstance(prompt, str):  # as in most requests
+        if isinstance(prompt, str):  # in most requests
             return len(prompt) // CHARACTERS_PER_TOKEN, BY_CHARACTERS, _bytes_of(prompt)
         return _of_prompts(prompts(prompt))
     texts: list[str] = []
@@ -51,9 +52,9 @@ def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
 
 
 def prompts(prompt: object) -> list[object]:
-    """The prompts in a completions `prompt`: each a string or a list of token ids.
+    """The prompts in the `prompt` of a completion: each a string or a list of token ids.
 
-    A list holding one prompt is that prompt; a list of ids is one prompt.
+    A list of one prompt is that prompt; a list of ids is one prompt.
     """
     if isinstance(prompt, list):
         is_ids = not prompt or any(isinstance(item, int) for item in prompt)
@@ -86,7 +87,7 @@ def _of_texts(texts: list[str]) -> Estimate:
 
 
 def _bytes_of(text: str) -> int:
-    """In UTF-8. ASCII has a byte for each character, and `isascii` takes no time."""
+    """Length in UTF-8. For ASCII that is the number of characters, and `isascii` takes no time."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
@@ -106,7 +107,8 @@ def _add_messages(messages: object, texts: list[str]) -> None:
 
 
 def _add_input(given: object, texts: list[str]) -> None:
-    """/v1/responses takes a string or a list of items; those with `content` are messages."""
+    """Add the `input` of /v1/responses: a string or a list of items, which are messages if they
+    have `content`."""
     if isinstance(given, str):
         texts.append(given)
     else:
@@ -126,7 +128,7 @@ def _add_content(content: object, texts: list[str]) -> None:
 
 
 def _add_held(held: object, texts: list[str]) -> None:
-    """Add a tool call's input, a tool's answer or a thought."""
+    """Add a tool call's input, a tool result or a thinking block."""
     if isinstance(held, str):
         texts.append(held)
     elif isinstance(held, dict):

@@ -1,4 +1,4 @@
-"""Reads the generated tokens out of an answer's `usage`, without parsing the answer."""
+"""Reads token counts from an answer's `usage` without parsing the answer."""
 
 import re
 
@@ -20,18 +20,19 @@ _GENERATED = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
 
 def generated_tokens(end: bytes) -> int:
-    """The generated tokens of an answer with this end, of all its choices; 0 if it does not say.
+    """The generated tokens, of all choices, from the end of an answer; 0 if not given.
 
-    Chat and completions call them completion_tokens, /v1/responses and /v1/messages output_tokens.
-    Streams say so in their last events, if they were asked to (stream_options.include_usage).
+    Named completion_tokens in chats and completions, output_tokens in /v1/responses and
+    /v1/messages. Streams have it in their last events, if requested (stream_options.include_usage).
     """
     return _number(_GENERATED, end)
 
 
 def prompt_tokens(end: bytes) -> int:
-    """The tokens of the prompt that an answer with this end had; 0 if it does not say.
+    """The prompt's tokens from the end of an answer; 0 if not given.
 
-    /v1/messages has cached ones beside its input_tokens (vllm#40912), other APIs among them.
+    In /v1/messages cached tokens are not part of input_tokens (vllm#40912); in other APIs they are
+    included.
     """
     tokens = _number(_PROMPT, end)
     if end.find(b'"cache_') >= 0:
@@ -40,19 +41,19 @@ def prompt_tokens(end: bytes) -> int:
 
 
 def prefilled_tokens(body: bytes) -> int:
-    """The same of a whole reply of a prefill engine: behind its usage it names the blocks of the KV
-    cache, one for sixteen tokens."""
+    """The same from a prefill engine's reply, in which the usage is followed by the KV cache's
+    block ids, one per sixteen tokens."""
     place = body.rfind(b'"usage"')
     return 0 if place < 0 else prompt_tokens(body[place : place + TAIL_BYTES])
 
 
 def _number(pattern: re.Pattern[bytes], end: bytes) -> int:
     tail = end[-TAIL_BYTES:]
-    # From there on if it is there: a regular expression takes long to read what comes before.
+    # Start at "usage" if it is found: a regular expression is slow to search what comes before.
     found = pattern.search(tail, tail.rfind(b'"usage"'))
     return int(found[1]) if found else 0
 
 
 def is_usage_only(event: bytes) -> bool:
-    """Whether an event of a stream tells the usage and carries no token."""
+    """Whether an event has usage and no token."""
     return event.find(b'"choices":[]') >= 0
