@@ -1,8 +1,9 @@
-"""Which engines hold which blocks of token ids, one bit per source of KV-cache events.
+"""Index of which engines hold which blocks of token ids, with one bit per source of KV-cache
+events.
 
-A block's key is the same for all engines: a hash of its token ids and of the key of the block
-before it, so that a prompt's keys can be computed without knowing how an engine hashes. One walk
-along a prompt then finds how much of it each of a hundred engines holds.
+A block's key is the same for all engines: a hash of its token ids and of the previous block's key.
+A prompt's keys can thus be computed without knowing how an engine hashes, and one walk along a
+prompt finds how much of it each of a hundred engines holds.
 """
 
 from typing import Any, Final
@@ -13,29 +14,30 @@ from router.core.prefix.shards import SHARD_BITS, SHARDS
 __all__ = ["BlockIndex"]
 
 SWEEP: Final = 256
-"""Keys that one call of `sweep` looks at: some 50 us."""
+"""Keys that one call of `sweep` processes, in about 50 us."""
 
 
 class BlockIndex:
-    """The keys of all blocks, with the sources that hold each, one bit per source."""
+    """All blocks by key, each with the sources that hold it."""
 
     def __init__(self) -> None:
         self._holders: list[dict[int, int]] = [{} for _ in range(SHARDS)]
-        """By the lowest bits of the key."""
+        """Sources by key, sharded by the lowest bits of the key."""
         self._bits = 0
-        """The bits in use, and those that `sweep` has not finished with."""
+        """Bits in use, including those that `sweep` has not finished with."""
         self._sizes: dict[int, int] = {}
-        """Bits of sources, by the size of their blocks."""
+        """The sources with each block size, as bits."""
         self._dropped: list[tuple[int, list[dict[Any, int]]]] = []
-        """Bits without a source, and the keys that still have them, as values."""
+        """Bits without a source, with mappings whose values are the keys that still have the
+        bit."""
 
     def __len__(self) -> int:
         """Number of distinct blocks."""
         return sum(map(len, self._holders))
 
     def match(self, prompt: PromptTokens) -> dict[int, int]:
-        """How many of the prompt's tokens each source holds, by its bit: from the first token to
-        the first block that it lacks. Sources that hold nothing are not named."""
+        """How many of the prompt's tokens each source holds, by its bit: those before the first
+        block that it lacks. Sources that hold none are not included."""
         found: dict[int, int] = {}
         holders, bits = self._holders, SHARD_BITS
         for size, sources in self._sizes.items():
@@ -53,18 +55,18 @@ class BlockIndex:
         return found
 
     def new_bit(self) -> int:
-        """The lowest that is free."""
+        """Allocate the lowest free bit."""
         bit = ~self._bits & (self._bits + 1)
         self._bits |= bit
         return bit
 
     def set_size(self, bit: int, size: int) -> None:
-        """The source's blocks have this many tokens."""
+        """Set a source's block size in tokens."""
         self._sizes[size] = self._sizes.get(size, 0) | bit
 
     def drop(self, bit: int, size: int | None, keys: list[dict[Any, int]]) -> None:
-        """The source has gone, or holds nothing any more. Its keys, the values of these, go in
-        calls of `sweep`."""
+        """Free the bit of a source that has left or was cleared. The values of `keys` are the keys
+        of its blocks, from which calls of `sweep` remove it."""
         if size is not None:
             self._sizes[size] &= ~bit
             if not self._sizes[size]:
@@ -72,7 +74,7 @@ class BlockIndex:
         self._dropped.append((bit, keys))
 
     def sweep(self) -> bool:
-        """Do some of what `drop` left to be done. Returns whether there is more."""
+        """Do part of the work that `drop` left. Returns whether there is more."""
         if not self._dropped:
             return False
         bit, left = self._dropped[-1]
@@ -91,12 +93,12 @@ class BlockIndex:
         return bool(self._holders[key & SHARD_BITS].get(key, 0) & bit)
 
     def set(self, key: int, bit: int) -> None:
-        """The source holds the block."""
+        """Add a source to a block."""
         shard = self._holders[key & SHARD_BITS]
         shard[key] = shard.get(key, 0) | bit
 
     def unset(self, key: int, bit: int) -> None:
-        """The source does not hold the block any more."""
+        """Remove a source from a block."""
         shard = self._holders[key & SHARD_BITS]
         left = shard.get(key, 0) & ~bit
         if left:

@@ -1,8 +1,8 @@
-"""The blocks that one source of KV-cache events tells of: an engine, or one rank of it.
+"""The blocks announced by one source of KV-cache events: an engine, or one data-parallel rank.
 
-An engine names its blocks by hashes of its own, which here are only compared: what a block is
-follows from its token ids and from the block before it. Copies are counted, for vLLM announces the
-removal of each.
+Engines identify blocks by hashes of their own, which are only compared here. A block's key follows
+from its token ids and the previous block. Copies are counted, because vLLM announces the removal of
+each copy.
 """
 
 from itertools import chain, repeat
@@ -17,64 +17,66 @@ from router.core.prefix.shards import Shards
 __all__ = ["MAX_BLOCKS", "SourceBlocks"]
 
 MAX_BLOCKS: Final = 1 << 18
-"""Blocks of a source that are remembered at most of each tier, whatever it says of its size: 4
-million tokens in blocks of 16, some 60 MB."""
+"""Most blocks of a source that are kept per tier, whatever cache size it reports: 4 million tokens
+in blocks of 16, which take about 60 MB."""
 
 EVICTIONS: Final = 512
-"""Blocks evicted at a time: at most twice as many as are added."""
+"""Most blocks that are evicted at a time: at most twice as many as are added."""
 
 MAX_COPIES: Final = 4
-"""Copies of a block that are counted. Engines may announce a block again each time it is used
-(kv_cache_report_mode "full"), and announce its removal once."""
+"""Most copies of a block that are counted. Engines may announce a block again each time it is used
+(kv_cache_report_mode "full") but its removal only once."""
 
 MAIN_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-"""Groups of a hybrid model whose blocks hold all tokens of a prefix; the others keep some."""
+"""Kinds of KV-cache groups of a hybrid model whose blocks hold all tokens of a prefix; other groups
+hold only some."""
 
 GPU: Final = "GPU"
 TIERS: Final = (GPU, "CPU")
-"""Where a block is as good as computed. What lies in STORAGE other engines can load as well, and it
-takes longer: it tells nothing of one engine."""
+"""Tiers whose blocks are as good as computed. Blocks in STORAGE can be loaded by other engines too,
+and take longer, so they say nothing about one engine."""
 
 
 CopyId = BlockHash | tuple[int, BlockHash]
-"""An engine's hash of a block, with the group where there are several."""
+"""An engine's hash of a block; with the group if there are several."""
 
 
 class _Tier:
-    """The blocks in one kind of memory."""
+    """The blocks in one tier of memory."""
 
     __slots__ = ("blocks", "keys", "more")
 
     def __init__(self) -> None:
         self.keys: Shards[CopyId] = Shards()
         self.more: Shards[CopyId] = Shards()
-        """Copies beyond the first."""
+        """Number of copies beyond the first."""
         self.blocks = 0
         """Number of keys."""
 
 
 class SourceBlocks:
-    """The blocks of one source: an engine, or one data-parallel rank of it."""
+    """The blocks of one source: an engine, or one data-parallel rank."""
 
     def __init__(self, index: BlockIndex) -> None:
         self._index = index
         self.bit = index.new_bit()
         self.block_size: int | None = None
-        """Tokens; None until the first event."""
+        """Tokens per block; None before the first event."""
         self.limit = MAX_BLOCKS
-        """Blocks that its GPU has room for. How many its CPU memory holds engines do not say."""
+        """Number of blocks that fit into its GPU memory. Engines do not report the size of their
+        CPU cache."""
         self.held = 0
-        """Distinct blocks."""
+        """Number of distinct blocks."""
         self.orphans = 0
-        """Blocks that could not be placed: what they follow on is not known."""
+        """Blocks that could not be placed because their predecessor is unknown."""
         self.ignored = 0
         """Blocks of other tiers, groups and sizes, and of adapters without a name."""
         self._tiers = {tier: _Tier() for tier in TIERS}
         self._again: Shards[int] = Shards()
-        """Keys that several hashes stand for, in this tier or another: how many more than one."""
+        """For keys that have several hashes, in one tier or several: the number beyond one."""
 
     def apply(self, event: KVEvent) -> None:
-        """Take an event."""
+        """Update from an event."""
         if isinstance(event, BlocksStored):
             self._stored(event)
         elif isinstance(event, BlocksRemoved):
@@ -83,7 +85,7 @@ class SourceBlocks:
             self.clear()
 
     def clear(self) -> None:
-        """Forget all blocks. A new bit makes that immediate; the old one goes bit by bit."""
+        """Remove all blocks. A new bit makes this immediate; the old bit is swept later."""
         if self.block_size is None:
             return
         old = chain.from_iterable(tier.keys.dicts for tier in self._tiers.values())
@@ -93,12 +95,12 @@ class SourceBlocks:
         self._again = Shards()
 
     def leave(self) -> None:
-        """There will be no more events."""
+        """Remove all blocks for good: the source has left."""
         self.clear()
         self._index.drop(self.bit, None, [])
 
     def resize(self, tokens: int) -> None:
-        """The engine's GPU cache has room for that many tokens."""
+        """Set the size of the engine's GPU cache in tokens."""
         if self.block_size is not None:
             self.limit = max(0, min(MAX_BLOCKS, tokens // self.block_size))
 
@@ -114,8 +116,9 @@ class SourceBlocks:
             self.ignored += len(event.hashes)
 
     def _fits(self, event: BlocksStored) -> bool:
-        """Whether it is of whole blocks. Smaller ones are parts of blocks that vLLM caches for some
-        hybrid models; when larger ones come, it was those that were seen before."""
+        """Whether an event is about whole blocks. Smaller blocks are parts that vLLM caches for
+        some hybrid models; if larger ones arrive, the previous ones were such parts, and are
+        dropped."""
         if len(event.tokens) != ID_BYTES * event.block_size * len(event.hashes):
             return False
         if self.block_size is None or event.block_size > self.block_size:
@@ -140,7 +143,7 @@ class SourceBlocks:
         self._evict(tier)
 
     def _copied(self, event: BlocksStored, tier: _Tier) -> None:
-        """Blocks without token ids are copies of blocks that another tier holds."""
+        """Add blocks without token ids, which are copies of blocks in another tier."""
         for each in event.hashes:
             key = self._key_of(each, event.group, tier)
             if key is None:
@@ -193,8 +196,8 @@ class SourceBlocks:
                 self._release(key)
 
     def _evict(self, tier: _Tier) -> None:
-        """A full cache holds no more: the rest is there because a removal was missed. It goes with
-        the events that follow, since it may be all."""
+        """Evict blocks beyond the cache's size, which are left because removals were missed. Only a
+        few per event, since there may be many."""
         limit = self.limit if tier is self._tiers[GPU] else MAX_BLOCKS
         for _ in range(min(EVICTIONS, tier.blocks - limit)):
             copy, key = tier.keys.pop_old()
@@ -225,8 +228,8 @@ def _copy_id(each: BlockHash, group: int | None) -> CopyId:
 
 
 def _is_main(event: BlocksStored) -> bool:
-    """Whether its blocks stand for all tokens before their end. Some versions number groups and do
-    not say what they are; the first is the main one then."""
+    """Whether the blocks hold all tokens of a prefix. Some versions of vLLM number groups without
+    their kind; then the first is the main one."""
     if event.kind is not None:
         return event.kind in MAIN_KINDS
     return not event.group

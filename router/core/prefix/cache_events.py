@@ -1,7 +1,7 @@
-"""What KV-cache events tell of a request's prompt: which engines hold how much of it.
+"""Uses KV-cache events to find out which engines hold how much of a request's prompt.
 
-Events speak of token ids. A prompt's ids are known where the client sent ids, and as far as engines
-have told them of the same text before; of other prompts events say nothing.
+Events refer to token ids. A prompt's ids are known if the client sent ids, and as far as engines
+have returned ids for the same text before. For other prompts events tell nothing.
 """
 
 import re
@@ -27,23 +27,24 @@ __all__ = [
 
 
 class Lookup(NamedTuple):
-    """A prompt whose ids are known, and how many of its tokens each source holds, by its bit."""
+    """A prompt whose ids are known, and the number of its tokens that each source holds, by the
+    source's bit."""
 
     prompt: PromptTokens
     match: Mapping[int, int]
 
 
 class CacheEvents:
-    """The blocks that all engines have announced, and the ids that answers have told."""
+    """The blocks announced by all engines, and the token ids learned from answers."""
 
     def __init__(self) -> None:
         self.blocks = BlockIndex()
         self.learned = LearnedTokens()
         self.known = self.unknown = 0
-        """Prompts whose ids were known, in part at least, and others."""
+        """Number of prompts whose ids were known, at least partly, and of others."""
 
     def lookup(self, facts: Facts, prefix: PrefixKeys, lora: str | None) -> Lookup | None:
-        """What is held of a prompt with these keys; None if its ids are not known.
+        """What engines hold of a prompt with these keys; None if its ids are unknown.
 
         `lora` is the adapter that the request names.
         """
@@ -71,13 +72,14 @@ class CacheEvents:
     def feedback(
         self, facts: Facts, prefix: PrefixKeys, cache: EngineCache, predicted: int | None
     ) -> "PromptFeedback":
-        """What takes a request's answer. `predicted`: tokens that events let expect there."""
+        """Create the receiver of a request's answer. `predicted`: cached tokens of its prompt
+        according to events; None if unknown."""
         may_learn = given_ids(facts, just_look=True) is None and not has_media(facts)
         return PromptFeedback(cache, predicted, self.learned if may_learn else None, prefix)
 
 
 def given_ids(facts: Facts, *, just_look: bool = False) -> bytes | None:
-    """The ids of a prompt that the client sent as such, packed; None for text."""
+    """The packed ids of a prompt that the client sent as token ids; None for text."""
     if facts.ids is not None:
         return facts.ids
     if facts.route.kind is not RouteKind.COMPLETIONS:
@@ -88,18 +90,19 @@ def given_ids(facts: Facts, *, just_look: bool = False) -> bytes | None:
     ids: Sequence[Any] = found[0]
     try:
         return b"" if just_look else array("I", ids[:MAX_IDS]).tobytes()
-    except (TypeError, OverflowError):  # the engine will say what is wrong with them
+    except (TypeError, OverflowError):  # the engine answers with the error
         return None
 
 
 def _salt(facts: Facts) -> str | None:
-    """The cache salt, which keeps a request's blocks from others."""
+    """The cache salt, which separates the request's blocks from those of others."""
     salt = facts.body.get("cache_salt")
     return salt if isinstance(salt, str) and salt else None
 
 
 class PromptFeedback:
-    """What a request's answer tells of its prompt: its ids, and how many of them were cached."""
+    """Learns from a request's answer: the token ids of its prompt, and how many of them were
+    cached."""
 
     __slots__ = ("_cache", "_learned", "_predicted", "_prefix")
 
@@ -116,15 +119,15 @@ class PromptFeedback:
         self._prefix = prefix
 
     def begun(self, data: bytes) -> None:
-        """An answer, or the first events of a stream."""
+        """Process an answer, or the first events of a stream."""
         if self._learned is not None:
             ids = prompt_ids(data)
             if ids is not None:
                 self._learned.learn(self._prefix, ids)
 
     def ended(self, data: bytes) -> None:
-        """An answer, or the last events of a stream. Engines that give the details leave them out
-        where nothing was cached."""
+        """Process an answer, or the last events of a stream. Engines that report cached tokens omit
+        the number if it is 0."""
         found = cached_tokens(data)
         if found is None:
             return
@@ -137,13 +140,12 @@ class PromptFeedback:
 _PROMPT: Final = (b'"prompt_tokens":', b'"input_tokens":')
 _CACHED: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":\s*(\d{1,9})')
 USAGE_BYTES: Final = 512
-"""Of a usage object, from its prompt tokens on: vLLM's has some 200."""
+"""Bytes of a usage object that are searched, from its prompt tokens on; vLLM's has about 200."""
 
 
 def cached_tokens(answer: bytes) -> int | None:
-    """The cached tokens by an answer's usage. Where it has no details it is 0 for chats and
-    completions, and not told for others, whose details are always there if they are given. None if
-    it is not told."""
+    """The cached tokens in an answer's usage. If it does not name them: 0 for chats and
+    completions, which omit a zero, and None (unknown) for other APIs, which do not."""
     at = max(answer.rfind(mark) for mark in _PROMPT)
     if at < 0:
         return None

@@ -1,8 +1,8 @@
-"""vLLM's KV-cache events: what msgpack made of one becomes typed events, or BadBatch.
+"""Parses vLLM's KV-cache events: converts what msgpack unpacked into typed events, or raises
+BadBatch.
 
-vLLM 0.10 to 0.33 (vllm/distributed/kv_events.py): an event is a tagged array (to 0.23) or a map
-with `type` (from 0.24). Members and items that are not known here are ignored, so are kinds of
-events.
+vLLM 0.10 to 0.33 (vllm/distributed/kv_events.py): an event is a tagged array (up to 0.23) or a map
+with `type` (from 0.24 on). Unknown members, items and kinds of events are ignored.
 """
 
 from array import array
@@ -23,56 +23,57 @@ __all__ = [
 ]
 
 MAX_BLOCK_SIZE: Final = 1 << 16
-"""Tokens; vLLM's blocks have 16 to 1,056, those of some hybrid models a few thousand."""
+"""Largest block size in tokens. vLLM's blocks have 16 to 1,056, those of some hybrid models a few
+thousand."""
 
 BLOCKS_AT_A_TIME: Final = 256
 TOKENS_AT_A_TIME: Final = 1 << 14
-"""Blocks, and tokens of several blocks, that are applied at once: a third of a millisecond."""
+"""Most blocks, and most tokens of several blocks, that are applied at a time, in about 0.3 ms."""
 
 MAX_BLOCKS: Final = 1 << 16
-"""Of an event. A step computes some 4,000 blocks at most: 64,000 tokens."""
+"""Most blocks of an event. A step computes at most about 4,000 blocks: 64,000 tokens."""
 
 MAX_HASH_BYTES: Final = 64
-"""Of a block's hash; vLLM's have 32 or 16, and each is remembered as long as its block."""
+"""Longest hash of a block in bytes; vLLM's have 32 or 16. It is kept as long as its block."""
 
 MAX_EXTRA_KEYS: Final = 16
-"""Of a block: an adapter, a salt, and the images that it is part of."""
+"""Most extra keys of a block: an adapter, a salt, and the images that it is a part of."""
 
 BlockHash = int | bytes
-"""The engine's own hash of a block: an integer, or with VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0 the
-whole digest. It is only compared."""
+"""The engine's own hash of a block: an integer, or the whole digest with
+VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0. It is only compared."""
 
 ExtraKeys = tuple[str, ...]
-"""What tells a block from another with the same tokens: images, the cache salt."""
+"""Distinguishes blocks with the same tokens: images, cache salt."""
 
 
 class BadBatch(ValueError):
-    """A message that is no batch of KV-cache events; the text says what is wrong with it."""
+    """A message is not a valid batch of KV-cache events; the text tells why."""
 
 
 class BlocksStored(NamedTuple):
-    """A chain of blocks is in the cache; a long one comes in several of these."""
+    """A chain of blocks was added to the cache. A long chain is split into several of these."""
 
     hashes: Sequence[BlockHash]
     parent: BlockHash | None
-    """The block before the first of them; None: they begin a prompt."""
+    """The block before the first of them; None if they begin a prompt."""
     tokens: bytes
-    """Their token ids, packed as `array("I")`; empty where the engine does not say."""
+    """Their token ids, packed as `array("I")`; empty if the engine does not send them."""
     block_size: int
     tier: str
     group: int | None
-    """The KV-cache group of a hybrid model; None: there is only one."""
+    """The KV-cache group of a hybrid model; None if there is only one."""
     kind: str | None
-    """The attention of that group."""
+    """The kind of attention of that group."""
     lora: str | None
     extra_keys: Sequence[ExtraKeys | None] | None
     """One entry per block, without the adapter's name."""
     is_nameless_lora: bool
-    """An adapter that is only numbered, as before vLLM 0.12: requests name it."""
+    """The adapter is only numbered (before vLLM 0.12), whereas requests use its name."""
 
 
 class BlocksRemoved(NamedTuple):
-    """One copy of each of these blocks is gone."""
+    """One copy of each of these blocks was removed."""
 
     hashes: Sequence[BlockHash]
     tier: str
@@ -80,7 +81,7 @@ class BlocksRemoved(NamedTuple):
 
 
 class BlocksCleared(NamedTuple):
-    """The cache is empty."""
+    """The cache was cleared."""
 
 
 KVEvent = BlocksStored | BlocksRemoved | BlocksCleared
@@ -95,12 +96,12 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
-"""The items of an event that is an array, in this order behind its tag."""
+"""The items after the tag of an event in array form, in order."""
 
 
 def read_event(raw: object) -> Iterator[KVEvent]:
-    """An event of a batch, in pieces none of which takes long to apply; no pieces of a kind that is
-    not known. `raw` is used up. Raises BadBatch, perhaps behind some pieces."""
+    """Yields an event in pieces, none of which takes long to apply; nothing for unknown kinds.
+    `raw` is consumed. Raises BadBatch, possibly after some pieces."""
     if isinstance(raw, dict):
         kind, fields = raw.get("type"), raw
     elif isinstance(raw, list) and raw and isinstance(raw[0], str):
@@ -125,7 +126,8 @@ def _stored(fields: Mapping[Any, Any]) -> Iterator[KVEvent]:
     if type(size) is not int or not 0 < size <= MAX_BLOCK_SIZE:
         raise BadBatch("a block size is no size")
     blocks, tokens, lora = _blocks(fields), _tokens(fields), _text(fields, "lora_name")
-    # Of a hybrid model's window there are more tokens than the blocks have: in each piece, too.
+    # In the event of a hybrid model's window there are more tokens than the blocks hold, also in
+    # each piece.
     step = -(-len(tokens) // len(blocks)) if blocks else 0
     if step > MAX_BLOCK_SIZE:
         raise BadBatch("there are more token ids than the blocks can have")
@@ -150,8 +152,8 @@ def _stored(fields: Mapping[Any, Any]) -> Iterator[KVEvent]:
 
 
 def _pieces(values: list[Any], at_a_time: int) -> Iterator[list[Any]]:
-    """A list, piece by piece. What a piece holds is freed with it: the end of a list of 65,000
-    numbers would take a millisecond, of as many lists ten."""
+    """Yields a list in pieces. Each piece's values are freed with it: freeing a list of 65,000
+    numbers at once would take 1 ms, of as many lists 10 ms."""
     for start in range(0, len(values), at_a_time):
         piece = values[start : start + at_a_time]
         values[start : start + at_a_time] = [None] * len(piece)
@@ -159,7 +161,7 @@ def _pieces(values: list[Any], at_a_time: int) -> Iterator[list[Any]]:
 
 
 def _blocks(fields: Mapping[Any, Any]) -> list[Any]:
-    """The hashes of an event, not looked at yet."""
+    """The hashes of an event, not validated yet."""
     value = fields.get("block_hashes")
     if not isinstance(value, list) or len(value) > MAX_BLOCKS:
         raise BadBatch(f"block hashes are no list of up to {MAX_BLOCKS}")
@@ -202,7 +204,7 @@ def _text(fields: Mapping[Any, Any], name: str) -> str | None:
 
 
 def _tier(fields: Mapping[Any, Any]) -> str:
-    """vLLM up to 0.10 named none: there was only the GPU."""
+    """The tier of an event. vLLM up to 0.10 named none, because there was only the GPU."""
     return _text(fields, "medium") or GPU
 
 
@@ -216,7 +218,7 @@ def _group(fields: Mapping[Any, Any]) -> int | None:
 def _extra_keys(
     fields: Mapping[Any, Any], blocks: int, at_a_time: int
 ) -> Iterator[list[ExtraKeys | None]] | None:
-    """The keys of each block, piece by piece."""
+    """Yields the extra keys of each block, in pieces."""
     value = fields.get("extra_keys")
     if value is None:
         return None
@@ -226,19 +228,19 @@ def _extra_keys(
 
 
 def extra_keys_of(value: object) -> ExtraKeys | None:
-    """What an event says of one block. Raises BadBatch."""
+    """The extra keys of one block. Raises BadBatch."""
     if value is None:
         return None
-    if isinstance(value, tuple):  # this function's answer
+    if isinstance(value, tuple):  # it has been converted already
         return value
     if not isinstance(value, list) or len(value) > MAX_EXTRA_KEYS:
         raise BadBatch(f"a block's extra keys are no list of up to {MAX_EXTRA_KEYS}")
-    # Only compared: what is no text may be anything, also a list.
+    # They are only compared, so values that are not text, such as lists, are turned into text.
     return tuple(each if isinstance(each, str) else repr(each) for each in value) or None
 
 
 def _without(lora: str | None, keys: list[ExtraKeys | None]) -> list[ExtraKeys | None]:
-    """The keys without the adapter's name, which stands first in each and is known already."""
+    """The keys without the adapter's name, which comes first in each and is already known."""
     if lora is None:
         return keys
     return [(each[1:] or None) if each and each[0] == lora else each for each in keys]

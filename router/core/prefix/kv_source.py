@@ -1,4 +1,5 @@
-"""What is known of one engine's prefix cache by its KV-cache events, and whether to rely on it."""
+"""What is known about one engine's prefix cache from its KV-cache events, and whether to rely on
+it."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -13,50 +14,51 @@ from router.core.values import Gauges
 __all__ = ["EngineCache", "EventCounts", "KVSource", "SourceState"]
 
 BLIND_TOKENS: Final = 8_192
-"""Prompt tokens that an engine has computed and announced nothing of: several steps' worth. The
-last block of each prompt is not counted: one that is not full is computed and never announced, so
-an engine that holds all its prompts already has nothing to announce."""
+"""Prompt tokens, several steps' worth, that an engine may compute without announcing blocks. The
+last block of each prompt is not counted: if it is not full it is computed and never announced, so
+an engine that holds all its prompts has nothing to announce."""
 
 DECAY: Final = 0.98
-"""Factor on older requests' tokens, per request: the last fifty count."""
+"""Decay per request, so that about the last fifty requests count."""
 
 MIN_TOKENS: Final = 4_000.0
-"""Predicted tokens, decayed, from which measurements are believed."""
+"""Predicted tokens (decayed) from which measurements are used."""
 
 BELIEVED_FROM: Final = 0.8
 WRONG_BELOW: Final = 0.5
-"""Shares of the predicted tokens that were found: from the first on predictions are taken as they
-are, below the second events are not relied on."""
+"""Shares of the predicted tokens that were found. From the first on, predictions are used
+unchanged; below the second, events are not used."""
 
 
 class SourceState(StrEnum):
-    """How a source of events is."""
+    """The state of a source of events."""
 
     CONNECTING = "connecting"
-    """No connection, or none yet."""
+    """Not connected."""
     REPLAYING = "replaying"
-    """What was missed is being asked for."""
+    """A replay of missed batches is in progress."""
     LIVE = "live"
     UNREADABLE = "unreadable"
-    """The last message was not understood."""
+    """The last message could not be parsed."""
     BLIND = "blind"
-    """The engine computes prompts and announces nothing."""
+    """The engine computes prompts without announcing blocks."""
     WRONG = "wrong"
-    """The engine does not find what its events let expect."""
+    """The engine finds fewer tokens in its cache than its events predict."""
 
 
 class EventCounts(NamedTuple):
-    """What has come from an engine's sources, those that are gone included."""
+    """Counts of what an engine's sources have sent, including replaced sources."""
 
     events: int = 0
     gaps: int = 0
     replays: int = 0
     losses: int = 0
-    """How often batches were lost for good, so that what was known of the cache was dropped."""
+    """How often batches were lost and could not be replayed, so that all known blocks were
+    dropped."""
 
 
 class KVSource:
-    """One publisher of events: an engine, or one data-parallel rank of it."""
+    """One publisher of events: an engine, or one data-parallel rank."""
 
     def __init__(self, index: BlockIndex, endpoint: str, *, can_replay: bool) -> None:
         self.endpoint = endpoint
@@ -65,24 +67,25 @@ class KVSource:
         self.stream = EventStream(can_replay=can_replay)
         self.is_connected = False
         self.error: str | None = None
-        """What was wrong with the last message; None if nothing was."""
+        """What was wrong with the last message; None if nothing."""
         self.batches = self.events = self.unreadable = 0
         self.form: str | None = None
-        """Of its events, "arrays" (vLLM up to 0.23) or "maps"; None until the first one."""
+        """The form of its events, "arrays" (vLLM up to 0.23) or "maps"; None before the first
+        one."""
 
     @property
     def is_live(self) -> bool:
-        """Whether its blocks are those of the engine now."""
+        """Whether the known blocks are those that the engine holds now."""
         return self.is_connected and self.error is None and not self.stream.is_replaying
 
     @property
     def counts(self) -> EventCounts:
-        """What has come."""
+        """Counts of what it has sent."""
         stream = self.stream
         return EventCounts(self.events, stream.gaps, stream.replays, stream.losses)
 
     def close(self) -> None:
-        """The source is not subscribed to any more."""
+        """Drop all blocks: the source is not subscribed to any more."""
         self.is_connected = False
         self.blocks.leave()
 
@@ -91,57 +94,57 @@ class _Counted(NamedTuple):
     """Counters of an engine at a scrape."""
 
     computed: int
-    """Prompt tokens that were not found in its cache."""
+    """Prompt tokens that were not in its cache."""
     requests: int
-    """Requests that run or have ended."""
+    """Requests that are running or have ended."""
     batches: int
-    """That have come from its sources."""
+    """Batches received from its sources."""
 
 
 class EngineCache:
-    """The sources of one engine, and what came of the predictions that were made by them."""
+    """The sources of one engine, and how accurate the predictions made from them are."""
 
     def __init__(self) -> None:
         self.sources: Sequence[KVSource] = ()
         self.predicted = self.measured = 0
-        """Prompt tokens that were predicted to be found, and those that the engine says it found,
-        of the requests whose answers tell (`prompt_tokens_details`)."""
+        """Prompt tokens predicted to be cached, and those that were according to the engine, for
+        requests whose answers report it (`prompt_tokens_details`)."""
         self.tells = False
-        """Whether the engine's answers tell how many tokens it found."""
+        """Whether the engine's answers report cached tokens."""
         self._predicted = self._measured = 0.0
-        """The same as `predicted` and `measured`, lately."""
+        """The same as `predicted` and `measured`, with decay."""
         self._counted: _Counted | None = None
-        """The counters when a batch was last seen to have come."""
+        """The counters at the last scrape with a new batch."""
         self.is_blind = False
         self._gone = EventCounts()
-        """Of sources that were replaced."""
+        """Counts of sources that were replaced."""
 
     @property
     def counts(self) -> EventCounts:
-        """What has come from all sources."""
+        """Counts of all sources."""
         found = zip(self._gone, *(source.counts for source in self.sources), strict=True)
         return EventCounts(*map(sum, found))
 
     @property
     def share(self) -> float | None:
-        """The share of predicted tokens that were found lately; None: not known."""
+        """The share of predicted tokens that were found recently; None if unknown."""
         return self._measured / self._predicted if self._predicted >= MIN_TOKENS else None
 
     @property
     def is_believed(self) -> bool:
-        """Whether nearly all that is predicted is found."""
+        """Whether nearly all predicted tokens are found."""
         share = self.share
         return share is not None and share >= BELIEVED_FROM
 
     @property
     def is_wrong(self) -> bool:
-        """Whether much less is found than predicted."""
+        """Whether far fewer tokens are found than predicted."""
         share = self.share
         return share is not None and share < WRONG_BELOW
 
     @property
     def state(self) -> SourceState | None:
-        """How its sources are, by the worst of them; None without any."""
+        """The worst state of its sources; None if it has none."""
         if not self.sources:
             return None
         if not all(source.is_connected for source in self.sources):
@@ -156,18 +159,20 @@ class EngineCache:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that the cache holds is known."""
+        """Whether all blocks in the cache are known."""
         return all(source.stream.is_whole for source in self.sources)
 
     def confirms(self, prompt: PromptTokens, tokens: int) -> bool:
-        """Whether all that is known of a prompt lies there, up to a block that is not full."""
+        """Whether the engine holds all of a prompt whose ids are known only in part, up to an
+        incomplete block. `tokens`: what it holds."""
         size = max(source.blocks.block_size or 0 for source in self.sources)
         return not prompt.is_whole and tokens + size > prompt.count
 
     def held(self, match: Mapping[int, int]) -> int | None:
-        """Tokens of the prompt that `match` is of that it holds; None: its events do not say.
+        """Tokens of the looked-up prompt (`match`) that it holds; None if its events do not tell.
 
-        Of several data-parallel ranks the one that holds most: the engine chooses among them.
+        If there are several data-parallel ranks, the one that holds most counts, because the engine
+        chooses among them.
         """
         if not self.sources or self.is_blind:
             return None
@@ -181,7 +186,7 @@ class EngineCache:
         return most
 
     def observe(self, gauges: Gauges) -> None:
-        """Take a scrape: how much the cache has room for, and whether events come."""
+        """Update from a scrape: the size of the cache, and whether events arrive."""
         for source in self.sources:
             if gauges.cache_tokens is not None:
                 source.blocks.resize(gauges.cache_tokens // len(self.sources))
@@ -201,15 +206,15 @@ class EngineCache:
             self.is_blind = now.computed - before.computed - last_blocks > BLIND_TOKENS
 
     def measure(self, predicted: int, found: int) -> None:
-        """An engine found `found` tokens of a prompt of which `predicted` were expected."""
+        """Compare a request's `found` cached tokens with the `predicted` ones."""
         self.predicted += predicted
         self.measured += found
         self._predicted = DECAY * self._predicted + predicted
-        # What it finds beyond the prediction makes up for no other request's miss.
+        # Tokens found beyond a prediction must not make up for another request's miss.
         self._measured = DECAY * self._measured + min(found, predicted)
 
     def replace(self, sources: Sequence[KVSource]) -> None:
-        """The engine publishes at other addresses now."""
+        """Set the engine's sources, because it publishes at other addresses now."""
         self._gone = self.counts
         for source in self.sources:
             source.close()
@@ -217,6 +222,6 @@ class EngineCache:
         self._counted, self.is_blind = None, False
 
     def reset(self) -> None:
-        """Another engine has taken its place: forget what was learned."""
+        """Forget what was learned, because a new engine has taken its place."""
         self._predicted = self._measured = 0.0
         self._counted, self.is_blind = None, False

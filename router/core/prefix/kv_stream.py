@@ -1,9 +1,9 @@
-"""Puts the batches of one publisher of KV-cache events in order, and says what to do about gaps.
+"""Puts the batches of one publisher of KV-cache events in order, and handles gaps.
 
-vLLM numbers its batches from 0 and sends them over PUB, where they can get lost. What is lost is
-asked for again at the replay socket, which keeps the last 10,000 batches; live ones wait meanwhile.
-What cannot be had again may have been a removal: then all that is known of the cache is dropped. A
-number that goes back, and a new connection, mean a new engine: the same.
+vLLM numbers its batches from 0 and sends them over PUB, which may lose some. Lost batches are
+requested at the replay socket, which keeps the last 10,000; live batches wait meanwhile. A batch
+that cannot be recovered may have announced a removal, so all known blocks are dropped. The same is
+done if a number goes back or the connection is new, which mean that the engine has restarted.
 """
 
 from typing import Final, NamedTuple
@@ -11,26 +11,26 @@ from typing import Final, NamedTuple
 __all__ = ["CLEAR", "Apply", "Clear", "EventStream", "Replay", "Step"]
 
 MAX_AHEAD: Final = 8_192
-"""Live batches that wait for a replay: a minute of a busy engine's steps."""
+"""Most live batches that wait for a replay: a minute of a busy engine's steps."""
 
 MAX_AHEAD_BYTES: Final = 64 << 20
 
 MAX_TRIES: Final = 3
-"""Replays in a row that bring nothing new: before vLLM 0.33 they lose batches."""
+"""Most replays in a row that bring nothing new. vLLM before 0.33 loses batches in replays."""
 
 
 class Apply(NamedTuple):
-    """The next batch."""
+    """Apply the next batch."""
 
     payload: bytes
 
 
 class Clear(NamedTuple):
-    """What is known of the cache is out of date: forget it."""
+    """Drop all known blocks, which are out of date."""
 
 
 class Replay(NamedTuple):
-    """Ask for all batches from `start` on; one that is under way is over."""
+    """Request all batches from `start` on; a replay in progress is aborted."""
 
     start: int
 
@@ -41,38 +41,39 @@ Step = Apply | Clear | Replay
 
 
 class EventStream:
-    """The order of one publisher's batches. Each method returns the steps to take, in order."""
+    """Orders the batches of one publisher. Each method returns the steps to perform, in order."""
 
     def __init__(self, *, can_replay: bool) -> None:
         self._can_replay = can_replay
         self.is_replaying = False
-        """Whether a replay is under way; `replay_ended` must follow."""
+        """Whether a replay is in progress; `replay_ended` must follow."""
         self.is_whole = False
-        """Whether it has all batches since the engine's start: a cache is fully known only then."""
+        """Whether all batches since the engine's start were received; only then is the whole cache
+        known."""
         self.gaps = self.replays = self.restarts = self.losses = 0
         """Gaps seen, replays requested, engine restarts, and how often batches could not be
         replayed."""
         self._next: int | None = None
-        """The number of the batch to apply next; None: whichever comes first."""
+        """The number of the batch to apply next; None: that of the next one to arrive."""
         self._live = -1
-        """The highest number that came live."""
+        """The highest number of a live batch."""
         self._ahead: dict[int, bytes] = {}
-        """Batches that wait for those before them."""
+        """Batches that wait for missing ones before them."""
         self._ahead_bytes = 0
         self._tries = 0
 
     def connected(self) -> list[Step]:
-        """A connection has been made: to an engine that is not known yet, or not any more."""
+        """A connection was made, perhaps to a restarted engine."""
         self._live = -1
         self._forget()
         return [CLEAR, *self._replay(0)]
 
     def unreadable(self) -> None:
-        """A message was not understood: what it announced is not known."""
+        """A message could not be parsed, so its content is unknown."""
         self.is_whole = False
 
     def live(self, seq: int, payload: bytes) -> list[Step]:
-        """A batch came over PUB."""
+        """A batch arrived over PUB."""
         if seq == self._live:
             return []
         steps: list[Step] = []
@@ -86,7 +87,7 @@ class EventStream:
         if self._next is None:
             self.is_whole = seq == 0
         elif seq < self._next:
-            return steps  # a replay has brought it
+            return steps  # a replay has already brought it
         elif seq > self._next:
             self.gaps += 1
             if self._can_replay:
@@ -98,10 +99,10 @@ class EventStream:
         return [*steps, Apply(payload)]
 
     def replayed(self, seq: int, payload: bytes) -> list[Step]:
-        """A batch came from the replay socket."""
+        """A batch arrived from the replay socket."""
         if not self.is_replaying:
             return []
-        if self._next is None:  # as far back as the engine's memory goes
+        if self._next is None:  # the oldest that the engine still has
             self._next = seq
             self.is_whole = seq == 0
         if seq > self._next:
@@ -113,14 +114,14 @@ class EventStream:
         return [Apply(payload)]
 
     def replay_ended(self, *, is_complete: bool = True) -> list[Step]:
-        """The replay is over, because the engine says so or because no more came of it."""
+        """The replay has ended: the engine said so, or nothing more arrived."""
         if not self.is_replaying:
             return []
-        if self._next is None and self._ahead:  # the engine remembers nothing
+        if self._next is None and self._ahead:  # the engine keeps no batches
             self._next = min(self._ahead)
             self.is_whole = self._next == 0
         elif self._next is None:
-            self.is_whole = is_complete  # an engine that has announced nothing yet
+            self.is_whole = is_complete  # the engine has announced nothing yet
         steps = self._take_ahead()
         self.is_replaying = False
         if not self._ahead:
@@ -157,7 +158,7 @@ class EventStream:
         return []
 
     def _take_ahead(self) -> list[Step]:
-        """What waited and follows on what was applied."""
+        """Apply waiting batches that directly follow the applied ones."""
         steps: list[Step] = []
         at = self._next
         if at is None:
@@ -174,7 +175,8 @@ class EventStream:
         return steps
 
     def _give_up(self) -> list[Step]:
-        """The missing batches will not come: restart from the last batches without a gap."""
+        """The missing batches will not arrive: continue with the last waiting ones that have no
+        gap."""
         waiting = sorted(self._ahead)
         start = waiting[-1]
         for seq in reversed(waiting):

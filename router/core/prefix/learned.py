@@ -1,8 +1,8 @@
-"""Token ids of text that engines have told, by the keys of the text's prefixes.
+"""Token ids of prompts, learned from engines' answers, by the keys of the text's prefixes.
 
-A client that asks for `return_token_ids` gets its prompt's ids with the answer. They are remembered
-here, so that the next prompt that begins alike (a conversation that goes on, another user of the
-same system prompt) is known by its ids as far as the texts agree. No tokenizer runs in the router.
+If a client requests `return_token_ids`, the answer contains the prompt's ids. They are kept, so
+that for a later prompt with the same beginning (the next turn of a conversation, another user of
+the same system prompt) the ids of the common part are known. The router runs no tokenizer.
 """
 
 from array import array
@@ -15,13 +15,13 @@ from router.core.wire.jsonspan import engine_json
 __all__ = ["MAX_IDS", "LearnedTokens", "prompt_ids"]
 
 MAX_IDS: Final = 1 << 20
-"""Ids of a prompt that are looked at; what is behind them counts as new."""
+"""Most ids of a prompt that are used; the rest counts as not cached."""
 
 MAX_LEARNED: Final = 1 << 23
-"""Ids that are remembered: 32 MiB, a thousand prompts of 8,000 tokens."""
+"""Most ids that are kept: 32 MiB, a thousand prompts of 8,000 tokens."""
 
 MAX_KEYS: Final = 1 << 18
-"""Keys of text that lead to them: some 25 MB."""
+"""Most prefix keys that are kept; they take about 25 MB."""
 
 
 class _Prompt(NamedTuple):
@@ -30,22 +30,23 @@ class _Prompt(NamedTuple):
 
 
 class LearnedTokens:
-    """The ids of prompts, those least recently used forgotten first."""
+    """The ids of prompts; the least recently used are dropped."""
 
     def __init__(self) -> None:
         self.ids = 0
-        """How many are remembered."""
+        """Number of ids kept."""
         self._prompts: dict[int, _Prompt] = {}
-        """By the key of the whole text."""
+        """Prompts by the key of the whole text."""
         self._wholes: dict[int, int] = {}
-        """The key of a whole text by that of any prefix of it, of the latest."""
+        """The key of a whole text by the key of any of its prefixes; the latest text if several
+        share it."""
 
     def __len__(self) -> int:
         """Number of prompts."""
         return len(self._prompts)
 
     def learn(self, prefix: PrefixKeys, data: bytes) -> None:
-        """A prompt with these keys has these ids."""
+        """Add the packed ids of a prompt with these keys."""
         whole = prefix.keys[-1]
         self._forget(whole)
         self._prompts[whole] = _Prompt(data, prefix)
@@ -55,9 +56,9 @@ class LearnedTokens:
             self._forget(next(iter(self._prompts)))
 
     def find(self, prefix: PrefixKeys) -> tuple[bytes, int] | None:
-        """The ids of the longest part of the prompt that is known, and its estimated tokens.
+        """The ids of the longest known part of the prompt, with its estimated tokens.
 
-        Where only a part of a known text agrees, its share of the ids is taken.
+        If only part of a known text agrees, a proportional share of its ids is returned.
         """
         for place in range(len(prefix.keys) - 1, -1, -1):
             key = prefix.keys[place]
@@ -65,7 +66,7 @@ class LearnedTokens:
             if whole is None:
                 continue
             found = self._prompts.pop(whole)
-            self._prompts[whole] = found  # the latest used
+            self._prompts[whole] = found  # now the most recently used
             estimated, total = prefix.ends[place], found.prefix.ends[-1]
             count = len(found.data) // ID_BYTES
             if key != whole:
@@ -87,9 +88,10 @@ _MARK: Final = b'"prompt_token_ids":'
 
 
 def prompt_ids(answer: bytes) -> bytes | None:
-    """The prompt's ids in an answer, or in the first events of a stream, packed; None without.
+    """The packed prompt ids in an answer or in the first events of a stream; None if there are
+    none.
 
-    Within a JSON text the mark's quotes would be escaped.
+    Generated text cannot match, because quotes in it are escaped.
     """
     at = answer.find(_MARK)
     while at >= 0:
@@ -97,7 +99,7 @@ def prompt_ids(answer: bytes) -> bytes | None:
         begin = answer[start : start + 2].lstrip()
         if begin.startswith(b"["):
             return _packed(answer[start : answer.find(b"]", start) + 1])
-        at = answer.find(_MARK, start)  # null: another choice may tell
+        at = answer.find(_MARK, start)  # null: another choice may have them
     return None
 
 

@@ -1,7 +1,7 @@
 """A large mapping without long pauses.
 
-A dictionary that grows copies all its entries at once: 20 ms for half a million, in which no stream
-gets a token. Here they lie in many small ones.
+A growing dictionary copies all its entries at once: 20 ms for half a million, during which no
+stream continues. This mapping consists of many small dictionaries.
 """
 
 from collections.abc import Hashable
@@ -10,31 +10,32 @@ from typing import Final, Generic, TypeVar
 __all__ = ["SHARDS", "SHARD_BITS", "Shards"]
 
 SHARDS: Final = 256
-"""Of a million entries each then has 4,000: copied in 0.1 ms, at different moments."""
+"""Number of dictionaries. With a million entries each has 4,000, which are copied in 0.1 ms, at
+different times."""
 
 SHARD_BITS: Final = SHARDS - 1
-"""The bits of a hash by which it is found."""
+"""Mask for the bits of a hash that select the dictionary."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Shards(Generic[Key]):
-    """Numbers by keys, in small dictionaries; each has those stored longest ago first."""
+    """Numbers by key, in small dictionaries, each ordered by the time of insertion."""
 
     __slots__ = ("_next", "dicts")
 
     def __init__(self) -> None:
         self.dicts: list[dict[Key, int]] = [{} for _ in range(SHARDS)]
         self._next = 0
-        """The one that `pop_old` looks at first."""
+        """Index of the dictionary that `pop_old` tries first."""
 
     def of(self, key: Key) -> dict[Key, int]:
-        """The dictionary that has the key, or may get it."""
+        """The dictionary for a key."""
         return self.dicts[hash(key) & SHARD_BITS]
 
     def pop_old(self) -> tuple[Key, int]:
-        """Take one of those stored longest ago: the oldest of one dictionary after the other.
-        Raises KeyError where there is none."""
+        """Remove one of the oldest entries: the oldest of each dictionary in turn. Raises KeyError
+        if the mapping is empty."""
         for _ in range(SHARDS):
             shard = self.dicts[self._next]
             self._next = (self._next + 1) & SHARD_BITS
